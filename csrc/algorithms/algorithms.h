@@ -1,0 +1,23 @@
+// The algorithms by name. One file each; a new one is a file beside them and a line in registry.cc.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "schedule/step.h"
+
+namespace pycollective {
+
+const Algorithm& ring_all_reduce();
+const Algorithm& hierarchical_copy_all_reduce();
+const Algorithm& reduce_to_one_all_reduce();
+const Algorithm& tree_broadcast();
+const Algorithm& dissemination_barrier();
+
+// All algorithms, the default of each collective first.
+const std::vector<const Algorithm*>& all_algorithms();
+
+// nullptr when there is none of that name.
+const Algorithm* find_algorithm(Collective collective, std::string_view name);
+
+}  // namespace pycollective

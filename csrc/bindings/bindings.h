@@ -1,0 +1,22 @@
+// One bind_<topic>.cc each; they hold no logic, and every call that may block releases the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+#include <string_view>
+
+namespace pycollective {
+
+// "a, b, c", for messages that say what there is.
+inline void append_name(std::string& list, std::string_view name) {
+  if (!list.empty()) list.append(", ");
+  list.append(name);
+}
+
+void bind_schedule(pybind11::module_& m);
+void bind_group(pybind11::module_& m);
+void bind_nn(pybind11::module_& m);
+void bind_cuda(pybind11::module_& m);
+
+}  // namespace pycollective

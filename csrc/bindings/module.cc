@@ -1,0 +1,12 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The compiled core of pycollective; use it through the Python package.";
+  m.attr("__version__") = PYCOLLECTIVE_VERSION;
+  pycollective::bind_schedule(m);
+  pycollective::bind_group(m);
+  auto nn = m.def_submodule("nn", "Kernels of the trainer that NumPy has no fast form of.");
+  pycollective::bind_nn(nn);
+  auto cuda = m.def_submodule("cuda", "What the CUDA part of this build can see.");
+  pycollective::bind_cuda(cuda);
+}

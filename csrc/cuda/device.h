@@ -1,0 +1,18 @@
+// What the rest of the core may ask about CUDA devices. device.cu answers in builds that found
+// nvcc, no_cuda.cc in all others.
+#pragma once
+
+#include <string>
+
+namespace pycollective::cuda {
+
+// Whether this build has the CUDA part.
+bool built();
+
+// CUDA runtime version the build was made with (e.g. 13000), 0 without CUDA.
+int runtime_version();
+
+// Number of devices the driver shows; 0 when there is none, and `why` then says so in words.
+int device_count(std::string* why);
+
+}  // namespace pycollective::cuda

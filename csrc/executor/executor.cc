@@ -1,0 +1,172 @@
+#include "executor/executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+namespace pycollective {
+namespace {
+
+// Chunks begin at multiples of this many bytes, so that ranks do not write to one cache line.
+constexpr std::size_t kChunkAlignment = 64;
+
+std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// After an error in the middle of a call: nobody is to wait for this rank.
+void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
+  endpoint.fail(FailureKind::aborted,
+                "a rank left " + std::string(call.collective) + " because of an error of its own");
+  endpoint.leave();
+}
+
+void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
+                    const CallRecord& call, const std::vector<Endpoint*>& endpoints,
+                    Clock::time_point deadline, const Interrupt& interrupt) {
+  std::size_t ranks = plans.size();
+  std::vector<std::exception_ptr> errors(ranks);
+  auto run = [&](std::size_t r, const Interrupt& check) {
+    try {
+      run_blocking(*plans[r], buffers[r], call, *endpoints[r], deadline, check);
+    } catch (...) {
+      errors[r] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;  // joined before the errors are looked at
+    for (std::size_t r = 1; r < ranks; ++r) threads.emplace_back(run, r, Interrupt());
+    run(0, interrupt);
+  }
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace
+
+Execution::Execution(const Plan& plan, const Buffers& buffers, Endpoint& endpoint,
+                     std::size_t segment_bytes)
+    : plan_(plan), buffers_(buffers), endpoint_(endpoint) {
+  auto chunks = static_cast<std::size_t>(plan.chunks);
+  block_items_ = std::max(segment_bytes / buffers.item, kChunkAlignment) * chunks;
+  start_block();
+}
+
+void Execution::start_block() {
+  block_begin_ = block_end_;
+  std::size_t items = std::min(block_items_, buffers_.count - block_begin_);
+  block_end_ = block_begin_ + items;
+  auto chunks = static_cast<std::size_t>(plan_.chunks);
+  chunk_items_ = round_up((items + chunks - 1) / chunks,
+                          std::max<std::size_t>(kChunkAlignment / buffers_.item, 1));
+  next_ = 0;
+}
+
+Execution::Bytes Execution::locate(const Span& span) const {
+  std::size_t items = block_end_ - block_begin_;
+  std::size_t first = std::min(static_cast<std::size_t>(span.first) * chunk_items_, items);
+  std::size_t last =
+      std::min(static_cast<std::size_t>(span.first + span.count) * chunk_items_, items);
+  return {(block_begin_ + first) * buffers_.item, last - first};
+}
+
+Progress Execution::advance() {
+  Progress progress = Progress::blocked;
+  for (;;) {
+    while (next_ < plan_.steps.size()) {
+      if (!try_step(plan_.steps[next_])) return progress;
+      ++next_;
+      progress = Progress::moved;
+    }
+    if (block_end_ == buffers_.count) return endpoint_.flushed() ? Progress::done : progress;
+    start_block();
+  }
+}
+
+bool Execution::try_step(const Step& step) {
+  bool receives = step.verb == Verb::recv || step.verb == Verb::recv_reduce;
+  const Span& moved = step.verb == Verb::send ? step.source : step.target;
+  Bytes at = locate(moved);
+  // Nothing to move: the other side knows it too, unless the step is a bare signal.
+  if (at.count == 0 && moved.count != 0) return true;
+  Bytes from = locate(step.source);
+  const std::byte* source =
+      (step.source.buffer == Buffer::input ? buffers_.input : buffers_.output) + from.offset;
+  if (step.verb == Verb::send)
+    return endpoint_.try_send(step.peer, source, at.count * buffers_.item);
+  std::byte* target = buffers_.output + at.offset;
+  if (receives) {
+    const void* arrived = endpoint_.try_receive(step.peer, at.count * buffers_.item);
+    if (!arrived) return false;
+    if (step.verb == Verb::recv_reduce) {
+      buffers_.reduction->combine(target, source, arrived, at.count);
+    } else if (at.count) {
+      std::memcpy(target, arrived, at.count * buffers_.item);
+    }
+    endpoint_.release(step.peer);
+  } else if (step.verb == Verb::reduce) {
+    buffers_.reduction->combine(target, target, source, at.count);
+  } else if (target != source) {
+    std::memmove(target, source, at.count * buffers_.item);
+  }
+  if (step.completes && buffers_.reduction->finish) {
+    buffers_.reduction->finish(target, at.count, buffers_.size);
+  }
+  return true;
+}
+
+void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
+                  Endpoint& endpoint, Clock::time_point deadline, const Interrupt& interrupt) {
+  endpoint.check();
+  endpoint.enter(call);
+  try {
+    Execution execution(plan, buffers, endpoint);
+    if (execution.advance() != Progress::done) {
+      endpoint.wait([&] { return execution.advance(); }, deadline, interrupt);
+    }
+  } catch (...) {
+    abandon(endpoint, call);
+    throw;
+  }
+  endpoint.leave();
+}
+
+void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
+                  const CallRecord& call, const std::vector<Endpoint*>& endpoints,
+                  Clock::time_point deadline, const Interrupt& interrupt) {
+  std::size_t ranks = plans.size();
+  if (buffers[0].count * buffers[0].item >= kTogetherThreadsFrom) {
+    run_on_threads(plans, buffers, call, endpoints, deadline, interrupt);
+    return;
+  }
+  std::size_t entered = 0;
+  try {
+    std::vector<Execution> executions;
+    executions.reserve(ranks);
+    for (; entered < ranks; ++entered) {
+      endpoints[entered]->check();
+      endpoints[entered]->enter(call);
+      executions.emplace_back(*plans[entered], buffers[entered], *endpoints[entered]);
+    }
+    for (std::size_t done = 0; done < ranks;) {
+      done = 0;
+      bool moved = false;
+      for (Execution& execution : executions) {
+        Progress progress = execution.advance();
+        moved = moved || progress != Progress::blocked;
+        done += progress == Progress::done;
+      }
+      if (!moved) throw std::logic_error("a schedule came to a stop; was it verified?");
+    }
+  } catch (...) {
+    for (std::size_t r = 0; r < entered; ++r) abandon(*endpoints[r], call);
+    throw;
+  }
+  for (Endpoint* endpoint : endpoints) endpoint->leave();
+}
+
+}  // namespace pycollective

@@ -1,0 +1,66 @@
+// The executor runs one rank's steps over a transport. It knows no algorithm and no element type.
+//
+// The buffers are run through in blocks: each block is a complete run of the schedule over
+// chunks × segment bytes, so that what one step has written is still in the cache when the next one
+// sends it. Nothing is allocated while it runs.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "reduce/reduce.h"
+#include "schedule/step.h"
+#include "support/tuning.h"
+#include "transport/transport.h"
+
+namespace pycollective {
+
+// The data of one call: `count` items of `item` bytes; input and output may be the same memory.
+struct Buffers {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::size_t count = 0;
+  std::size_t item = 1;
+  const Reduction* reduction = nullptr;  // nullptr where nothing is reduced
+  int size = 1;
+};
+
+// A call in progress. advance() does what can be done without waiting.
+class Execution {
+ public:
+  Execution(const Plan& plan, const Buffers& buffers, Endpoint& endpoint,
+            std::size_t segment_bytes = kSegmentBytes);
+
+  // Done when all steps are, and everything sent has been read.
+  Progress advance();
+
+ private:
+  struct Bytes {
+    std::size_t offset;  // of the first item, in bytes
+    std::size_t count;   // items
+  };
+  bool try_step(const Step& step);
+  void start_block();
+  Bytes locate(const Span& span) const;
+
+  const Plan& plan_;
+  Buffers buffers_;
+  Endpoint& endpoint_;
+  std::size_t block_items_;      // items of a full block
+  std::size_t block_begin_ = 0;  // first item of the block
+  std::size_t block_end_ = 0;
+  std::size_t chunk_items_ = 0;  // items of a chunk in this block; the last chunks may be short
+  std::size_t next_ = 0;         // next step
+};
+
+// Runs a call of one rank to its end, waiting for the peers. Any exception leaves the group failed.
+void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
+                  Endpoint& endpoint, Clock::time_point deadline, const Interrupt& interrupt);
+
+// Runs a call of all ranks from one thread, which has all their buffers: in turn, or with a thread
+// for each rank when there is much to move.
+void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
+                  const CallRecord& call, const std::vector<Endpoint*>& endpoints,
+                  Clock::time_point deadline, const Interrupt& interrupt);
+
+}  // namespace pycollective

@@ -1,0 +1,188 @@
+#include "executor/measure.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+
+#include "algorithms/algorithms.h"
+#include "executor/communicator.h"
+
+namespace pycollective {
+namespace {
+
+Clock::time_point in_a_minute() { return Clock::now() + std::chrono::minutes(1); }
+
+void wait_for(const std::atomic<unsigned>& counter, unsigned value) {
+  auto deadline = in_a_minute();
+  for (int looks = 0; counter.load(std::memory_order_acquire) < value; ++looks) {
+    if (looks < 1000) continue;
+    std::this_thread::yield();
+    if (Clock::now() > deadline) throw std::runtime_error("a rank of the measurement is stuck");
+  }
+}
+
+// The least there is to do among threads: a counter for each rank and everyone's pointer.
+class PlainLoop {
+ public:
+  explicit PlainLoop(int ranks)
+      : ranks_(ranks), places_(new Place[static_cast<std::size_t>(ranks)]) {}
+
+  void all_reduce(int rank, float* data, std::size_t count) {
+    auto& me = places_[static_cast<std::size_t>(rank)];
+    auto p = static_cast<std::size_t>(ranks_);
+    me.data = data;
+    meet(rank);
+    auto begin = [&](std::size_t r) { return count * r / p; };
+    auto r = static_cast<std::size_t>(rank);
+    std::size_t first = begin(r), length = begin(r + 1) - first;
+    const auto& sum = reduction(DType::f32, Op::sum);
+    for (std::size_t q = 0; q < p; ++q) {
+      if (q != r) sum.combine(data + first, data + first, places_[q].data + first, length);
+    }
+    meet(rank);
+    for (std::size_t q = 0; q < p; ++q) {
+      if (q == r) continue;
+      std::memcpy(data + begin(q), places_[q].data + begin(q), (begin(q + 1) - begin(q)) * 4);
+    }
+    meet(rank);
+  }
+
+ private:
+  struct alignas(64) Place {
+    std::atomic<unsigned> turn{0};
+    float* data = nullptr;
+  };
+
+  void meet(int rank) {
+    unsigned turn = places_[static_cast<std::size_t>(rank)].turn.fetch_add(1) + 1;
+    for (int q = 0; q < ranks_; ++q) wait_for(places_[static_cast<std::size_t>(q)].turn, turn);
+  }
+
+  int ranks_;
+  std::unique_ptr<Place[]> places_;
+};
+
+void plain_ring(Endpoint& endpoint, int rank, int ranks, float* data, std::size_t count) {
+  CallRecord call;
+  endpoint.enter(call);
+  int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
+  std::size_t chunk =
+      ((count + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks) + 15) / 16 *
+      16;
+  const auto& sum = reduction(DType::f32, Op::sum);
+  auto until = [&](auto done) {
+    if (done()) return;
+    endpoint.wait([&] { return done() ? Progress::done : Progress::blocked; }, in_a_minute(), {});
+  };
+  auto turn_of = [&](int turn, bool adds) {
+    auto part = [&](int i) {
+      auto c = static_cast<std::size_t>(((rank + i) % ranks + ranks) % ranks);
+      std::size_t first = std::min(c * chunk, count), last = std::min(first + chunk, count);
+      return std::pair{data + first, last - first};
+    };
+    auto [out, sent] = part(adds ? -turn : 1 - turn);
+    auto [in, received] = part(adds ? -turn - 1 : -turn);
+    if (sent) {
+      until([&, p = out, n = sent] { return endpoint.try_send(next, p, n * 4); });
+    }
+    if (!received) return;
+    const void* arrived = nullptr;
+    until(
+        [&, n = received] { return (arrived = endpoint.try_receive(previous, n * 4)) != nullptr; });
+    if (adds) {
+      sum.combine(in, in, arrived, received);
+    } else {
+      std::memcpy(in, arrived, received * 4);
+    }
+    endpoint.release(previous);
+  };
+  for (int turn = 0; turn < ranks - 1; ++turn) turn_of(turn, true);
+  for (int turn = 0; turn < ranks - 1; ++turn) turn_of(turn, false);
+  until([&] { return endpoint.flushed(); });
+  endpoint.leave();
+}
+
+}  // namespace
+
+std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::size_t bytes,
+                                       int iterations) {
+  if (ranks < 2 || iterations < 1 || bytes < 4) {
+    throw std::invalid_argument(
+        "measure_all_reduce needs 2 ranks, 1 iteration and 4 bytes or more");
+  }
+  auto group = std::make_shared<ThreadGroup>(ranks);
+  PlainLoop loop(ranks);
+  std::atomic<unsigned> started{0};
+  auto n = static_cast<std::size_t>(ranks);
+  std::vector<std::vector<double>> seconds(n);
+  std::vector<std::exception_ptr> errors(n);
+  std::size_t count = bytes / 4;
+
+  auto work = [&](int rank) {
+    Communicator communicator(group, rank);
+    std::vector<float> data(count);
+    auto once = [&] {
+      if (how == "executor") {
+        Array array{data.data(), data.data(), {static_cast<std::int64_t>(count)}, count, 4};
+        communicator.all_reduce(array, DType::f32, Op::sum, ring_all_reduce(), {in_a_minute(), {}});
+      } else if (how == "plain_ring") {
+        plain_ring(group->endpoint(rank), rank, ranks, data.data(), count);
+      } else if (how == "plain_loop") {
+        loop.all_reduce(rank, data.data(), count);
+      } else {
+        throw std::invalid_argument("no such way to measure: " + how);
+      }
+    };
+    auto fill = [&] {
+      for (std::size_t i = 0; i < count; ++i)
+        data[i] = static_cast<float>(rank + static_cast<int>(i % 7));
+    };
+    fill();
+    once();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (data[i] !=
+          static_cast<float>(ranks * (ranks - 1) / 2 + ranks * static_cast<int>(i % 7))) {
+        throw std::runtime_error(how + " gave a wrong sum");
+      }
+    }
+    // Numbers that stay finite however often they are summed.
+    for (std::size_t i = 0; i < count; ++i) data[i] = 1e-30f * static_cast<float>(i % 7 + 1);
+    started.fetch_add(1);
+    wait_for(started, static_cast<unsigned>(ranks));
+    auto& mine = seconds[static_cast<std::size_t>(rank)];
+    mine.reserve(static_cast<std::size_t>(iterations));
+    for (int i = 0; i < iterations; ++i) {
+      if (i % 64 == 63) fill();
+      auto begin = Clock::now();
+      once();
+      mine.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          work(rank);
+        } catch (...) {
+          errors[static_cast<std::size_t>(rank)] = std::current_exception();
+          group->fail(FailureKind::aborted, "the measurement failed");
+        }
+      });
+    }
+  }
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  std::vector<double> slowest(static_cast<std::size_t>(iterations));
+  for (std::size_t i = 0; i < slowest.size(); ++i) {
+    for (const auto& mine : seconds) slowest[i] = std::max(slowest[i], mine[i]);
+  }
+  return slowest;
+}
+
+}  // namespace pycollective

@@ -1,0 +1,20 @@
+// What the executor costs: one all-reduce of float32 sums among threads, done in several ways in
+// the same run. benchmarks/executor_overhead.py prints it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace pycollective {
+
+// Seconds of each iteration (the slowest rank's). `how`:
+//   "executor"   the ring's schedule through the executor, as Communicator runs it
+//   "plain_ring" the same ring over the same transport, written out as a loop
+//   "plain_loop" no transport: publish a pointer, barrier, add one's part from all ranks' memory,
+//                barrier, copy the other parts
+// Throws std::runtime_error when a result is wrong.
+std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::size_t bytes,
+                                       int iterations);
+
+}  // namespace pycollective

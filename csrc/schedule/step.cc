@@ -1,0 +1,62 @@
+#include "schedule/step.h"
+
+namespace pycollective {
+
+Plan make_plan(const Algorithm& algorithm, int rank, int size, int root) {
+  int relative = (rank - root + size) % size;
+  Plan plan;
+  plan.chunks = algorithm.num_chunks(size);
+  int count = algorithm.num_steps(relative, size);
+  plan.steps.reserve(static_cast<std::size_t>(count));
+  for (int k = 0; k < count; ++k) {
+    Step step = algorithm.step(relative, size, k);
+    if (step.peer >= 0) step.peer = (step.peer + root) % size;
+    plan.steps.push_back(step);
+  }
+  return plan;
+}
+
+namespace {
+
+std::string to_string(const Span& span) {
+  if (span.count == 0) return "nothing";
+  std::string text = span.buffer == Buffer::input ? "input[" : "output[";
+  text += std::to_string(span.first);
+  if (span.count != 1) text += ":" + std::to_string(span.first + span.count);
+  return text + "]";
+}
+
+}  // namespace
+
+std::string to_string(const Step& step) {
+  std::string peer = std::to_string(step.peer);
+  switch (step.verb) {
+    case Verb::send:
+      return "send " + to_string(step.source) + " to " + peer;
+    case Verb::recv:
+      return "recv " + to_string(step.target) + " from " + peer;
+    case Verb::recv_reduce:
+      return "recv_reduce " + to_string(step.target) + " = " + to_string(step.source) + " + from " +
+             peer + (step.completes ? ", complete" : "");
+    case Verb::copy:
+      return "copy " + to_string(step.source) + " to " + to_string(step.target);
+    case Verb::reduce:
+      return "reduce " + to_string(step.target) + " += " + to_string(step.source) +
+             (step.completes ? ", complete" : "");
+  }
+  return "unknown step";
+}
+
+std::string_view to_string(Collective collective) {
+  switch (collective) {
+    case Collective::all_reduce:
+      return "all_reduce";
+    case Collective::broadcast:
+      return "broadcast";
+    case Collective::barrier:
+      return "barrier";
+  }
+  return "unknown collective";
+}
+
+}  // namespace pycollective

@@ -1,0 +1,82 @@
+// The schedule: what an algorithm is in this library.
+//
+// A buffer of a collective call is cut into equal *chunks*. A *step* is one verb of one rank and
+// speaks of chunks only, never of bytes or pointers. A *schedule* is the steps of all ranks, each
+// rank's in order. step(rank, size, k) is a pure function in closed form, and the one truth: the
+// executor runs it, the verifier proves it, the printer shows it, and none of them knows the
+// algorithm's name.
+//
+// Sends are asynchronous: a sent span may be read until the matching receive is over, and the
+// sender hears of that only through later messages. On each ordered pair of ranks messages keep
+// their order, and one unreceived message must be enough for the schedule not to block for ever.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pycollective {
+
+enum class Verb : std::uint8_t {
+  send,         // source goes to peer
+  recv,         // target = what peer sent
+  recv_reduce,  // target = source (op) what peer sent
+  copy,         // target = source
+  reduce,       // target = target (op) source
+};
+
+enum class Buffer : std::uint8_t { input, output };
+
+// Chunks [first, first + count) of a buffer. A span of no chunks is a bare signal.
+struct Span {
+  Buffer buffer = Buffer::input;
+  int first = 0;
+  int count = 0;
+};
+
+struct Step {
+  Verb verb = Verb::copy;
+  int peer = -1;
+  Span source;
+  Span target;
+  // This reduction adds the last contribution: the place where a mean divides. The verifier checks
+  // it.
+  bool completes = false;
+};
+
+inline Step send(int peer, Span source) { return {Verb::send, peer, source, {}, false}; }
+inline Step recv(int peer, Span target) { return {Verb::recv, peer, {}, target, false}; }
+inline Step recv_reduce(int peer, Span source, Span target, bool completes) {
+  return {Verb::recv_reduce, peer, source, target, completes};
+}
+inline Step copy(Span source, Span target) { return {Verb::copy, -1, source, target, false}; }
+
+inline Span input(int first, int count = 1) { return {Buffer::input, first, count}; }
+inline Span output(int first, int count = 1) { return {Buffer::output, first, count}; }
+
+enum class Collective : std::uint8_t { all_reduce, broadcast, barrier };
+
+// An algorithm is written for root 0; make_plan renames the ranks for any other root.
+class Algorithm {
+ public:
+  virtual ~Algorithm() = default;
+  virtual std::string_view name() const = 0;
+  virtual Collective collective() const = 0;
+  virtual int num_chunks(int size) const = 0;
+  virtual int num_steps(int rank, int size) const = 0;
+  virtual Step step(int rank, int size, int k) const = 0;
+};
+
+// One rank's steps, ready to run: what is cached, by (algorithm, rank, size, root).
+struct Plan {
+  int chunks = 1;
+  std::vector<Step> steps;
+};
+
+Plan make_plan(const Algorithm& algorithm, int rank, int size, int root);
+
+std::string to_string(const Step& step);
+std::string_view to_string(Collective collective);
+
+}  // namespace pycollective

@@ -1,0 +1,34 @@
+// The verifier: proves that a schedule does what its collective promises.
+//
+// It plays all ranks symbolically. A chunk's value is the set of ranks whose contribution it holds,
+// so "each contribution exactly once" is a property of sets. It rejects
+//   * a result that misses or doubles a contribution, or stands in the wrong chunk,
+//   * a send without its receive, or the other way round, or with another number of chunks,
+//   * a deadlock when each ordered pair of ranks can hold one unreceived message,
+//   * a write to a chunk that a peer may still be reading: the matching receive must happen before
+//   the
+//     write by the order of messages alone (vector clocks; Lamport 1978, Mattern 1989),
+//   * reads of what was never written, writes to the input, wrong `completes` marks.
+// Up to 64 ranks sets are exact and clocks are kept; beyond, a set is the sum of random 64-bit
+// numbers, one for each rank, and races are not looked for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "schedule/step.h"
+
+namespace pycollective {
+
+struct Schedule {
+  Collective collective = Collective::all_reduce;
+  int chunks = 1;
+  std::vector<std::vector<Step>> steps;  // by rank; broadcast comes from rank 0
+};
+
+Schedule make_schedule(const Algorithm& algorithm, int size);
+
+// The first thing that is wrong, or an empty string. In place: output is the same memory as input.
+std::string verify(const Schedule& schedule, bool in_place);
+
+}  // namespace pycollective

@@ -1,0 +1,17 @@
+// Sleeping until a word in memory changes. futex_linux.cc uses the futex system call; elsewhere
+// futex_portable.cc sleeps for short whiles, which is always right and only slower to wake.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace pycollective {
+
+// Returns when `word` may no longer be `expected`, or after `limit`; may also return early.
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                std::chrono::nanoseconds limit);
+
+void futex_wake_all(std::atomic<std::uint32_t>& word);
+
+}  // namespace pycollective

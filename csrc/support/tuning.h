@@ -1,0 +1,30 @@
+// Every size and count that was chosen by measuring, in one place.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace pycollective {
+
+inline constexpr std::size_t kCacheLine = 64;
+
+// Most bytes of a chunk that move at once: a block of few ranks stays in the second-level cache.
+inline constexpr std::size_t kSegmentBytes = 128 * 1024;
+
+// From this size on, a call for all ranks from one thread starts a thread for each rank: starting
+// them costs about 50 µs.
+inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;
+
+// Messages that a channel between threads holds; with two, it fills one cache line.
+inline constexpr int kChannelSlots = 2;
+
+// A waiting rank looks this often before it yields, and yields this often before it sleeps. With
+// more ranks than cores, spinning only keeps the others from working.
+inline constexpr int kSpins = 300;
+inline constexpr int kCrowdedSpins = 10;
+inline constexpr int kYields = 20;
+
+// How often a sleeping rank looks at its deadline and at the user's interrupt.
+inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
+
+}  // namespace pycollective

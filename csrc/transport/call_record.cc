@@ -1,0 +1,49 @@
+#include <algorithm>
+#include <cstring>
+
+#include "transport/transport.h"
+
+namespace pycollective {
+
+std::string CallRecord::describe() const {
+  std::string text = std::string(collective) + " #" + std::to_string(number);
+  if (dtype[0] == 0) return text;
+  text += " (" + std::string(dtype) + "[";
+  for (int i = 0; i < std::min(dims, kMaxDims); ++i) {
+    if (i) text += ", ";
+    text += std::to_string(shape[i]);
+  }
+  if (dims > kMaxDims) text += ", …";
+  text += "]";
+  if (op[0]) text += std::string(", ") + op;
+  if (algorithm[0]) text += std::string(", ") + algorithm;
+  if (root >= 0) text += ", root " + std::to_string(root);
+  return text + ")";
+}
+
+std::uint64_t CallRecord::fingerprint() const {
+  std::uint64_t hash = 0x9e3779b97f4a7c15;
+  auto mix = [&hash](std::uint64_t word) {  // the finalizer of splitmix64
+    hash += word + 0x9e3779b97f4a7c15;
+    hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;
+    hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
+    hash ^= hash >> 31;
+  };
+  // The first eight letters tell names of one kind apart.
+  auto mix_name = [&mix](const char* name) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, name, std::min(std::strlen(name), sizeof word));
+    mix(word);
+  };
+  mix_name(collective);
+  mix_name(algorithm);
+  mix_name(op);
+  mix_name(dtype);
+  mix(static_cast<std::uint64_t>(root));
+  mix(static_cast<std::uint64_t>(dims));
+  for (int i = 0; i < std::min(dims, kMaxDims); ++i) mix(static_cast<std::uint64_t>(shape[i]));
+  mix(number);
+  return hash;
+}
+
+}  // namespace pycollective

@@ -1,0 +1,268 @@
+#include "transport/thread.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "support/futex.h"
+#include "support/tuning.h"
+
+namespace pycollective {
+namespace {
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+// From one rank to another: a queue of kChannelSlots messages with one writer and one reader.
+struct alignas(kCacheLine) ThreadGroup::Channel {
+  struct Message {
+    const void* data;
+    std::size_t bytes;
+    std::uint64_t fingerprint;
+  };
+  std::atomic<std::uint64_t> posted{0};  // written by the sender, as are the slots
+  Message slots[kChannelSlots];
+  alignas(kCacheLine) std::atomic<std::uint64_t> taken{0};  // written by the receiver
+  std::atomic<bool> reading{false};
+};
+
+struct alignas(kCacheLine) ThreadGroup::RankState {
+  std::atomic<std::uint32_t> bell{0};  // rung when a peer has done something and this rank sleeps
+  std::atomic<bool> sleeping{false};
+  alignas(kCacheLine) std::atomic<bool> busy{false};
+  mutable std::mutex mutex;  // guards call
+  CallRecord call;
+  std::uint64_t fingerprint = 0;
+};
+
+class ThreadEndpoint final : public Endpoint {
+ public:
+  ThreadEndpoint(ThreadGroup& group, int rank) : group_(group), rank_(rank) {}
+
+  void enter(const CallRecord& call) override {
+    auto& me = state();
+    if (me.busy.exchange(true)) {
+      throw std::logic_error("rank " + std::to_string(rank_) +
+                             " is already in a collective call in another thread; a rank makes one "
+                             "call at a time");
+    }
+    std::lock_guard lock(me.mutex);
+    std::uint64_t number = me.call.number + 1;
+    me.call = call;
+    me.call.number = number;
+    me.fingerprint = me.call.fingerprint();
+  }
+
+  void leave() noexcept override {
+    if (group_.failed_.load()) {
+      // A peer that has begun to read finishes; none begins any more, because it looks at failed_
+      // after it has said that it reads.
+      for (int peer = 0; peer < group_.size_; ++peer) {
+        while (group_.channel(rank_, peer).reading.load()) std::this_thread::yield();
+      }
+    }
+    state().busy.store(false);
+  }
+
+  bool try_send(int peer, const void* data, std::size_t bytes) override {
+    auto& channel = group_.channel(rank_, peer);
+    std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
+    if (posted - channel.taken.load(std::memory_order_acquire) == kChannelSlots) return false;
+    channel.slots[posted % kChannelSlots] = {data, bytes, state().fingerprint};
+    channel.posted.store(posted + 1, std::memory_order_release);
+    ring(peer);
+    return true;
+  }
+
+  const void* try_receive(int peer, std::size_t bytes) override {
+    auto& channel = group_.channel(peer, rank_);
+    std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
+    if (channel.posted.load(std::memory_order_acquire) == taken) return nullptr;
+    const auto& message = channel.slots[taken % kChannelSlots];
+    if (message.fingerprint != state().fingerprint || message.bytes != bytes) {
+      group_.throw_mismatch(rank_, peer);
+    }
+    channel.reading.store(true);
+    if (group_.failed_.load()) {
+      channel.reading.store(false);
+      group_.check();
+    }
+    // An empty message still needs an address that is not nullptr.
+    return message.data ? message.data : &channel;
+  }
+
+  void release(int peer) override {
+    auto& channel = group_.channel(peer, rank_);
+    channel.reading.store(false, std::memory_order_release);
+    channel.taken.store(channel.taken.load(std::memory_order_relaxed) + 1,
+                        std::memory_order_release);
+    ring(peer);
+  }
+
+  bool flushed() override {
+    for (int peer = 0; peer < group_.size_; ++peer) {
+      auto& channel = group_.channel(rank_, peer);
+      if (channel.taken.load(std::memory_order_acquire) !=
+          channel.posted.load(std::memory_order_relaxed)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
+            const Interrupt& interrupt) override {
+    auto& me = state();
+    int looks = 0;  // in vain, since the last progress
+    auto look_up = Clock::now() + kWaitSlice;
+    for (;;) {
+      switch (attempt()) {
+        case Progress::done:
+          return;
+        case Progress::moved:
+          looks = 0;
+          continue;
+        case Progress::blocked:
+          break;
+      }
+      ++looks;
+      if (looks <= group_.spins_) {
+        pause();
+        continue;
+      }
+      group_.check();
+      if (looks <= group_.spins_ + kYields) {
+        std::this_thread::yield();
+        continue;
+      }
+      std::uint32_t heard = me.bell.load();
+      me.sleeping.store(true);
+      // Pairs with the fence in ring(): either the peer sees that we sleep, or we see what it did.
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      Progress progress = attempt();
+      auto now = Clock::now();
+      if (progress == Progress::blocked && !group_.failed_.load() && now < look_up) {
+        futex_wait(me.bell, heard, look_up - now);
+        now = Clock::now();
+      }
+      me.sleeping.store(false);
+      if (progress == Progress::done) return;
+      if (progress == Progress::moved) {
+        looks = 0;
+        continue;
+      }
+      if (now < look_up) continue;
+      look_up = now + kWaitSlice;
+      if (now >= deadline) time_out();
+      if (interrupt) interrupt();
+    }
+  }
+
+  void check() override { group_.check(); }
+  void fail(FailureKind kind, const std::string& message) noexcept override {
+    group_.fail(kind, message);
+  }
+
+ private:
+  ThreadGroup::RankState& state() { return group_.ranks_[rank_]; }
+
+  void ring(int peer) {
+    auto& other = group_.ranks_[peer];
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!other.sleeping.load(std::memory_order_relaxed)) return;
+    other.bell.fetch_add(1);
+    futex_wake_all(other.bell);
+  }
+
+  void time_out() {
+    group_.fail(FailureKind::timeout, "rank " + std::to_string(rank_) +
+                                          " waited until its deadline. " + group_.describe_ranks());
+    group_.check();
+  }
+
+  ThreadGroup& group_;
+  int rank_;
+};
+
+ThreadGroup::ThreadGroup(int size)
+    : size_(size),
+      channels_(new Channel[static_cast<std::size_t>(size) * static_cast<std::size_t>(size)]),
+      ranks_(new RankState[static_cast<std::size_t>(size)]) {
+  bool crowded = static_cast<unsigned>(size) > std::thread::hardware_concurrency();
+  spins_ = crowded ? kCrowdedSpins : kSpins;
+  for (int r = 0; r < size; ++r) endpoints_.push_back(std::make_unique<ThreadEndpoint>(*this, r));
+}
+
+ThreadGroup::~ThreadGroup() = default;
+
+Endpoint& ThreadGroup::endpoint(int rank) { return *endpoints_.at(static_cast<std::size_t>(rank)); }
+
+ThreadGroup::Channel& ThreadGroup::channel(int from, int to) {
+  return channels_[static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) +
+                   static_cast<std::size_t>(to)];
+}
+
+void ThreadGroup::fail(FailureKind kind, const std::string& message) noexcept {
+  {
+    std::lock_guard lock(failure_mutex_);
+    if (failure_) return;
+    failure_.emplace(kind, message);
+    failed_.store(true);
+  }
+  for (int r = 0; r < size_; ++r) {
+    ranks_[static_cast<std::size_t>(r)].bell.fetch_add(1);
+    futex_wake_all(ranks_[static_cast<std::size_t>(r)].bell);
+  }
+}
+
+std::optional<Failure> ThreadGroup::failure() const {
+  std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+void ThreadGroup::check() const {
+  if (!failed_.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(failure_mutex_);
+  throw *failure_;
+}
+
+void ThreadGroup::throw_mismatch(int rank, int peer) {
+  auto call_of = [this](int r) {
+    std::lock_guard lock(ranks_[static_cast<std::size_t>(r)].mutex);
+    return ranks_[static_cast<std::size_t>(r)].call.describe();
+  };
+  int low = std::min(rank, peer), high = std::max(rank, peer);
+  fail(FailureKind::mismatch, "ranks made calls that do not belong together: rank " +
+                                  std::to_string(low) + " called " + call_of(low) + ", rank " +
+                                  std::to_string(high) + " called " + call_of(high) +
+                                  ". All ranks must make the same calls in the same order, with "
+                                  "equal shape, dtype, op, algorithm and root.");
+  check();
+  throw std::logic_error("unreachable");
+}
+
+std::string ThreadGroup::describe_ranks() const {
+  std::string text;
+  for (int r = 0; r < size_; ++r) {
+    const RankState& rank = ranks_[static_cast<std::size_t>(r)];
+    std::lock_guard lock(rank.mutex);
+    if (r) text += "; ";
+    text += "rank " + std::to_string(r);
+    if (rank.busy.load()) {
+      text += " is in " + rank.call.describe();
+    } else if (rank.call.number == 0) {
+      text += " has not called anything yet";
+    } else {
+      text += " has finished " + rank.call.describe() + " and called nothing since";
+    }
+  }
+  return text;
+}
+
+}  // namespace pycollective

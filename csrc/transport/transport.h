@@ -1,0 +1,72 @@
+// A transport moves bytes between ranks. The executor sees one rank's Endpoint and nothing else.
+//
+// All calls but wait() return at once, so that one thread can run several ranks in turn. A message
+// carries the fingerprint of the collective call it belongs to; a receiver that finds another one
+// than its own fails the group with a mismatch that names both calls.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "support/failure.h"
+
+namespace pycollective {
+
+using Clock = std::chrono::steady_clock;
+
+// What a rank is doing, for messages about it. Plain data: written at every call, formatted rarely.
+struct CallRecord {
+  static constexpr int kMaxDims = 8;
+  const char* collective = "";
+  const char* algorithm = "";
+  const char* op = "";  // empty where there is none
+  char dtype[16] = "";
+  int root = -1;  // -1 where there is none
+  int dims = 0;   // the first kMaxDims are kept
+  std::int64_t shape[kMaxDims] = {};
+  std::uint64_t number = 0;  // calls of this rank so far, this one included
+
+  std::string describe() const;
+  // Equal on two ranks exactly when their calls belong together (up to 64-bit collisions).
+  std::uint64_t fingerprint() const;
+};
+
+// Called now and then by a waiting rank, with no lock held; may throw to end the wait.
+using Interrupt = std::function<void()>;
+
+// What a look at a call in progress has found.
+enum class Progress { done, moved, blocked };
+
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+
+  // Begins / ends a collective call of this rank. `leave` waits until no peer reads this rank's
+  // memory.
+  virtual void enter(const CallRecord& call) = 0;
+  virtual void leave() noexcept = 0;
+
+  // Offers bytes to a peer, which may read them until flushed() is true. False: no room yet.
+  virtual bool try_send(int peer, const void* data, std::size_t bytes) = 0;
+  // The next message of a peer, or nullptr when there is none yet; release() when it has been read.
+  virtual const void* try_receive(int peer, std::size_t bytes) = 0;
+  virtual void release(int peer) = 0;
+  // Whether peers have read all that was sent.
+  virtual bool flushed() = 0;
+
+  // Calls `attempt` until it is done: while it is blocked, spins briefly, then sleeps until a peer
+  // has done something. Throws Failure(timeout) at the deadline, the group's failure when it has
+  // one, and what `interrupt` throws.
+  virtual void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
+                    const Interrupt& interrupt) = 0;
+
+  // Throws the group's failure when it has one.
+  virtual void check() = 0;
+  // Fails the whole group, unless it has failed already: every rank's present or next call throws.
+  virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,83 @@
+"""Nested structures: lists, tuples, named tuples and mappings of values.
+
+Mappings keep their own type and the key order of the first structure; ``None`` is a value like any
+other. The rules are those of TensorFlow's ``tf.nest`` as far as the rest of the package needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["flatten", "is_nested", "map_structure", "pack_as"]
+
+
+def is_nested(value: Any) -> bool:
+    """Whether ``value`` is a container that the functions of this module look into."""
+    return isinstance(value, (list, tuple, Mapping))
+
+
+def _rebuild(like: Any, items: Iterable[Any]) -> Any:
+    """Make a container of the kind of ``like`` from its new items, in order."""
+    if isinstance(like, Mapping):
+        pairs = zip(like, items, strict=True)
+        return dict(pairs) if type(like) is dict else type(like)(dict(pairs))  # type: ignore[call-arg]
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(*items)
+    return type(like)(items)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value
+
+
+def flatten(structure: Any) -> list[Any]:
+    """Return the leaves of ``structure`` in order."""
+    if not is_nested(structure):
+        return [structure]
+    leaves: list[Any] = []
+    for child in _children(structure):
+        leaves.extend(flatten(child))
+    return leaves
+
+
+def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
+    """Apply ``function`` to the leaves of structures that agree, and keep their shape.
+
+    Raises
+    ------
+    ValueError
+        If the structures differ in kind, length or keys.
+    """
+    first, *others = structures
+    if not is_nested(first):
+        return function(*structures)
+    for other in others:
+        if isinstance(first, Mapping):
+            if not isinstance(other, Mapping) or set(first) != set(other):
+                raise ValueError(f"structures have different keys: {first!r} and {other!r}")
+        elif not isinstance(other, (list, tuple)) or len(first) != len(other):
+            raise ValueError(f"structures differ: {first!r} and {other!r}")
+    if isinstance(first, Mapping):
+        rows: Iterable[tuple[Any, ...]] = [tuple(s[key] for s in structures) for key in first]
+    else:
+        rows = zip(*structures, strict=True)
+    return _rebuild(first, [map_structure(function, *row) for row in rows])
+
+
+def pack_as(structure: Any, leaves: Iterable[Any]) -> Any:
+    """Return ``leaves`` (in order) in the shape of ``structure``."""
+    source = iter(leaves)
+    packed = _pack(structure, source)
+    if next(source, source) is not source:
+        raise ValueError(f"more values than places in {structure!r}")
+    return packed
+
+
+def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
+    if not is_nested(structure):
+        try:
+            return next(leaves)
+        except StopIteration:
+            raise ValueError("fewer values than places in the structure") from None
+    return _rebuild(structure, [_pack(child, leaves) for child in _children(structure)])
