@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["flatten", "is_nested", "map_structure", "pack_as"]
+__all__ = ["flatten", "is_nested", "map_structure", "pack_as", "rebuild"]
 
 
 def is_nested(value: Any) -> bool:
@@ -17,7 +17,7 @@ def is_nested(value: Any) -> bool:
     return isinstance(value, (list, tuple, Mapping))
 
 
-def _rebuild(like: Any, items: Iterable[Any]) -> Any:
+def rebuild(like: Any, items: Iterable[Any]) -> Any:
     """Make a container of the kind of ``like`` from its new items, in order."""
     if isinstance(like, Mapping):
         pairs = zip(like, items, strict=True)
@@ -62,7 +62,7 @@ def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
         rows: Iterable[tuple[Any, ...]] = [tuple(s[key] for s in structures) for key in first]
     else:
         rows = zip(*structures, strict=True)
-    return _rebuild(first, [map_structure(function, *row) for row in rows])
+    return rebuild(first, [map_structure(function, *row) for row in rows])
 
 
 def pack_as(structure: Any, leaves: Iterable[Any]) -> Any:
@@ -80,4 +80,4 @@ def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
             return next(leaves)
         except StopIteration:
             raise ValueError("fewer values than places in the structure") from None
-    return _rebuild(structure, [_pack(child, leaves) for child in _children(structure)])
+    return rebuild(structure, [_pack(child, leaves) for child in _children(structure)])

@@ -1,0 +1,47 @@
+"""Data-parallel training in the shape of ``tf.distribute``."""
+
+from __future__ import annotations
+
+from pycollective.distribute import experimental
+from pycollective.distribute.context import (
+    created_once,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from pycollective.distribute.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    ReductionToOneDevice,
+    RingAllReduce,
+)
+from pycollective.distribute.input import DistributedDataset, DistributedIterator, InputContext
+from pycollective.distribute.mirrored import MirroredStrategy
+from pycollective.distribute.one_device import OneDeviceStrategy
+from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.strategy import ReplicaContext, Strategy, StrategyExtended
+from pycollective.distribute.values import DistributedValues
+
+__all__ = [
+    "CrossDeviceOps",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "HierarchicalCopyAllReduce",
+    "InputContext",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RingAllReduce",
+    "Strategy",
+    "StrategyExtended",
+    "created_once",
+    "experimental",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

@@ -1,0 +1,67 @@
+"""BLAS threads, shared out among replicas instead of fighting for the cores.
+
+A BLAS that runs with all cores' threads in each of several replicas spends its time waiting for
+itself. threadpoolctl (extra ``train``) sets the number while replicas run.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["available_cores", "shared_among"]
+
+_log = logging.getLogger("pycollective")
+_lock = threading.Lock()
+_depth = 0
+_limiter: Any = None
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def _controller() -> Any:
+    try:
+        import threadpoolctl
+    except ImportError:
+        _log.warning(
+            "threadpoolctl is not installed: each replica's BLAS uses all cores, which slows training "
+            "with several CPU replicas down; pip install 'pycollective[train]'"
+        )
+        return None
+    # Looks for BLAS libraries once: it takes milliseconds.
+    return threadpoolctl.ThreadpoolController().select(user_api="blas")
+
+
+@contextmanager
+def shared_among(replicas: int) -> Iterator[None]:
+    """Give each of ``replicas`` its share of the BLAS threads for the length of a block.
+
+    The number is the process's; of blocks that overlap, the first one decides.
+    """
+    global _depth, _limiter
+    controller = _controller()
+    if controller is None:
+        yield
+        return
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            _limiter = controller.limit(limits=max(1, available_cores() // replicas))
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                _limiter.restore_original_limits()

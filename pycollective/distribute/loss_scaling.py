@@ -1,0 +1,112 @@
+"""Loss scaling: from per-example losses to one number whose gradients can be summed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pycollective.distribute.context import (
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from pycollective.tensor import Tensor, as_tensor
+from pycollective.tensor import ops as tensor_ops
+
+__all__ = ["compute_average_loss", "scale_regularization_loss"]
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Tensor:
+    """Return the sum of a replica's losses, divided by the global batch size.
+
+    Parameters
+    ----------
+    per_example_loss : tensor
+        A loss for each example, at least rank 1.
+    sample_weight : tensor, optional
+        A weight for each example, or one that broadcasts.
+    global_batch_size : int, optional
+        What to divide by; by default this replica's number of examples times the number of
+        replicas, which is TensorFlow's rule and exact when all replicas hold equally many.
+
+    Returns
+    -------
+    Tensor
+        A scalar; 0 for no examples. Summed over the replicas it is the loss of the global batch.
+
+    Raises
+    ------
+    ValueError
+        For a loss without a batch axis, or a batch size that is no scalar or negative.
+    TypeError
+        For a batch size that is no int.
+    RuntimeError
+        In cross-replica context without a ``global_batch_size``.
+    """
+    losses = as_tensor(per_example_loss)
+    if losses.ndim == 0:
+        raise ValueError(
+            "Invalid value passed for `per_example_loss`. Expected a tensor with at least rank 1. Got "
+            f"a scalar: {losses!r}"
+        )
+    if sample_weight is not None:
+        losses = _weighted(losses, sample_weight)
+    if global_batch_size is None:
+        if has_strategy() and in_cross_replica_context():
+            raise RuntimeError(
+                "You are calling `compute_average_loss` in cross replica context, while it was "
+                "expected to be called in replica context."
+            )
+        count = losses.shape[0] * get_strategy().num_replicas_in_sync
+    else:
+        count = _check_batch_size(global_batch_size)
+    total = tensor_ops.reduce_sum(losses)
+    return total / float(count) if count else total * 0.0
+
+
+def _weighted(losses: Tensor, sample_weight: Any) -> Tensor:
+    weights = as_tensor(sample_weight, like=losses)
+    if weights.dtype != losses.dtype:
+        weights = tensor_ops.cast(weights, losses.dtype)
+    # Keras: a last axis of length 1 on one side only does not count.
+    if weights.ndim == losses.ndim + 1 and weights.shape[-1] == 1:
+        weights = tensor_ops.squeeze(weights, -1)
+    elif 0 < weights.ndim == losses.ndim - 1:
+        weights = tensor_ops.expand_dims(weights, -1)
+    weighted = losses * weights
+    if weighted.shape != losses.shape:
+        raise ValueError(
+            f"sample_weight of shape {weights.shape} does not fit losses of shape {losses.shape}"
+        )
+    return weighted
+
+
+def _check_batch_size(size: Any) -> int:
+    array = as_tensor(size).array
+    if array.ndim != 0:
+        raise ValueError("global_batch_size must be scalar.")
+    if array.dtype.kind not in "iu":
+        raise TypeError("global_batch_size must be an integer.")
+    if int(array) < 0:
+        raise ValueError("global_batch_size must be non-negative.")
+    return int(array)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> Tensor:
+    """Return the sum of a regularization loss, divided by the number of replicas.
+
+    Every replica adds the same regularization loss; summed over the replicas it counts once.
+
+    Raises
+    ------
+    RuntimeError
+        In cross-replica context.
+    """
+    if has_strategy() and in_cross_replica_context():
+        raise RuntimeError(
+            "You are calling `scale_regularization_loss` in cross replica context, while it was "
+            "expected to be called in replica context."
+        )
+    total = tensor_ops.reduce_sum(as_tensor(regularization_loss))
+    return total / float(get_strategy().num_replicas_in_sync)

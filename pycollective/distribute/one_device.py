@@ -1,0 +1,40 @@
+"""`OneDeviceStrategy`: everything on one device that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pycollective.distribute.cross_device_ops import ReductionToOneDevice
+from pycollective.distribute.devices import parse_device
+from pycollective.distribute.strategy import Strategy, StrategyExtended
+from pycollective.tensor import Variable
+
+__all__ = ["OneDeviceStrategy"]
+
+
+class _OneDeviceExtended(StrategyExtended):
+    def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
+        """Make a plain variable on the device."""
+        with self.replica_device(0):
+            variable = next_creator(**kwargs)
+        variable._distribute_strategy = self.strategy  # type: ignore[attr-defined]
+        return variable
+
+
+class OneDeviceStrategy(Strategy):
+    """All variables and operations on one device: for trying out code that uses strategies.
+
+    Parameters
+    ----------
+    device : str
+        Such as ``"cpu:0"`` or ``"/gpu:1"``.
+
+    Raises
+    ------
+    ValueError
+        If this machine has no such device.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__(_OneDeviceExtended([parse_device(device)], ReductionToOneDevice()))
