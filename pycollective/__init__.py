@@ -1,3 +1,67 @@
-"""Collective communication for NumPy and CuPy arrays, and data-parallel training on it."""
+"""Collective communication for NumPy and CuPy arrays, and data-parallel training on it.
+
+``import pycollective as pc`` for collectives::
+
+    for comm in pc.local_group(4): ...        # ranks that are threads
+    y = comm.all_reduce(x)
+
+``import pycollective as tf`` for training: the names of TensorFlow's guide stand at the same paths
+(`distribute`, `data`, `keras`, `nn`, `train`, `GradientTape`, …). Importing costs little: the rooms of
+the trainer are loaded when they are first used.
+"""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from pycollective._core import __version__
+from pycollective.communicator import Communicator, local_group
+from pycollective.errors import (
+    AbortedError,
+    CheckpointError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    DataError,
+    MismatchError,
+    PeerLostError,
+)
+
+_ROOMS = ("algorithms", "data", "distribute", "dtypes", "keras", "nn", "random", "train")
+
+__all__ = [
+    "AbortedError",
+    "CheckpointError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "Communicator",
+    "DataError",
+    "MismatchError",
+    "PeerLostError",
+    "__version__",
+    "local_group",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a room, or a name of the tensor room, at its first use."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name in _ROOMS:
+        room = "tensor.random" if name == "random" else name
+        value: Any = importlib.import_module(f"pycollective.{room}")
+    else:
+        for module in ("tensor", "dtypes"):
+            value = getattr(importlib.import_module(f"pycollective.{module}"), name, None)
+            if value is not None:
+                break
+        else:
+            raise AttributeError(f"module 'pycollective' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    tensor = importlib.import_module("pycollective.tensor")
+    dtypes = importlib.import_module("pycollective.dtypes")
+    return sorted({*__all__, *_ROOMS, *tensor.__all__, *dtypes.__all__})

@@ -159,6 +159,7 @@ class ThreadEndpoint final : public Endpoint {
       }
       if (now < look_up) continue;
       look_up = now + kWaitSlice;
+      compare_calls();
       if (now >= deadline) time_out();
       if (interrupt) interrupt();
     }
@@ -178,6 +179,21 @@ class ThreadEndpoint final : public Endpoint {
     if (!other.sleeping.load(std::memory_order_relaxed)) return;
     other.bell.fetch_add(1);
     futex_wake_all(other.bell);
+  }
+
+  // Calls that do not belong together may wait for each other without a message between them.
+  void compare_calls() {
+    auto& me = state();
+    for (int peer = 0; peer < group_.size_; ++peer) {
+      if (peer == rank_) continue;
+      auto& other = group_.ranks_[peer];
+      bool differs;
+      {
+        std::scoped_lock lock(me.mutex, other.mutex);
+        differs = other.call.number == me.call.number && other.fingerprint != me.fingerprint;
+      }
+      if (differs) group_.throw_mismatch(rank_, peer);
+    }
   }
 
   void time_out() {

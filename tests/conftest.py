@@ -1,0 +1,52 @@
+"""Fixtures for all rooms."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def mnist_dir() -> Path:
+    """Folder of the real MNIST files; skips where there is none."""
+    here = Path(__file__).resolve().parents[1]
+    named = os.environ.get("PYCOLLECTIVE_DATA")
+    for folder in ([Path(named), Path(named) / "mnist"] if named else []) + [
+        here.parent / "shared/data/mnist"
+    ]:
+        if (folder / "train-images-idx3-ubyte.gz").exists():
+            return folder
+    pytest.skip("no MNIST files: set PYCOLLECTIVE_DATA to their folder")
+
+
+@pytest.fixture
+def on_ranks() -> Callable[..., list[Any]]:
+    """Return a function that calls ``work(communicator)`` for each rank in a thread of its own.
+
+    The results stand in rank order; a rank that raised has its exception there. Never hangs: threads
+    are joined with a time limit.
+    """
+
+    def run(communicators: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
+        results: list[Any] = [None] * len(communicators)
+
+        def rank(i: int) -> None:
+            try:
+                results[i] = work(communicators[i])
+            except BaseException as error:
+                results[i] = error
+
+        threads = [threading.Thread(target=rank, args=(i,)) for i in range(len(communicators))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a rank hangs"
+        return results
+
+    return run

@@ -1,0 +1,218 @@
+"""The verifier accepts every shipped algorithm, and rejects broken ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pycollective import algorithms
+from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb, verify
+
+ALL = [(c, a) for c in Collective.__members__ for a in algorithms.names(c)]
+ALL_REDUCE = algorithms.names("all_reduce")
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALL)
+def test_every_size_to_64_is_proved(collective, algorithm):
+    for size in range(1, 65):
+        algorithms.verify(algorithm, size, collective)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALL)
+def test_fingerprints_beyond_64_ranks(collective, algorithm):
+    for size in (65, 100, 257):
+        algorithms.verify(algorithm, size, collective)
+
+
+def programs(algorithm: str, size: int) -> tuple[int, list[list[Step]]]:
+    made = algorithms.schedule(algorithm, size)
+    return made.chunks, [list(steps) for steps in made.steps]
+
+
+def problem(chunks: int, steps: list[list[Step]], in_place: bool = False) -> str:
+    return verify(Schedule(Collective.all_reduce, chunks, steps), in_place)
+
+
+def span(buffer: str, first: int, count: int = 1) -> Span:
+    return Span(getattr(Buffer, buffer), first, count)
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCE)
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_dropping_any_step_is_found(algorithm, size):
+    chunks, good = programs(algorithm, size)
+    assert problem(chunks, good) == ""
+    for rank in range(size):
+        for k in range(len(good[rank])):
+            broken = [list(steps) for steps in good]
+            del broken[rank][k]
+            assert problem(chunks, broken), f"rank {rank} without step {k} was accepted"
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCE)
+@pytest.mark.parametrize("size", [3, 4, 6])
+def test_changing_any_field_is_found(algorithm, size):
+    """Another peer, chunk, buffer, verb or mark: nothing of a step is free to choose."""
+    chunks, good = programs(algorithm, size)
+    harmless = 0
+    for rank in range(size):
+        for k, step in enumerate(good[rank]):
+            for change in changes(step, size, chunks):
+                broken = [list(steps) for steps in good]
+                broken[rank][k] = change
+                if problem(chunks, broken) == "" and problem(chunks, broken, in_place=True) == "":
+                    harmless += 1
+    assert harmless == 0
+
+
+def changes(step: Step, size: int, chunks: int):
+    def made(**other):
+        fields = {
+            "verb": step.verb,
+            "peer": step.peer,
+            "source": step.source,
+            "target": step.target,
+            "completes": step.completes,
+        }
+        return Step(**{**fields, **other})
+
+    yield made(peer=(step.peer + 1) % size)
+    if step.verb in (Verb.recv_reduce, Verb.reduce):
+        yield made(completes=not step.completes)
+    used = step.target if step.verb == Verb.recv else step.source
+    name = "target" if step.verb == Verb.recv else "source"
+    if chunks > 1:
+        yield made(**{name: Span(used.buffer, (used.first + 1) % chunks, used.count)})
+    if step.verb == Verb.recv:
+        yield made(verb=Verb.recv_reduce, source=span("input", step.target.first))
+    if step.verb == Verb.recv_reduce:
+        yield made(verb=Verb.recv)
+    yield made(**{name: Span(used.buffer, used.first, used.count + 1)})
+
+
+def test_swapping_steps_is_found_or_harmless_but_never_crashes():
+    """Random disorder: whatever is accepted must really run (it is rare, and then it is right)."""
+    chance = random.Random(4)
+    found = 0
+    for _ in range(300):
+        chunks, steps = programs("hierarchical_copy", 5)
+        rank = chance.randrange(5)
+        i, j = chance.sample(range(len(steps[rank])), 2)
+        steps[rank][i], steps[rank][j] = steps[rank][j], steps[rank][i]
+        found += problem(chunks, steps) != ""
+    assert found > 200
+
+
+def test_contribution_counted_twice():
+    steps = [
+        [Step(Verb.recv_reduce, 1, span("input", 0), span("output", 0), True),
+         Step(Verb.reduce, -1, span("input", 0), span("output", 0)),
+         Step(Verb.send, 1, span("output", 0))],
+        [Step(Verb.send, 0, span("input", 0)), Step(Verb.recv, 0, target=span("output", 0))],
+    ]  # fmt: skip
+    assert "counted twice" in problem(1, steps)
+
+
+def test_deadlock_names_the_ranks():
+    steps = [
+        [Step(Verb.recv_reduce, 1 - r, span("input", 0), span("output", 0), True),
+         Step(Verb.send, 1 - r, span("input", 0))]
+        for r in range(2)
+    ]  # fmt: skip
+    text = problem(1, steps)
+    assert text.startswith("deadlock: rank 0 waits in step 0")
+    assert "rank 1 waits in step 0" in text
+
+
+def test_two_messages_under_way_need_a_receiver():
+    """Schedules may rely on one unreceived message between two ranks, not on two."""
+    swap = [
+        [Step(Verb.send, 1 - r, span("input", 0)), Step(Verb.send, 1 - r, span("input", 1)),
+         Step(Verb.recv_reduce, 1 - r, span("input", 0), span("output", 0), True),
+         Step(Verb.recv_reduce, 1 - r, span("input", 1), span("output", 1), True)]
+        for r in range(2)
+    ]  # fmt: skip
+    assert "deadlock" in problem(2, swap)
+
+
+def test_writing_what_a_peer_may_still_read():
+    """In place, rank 0 overwrites its chunk without having heard that rank 1 has read it."""
+    steps = [
+        [Step(Verb.send, 1, span("input", 0)),
+         Step(Verb.recv_reduce, 1, span("input", 0), span("output", 0), True)],
+        [Step(Verb.send, 0, span("input", 0)),
+         Step(Verb.recv_reduce, 0, span("input", 0), span("output", 0), True)],
+    ]  # fmt: skip
+    assert problem(1, steps) == ""
+    assert "may still be reading" in problem(1, steps, in_place=True)
+
+
+def test_writing_to_the_input():
+    steps = [[Step(Verb.copy, -1, span("input", 0), span("input", 0))]]
+    assert "writes to the input" in problem(1, steps)
+
+
+def test_missing_contribution_is_described():
+    steps = [[Step(Verb.copy, -1, span("input", 0), span("output", 0))] for _ in range(2)]
+    assert problem(1, steps) == (
+        "rank 0 ends with a wrong output[0]: chunk 0 with 1 contributions from ranks 0"
+    )
+
+
+def test_unreceived_message():
+    steps = [
+        [Step(Verb.copy, -1, span("input", 0), span("output", 0)),
+         Step(Verb.send, 0, span("output", 0))],
+    ]  # fmt: skip
+    assert "no such peer" in problem(1, steps)
+
+
+def test_barrier_that_does_not_wait_is_rejected():
+    good = algorithms.schedule("dissemination", 4, "barrier")
+    assert verify(Schedule(Collective.barrier, 1, [s[:2] for s in good.steps]), False) == (
+        "rank 0 leaves the barrier before rank 1 has entered"
+    )
+
+
+def test_names_and_errors():
+    assert algorithms.names()[0] == "ring"
+    with pytest.raises(ValueError, match="no all_reduce algorithm is called 'bus'.*ring"):
+        algorithms.schedule("bus", 4)
+    with pytest.raises(ValueError, match="no collective is called 'gather'"):
+        algorithms.names("gather")
+    with pytest.raises(ValueError, match="at least 1 rank"):
+        algorithms.schedule("ring", 0)
+
+
+def test_show_prints_every_step():
+    text = algorithms.show("ring", 2)
+    assert text.splitlines()[:3] == [
+        "ring all_reduce: 2 ranks, 2 chunks",
+        "rank 0:",
+        "    0  send input[0] to 1",
+    ]
+    assert "recv_reduce output[1] = input[1] + from 1, complete" in text
+
+
+@pytest.mark.parametrize("size", range(2, 33))
+def test_ring_moves_the_least(size):
+    """Each rank sends 2 (size - 1) chunks of a buffer of `size` chunks: the lower bound."""
+    made = algorithms.schedule("ring", size)
+    for steps in made.steps:
+        sent = sum(s.source.count for s in steps if s.verb == Verb.send)
+        assert sent == 2 * (size - 1)
+        assert made.chunks == size
+
+
+@pytest.mark.parametrize("size", range(2, 33))
+def test_hierarchical_copy_crosses_twice_per_chunk(size):
+    made = algorithms.schedule("hierarchical_copy", size)
+    half = (size + 1) // 2
+    crossings = sum(
+        s.source.count
+        for rank, steps in enumerate(made.steps)
+        for s in steps
+        if s.verb == Verb.send and (rank < half) != (s.peer < half)
+    )
+    assert crossings == 2 * made.chunks
