@@ -36,7 +36,7 @@ def contributions(ranks, shape, dtype, seed=0):
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_every_dtype_op_and_size(ranks, algorithm, on_ranks):
     comms = local_group(ranks, timeout=30)
-    # Around the alignment of chunks (64 bytes), primes, and more than one block of segments.
+    # Around the alignment of chunks (64 bytes), and primes.
     sizes = [0, 1, 2, 15, 16, 17, 97, 16 * ranks + 1, 40_009]
     for dtype in DTYPES:
         for size in sizes:
@@ -56,7 +56,7 @@ def test_every_dtype_op_and_size(ranks, algorithm, on_ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_in_place_and_many_blocks(ranks, algorithm, on_ranks):
     comms = local_group(ranks, timeout=30)
-    x = contributions(ranks, (300_007,), "float64")  # several blocks of 128 KiB segments
+    x = contributions(ranks, (2_300_007,), "float32")  # several blocks of segments
     want = x.sum(axis=0)
 
     def work(c):

@@ -1,0 +1,58 @@
+"""The command ``pycollective``: one module for each of its commands."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from pycollective import __version__
+from pycollective.cli import bench, train
+from pycollective.errors import CheckpointError, CollectiveError, DataError
+
+__all__ = ["main"]
+
+_EPILOG = """\
+examples:
+  pycollective train                          train a CNN on handwritten digits, 2 replicas
+  pycollective train --data auto --epochs 1   … on whatever digits can be had without a network
+  pycollective bench --ranks 4                time all-reduce among 4 threads
+'pycollective COMMAND --help' tells more about a command.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    main_parser = argparse.ArgumentParser(
+        prog="pycollective",
+        description="Collective communication for NumPy arrays, and data-parallel training on it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    main_parser.add_argument("--version", action="version", version=f"pycollective {__version__}")
+    commands = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (train, bench):
+        module.add_parser(commands)
+    return main_parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status.
+
+    What a user can mend (a missing file, a device that is not there, a wrong option) is said in a line
+    and gives status 2; everything else is a traceback.
+    """
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    args = parser().parse_args(argv)
+    try:
+        return int(args.function(args))
+    except (DataError, CheckpointError, CollectiveError, ImportError) as error:
+        print(f"pycollective: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("pycollective: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone: `pycollective bench | head`
+        sys.stderr.close()
+        return 0
