@@ -128,7 +128,8 @@ class ReplicaRun:
             number = self._creations[replica]
             self._creations[replica] += 1
             if replica != 0:
-                self._enter(replica, _State.CREATION)
+                if len(self._created) <= number:
+                    self._enter(replica, _State.CREATION)
                 while len(self._created) <= number:
                     self._check_alive()
                     self._changed.wait()

@@ -287,7 +287,8 @@ class StrategyExtended:
         size = self.num_local_replicas
         if size == 1:
             context = ReplicaContext(self.strategy, 0, None)
-            with entered(Mode(self.strategy, context)), self.replica_device(0):
+            creators = nullcontext() if self.is_default else creator_scope(self.create_variable)
+            with entered(Mode(self.strategy, context)), creators, self.replica_device(0):
                 return fn(*select_replica(0, tuple(args)), **select_replica(0, kwargs))
 
         def replica(number: int, run: ReplicaRun) -> Any:
@@ -377,8 +378,9 @@ class StrategyExtended:
 
     def value_container(self, value: Any) -> Any:
         """Return the distributed variable that a component belongs to, or the value itself."""
-        container = getattr(value, "_distributed_container", None)
-        return (container() if container is not None else None) or value
+        reference = getattr(value, "_distributed_container", None)
+        container = reference() if reference is not None else None
+        return value if container is None else container
 
     def variable_created_in_scope(self, v: Any) -> bool:
         """Whether a variable was created under this strategy."""
