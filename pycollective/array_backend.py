@@ -1,0 +1,110 @@
+"""NumPy or CuPy: the one module that knows the difference.
+
+Code elsewhere works on "arrays" and uses three things that both libraries give it: the operators
+and methods of the arrays themselves, NumPy's functions (CuPy arrays take part in them through the
+protocols of NEP 13 and NEP 18: ``np.exp(x)`` of a CuPy array runs on its device), and what is here,
+for where the two differ: making arrays, moving them to the host, and scattering. CuPy is never
+imported here: an array of it can only exist when the program has imported it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Array", "array_module", "asarray", "copy", "is_array", "scatter_add", "to_numpy"]
+
+#: A NumPy array, or a CuPy array in the same role.
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def _cupy_of(value: Any) -> ModuleType | None:
+    """Return the CuPy module when ``value`` is one of its arrays."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(value, cupy.ndarray) else None
+
+
+def array_module(*arrays: Any) -> Any:
+    """Return the module (``numpy`` or ``cupy``) that the given arrays belong to.
+
+    Values that are no arrays do not count; without any array the answer is ``numpy``.
+    """
+    for array in arrays:
+        if array.__class__ is not np.ndarray:
+            module = _cupy_of(array)
+            if module is not None:
+                return module
+    return np
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is a NumPy or CuPy array."""
+    return isinstance(value, np.ndarray) or _cupy_of(value) is not None
+
+
+def to_numpy(array: Any) -> Array:
+    """Return the array on the host: itself if it is NumPy's, else a copy of its values."""
+    module = _cupy_of(array)
+    return np.asarray(array) if module is None else module.asnumpy(array)
+
+
+def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) -> Array:
+    """Return ``value`` as an array, copied only if its type, device or dtype must change.
+
+    Parameters
+    ----------
+    value
+        An array, a NumPy scalar or anything ``numpy.asarray`` takes.
+    dtype
+        The dtype of the result; by default that of ``value``.
+    like
+        An array whose library the result shall belong to; by default that of ``value``.
+    """
+    module = array_module(value) if like is None else array_module(like)
+    if module is np:
+        value = to_numpy(value)
+    array: Array = module.asarray(value, dtype=dtype)
+    return array
+
+
+def copy(array: Array) -> Array:
+    """Return a writable array in C order that owns its memory, with the values of ``array``."""
+    fresh: Array = array_module(array).array(array, order="C", copy=True, subok=False)
+    return fresh
+
+
+def scatter_add(target: Array, index: Any, values: Array) -> None:
+    """Add ``values`` to ``target[index]`` in place; places that occur several times add up."""
+    module = _cupy_of(target)
+    if module is None:
+        np.add.at(target, index, values)
+    else:
+        module.add.at(target, index, values)
+
+
+def gpu_count() -> tuple[int, str]:
+    """Return how many GPUs CuPy can use and, when that is none, why."""
+    if importlib.util.find_spec("cupy") is None:
+        return 0, "CuPy is not installed: pip install 'pycollective[cuda12]' or '[cuda13]'"
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDeviceCount()), ""
+    except Exception as error:  # CuPy without a driver, or of the wrong CUDA version
+        return 0, str(error)
+
+
+def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
+    """Return the context in which new CuPy arrays lie on a GPU; for a CPU one that does nothing."""
+    if kind != "GPU":
+        return nullcontext()
+    import cupy
+
+    device: AbstractContextManager[Any] = cupy.cuda.Device(index)
+    return device

@@ -1,0 +1,93 @@
+"""The element types, under TensorFlow's names, as ``numpy.dtype`` objects.
+
+``bfloat16`` is there when the package ``ml_dtypes`` is installed, and is ``None`` otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "DType",
+    "as_dtype",
+    "bfloat16",
+    "bool_",
+    "float16",
+    "float32",
+    "float64",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "is_differentiable",
+    "is_supported",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint8",
+]
+
+DType = np.dtype
+
+float16: np.dtype[Any] = np.dtype(np.float16)
+float32: np.dtype[Any] = np.dtype(np.float32)
+float64: np.dtype[Any] = np.dtype(np.float64)
+int8: np.dtype[Any] = np.dtype(np.int8)
+int16: np.dtype[Any] = np.dtype(np.int16)
+int32: np.dtype[Any] = np.dtype(np.int32)
+int64: np.dtype[Any] = np.dtype(np.int64)
+uint8: np.dtype[Any] = np.dtype(np.uint8)
+uint16: np.dtype[Any] = np.dtype(np.uint16)
+uint32: np.dtype[Any] = np.dtype(np.uint32)
+uint64: np.dtype[Any] = np.dtype(np.uint64)
+bool_: np.dtype[Any] = np.dtype(np.bool_)
+
+bfloat16: np.dtype[Any] | None
+try:
+    import ml_dtypes
+except ImportError:
+    bfloat16 = None
+else:
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def as_dtype(value: Any) -> np.dtype[Any]:
+    """Return ``value`` (a dtype, a NumPy scalar type, ``float``, or a name) as a ``numpy.dtype``.
+
+    The Python types mean what they mean in operations: ``float`` is float32, ``int`` is int32.
+
+    Raises
+    ------
+    TypeError
+        If ``value`` is no dtype, or one that tensors cannot hold.
+    """
+    if value is float:
+        return float32
+    if value is int:
+        return int32
+    if isinstance(value, str) and value == "bfloat16":
+        if bfloat16 is None:
+            raise TypeError("dtype 'bfloat16' needs the package ml_dtypes: pip install ml_dtypes")
+        return bfloat16
+    try:
+        dtype: np.dtype[Any] | None = None if value is None else np.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype is None or not is_supported(dtype):
+        raise TypeError(
+            f"{value!r} is no dtype of tensors; use a bool, integer or floating-point type such as "
+            "pycollective.float32 or 'int64'"
+        )
+    return dtype
+
+
+def is_supported(dtype: np.dtype[Any]) -> bool:
+    """Whether tensors can have this dtype: bool, integers, floating point, bfloat16."""
+    return dtype.kind in "biuf" or (bfloat16 is not None and dtype == bfloat16)
+
+
+def is_differentiable(dtype: np.dtype[Any]) -> bool:
+    """Whether gradients flow through tensors of this dtype: floating point, bfloat16."""
+    return dtype.kind in "fV"

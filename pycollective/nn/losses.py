@@ -1,0 +1,145 @@
+"""Losses per example, from logits, and weights' norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..array_backend import Array, array_module, asarray
+from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
+from ..tensor.tape import record
+from ..tensor.tensor import Tensor, as_tensor
+from .activations import _classes, log_softmax_of, softplus_of, stable_sigmoid
+
+__all__ = [
+    "l2_loss",
+    "sigmoid_cross_entropy_with_logits",
+    "softmax_cross_entropy_with_logits",
+    "sparse_softmax_cross_entropy_with_logits",
+]
+
+
+@differentiable
+def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor:
+    """Return the cross-entropy of class numbers and logits.
+
+    Parameters
+    ----------
+    labels
+        Integers from 0 to the number of classes - 1, of the shape of ``logits`` without its last
+        axis.
+    logits
+        Floating point, [..., classes].
+
+    Returns
+    -------
+    Tensor
+        One loss per label, in the dtype of ``logits``.
+
+    Raises
+    ------
+    ValueError
+        If a label is out of range, or the shapes do not fit.
+    """
+    x, axis = _classes("sparse_softmax_cross_entropy_with_logits", logits, -1)
+    a = x.array
+    label = asarray(as_tensor(labels).array, like=a)
+    if label.dtype.kind not in "iu":
+        raise TypeError(f"labels must be integers, got dtype {label.dtype}; use cast()")
+    if label.shape != a.shape[:-1]:
+        raise ValueError(
+            f"labels of shape {label.shape} do not fit logits of shape {a.shape}: one "
+            "label for each row of logits is needed"
+        )
+    classes = a.shape[axis]
+    wrong = (label < 0) | (label >= classes)
+    if wrong.any():
+        raise ValueError(
+            f"labels must be in 0 to {classes - 1} for logits of shape {a.shape}, got "
+            f"{int(label[wrong].ravel()[0])}"
+        )
+    logs = log_softmax_of(a.reshape(-1, classes), 1)
+    rows = array_module(a).arange(logs.shape[0])
+    columns = label.reshape(-1)
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        weights = g.reshape(-1, 1)
+        gradient = np.exp(logs)
+        gradient *= weights
+        gradient[rows, columns] -= weights[:, 0]
+        return (gradient.reshape(a.shape),)
+
+    return record(-logs[rows, columns].reshape(label.shape), (x,), vjp)
+
+
+@differentiable
+def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) -> Tensor:
+    """Return the cross-entropy of distributions over classes and logits.
+
+    Parameters
+    ----------
+    labels
+        The probability of each class, in the shape and dtype of ``logits``.
+    logits
+        Floating point; the classes are along ``axis``.
+
+    Returns
+    -------
+    Tensor
+        One loss per distribution: the shape of ``logits`` without ``axis``.
+    """
+    x, place = _classes("softmax_cross_entropy_with_logits", logits, axis)
+    y = as_tensor(labels, like=x)
+    _same_shape("softmax_cross_entropy_with_logits", y, x)
+    target = y.array
+    logs = log_softmax_of(x.array, place)
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
+        weights = np.expand_dims(g, place)
+        by_labels = by_logits = None
+        if need[0]:
+            by_labels = -weights * logs
+        if need[1]:
+            total = target.sum(axis=place, keepdims=True)
+            by_logits = weights * (np.exp(logs) * total - target)
+        return by_labels, by_logits
+
+    return record(-(target * logs).sum(axis=place), (y, x), vjp)
+
+
+@differentiable
+def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor:
+    """Return the cross-entropy of probabilities and the logits of yes-or-no answers, by element.
+
+    ``labels`` and ``logits`` have one shape and floating-point dtype, which the result has too.
+    """
+    y, x = operands(labels, logits)
+    _same_shape("sigmoid_cross_entropy_with_logits", y, x)
+    target, a = y.array, x.array
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
+        return (
+            -(g * a) if need[0] else None,
+            g * keep_dtype(stable_sigmoid(a) - target, a.dtype) if need[1] else None,
+        )
+
+    return record(keep_dtype(softplus_of(a) - a * target, a.dtype), (y, x), vjp)
+
+
+def _same_shape(name: str, labels: Tensor, logits: Tensor) -> None:
+    check_dtypes(name, labels, logits)
+    if labels.shape != logits.shape:
+        raise ValueError(
+            f"{name}: labels of shape {labels.shape} and logits of shape {logits.shape} "
+            "must have one shape"
+        )
+
+
+@differentiable
+def l2_loss(t: Any) -> Tensor:
+    """Return half the sum of the squares."""
+    x = as_tensor(t)
+    a = x.array
+    flat = a.reshape(-1)
+    return record(np.dot(flat, flat) * a.dtype.type(0.5), (x,), lambda g, _need: (g * a,))

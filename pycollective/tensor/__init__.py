@@ -1,0 +1,27 @@
+"""Tensors over NumPy and CuPy arrays, operations on them, and their gradients."""
+
+from __future__ import annotations
+
+from . import ops, random
+from .custom import custom_gradient
+from .function import function
+from .ops import *  # noqa: F403
+from .tape import GradientTape, record, record_many
+from .tensor import Tensor, as_tensor
+from .variable import Variable, VariableAggregation, VariableSynchronization, creator_scope
+
+__all__ = [
+    "GradientTape",
+    "Tensor",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "as_tensor",
+    "creator_scope",
+    "custom_gradient",
+    "function",
+    "random",
+    "record",
+    "record_many",
+]
+__all__ += ops.__all__

@@ -1,0 +1,93 @@
+"""``custom_gradient``: a function with a gradient of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import nest
+from ..array_backend import Array
+from .tape import GradientTape, paused, record_many
+from .tensor import Tensor, as_tensor
+
+__all__ = ["custom_gradient"]
+
+
+def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that returns its result and the function for its gradient.
+
+    Parameters
+    ----------
+    f
+        ``f(*args, **kwargs)`` returns ``(y, grad_fn)``, where y is a tensor or a nest of them.
+        ``grad_fn(*dys)`` takes the gradient of each tensor of y, and returns that of each tensor in
+        ``args``, or a single one. If ``f`` reads trainable variables, ``grad_fn`` must take them as
+        ``variables=None`` (a list) and return ``(gradients, variable_gradients)``.
+
+    Returns
+    -------
+    The decorated function, which takes the same arguments and returns y.
+
+    Raises
+    ------
+    TypeError
+        If ``f`` reads trainable variables, and ``grad_fn`` does not take ``variables``.
+    ValueError
+        If ``grad_fn`` returns another number of gradients, or another shape (when the gradient is
+        computed).
+    """
+
+    @functools.wraps(f)
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        inputs = [as_tensor(item) for item in nest.flatten(args)]
+        with paused(), GradientTape() as watcher:
+            result, grad_fn = f(*nest.pack_as(args, inputs), **kwargs)
+        variables = [v for v in watcher.watched_variables() if v.dtype.kind in "fV"]
+        if variables and not _takes_variables(grad_fn):
+            raise TypeError(
+                f"custom_gradient: {f.__name__} reads trainable variables "
+                f"({', '.join(v.name for v in variables)}), so its gradient function must take "
+                "'variables=None' and return (gradients, variable_gradients)"
+            )
+        outputs = [as_tensor(item) for item in nest.flatten(result)]
+        known = (*inputs, *(v._read() for v in variables))
+
+        def vjp(dys: tuple[Array, ...], need: tuple[bool, ...]) -> Sequence[Array | None]:
+            extra = {"variables": list(variables)} if variables else {}
+            answer = grad_fn(*(Tensor(dy) for dy in dys), **extra)
+            first, second = answer if variables else (answer, [])
+            gradients = [*_flat(first), *_flat(second)]
+            if len(gradients) != len(known):
+                raise ValueError(
+                    f"custom_gradient: the gradient function of {f.__name__} returned "
+                    f"{len(gradients)} gradients for {len(known)} inputs and variables"
+                )
+            return [
+                _checked(gradient, value, f.__name__) if needed and gradient is not None else None
+                for gradient, value, needed in zip(gradients, known, need, strict=True)
+            ]
+
+        return nest.pack_as(result, record_many([t.array for t in outputs], known, vjp))
+
+    return decorated
+
+
+def _flat(gradients: Any) -> list[Any]:
+    return nest.flatten(gradients) if nest.is_nested(gradients) else [gradients]
+
+
+def _checked(gradient: Any, value: Tensor, name: str) -> Array:
+    array = as_tensor(gradient, like=value).array
+    if array.shape != value.shape or array.dtype != value.dtype:
+        raise ValueError(
+            f"custom_gradient: the gradient function of {name} returned shape {array.shape} and "
+            f"dtype {array.dtype} for an input of shape {value.shape} and dtype {value.dtype}"
+        )
+    return array
+
+
+def _takes_variables(grad_fn: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(grad_fn).parameters.values()
+    return any(p.name == "variables" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,71 @@
+"""The operations on tensors, under TensorFlow's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..tensor import Operators, Tensor
+from . import arrays, elementwise, reductions
+from .arrays import *  # noqa: F403
+from .elementwise import *  # noqa: F403
+from .reductions import *  # noqa: F403
+
+__all__: list[str] = []
+__all__ += arrays.__all__
+__all__ += elementwise.__all__
+__all__ += reductions.__all__
+
+
+def _equal(x: Any, y: Any) -> Any:
+    # Nothing is equal to None; that needs no tensor.
+    return False if y is None else elementwise.equal(x, y)
+
+
+def _not_equal(x: Any, y: Any) -> Any:
+    return True if y is None else elementwise.not_equal(x, y)
+
+
+def _install() -> None:
+    """Make the operators of tensors out of the operations."""
+    two_operands: dict[str, Any] = {
+        "add": elementwise.add,
+        "sub": elementwise.subtract,
+        "mul": elementwise.multiply,
+        "truediv": elementwise.divide,
+        "floordiv": elementwise.floordiv,
+        "mod": elementwise.mod,
+        "pow": elementwise.pow,
+        "matmul": reductions.matmul,
+        "and": elementwise.logical_and,
+        "or": elementwise.logical_or,
+        "xor": elementwise.not_equal,
+    }
+    for name, operation in two_operands.items():
+        setattr(Operators, f"__{name}__", operation)
+        setattr(Operators, f"__r{name}__", _reflected(operation))
+    others: dict[str, Any] = {
+        "neg": elementwise.negative,
+        "pos": arrays.identity,
+        "abs": elementwise.abs,
+        "invert": elementwise.logical_not,
+        "lt": elementwise.less,
+        "le": elementwise.less_equal,
+        "gt": elementwise.greater,
+        "ge": elementwise.greater_equal,
+        "eq": _equal,
+        "ne": _not_equal,
+        "getitem": arrays.getitem,
+    }
+    for name, operation in others.items():
+        setattr(Operators, f"__{name}__", operation)
+
+
+def _reflected(operation: Any) -> Any:
+    def operator(x: Any, y: Any) -> Tensor:
+        result: Tensor = operation(y, x)
+        return result
+
+    return operator
+
+
+_install()

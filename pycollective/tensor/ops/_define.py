@@ -1,0 +1,172 @@
+"""How operations are made: their operands, and what broadcasting means for gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...array_backend import Array, asarray
+from ..tape import record, thread_state
+from ..tensor import Tensor, as_tensor
+
+__all__ = ["DIFFERENTIABLE", "binary", "differentiable", "operands", "sum_to_shape", "unary"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: Every operation that gradients flow through, by name; the tests check each one.
+DIFFERENTIABLE: dict[str, Callable[..., Any]] = {}
+
+
+def differentiable(function: _Function) -> _Function:
+    """Enter an operation in `DIFFERENTIABLE`."""
+    DIFFERENTIABLE[function.__name__] = function
+    return function
+
+
+def operands(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Return two operands as tensors; scalars and lists take the dtype of the other one."""
+    if x.__class__ is Tensor:
+        if y.__class__ in _FAST and x.array.dtype.kind == "f":
+            return x, Tensor(asarray(y, x.array.dtype, like=x.array))
+        return x, as_tensor(y, like=x)
+    if y.__class__ is Tensor:
+        if x.__class__ in _FAST and y.array.dtype.kind == "f":
+            return Tensor(asarray(x, y.array.dtype, like=y.array)), y
+        return as_tensor(x, like=y), y
+    if not _takes_dtype(x) or (_takes_dtype(y) and as_tensor(y).dtype.kind != "f"):
+        x = as_tensor(x)
+        return x, as_tensor(y, like=x)
+    y = as_tensor(y)
+    return as_tensor(x, like=y), y
+
+
+_FAST = frozenset((float, int))
+
+
+def _takes_dtype(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, list, tuple, np.generic))
+
+
+def check_dtypes(name: str, *tensors: Tensor) -> None:
+    """Raise ``TypeError`` unless all tensors have one dtype."""
+    first = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype != first:
+            raise TypeError(
+                f"{name}: operands have different dtypes, {first} and {tensor.dtype}; use cast() "
+                "on one of them"
+            )
+
+
+def keep_dtype(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return ``array`` in ``dtype``; NumPy 1 leaves it where 0-d values meet Python numbers."""
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum ``gradient`` over the axes along which an operand of this shape was broadcast."""
+    if gradient.shape == shape:
+        return gradient
+    lead = gradient.ndim - len(shape)
+    axes = tuple(range(lead)) + tuple(
+        lead + i for i, n in enumerate(shape) if n == 1 and gradient.shape[lead + i] != 1
+    )
+    total: Array = gradient.sum(axis=axes, keepdims=True, dtype=gradient.dtype).reshape(shape)
+    return total
+
+
+def unary(
+    name: str,
+    forward: Callable[[Any], Any],
+    derivative: Callable[[Array, Any, Any], Any],
+    doc: str,
+    *,
+    floating: bool = True,
+) -> Callable[[Any], Tensor]:
+    """Make an elementwise operation of one operand.
+
+    ``derivative(g, x, y)`` is the gradient of ``x``, given that of the result ``y``. With
+    ``floating`` the operand must be of a floating-point dtype.
+    """
+
+    def operation(x: Any) -> Tensor:
+        if x.__class__ is not Tensor:
+            x = as_tensor(x)
+        a = x.array
+        if floating and a.dtype.kind not in "fV":
+            raise TypeError(f"{name} needs a floating-point tensor, got {a.dtype}; use cast()")
+        result = keep_dtype(forward(a), a.dtype)
+        if not thread_state.tapes:
+            return Tensor(result)
+
+        def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Any]:
+            return (keep_dtype(derivative(g, a, result), a.dtype),)
+
+        return record(result, (x,), vjp)
+
+    return _named(operation, name, doc)
+
+
+def binary(
+    name: str,
+    forward: Callable[[Any, Any], Any],
+    by_x: Callable[[Array, Any, Any, Any], Any],
+    by_y: Callable[[Array, Any, Any, Any], Any],
+    doc: str,
+    *,
+    linear: bool = False,
+) -> Callable[[Any, Any], Tensor]:
+    """Make an elementwise operation of two operands that broadcast.
+
+    ``by_x(g, x, y, z)`` is the gradient of ``x`` before it is summed to the shape of ``x``, given
+    that of the result ``z``. With ``linear`` it gets None for all but ``g``, and the arrays
+    are not kept.
+    """
+
+    def operation(x: Any, y: Any) -> Tensor:
+        if x.__class__ is not Tensor or y.__class__ is not Tensor:
+            x, y = operands(x, y)
+        a = x.array
+        b = y.array
+        if a.dtype is not b.dtype:
+            check_dtypes(name, x, y)
+        result = forward(a, b)
+        if not thread_state.tapes:
+            return Tensor(result)
+        shape_a = a.shape
+        shape_b = b.shape
+        dtype = a.dtype
+        kept = (None, None, None) if linear else (a, b, result)
+
+        def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
+            return (
+                sum_to_shape(keep_dtype(by_x(g, *kept), dtype), shape_a) if need[0] else None,
+                sum_to_shape(keep_dtype(by_y(g, *kept), dtype), shape_b) if need[1] else None,
+            )
+
+        return record(result, (x, y), vjp)
+
+    return _named(operation, name, doc)
+
+
+def plain(name: str, forward: Callable[[Any, Any], Any], doc: str) -> Callable[[Any, Any], Tensor]:
+    """Make an operation of two operands that has no gradient (comparisons, logic)."""
+
+    def operation(x: Any, y: Any) -> Tensor:
+        if x.__class__ is not Tensor or y.__class__ is not Tensor:
+            x, y = operands(x, y)
+        if x.array.dtype is not y.array.dtype:
+            check_dtypes(name, x, y)
+        return Tensor(forward(x.array, y.array))
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = doc
+    return operation
+
+
+def _named(operation: _Function, name: str, doc: str) -> _Function:
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = doc
+    return differentiable(operation)

@@ -1,0 +1,492 @@
+"""Operations on shapes, parts and element types, and tensors made from nothing."""
+
+from __future__ import annotations
+
+import builtins
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...array_backend import Array, array_module, asarray, copy, is_array, scatter_add
+from ...dtypes import as_dtype, float32
+from ..tape import record
+from ..tensor import Tensor, as_tensor
+from ._define import check_dtypes, differentiable, sum_to_shape
+from .reductions import axes_of
+
+__all__ = [
+    "broadcast_to",
+    "cast",
+    "concat",
+    "constant",
+    "convert_to_tensor",
+    "expand_dims",
+    "eye",
+    "fill",
+    "gather",
+    "getitem",
+    "identity",
+    "newaxis",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "pad",
+    "range",
+    "rank",
+    "reshape",
+    "shape",
+    "size",
+    "split",
+    "squeeze",
+    "stack",
+    "stop_gradient",
+    "tile",
+    "transpose",
+    "unstack",
+    "zeros",
+    "zeros_like",
+]
+
+newaxis = None
+
+# Making tensors ----------------------------------------------------------------------------------
+
+
+def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> Tensor:
+    """Return a tensor of a copy of ``value``.
+
+    Parameters
+    ----------
+    value
+        A scalar, list or array. Python floats become float32 and ints int32; arrays keep their
+        dtype.
+    dtype
+        The dtype of the result.
+    shape
+        The shape of the result; a value with one element fills it.
+    name
+        Accepted for TensorFlow's sake.
+    """
+    array = as_tensor(value, dtype).array
+    if shape is not None:
+        target = shape_of(shape)
+        if array.size == 1:
+            array = np.broadcast_to(array.reshape(()), target)
+        elif array.size != prod(target):
+            raise ValueError(
+                f"constant: a value of shape {array.shape} does not fit shape {target}"
+            )
+        else:
+            array = array.reshape(target)
+    return Tensor(copy(array) if is_array(value) or shape is not None else array)
+
+
+def convert_to_tensor(
+    value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None
+) -> Tensor:
+    """Return ``value`` as a tensor; an array is shared, not copied (see `as_tensor`)."""
+    return as_tensor(value, dtype)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return a shape given as a number, a tensor, or a list of numbers and tensors."""
+    if isinstance(value, Tensor):
+        value = value.array.tolist()
+    items = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
+    return tuple(item.__index__() for item in items)
+
+
+def _sizes_of(value: Any, name: str) -> tuple[int, ...]:
+    sizes = shape_of(value)
+    if any(n < 0 for n in sizes):
+        raise ValueError(f"{name}: shape {sizes} has a negative length")
+    return sizes
+
+
+def zeros(shape: Any, dtype: Any = float32) -> Tensor:
+    """Return a tensor of zeros."""
+    return Tensor(np.zeros(_sizes_of(shape, "zeros"), as_dtype(dtype)))
+
+
+def ones(shape: Any, dtype: Any = float32) -> Tensor:
+    """Return a tensor of ones."""
+    return Tensor(np.ones(_sizes_of(shape, "ones"), as_dtype(dtype)))
+
+
+def fill(dims: Any, value: Any) -> Tensor:
+    """Return a tensor of shape ``dims`` whose elements are ``value``."""
+    return constant(value, shape=_sizes_of(dims, "fill"))
+
+
+def zeros_like(input: Any, dtype: Any = None) -> Tensor:
+    """Return zeros in the shape of ``input``, and in its dtype by default."""
+    a = as_tensor(input).array
+    return Tensor(array_module(a).zeros(a.shape, a.dtype if dtype is None else as_dtype(dtype)))
+
+
+def ones_like(input: Any, dtype: Any = None) -> Tensor:
+    """Return ones in the shape of ``input``, and in its dtype by default."""
+    a = as_tensor(input).array
+    return Tensor(array_module(a).ones(a.shape, a.dtype if dtype is None else as_dtype(dtype)))
+
+
+def eye(num_rows: Any, num_columns: Any = None, dtype: Any = float32) -> Tensor:
+    """Return a matrix with ones on its diagonal."""
+    columns = None if num_columns is None else int(num_columns)
+    return Tensor(np.eye(int(num_rows), columns, dtype=as_dtype(dtype)))
+
+
+def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> Tensor:
+    """Return the numbers from ``start`` (0 if alone) below ``limit`` in steps of ``delta``."""
+    if limit is None:
+        start, limit = 0, start
+    ends = [as_tensor(item) for item in (start, limit, delta)]
+    if dtype is None:
+        floats = [t.dtype for t in ends if t.dtype.kind in "fV"]
+        dtype = np.result_type(*(floats or [t.dtype for t in ends]))
+    numbers = [t.array.item() for t in ends]
+    if not numbers[2]:
+        raise ValueError("range: delta must not be 0")
+    return Tensor(np.arange(*numbers).astype(as_dtype(dtype)))
+
+
+def one_hot(
+    indices: Any,
+    depth: Any,
+    on_value: Any = 1,
+    off_value: Any = 0,
+    axis: int = -1,
+    dtype: Any = float32,
+) -> Tensor:
+    """Return vectors of ``depth`` elements: ``on_value`` at the index, ``off_value`` elsewhere.
+
+    An index outside of 0 to ``depth - 1`` gives ``off_value`` everywhere, as in TensorFlow.
+    """
+    index = as_tensor(indices).array
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"one_hot needs integer indices, got {index.dtype}; use cast()")
+    (place,) = axes_of(axis, index.ndim + 1, "one_hot")
+    hits = np.expand_dims(index, -1) == array_module(index).arange(int(depth))
+    kind = as_dtype(dtype)
+    values = np.where(hits, kind.type(on_value), kind.type(off_value)).astype(kind, copy=False)
+    return Tensor(np.moveaxis(values, -1, place))
+
+
+# About tensors -----------------------------------------------------------------------------------
+
+
+def shape(input: Any, out_type: Any = np.int32) -> Tensor:
+    """Return the shape as an integer tensor."""
+    return Tensor(np.array(as_tensor(input).shape, dtype=as_dtype(out_type)))
+
+
+def size(input: Any, out_type: Any = np.int32) -> Tensor:
+    """Return the number of elements as an integer tensor."""
+    return Tensor(np.array(as_tensor(input).array.size, dtype=as_dtype(out_type)))
+
+
+def rank(input: Any) -> Tensor:
+    """Return the number of axes as an integer tensor."""
+    return Tensor(np.array(as_tensor(input).ndim, dtype=np.int32))
+
+
+# Same elements -----------------------------------------------------------------------------------
+
+
+@differentiable
+def identity(input: Any, name: str | None = None) -> Tensor:
+    """Return a tensor of its own with the same value."""
+    x = as_tensor(input)
+    return record(x.array, (x,), lambda g, _need: (g,))
+
+
+def stop_gradient(input: Any) -> Tensor:
+    """Return the value as a constant: no gradient flows through it."""
+    return Tensor(as_tensor(input).array)
+
+
+@differentiable
+def cast(x: Any, dtype: Any) -> Tensor:
+    """Return ``x`` with another dtype; floats are cut to integers towards zero.
+
+    Gradients flow between floating-point dtypes.
+    """
+    tensor = as_tensor(x)
+    target = as_dtype(dtype)
+    a = tensor.array
+    if a.dtype == target:
+        return tensor
+    source = a.dtype
+    return record(a.astype(target), (tensor,), lambda g, _need: (g.astype(source),))
+
+
+@differentiable
+def reshape(tensor: Any, shape: Any) -> Tensor:
+    """Return the elements in another shape; one length may be -1, for what is left.
+
+    Raises
+    ------
+    ValueError
+        If the number of elements does not fit.
+    """
+    x = as_tensor(tensor)
+    a = x.array
+    target = shape_of(shape)
+    try:
+        result = a.reshape(target)
+    except ValueError:
+        raise ValueError(
+            f"reshape: a tensor of shape {a.shape} has {a.size} elements and does not fit shape "
+            f"{target}"
+        ) from None
+    old = a.shape
+    return record(result, (x,), lambda g, _need: (g.reshape(old),))
+
+
+@differentiable
+def transpose(a: Any, perm: Any = None) -> Tensor:
+    """Return the tensor with its axes in the order ``perm``; by default reversed."""
+    x = as_tensor(a)
+    order = (
+        tuple(builtins.range(x.ndim))[::-1]
+        if perm is None
+        else axes_of(list(shape_of(perm)), x.ndim, "transpose")
+    )
+    if len(order) != x.ndim:
+        raise ValueError(f"transpose: perm {order} does not name every axis of shape {x.shape}")
+    back = np.argsort(order).tolist()
+    return record(x.array.transpose(order), (x,), lambda g, _need: (g.transpose(back),))
+
+
+@differentiable
+def expand_dims(input: Any, axis: Any) -> Tensor:
+    """Return the tensor with an axis of length 1 put in at ``axis``."""
+    x = as_tensor(input)
+    (place,) = axes_of(axis, x.ndim + 1, "expand_dims")
+    old = x.shape
+    return record(
+        x.array.reshape((*old[:place], 1, *old[place:])), (x,), lambda g, _need: (g.reshape(old),)
+    )
+
+
+@differentiable
+def squeeze(input: Any, axis: Any = None) -> Tensor:
+    """Return the tensor without its axes of length 1, or without those that ``axis`` names."""
+    x = as_tensor(input)
+    old = x.shape
+    if axis is None or (isinstance(axis, (list, tuple)) and not axis):
+        axes = tuple(i for i, n in enumerate(old) if n == 1)
+    else:
+        axes = axes_of(axis, x.ndim, "squeeze")
+    for i in axes:
+        if old[i] != 1:
+            raise ValueError(f"squeeze: axis {i} of shape {old} does not have length 1")
+    kept = [n for i, n in enumerate(old) if i not in axes]
+    return record(x.array.reshape(kept), (x,), lambda g, _need: (g.reshape(old),))
+
+
+@differentiable
+def broadcast_to(input: Any, shape: Any) -> Tensor:
+    """Return the tensor repeated along axes of length 1 and new leading axes."""
+    x = as_tensor(input)
+    old = x.shape
+    return record(
+        np.broadcast_to(x.array, shape_of(shape)), (x,), lambda g, _need: (sum_to_shape(g, old),)
+    )
+
+
+@differentiable
+def tile(input: Any, multiples: Any) -> Tensor:
+    """Return the tensor repeated ``multiples[i]`` times along axis i."""
+    x = as_tensor(input)
+    times = _sizes_of(multiples, "tile")
+    old = x.shape
+    if len(times) != x.ndim:
+        raise ValueError(f"tile: multiples {times} must have a number for each axis of shape {old}")
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        parts = g.reshape([n for pair in zip(times, old, strict=True) for n in pair])
+        return (parts.sum(axis=tuple(builtins.range(0, 2 * len(old), 2)), dtype=g.dtype),)
+
+    return record(np.tile(x.array, times), (x,), vjp)
+
+
+@differentiable
+def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> Tensor:
+    """Return the tensor with ``paddings[i] = (before, after)`` elements put around along axis i."""
+    x = as_tensor(tensor)
+    if mode.upper() != "CONSTANT":
+        raise ValueError(f"pad: mode must be 'CONSTANT', got {mode!r}")
+    widths = [_sizes_of(pair, "pad") for pair in nest_rows(paddings)]
+    if len(widths) != x.ndim or any(len(pair) != 2 for pair in widths):
+        raise ValueError(
+            f"pad: paddings {widths} must have a pair (before, after) for each axis of shape "
+            f"{x.shape}"
+        )
+    inner = tuple(slice(before, before + n) for (before, _), n in zip(widths, x.shape, strict=True))
+    result = np.pad(x.array, widths, mode="constant", constant_values=constant_values)
+    return record(result, (x,), lambda g, _need: (g[inner],))
+
+
+def nest_rows(value: Any) -> list[Any]:
+    """Return the rows of a matrix of numbers given as lists or as a tensor."""
+    rows = value.array.tolist() if isinstance(value, Tensor) else value
+    return [row.tolist() if is_array(row) else row for row in rows]
+
+
+# Joining and parting -----------------------------------------------------------------------------
+
+
+@differentiable
+def concat(values: Any, axis: Any) -> Tensor:
+    """Return the tensors of a list joined along an axis they have."""
+    tensors = _tensors("concat", values)
+    (place,) = axes_of(axis, tensors[0].ndim, "concat")
+    for tensor in tensors:
+        if _without(tensor.shape, place) != _without(tensors[0].shape, place):
+            raise ValueError(
+                f"concat: shapes {tensors[0].shape} and {tensor.shape} differ besides axis {place}"
+            )
+    ends = np.cumsum([tensor.shape[place] for tensor in tensors]).tolist()
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
+        starts = [0, *ends[:-1]]
+        return [
+            g[_along(place, slice(start, end))] if needed else None
+            for start, end, needed in zip(starts, ends, need, strict=True)
+        ]
+
+    return record(np.concatenate([t.array for t in tensors], axis=place), tuple(tensors), vjp)
+
+
+def _tensors(name: str, values: Any) -> list[Tensor]:
+    """Return a list of tensors of one dtype; scalars in it take the dtype of the first tensor."""
+    items = list(values)
+    if not items:
+        raise ValueError(f"{name} needs at least one tensor")
+    first = next((item for item in items if isinstance(item, Tensor)), None)
+    tensors = [as_tensor(item, like=first) for item in items]
+    check_dtypes(name, *tensors)
+    return tensors
+
+
+def _along(place: int, item: Any) -> tuple[Any, ...]:
+    """Return the index that is ``item`` for one axis and everything before it."""
+    return (*(slice(None),) * place, item)
+
+
+def _without(sizes: tuple[int, ...], place: int) -> tuple[int, ...]:
+    return sizes[:place] + sizes[place + 1 :]
+
+
+@differentiable
+def stack(values: Any, axis: Any = 0) -> Tensor:
+    """Return the tensors of a list, all of one shape, along a new axis."""
+    tensors = _tensors("stack", values)
+    (place,) = axes_of(axis, tensors[0].ndim + 1, "stack")
+    for tensor in tensors:
+        if tensor.shape != tensors[0].shape:
+            raise ValueError(f"stack: shapes {tensors[0].shape} and {tensor.shape} differ")
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
+        return [g[_along(place, i)] if needed else None for i, needed in enumerate(need)]
+
+    return record(np.stack([t.array for t in tensors], axis=place), tuple(tensors), vjp)
+
+
+@differentiable
+def unstack(value: Any, num: int | None = None, axis: Any = 0) -> list[Tensor]:
+    """Return the parts of a tensor along ``axis``, without that axis."""
+    x = as_tensor(value)
+    (place,) = axes_of(axis, x.ndim, "unstack")
+    if num is not None and num != x.shape[place]:
+        raise ValueError(f"unstack: num is {num}, but axis {place} of shape {x.shape} differs")
+    return [getitem(x, _along(place, i)) for i in builtins.range(x.shape[place])]
+
+
+@differentiable
+def split(value: Any, num_or_size_splits: Any, axis: Any = 0) -> list[Tensor]:
+    """Return a tensor cut along ``axis`` into n equal parts, or into parts of the given lengths."""
+    x = as_tensor(value)
+    (place,) = axes_of(axis, x.ndim, "split")
+    length = x.shape[place]
+    if isinstance(num_or_size_splits, int):
+        if num_or_size_splits < 1 or length % num_or_size_splits:
+            raise ValueError(
+                f"split: axis {place} of shape {x.shape} cannot be cut into {num_or_size_splits} "
+                "equal parts"
+            )
+        sizes = (length // num_or_size_splits,) * num_or_size_splits
+    else:
+        sizes = shape_of(num_or_size_splits)
+        if sizes.count(-1) == 1:
+            sizes = tuple(length - 1 - sum(sizes) if n == -1 else n for n in sizes)
+        if any(n < 0 for n in sizes) or sum(sizes) != length:
+            raise ValueError(
+                f"split: lengths {sizes} do not add up to axis {place} of shape {x.shape}"
+            )
+    ends = np.cumsum(sizes).tolist()
+    return [
+        getitem(x, _along(place, slice(end - n, end))) for n, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def _index_of(item: Any, like: Array) -> Any:
+    """Return one part of an index of the array ``like`` in NumPy's terms."""
+    if isinstance(item, slice):
+        parts = (item.start, item.stop, item.step)
+        return slice(*(None if p is None else p.__index__() for p in parts))
+    if item is None or item is Ellipsis or isinstance(item, (int, np.generic)):
+        return item
+    return asarray(as_tensor(item).array, like=like)
+
+
+@differentiable
+def getitem(tensor: Any, index: Any) -> Tensor:
+    """Return ``tensor[index]`` by NumPy's rules; index and bool tensors may be part of it."""
+    x = as_tensor(tensor)
+    a = x.array
+    places = tuple(_index_of(i, a) for i in (index if isinstance(index, tuple) else (index,)))
+    basic = not any(is_array(place) for place in places)
+    result = a[places]
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        full = array_module(a).zeros(a.shape, a.dtype)
+        if basic:
+            full[places] = g
+        else:
+            scatter_add(full, places, g)
+        return (full,)
+
+    return record(result, (x,), vjp)
+
+
+@differentiable
+def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
+    """Return the parts of ``params`` at ``indices`` along ``axis``.
+
+    Raises
+    ------
+    IndexError
+        If an index is not in 0 to the length of the axis - 1.
+    """
+    x = as_tensor(params)
+    a = x.array
+    index = asarray(as_tensor(indices).array, like=a)
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"gather needs integer indices, got {index.dtype}; use cast()")
+    (place,) = axes_of(axis, a.ndim, "gather")
+    if index.size and (index.min() < 0 or index.max() >= a.shape[place]):
+        raise IndexError(
+            f"gather: indices from {int(index.min())} to {int(index.max())} are not all in 0 to "
+            f"{a.shape[place] - 1}, axis {place} of shape {a.shape}"
+        )
+    places = _along(place, index)
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        full = array_module(a).zeros(a.shape, a.dtype)
+        scatter_add(full, places, g)
+        return (full,)
+
+    return record(np.take(a, index, axis=place), (x,), vjp)

@@ -1,0 +1,267 @@
+"""Operations on the elements of one or two tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...array_backend import Array, asarray
+from ..tape import record
+from ..tensor import Tensor, as_tensor
+from ._define import (
+    binary,
+    check_dtypes,
+    differentiable,
+    operands,
+    plain,
+    sum_to_shape,
+    unary,
+)
+
+__all__ = [
+    "abs",
+    "add",
+    "clip_by_value",
+    "cos",
+    "divide",
+    "equal",
+    "exp",
+    "floor",
+    "floordiv",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
+    "log",
+    "log1p",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "maximum",
+    "minimum",
+    "mod",
+    "multiply",
+    "negative",
+    "not_equal",
+    "pow",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sqrt",
+    "square",
+    "squared_difference",
+    "subtract",
+    "tanh",
+    "where",
+]
+
+# Two operands ------------------------------------------------------------------------------------
+
+add = binary(
+    "add",
+    np.add,
+    lambda g, x, y, z: g,
+    lambda g, x, y, z: g,
+    "Return ``x + y``; the shapes broadcast.",
+    linear=True,
+)
+subtract = binary(
+    "subtract",
+    np.subtract,
+    lambda g, x, y, z: g,
+    lambda g, x, y, z: -g,
+    "Return ``x - y``; the shapes broadcast.",
+    linear=True,
+)
+multiply = binary(
+    "multiply",
+    np.multiply,
+    lambda g, x, y, z: g * y,
+    lambda g, x, y, z: g * x,
+    "Return ``x * y``; the shapes broadcast.",
+)
+divide = binary(
+    "divide",
+    np.true_divide,
+    lambda g, x, y, z: g / y,
+    lambda g, x, y, z: -(g * z / y),
+    "Return ``x / y``; the shapes broadcast, and integers give floating point.",
+)
+maximum = binary(
+    "maximum",
+    np.maximum,
+    lambda g, x, y, z: g * (x >= y),
+    lambda g, x, y, z: g * (x < y),
+    "Return the larger of ``x`` and ``y``; of equal ones, ``x`` gets the gradient.",
+)
+minimum = binary(
+    "minimum",
+    np.minimum,
+    lambda g, x, y, z: g * (x <= y),
+    lambda g, x, y, z: g * (x > y),
+    "Return the smaller of ``x`` and ``y``; of equal ones, ``x`` gets the gradient.",
+)
+squared_difference = binary(
+    "squared_difference",
+    lambda x, y: np.square(x - y),
+    lambda g, x, y, z: g * (x - y) * 2,
+    lambda g, x, y, z: g * (y - x) * 2,
+    "Return ``(x - y) ** 2``; the shapes broadcast.",
+)
+
+
+def _power(x: Array, y: Array) -> Any:
+    if x.dtype.kind in "iu" and (y < 0).any():
+        raise ValueError("pow: integers have no negative powers; cast() to a floating-point dtype")
+    return np.power(x, y)
+
+
+def _power_by_x(g: Array, x: Array, y: Array, z: Array) -> Any:
+    # y = 0 has gradient 0 also at x = 0, where x ** -1 is infinite.
+    return g * y * np.power(x, np.where(y == 0, np.ones_like(y), y - 1))
+
+
+def _power_by_y(g: Array, x: Array, y: Array, z: Array) -> Any:
+    # The limit for x -> 0; for x < 0 there is no derivative, and 0 is TensorFlow's answer.
+    return g * z * np.log(np.where(x > 0, x, np.ones_like(x)))
+
+
+pow = binary(
+    "pow",
+    _power,
+    _power_by_x,
+    _power_by_y,
+    "Return ``x ** y``; the shapes broadcast. The gradient by ``y`` is 0 where ``x <= 0``.",
+)
+
+
+def _no_zero(name: str, y: Array) -> None:
+    if y.dtype.kind in "iu" and not y.all():
+        raise ZeroDivisionError(f"{name}: integer division by zero")
+
+
+def _floor_divide(x: Array, y: Array) -> Any:
+    _no_zero("floordiv", y)
+    return np.floor_divide(x, y)
+
+
+def _remainder(x: Array, y: Array) -> Any:
+    _no_zero("mod", y)
+    return np.remainder(x, y)
+
+
+mod = binary(
+    "mod",
+    _remainder,
+    lambda g, x, y, z: g,
+    lambda g, x, y, z: -(g * np.floor_divide(x, y)),
+    "Return the remainder of ``x / y`` with the sign of ``y``; the shapes broadcast.",
+)
+floordiv = plain("floordiv", _floor_divide, "Return the largest integer below ``x / y``.")
+equal = plain("equal", np.equal, "Return ``x == y`` by element.")
+not_equal = plain("not_equal", np.not_equal, "Return ``x != y`` by element.")
+less = plain("less", np.less, "Return ``x < y`` by element.")
+less_equal = plain("less_equal", np.less_equal, "Return ``x <= y`` by element.")
+greater = plain("greater", np.greater, "Return ``x > y`` by element.")
+greater_equal = plain("greater_equal", np.greater_equal, "Return ``x >= y`` by element.")
+logical_and = plain("logical_and", np.logical_and, "Return whether both are true, by element.")
+logical_or = plain("logical_or", np.logical_or, "Return whether one is true, by element.")
+
+
+def logical_not(x: Any) -> Tensor:
+    """Return whether elements are false."""
+    return Tensor(np.logical_not(as_tensor(x).array))
+
+
+# One operand -------------------------------------------------------------------------------------
+
+
+def _sigmoid(x: Array) -> Any:
+    # exp of a negative number only: no overflow.
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+negative = unary("negative", np.negative, lambda g, x, y: -g, "Return ``-x``.", floating=False)
+abs = unary(
+    "abs",
+    np.abs,
+    lambda g, x, y: g * np.sign(x),
+    "Return the absolute values; the gradient at 0 is 0.",
+    floating=False,
+)
+square = unary("square", np.square, lambda g, x, y: g * x * 2, "Return ``x * x``.", floating=False)
+sqrt = unary("sqrt", np.sqrt, lambda g, x, y: g / (y + y), "Return the square roots.")
+rsqrt = unary(
+    "rsqrt", lambda x: 1 / np.sqrt(x), lambda g, x, y: g * y / (x * -2), "Return ``1 / sqrt(x)``."
+)
+reciprocal = unary("reciprocal", lambda x: 1 / x, lambda g, x, y: -(g * y * y), "Return ``1 / x``.")
+exp = unary("exp", np.exp, lambda g, x, y: g * y, "Return ``e ** x``.")
+log = unary("log", np.log, lambda g, x, y: g / x, "Return the natural logarithms.")
+log1p = unary("log1p", np.log1p, lambda g, x, y: g / (1 + x), "Return ``log(1 + x)``.")
+sin = unary("sin", np.sin, lambda g, x, y: g * np.cos(x), "Return the sines (radians).")
+cos = unary("cos", np.cos, lambda g, x, y: -(g * np.sin(x)), "Return the cosines (radians).")
+tanh = unary("tanh", np.tanh, lambda g, x, y: g * (1 - y * y), "Return the hyperbolic tangents.")
+sigmoid = unary(
+    "sigmoid", _sigmoid, lambda g, x, y: g * y * (1 - y), "Return ``1 / (1 + exp(-x))``."
+)
+
+
+def sign(x: Any) -> Tensor:
+    """Return -1, 0 or 1 by element; without gradient."""
+    return Tensor(np.sign(as_tensor(x).array))
+
+
+def floor(x: Any) -> Tensor:
+    """Return the largest integers that are not above ``x``; without gradient."""
+    return Tensor(np.floor(as_tensor(x).array))
+
+
+def round(x: Any) -> Tensor:
+    """Return the nearest integers, of two the even one; without gradient."""
+    return Tensor(np.rint(as_tensor(x).array))
+
+
+# Choices -----------------------------------------------------------------------------------------
+
+
+@differentiable
+def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
+    """Return the elements of ``x`` where ``condition`` holds, else those of ``y``.
+
+    All three broadcast. Without ``x`` and ``y``: the indices of the true elements, int64, one row
+    each.
+
+    Raises
+    ------
+    TypeError
+        If ``condition`` is not bool, or ``x`` and ``y`` have different dtypes.
+    """
+    chosen = as_tensor(condition).array
+    if chosen.dtype.kind != "b":
+        raise TypeError(f"where needs a bool condition, got dtype {chosen.dtype}; compare it first")
+    if x is None and y is None:
+        return Tensor(np.argwhere(chosen).astype(np.int64))
+    if x is None or y is None:
+        raise ValueError("where needs both x and y, or neither")
+    first, second = operands(x, y)
+    check_dtypes("where", first, second)
+    chosen = asarray(chosen, like=first.array)
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
+        return (
+            sum_to_shape(g * chosen, first.shape) if need[0] else None,
+            sum_to_shape(g * ~chosen, second.shape) if need[1] else None,
+        )
+
+    return record(np.where(chosen, first.array, second.array), (first, second), vjp)
+
+
+@differentiable
+def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any) -> Tensor:
+    """Return ``t`` with elements outside of the two bounds replaced by the nearer bound."""
+    return minimum(maximum(t, clip_value_min), clip_value_max)

@@ -1,0 +1,309 @@
+"""Operations that make fewer elements of many, and the matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...array_backend import Array, array_module
+from ..tape import record
+from ..tensor import Tensor, as_tensor
+from ._define import check_dtypes, differentiable, operands, sum_to_shape
+
+__all__ = [
+    "add_n",
+    "argmax",
+    "argmin",
+    "matmul",
+    "reduce_all",
+    "reduce_any",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_sum",
+    "tensordot",
+]
+
+
+def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
+    """Return the axes that ``axis`` (None, an integer or several) means, counted from 0."""
+    if axis is None:
+        return tuple(range(ndim))
+    given = axis if isinstance(axis, (list, tuple)) else np.atleast_1d(np.asarray(axis)).tolist()
+    axes = []
+    for item in given:
+        number = item.__index__()
+        if not -ndim <= number < ndim:
+            raise ValueError(f"{name}: axis {number} is out of range for a tensor with {ndim} axes")
+        axes.append(number % ndim)
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{name}: axis {axis} names an axis twice")
+    return tuple(axes)
+
+
+def _with_axes(array: Any, axes: tuple[int, ...], ndim: int) -> Array:
+    """Return a reduced array with its reduced axes as axes of length 1."""
+    kept = iter(np.shape(array))
+    expanded: Array = array.reshape([1 if i in axes else next(kept) for i in range(ndim)])
+    return expanded
+
+
+@differentiable
+def reduce_sum(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Return the sums over ``axis`` (all axes by default), in the tensor's dtype."""
+    x = as_tensor(input_tensor)
+    a = x.array
+    axes = axes_of(axis, a.ndim, "reduce_sum")
+    shape = a.shape
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        return (_spread(g, axes, shape, keepdims),)
+
+    return record(a.sum(axis=axes, keepdims=keepdims, dtype=a.dtype), (x,), vjp)
+
+
+def _spread(g: Array, axes: tuple[int, ...], shape: tuple[int, ...], keepdims: bool) -> Array:
+    if not keepdims:
+        g = _with_axes(g, axes, len(shape))
+    return np.broadcast_to(g, shape)
+
+
+@differentiable
+def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Return the means over ``axis`` (all axes by default), in the tensor's dtype.
+
+    The mean of nothing is NaN; integers are divided downwards, as TensorFlow does.
+    """
+    x = as_tensor(input_tensor)
+    a = x.array
+    axes = axes_of(axis, a.ndim, "reduce_mean")
+    shape = a.shape
+    count = prod(shape[i] for i in axes)
+    total = a.sum(axis=axes, keepdims=keepdims, dtype=a.dtype)
+    if a.dtype.kind in "iu":
+        if not count:
+            raise ZeroDivisionError(f"reduce_mean: integers of shape {shape} have no mean")
+        return Tensor(total // a.dtype.type(count))
+    if count:
+        mean = total / a.dtype.type(count)
+    else:
+        mean = total + a.dtype.type(np.nan)
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        return (_spread(g / g.dtype.type(count or 1), axes, shape, keepdims),)
+
+    return record(mean, (x,), vjp)
+
+
+def _extremum(name: str, method: str, doc: str) -> Callable[..., Tensor]:
+    def operation(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+        x = as_tensor(input_tensor)
+        a = x.array
+        axes = axes_of(axis, a.ndim, name)
+        if not all(a.shape[i] for i in axes):
+            raise ValueError(f"{name}: a tensor of shape {a.shape} has no elements along {axes}")
+        result = getattr(a, method)(axis=axes, keepdims=keepdims)
+
+        def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+            if keepdims:
+                top, spread = result, g
+            else:
+                top, spread = _with_axes(result, axes, a.ndim), _with_axes(g, axes, a.ndim)
+            hits = (a == top).astype(a.dtype)
+            return (hits * (spread / hits.sum(axis=axes, keepdims=True)),)
+
+        return record(result, (x,), vjp)
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = doc
+    return differentiable(operation)
+
+
+reduce_max = _extremum(
+    "reduce_max",
+    "max",
+    "Return the largest elements along ``axis``; equal ones share the gradient.",
+)
+reduce_min = _extremum(
+    "reduce_min",
+    "min",
+    "Return the smallest elements along ``axis``; equal ones share the gradient.",
+)
+
+
+@differentiable
+def reduce_prod(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Return the products over ``axis`` (all axes by default), in the tensor's dtype."""
+    x = as_tensor(input_tensor)
+    a = x.array
+    axes = axes_of(axis, a.ndim, "reduce_prod")
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        # The product of the others, from the left and from the right: right for zeros too.
+        rest = tuple(i for i in range(a.ndim) if i not in axes)
+        order = rest + axes
+        moved = a.transpose(order)
+        count = prod(a.shape[i] for i in axes)
+        rows = moved.reshape([*(a.shape[i] for i in rest), count])
+        ones = array_module(a).ones((*rows.shape[:-1], 1), a.dtype)
+        left = np.cumprod(np.concatenate([ones, rows[..., :-1]], axis=-1), axis=-1)
+        right = np.cumprod(np.concatenate([ones, rows[..., :0:-1]], axis=-1), axis=-1)[..., ::-1]
+        others = (left * right).reshape(moved.shape).transpose(np.argsort(order).tolist())
+        return (others * _spread(g, axes, a.shape, keepdims),)
+
+    return record(a.prod(axis=axes, keepdims=keepdims, dtype=a.dtype), (x,), vjp)
+
+
+def reduce_all(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Return whether all elements along ``axis`` are true."""
+    a = as_tensor(input_tensor).array
+    return Tensor(np.all(a, axis=axes_of(axis, a.ndim, "reduce_all"), keepdims=keepdims))
+
+
+def reduce_any(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Return whether an element along ``axis`` is true."""
+    a = as_tensor(input_tensor).array
+    return Tensor(np.any(a, axis=axes_of(axis, a.ndim, "reduce_any"), keepdims=keepdims))
+
+
+def _arg(name: str, input: Any, axis: Any, output_type: Any) -> Tensor:
+    a = as_tensor(input).array
+    (number,) = axes_of(0 if axis is None else axis, a.ndim, name)
+    if not a.shape[number]:
+        raise ValueError(f"{name}: a tensor of shape {a.shape} has no elements along axis {number}")
+    return Tensor(getattr(a, name)(axis=number).astype(output_type, copy=False))
+
+
+def argmax(input: Any, axis: Any = None, output_type: Any = np.int64) -> Tensor:
+    """Return the (first) indices of the largest elements along ``axis``, 0 by default."""
+    return _arg("argmax", input, axis, output_type)
+
+
+def argmin(input: Any, axis: Any = None, output_type: Any = np.int64) -> Tensor:
+    """Return the (first) indices of the smallest elements along ``axis``, 0 by default."""
+    return _arg("argmin", input, axis, output_type)
+
+
+@differentiable
+def add_n(inputs: Any) -> Tensor:
+    """Return the sum of a list of tensors of one shape and dtype.
+
+    Raises
+    ------
+    ValueError
+        If the list is empty or the shapes differ.
+    """
+    tensors = [as_tensor(item) for item in inputs]
+    if not tensors:
+        raise ValueError("add_n needs at least one tensor")
+    check_dtypes("add_n", *tensors)
+    for tensor in tensors:
+        if tensor.shape != tensors[0].shape:
+            raise ValueError(f"add_n: shapes {tensors[0].shape} and {tensor.shape} differ")
+    total = tensors[0].array
+    for tensor in tensors[1:]:
+        total = total + tensor.array
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
+        return [g if needed else None for needed in need]
+
+    return record(total, tuple(tensors), vjp)
+
+
+@differentiable
+def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """Return the product of matrices, or of stacks of them that broadcast.
+
+    Both need two axes at least; ``transpose_a`` and ``transpose_b`` swap the last two first.
+
+    Raises
+    ------
+    ValueError
+        If an operand has fewer than two axes, or the inner lengths differ.
+    """
+    x, y = operands(a, b)
+    check_dtypes("matmul", x, y)
+    left, right = x.array, y.array
+    if left.ndim < 2 or right.ndim < 2:
+        raise ValueError(
+            f"matmul needs operands with two axes at least, got shapes {left.shape} and "
+            f"{right.shape}; use expand_dims() or tensordot()"
+        )
+    if transpose_a:
+        left = left.swapaxes(-1, -2)
+    if transpose_b:
+        right = right.swapaxes(-1, -2)
+    if left.shape[-1] != right.shape[-2]:
+        raise ValueError(
+            f"matmul: inner lengths differ, shapes are {left.shape} and {right.shape}"
+            f"{' after transposing' if transpose_a or transpose_b else ''}"
+        )
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
+        by_left = by_right = None
+        if need[0]:
+            by_left = sum_to_shape(np.matmul(g, right.swapaxes(-1, -2)), left.shape)
+            if transpose_a:
+                by_left = by_left.swapaxes(-1, -2)
+        if need[1]:
+            by_right = sum_to_shape(np.matmul(left.swapaxes(-1, -2), g), right.shape)
+            if transpose_b:
+                by_right = by_right.swapaxes(-1, -2)
+        return by_left, by_right
+
+    return record(np.matmul(left, right), (x, y), vjp)
+
+
+@differentiable
+def tensordot(a: Any, b: Any, axes: Any) -> Tensor:
+    """Return the sum of products over pairs of axes.
+
+    Parameters
+    ----------
+    a, b
+        The operands, of one dtype.
+    axes
+        A number n, for the last n axes of ``a`` and the first n of ``b``; or two lists of axes that
+        belong together.
+    """
+    x, y = operands(a, b)
+    check_dtypes("tensordot", x, y)
+    left, right = x.array, y.array
+    if isinstance(axes, int):
+        if not 0 <= axes <= min(left.ndim, right.ndim):
+            raise ValueError(
+                f"tensordot: axes={axes} for tensors with {left.ndim} and {right.ndim} axes"
+            )
+        axes_a = tuple(range(left.ndim - axes, left.ndim))
+        axes_b = tuple(range(axes))
+    else:
+        axes_a = axes_of(axes[0], left.ndim, "tensordot")
+        axes_b = axes_of(axes[1], right.ndim, "tensordot")
+    free_a = [i for i in range(left.ndim) if i not in axes_a]
+    free_b = [i for i in range(right.ndim) if i not in axes_b]
+    pairs = [(left.shape[i], right.shape[j]) for i, j in zip(axes_a, axes_b, strict=False)]
+    if len(axes_a) != len(axes_b) or any(m != n for m, n in pairs):
+        raise ValueError(
+            f"tensordot: axes {axes_a} of shape {left.shape} do not fit axes {axes_b} of shape "
+            f"{right.shape}"
+        )
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
+        by_left = by_right = None
+        split = len(free_a)
+        if need[0]:
+            product = np.tensordot(g, right, (list(range(split, g.ndim)), free_b))
+            # Its last axes are the summed ones, in the order they have in b.
+            summed = [axes_a[axes_b.index(j)] for j in sorted(axes_b)]
+            by_left = product.transpose(np.argsort([*free_a, *summed]).tolist())
+        if need[1]:
+            product = np.tensordot(g, left, (list(range(split)), free_a))
+            summed = [axes_b[axes_a.index(i)] for i in sorted(axes_a)]
+            by_right = product.transpose(np.argsort([*free_b, *summed]).tolist())
+        return by_left, by_right
+
+    return record(np.tensordot(left, right, (axes_a, axes_b)), (x, y), vjp)

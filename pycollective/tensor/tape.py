@@ -1,0 +1,450 @@
+"""Reverse-mode differentiation: what operations record, and how gradients come back.
+
+Each thread has its own stack of tapes, so replicas that run at the same time do not see each other.
+A tape knows tensors by a number that is given to a tensor when it is first tracked and never used
+again. It therefore keeps no tensor alive: what stays in memory between the forward and the backward
+pass is what the ``vjp`` closures of the operations hold, and the backward pass frees that as it
+goes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from .. import nest
+from ..array_backend import Array, array_module, asarray, copy
+from .tensor import Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from .variable import Variable
+
+__all__ = ["GradientTape", "Vjp", "paused", "record", "record_many", "recording"]
+
+#: ``vjp(g, need)`` returns, for each input, the gradient of ``sum(g * output)`` by that input, or
+#: None where ``need`` says that nobody asks for it.
+Vjp: TypeAlias = Callable[[Array, tuple[bool, ...]], Sequence[Any]]
+
+
+class _ThreadState(threading.local):
+    """The tapes that record in this thread, outermost first."""
+
+    tapes: tuple[GradientTape, ...] = ()
+
+
+thread_state = _ThreadState()
+_new_key = itertools.count(1).__next__
+_key_lock = threading.Lock()
+
+
+def recording() -> bool:
+    """Whether a tape records in this thread."""
+    return bool(thread_state.tapes)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Let no tape of this thread record inside the ``with`` block."""
+    tapes, thread_state.tapes = thread_state.tapes, ()
+    try:
+        yield
+    finally:
+        thread_state.tapes = tapes
+
+
+def key_of(tensor: Tensor) -> int:
+    """Return the number by which tapes know ``tensor``; give it one first if it has none."""
+    if not tensor._key:
+        with _key_lock:
+            if not tensor._key:
+                tensor._key = _new_key()
+    return tensor._key
+
+
+def record(array: Array, inputs: tuple[Tensor, ...], vjp: Vjp) -> Tensor:
+    """Wrap the result of an operation, and note how its gradient goes back to the inputs.
+
+    Parameters
+    ----------
+    array
+        The result. The operation must not write to it afterwards.
+    inputs
+        The tensors the result was computed from.
+    vjp
+        ``vjp(g, need)``, where ``g`` is the gradient of the result (its shape and dtype) and
+        ``need`` holds one bool per input: returns one array per input, in that input's shape and
+        dtype, or None where ``need`` is False. It must not write to ``g``, and may return it.
+
+    Returns
+    -------
+    Tensor
+        The result. Integers and bools are never tracked.
+    """
+    output = Tensor(array)
+    for tape in thread_state.tapes:
+        tracked = tape._tracked
+        for tensor in inputs:
+            if tensor._key in tracked:
+                if array.dtype.kind in "fV":
+                    if not output._key:
+                        output._key = _new_key()
+                    tracked.add(output._key)
+                    tape._nodes.append((output._key, tuple([t._key for t in inputs]), vjp))
+                break
+    return output
+
+
+def record_many(
+    arrays: Sequence[Array],
+    inputs: tuple[Tensor, ...],
+    vjp: Callable[[tuple[Array, ...], tuple[bool, ...]], Sequence[Any]],
+) -> tuple[Tensor, ...]:
+    """`record` for an operation with several results: ``vjp`` takes a tuple of gradients.
+
+    Results that the target does not depend on have zeros as gradient.
+    """
+    outputs = tuple(Tensor(array) for array in arrays)
+    keys = tuple(key_of(output) for output in outputs)
+    node_vjp = _JointVjp([(array.shape, array.dtype, array_module(array)) for array in arrays], vjp)
+    for tape in thread_state.tapes:
+        if any(tensor._key in tape._tracked for tensor in inputs):
+            tape._tracked.update(
+                key for key, output in zip(keys, outputs, strict=True) if output.dtype.kind in "fV"
+            )
+            tape._nodes.append((keys, tuple(t._key for t in inputs), node_vjp))
+    return outputs
+
+
+class _JointVjp:
+    """The ``vjp`` of an operation with several results: zeros stand for missing gradients."""
+
+    __slots__ = ("_specs", "_vjp")
+
+    def __init__(
+        self, specs: list[tuple[Any, Any, Any]], vjp: Callable[..., Sequence[Any]]
+    ) -> None:
+        self._specs = specs
+        self._vjp = vjp
+
+    def __call__(self, gradients: Any, need: tuple[bool, ...]) -> Sequence[Any]:
+        filled = tuple(
+            module.zeros(shape, dtype) if gradient is None else gradient
+            for gradient, (shape, dtype, module) in zip(gradients, self._specs, strict=True)
+        )
+        return self._vjp(filled, need)
+
+
+#: key(s) of the output(s), keys of the inputs (0: never tracked), vjp.
+_Node: TypeAlias = tuple[Any, tuple[int, ...], Any]
+
+
+class GradientTape:
+    """Records operations inside a ``with`` block, to compute gradients of their results.
+
+    Parameters
+    ----------
+    persistent
+        Whether `gradient` may be called more than once. A persistent tape keeps everything that was
+        recorded until it is dropped; any other frees it while it computes the gradient.
+    watch_accessed_variables
+        Whether trainable variables are watched when they are read. Otherwise only what is given to
+        `watch` is.
+
+    Notes
+    -----
+    The interface is that of ``tf.GradientTape``. First derivatives only: a gradient that is
+    computed while a tape records is a result like any other, but its own gradient raises
+    ``NotImplementedError``.
+    """
+
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        self._persistent = persistent
+        self._watch_accessed = watch_accessed_variables
+        self._used = False
+        self.reset()
+
+    # Recording -------------------------------------------------------------------------------
+
+    def __enter__(self) -> GradientTape:
+        if self in thread_state.tapes:
+            raise ValueError("this GradientTape records already; do not enter its block twice")
+        if self._used:
+            self.reset()
+        thread_state.tapes = (*thread_state.tapes, self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        thread_state.tapes = tuple([tape for tape in thread_state.tapes if tape is not self])
+
+    def reset(self) -> None:
+        """Forget everything that was recorded and watched."""
+        self._used = False
+        self._tracked: set[int] = set()
+        self._nodes: list[_Node] = []
+        # By identity of the variable: itself, and the keys of the values that were read from it.
+        self._variables: dict[int, tuple[Variable, dict[int, None]]] = {}
+
+    @contextmanager
+    def stop_recording(self) -> Iterator[None]:
+        """Record nothing on this tape inside the ``with`` block."""
+        if self not in thread_state.tapes:
+            raise ValueError("stop_recording() needs a GradientTape that records in this thread")
+        tapes = thread_state.tapes
+        self._leave()
+        try:
+            yield
+        finally:
+            thread_state.tapes = tapes
+
+    def watch(self, tensor: Any) -> None:
+        """Track a tensor or variable, or each one in a nest of them.
+
+        Raises
+        ------
+        TypeError
+            If a value is no tensor or variable, or its dtype is not floating point.
+        """
+        for item in nest.flatten(tensor):
+            source = _resolve(item, "watch")
+            if source.dtype.kind not in "fV":
+                raise TypeError(
+                    f"watch() needs a floating-point tensor, got dtype {source.dtype}; cast() it"
+                )
+            if isinstance(source, Tensor):
+                self._tracked.add(key_of(source))
+            else:
+                self._variables.setdefault(id(source), (source, {}))
+                self._watch_read(source, source._current())
+
+    def _watch_read(self, variable: Variable, value: Tensor) -> None:
+        """Note that ``value`` was read from ``variable``; called when a variable is read."""
+        entry = self._variables.get(id(variable))
+        if entry is None:
+            if not (self._watch_accessed and variable._trainable):
+                return
+            entry = self._variables[id(variable)] = (variable, {})
+        key = value._key
+        if key not in entry[1]:
+            entry[1][key] = None
+            self._tracked.add(key)
+
+    def watched_variables(self) -> tuple[Variable, ...]:
+        """Return the variables that this tape watches, in the order they were first seen."""
+        return tuple(variable for variable, _ in self._variables.values())
+
+    # Gradients -------------------------------------------------------------------------------
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: str = "none",
+    ) -> Any:
+        """Compute the gradient of the sum of ``target`` by each of ``sources``.
+
+        Parameters
+        ----------
+        target
+            A tensor, or a nest of them, whose gradients add up.
+        sources
+            A tensor or variable, or a nest of them, that the tape watched or computed.
+        output_gradients
+            What the elements of ``target`` are weighted with (its shapes); by default ones.
+        unconnected_gradients
+            What stands for a source that ``target`` does not depend on: ``"none"`` or ``"zero"``.
+
+        Returns
+        -------
+        A nest in the shape of ``sources``; each gradient has its source's shape and dtype. The
+        arrays may share memory with each other, and must not be written to.
+
+        Raises
+        ------
+        RuntimeError
+            If a tape that is not persistent is asked a second time.
+        """
+        if self._used:
+            raise RuntimeError(
+                "A non-persistent GradientTape can only be used to compute one set of gradients "
+                "(or jacobians); make it with persistent=True to ask again"
+            )
+        unconnected = getattr(unconnected_gradients, "value", unconnected_gradients)
+        if unconnected not in ("none", "zero"):
+            raise ValueError(
+                f"unconnected_gradients must be 'none' or 'zero', got {unconnected_gradients!r}"
+            )
+        resolved = [_resolve(source, "gradient") for source in nest.flatten(sources)]
+        targets = [_target(item) for item in nest.flatten(target)]
+        gradients = self._seed(targets, output_gradients)
+        source_keys = [self._keys_of(source) for source in resolved]
+
+        if self._persistent:
+            nodes = self._nodes
+        else:
+            self._leave()
+            self._used = True
+            nodes, self._nodes = self._nodes, []
+        wanted = {key for keys in source_keys for key in keys}
+        _sweep(nodes, gradients, wanted, consume=not self._persistent)
+
+        results: list[Tensor | None] = []
+        for source, keys in zip(resolved, source_keys, strict=True):
+            parts = [gradients[key] for key in keys if key in gradients]
+            if parts:
+                results.append(_result(parts, tuple(targets)))
+            elif unconnected == "zero":
+                array = (source if isinstance(source, Tensor) else source._current()).array
+                results.append(Tensor(array_module(array).zeros(array.shape, array.dtype)))
+            else:
+                results.append(None)
+        if not self._persistent:
+            self._tracked = set()
+        return nest.pack_as(sources, results)
+
+    def _keys_of(self, source: Tensor | Variable) -> tuple[int, ...]:
+        if isinstance(source, Tensor):
+            return (source._key,) if source._key in self._tracked else ()
+        entry = self._variables.get(id(source))
+        return () if entry is None else tuple(entry[1])
+
+    def _seed(self, targets: list[Tensor], output_gradients: Any) -> dict[int, Array]:
+        """Return the gradients that the sweep starts from."""
+        if output_gradients is None:
+            weights: list[Any] = [None] * len(targets)
+        else:
+            weights = nest.flatten(output_gradients)
+            if len(weights) != len(targets):
+                raise ValueError(
+                    f"output_gradients has {len(weights)} values for {len(targets)} targets"
+                )
+        gradients: dict[int, Array] = {}
+        for target, weight in zip(targets, weights, strict=True):
+            if target._key not in self._tracked:
+                continue
+            array = target.array
+            if weight is None:
+                seed: Array = array_module(array).ones(array.shape, array.dtype)
+            else:
+                seed = as_tensor(weight, like=target).array
+                if seed.shape != array.shape or seed.dtype != array.dtype:
+                    raise ValueError(
+                        f"output_gradients has shape {seed.shape} and dtype {seed.dtype}, its "
+                        f"target has {array.shape} and {array.dtype}; they must be the same"
+                    )
+            known = gradients.get(target._key)
+            gradients[target._key] = seed if known is None else known + seed
+        return gradients
+
+
+def _sweep(
+    nodes: list[_Node], gradients: dict[int, Array], wanted: set[int], *, consume: bool
+) -> None:
+    """Carry ``gradients`` (by key) back through ``nodes``; those of ``wanted`` keys stay in it.
+
+    With ``consume`` the list is emptied on the way, so that memory is freed as early as it can be.
+    """
+    reached = _reached(nodes, wanted)
+    # Sums made here may be added to in place; what a vjp returned belongs to others too.
+    own: set[int] = set()
+    for outputs, inputs, vjp in _drain(nodes) if consume else reversed(nodes):
+        if outputs.__class__ is tuple:
+            gradient: Any = [_take(gradients, key, wanted) for key in outputs]
+            if all(part is None for part in gradient):
+                continue
+        else:
+            gradient = _take(gradients, outputs, wanted)
+            if gradient is None:
+                continue
+        need = tuple([key in reached for key in inputs])
+        if True not in need:
+            continue
+        for key, part in zip(inputs, vjp(gradient, need), strict=True):
+            if part is None or key not in reached:
+                continue
+            known = gradients.get(key)
+            if known is None:
+                gradients[key] = part
+            elif key in own:
+                known += part
+            else:
+                total = known + part
+                gradients[key] = total
+                if total.ndim:
+                    own.add(key)
+        del vjp, gradient
+
+
+def _reached(nodes: list[_Node], sources: set[int]) -> set[int]:
+    """Return the keys of what the sources have an influence on: only that needs a gradient."""
+    reached = set(sources)
+    for outputs, inputs, _ in nodes:
+        if not reached.isdisjoint(inputs):
+            if outputs.__class__ is tuple:
+                reached.update(outputs)
+            else:
+                reached.add(outputs)
+    return reached
+
+
+def _drain(nodes: list[_Node]) -> Iterator[_Node]:
+    while nodes:
+        yield nodes.pop()
+
+
+def _take(gradients: dict[int, Array], key: int, wanted: set[int]) -> Array | None:
+    """Return the finished gradient of an operation's result, as an array."""
+    gradient = gradients.get(key) if key in wanted else gradients.pop(key, None)
+    if gradient is not None and gradient.__class__ is not np.ndarray:
+        gradient = asarray(gradient)
+    return gradient
+
+
+def _result(parts: list[Array], targets: tuple[Tensor, ...]) -> Tensor:
+    """Make the tensor of a gradient, and see that outer tapes do not take it for a constant."""
+    array = asarray(parts[0])
+    for part in parts[1:]:
+        array = asarray(array + part)
+    # A broadcast view would surprise who sends its bytes; everything else is handed out as it is.
+    if not (array.flags.c_contiguous and getattr(array.flags, "writeable", True)):
+        array = copy(array)
+    if not thread_state.tapes:
+        return Tensor(array)
+    return record(array, targets, _no_second_order)
+
+
+def _no_second_order(_gradient: Array, _need: tuple[bool, ...]) -> Sequence[Any]:
+    raise NotImplementedError(
+        "gradients of gradients are not implemented: a result of GradientTape.gradient() was used "
+        "under another recording tape, whose gradient() needs its derivative; call gradient() "
+        "outside of that tape's block, or use stop_gradient() on its result"
+    )
+
+
+def _resolve(source: Any, caller: str) -> Tensor | Variable:
+    """Return the tensor or the variable of this replica that ``source`` stands for."""
+    if isinstance(source, Tensor):
+        return source
+    local = getattr(source, "_local", None)
+    if local is not None:
+        variable: Variable = local()
+        return variable
+    if hasattr(source, "__tensor__"):
+        return as_tensor(source)
+    raise TypeError(
+        f"{caller}() needs tensors and variables, got {type(source).__name__}; make a tensor of it "
+        "with constant() and watch() it before it is used"
+    )
+
+
+def _target(item: Any) -> Tensor:
+    """Return a target as a tensor; a variable as the value the tape saw."""
+    return item if isinstance(item, Tensor) else as_tensor(item)

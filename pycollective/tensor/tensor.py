@@ -1,0 +1,324 @@
+"""`Tensor`: an immutable value over an array, and what can be made one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..array_backend import Array, asarray, is_array, to_numpy
+from ..dtypes import as_dtype, is_supported
+
+__all__ = ["Operators", "Tensor", "as_tensor"]
+
+
+class Operators:
+    """The operators of tensors, for each class that stands for one.
+
+    They *are* the functions of `pycollective.tensor.ops`, which puts them here when it is imported:
+    a method that called them would cost as much again as a small operation.
+    """
+
+    __slots__ = ()
+    # NumPy arrays leave mixed operations to the tensor.
+    __array_priority__ = 1000
+    __hash__ = object.__hash__
+
+    if TYPE_CHECKING:
+
+        def __add__(self, other: Any) -> Tensor: ...
+        def __radd__(self, other: Any) -> Tensor: ...
+        def __sub__(self, other: Any) -> Tensor: ...
+        def __rsub__(self, other: Any) -> Tensor: ...
+        def __mul__(self, other: Any) -> Tensor: ...
+        def __rmul__(self, other: Any) -> Tensor: ...
+        def __truediv__(self, other: Any) -> Tensor: ...
+        def __rtruediv__(self, other: Any) -> Tensor: ...
+        def __floordiv__(self, other: Any) -> Tensor: ...
+        def __rfloordiv__(self, other: Any) -> Tensor: ...
+        def __mod__(self, other: Any) -> Tensor: ...
+        def __rmod__(self, other: Any) -> Tensor: ...
+        def __pow__(self, other: Any) -> Tensor: ...
+        def __rpow__(self, other: Any) -> Tensor: ...
+        def __matmul__(self, other: Any) -> Tensor: ...
+        def __rmatmul__(self, other: Any) -> Tensor: ...
+        def __and__(self, other: Any) -> Tensor: ...
+        def __rand__(self, other: Any) -> Tensor: ...
+        def __or__(self, other: Any) -> Tensor: ...
+        def __ror__(self, other: Any) -> Tensor: ...
+        def __xor__(self, other: Any) -> Tensor: ...
+        def __rxor__(self, other: Any) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __pos__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
+        def __lt__(self, other: Any) -> Tensor: ...
+        def __le__(self, other: Any) -> Tensor: ...
+        def __gt__(self, other: Any) -> Tensor: ...
+        def __ge__(self, other: Any) -> Tensor: ...
+        def __eq__(self, other: Any) -> Tensor: ...  # type: ignore[override]
+        def __ne__(self, other: Any) -> Tensor: ...  # type: ignore[override]
+        def __getitem__(self, index: Any) -> Tensor: ...
+
+
+class Tensor(Operators):
+    """An immutable array of numbers that `GradientTape` can follow.
+
+    Parameters
+    ----------
+    array
+        A NumPy or CuPy array, which the tensor shares: whoever passes it must not write to it
+        any more. `constant` makes tensors of other values, and copies.
+
+    Attributes
+    ----------
+    array
+        The array; not to be written to.
+
+    Notes
+    -----
+    Two operands must have one dtype, or ``TypeError`` is raised. Scalars (Python's and NumPy's)
+    and lists of them take the dtype of the other operand; alone, ``float`` becomes float32 and
+    ``int`` int32. ``==`` compares elements; tensors hash by identity.
+    """
+
+    __slots__ = ("__weakref__", "_key", "array")
+
+    array: Array
+    #: The number by which tapes know this tensor; 0 as long as none tracks it.
+    _key: int
+
+    def __init__(self, array: Array) -> None:
+        if array.__class__ is not np.ndarray:
+            array = _proper_array(array)
+        self.array = array
+        self._key = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of the axes."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.array.ndim
+
+    def numpy(self) -> Any:
+        """Return the value as a read-only NumPy array, or as a NumPy scalar if it has no axes."""
+        host = to_numpy(self.array)
+        if host.ndim == 0:
+            return host[()]
+        view = host.view()
+        view.flags.writeable = False
+        return view
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        host = to_numpy(self.array)
+        view: Array
+        if copy or (dtype is not None and host.dtype != dtype):
+            if copy is False:
+                raise ValueError(
+                    f"a tensor of dtype {host.dtype} cannot become {dtype} without copy"
+                )
+            return np.array(host, dtype=dtype, copy=True)
+        view = host.view()
+        view.flags.writeable = False
+        return view
+
+    def __len__(self) -> int:
+        if not self.array.shape:
+            raise TypeError("a tensor without axes has no length; its shape is ()")
+        return len(self.array)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def _scalar(self, target: str) -> Any:
+        if self.array.size != 1:
+            raise ValueError(
+                f"only a tensor with one element can become {target}, this one has shape "
+                f"{self.array.shape}; reduce it or index into it first"
+            )
+        return self.array.item()
+
+    def __float__(self) -> float:
+        return float(self._scalar("a float"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("an int"))
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("a bool"))
+
+    def __index__(self) -> int:
+        if self.array.dtype.kind not in "iu" or self.array.ndim:
+            raise TypeError(
+                "only an integer tensor without axes can be an index, this one has dtype "
+                f"{self.array.dtype} and shape {self.array.shape}"
+            )
+        return int(self.array)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.numpy(), spec)
+
+    def __repr__(self) -> str:
+        return f"<tf.Tensor: shape={self.shape}, dtype={self.dtype}, numpy={self.numpy()!r}>"
+
+    def __str__(self) -> str:
+        return f"tf.Tensor({self.numpy()}, shape={self.shape}, dtype={self.dtype})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy is a tensor of its own to every tape.
+        return Tensor, (self.array,)
+
+
+def _proper_array(value: Any) -> Array:
+    """Return what an operation on arrays gave (perhaps a NumPy scalar) as a plain array."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return np.asarray(value)
+    if is_array(value):
+        array: Array = value
+        return array
+    raise TypeError(
+        f"Tensor() takes a NumPy or CuPy array, got {type(value).__name__}; use constant()"
+    )
+
+
+def as_tensor(value: Any, dtype: Any = None, like: Tensor | None = None) -> Tensor:
+    """Return ``value`` as a tensor, without a copy where that is possible.
+
+    Parameters
+    ----------
+    value
+        A tensor, a variable, an array (shared, not copied), a scalar, a list or tuple of these
+        (lists that hold tensors are stacked, and gradients flow), or an object with a method
+        ``__tensor__()`` that returns a tensor.
+    dtype
+        The dtype of the result. Arrays, scalars and lists are converted, but floats never to
+        integers. Tensors and variables are not converted.
+    like
+        A tensor whose dtype and device scalars and lists take if ``dtype`` is not given.
+
+    Raises
+    ------
+    TypeError
+        If ``value`` has another dtype than ``dtype`` and is not to be converted, or cannot be a
+        tensor.
+    ValueError
+        If a list is ragged, or an integer does not fit the dtype.
+    """
+    if value.__class__ is Tensor:
+        tensor: Tensor = value
+    elif hasattr(value, "_read"):
+        tensor = value._read()
+    elif hasattr(value, "__tensor__"):
+        tensor = value.__tensor__()
+    elif isinstance(value, Tensor):
+        tensor = value
+    else:
+        return Tensor(_convert(value, dtype, like)) if _is_plain(value) else _pack(value, dtype)
+    if dtype is not None and tensor.dtype != as_dtype(dtype):
+        raise TypeError(
+            f"a tensor of dtype {tensor.dtype} was given where {as_dtype(dtype)} is needed; use "
+            "cast()"
+        )
+    return tensor
+
+
+_PYTHON_SCALARS = frozenset((bool, int, float))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether no tensor hides in the lists of ``value``."""
+    if value.__class__ in _PYTHON_SCALARS:
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return not (
+        isinstance(value, Tensor) or hasattr(value, "_read") or hasattr(value, "__tensor__")
+    )
+
+
+def _pack(values: Any, dtype: Any) -> Tensor:
+    """Stack a list that holds tensors; its scalars take the dtype of the first tensor."""
+    from .ops import stack
+
+    tensors = [item for item in values if not _is_plain(item)]
+    first = as_tensor(tensors[0], dtype)
+    return stack([as_tensor(item, dtype, like=first) for item in values])
+
+
+def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
+    """Make an array of a value that holds no tensor."""
+    wanted = None if dtype is None else as_dtype(dtype)
+    if is_array(value):
+        array: Array = value
+        weak = False
+    else:
+        if value is None:
+            raise TypeError("None cannot become a tensor")
+        array = np.asarray(value)
+        weak = _is_weak(value)
+    found = array.dtype
+    if not is_supported(found):
+        raise TypeError(
+            f"a {type(value).__name__} with dtype {found} cannot become a tensor; tensors hold "
+            "bools, integers and floating-point numbers"
+        )
+    if wanted is None and weak:
+        wanted = _weak_dtype(array, value, like)
+    if wanted is None or wanted == found:
+        return asarray(array) if like is None or not weak else asarray(array, like=like.array)
+    if _rank(found) > _rank(wanted):
+        raise TypeError(
+            f"{_short(value)} of dtype {found} cannot become a tensor of dtype {wanted} without "
+            "loss; use cast()"
+        )
+    if found.kind in "iu" and wanted.kind in "iu" and array.size:
+        info = np.iinfo(wanted)
+        if int(array.min()) < info.min or int(array.max()) > info.max:
+            raise ValueError(
+                f"{_short(value)} does not fit dtype {wanted}, which holds {info.min} to {info.max}"
+            )
+    return asarray(array, wanted, like=like.array if like is not None and weak else None)
+
+
+def _is_weak(value: Any) -> bool:
+    """Whether a value that is no array takes the dtype of what it meets."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_weak(item) for item in value) if len(value) else True
+    return isinstance(value, (bool, int, float, np.generic))
+
+
+def _weak_dtype(array: Array, value: Any, like: Tensor | None) -> np.dtype[Any] | None:
+    """Return the dtype that a scalar or a list of scalars takes, or None for its own."""
+    found = array.dtype
+    if like is not None:
+        # Bools meet bools only; the operation names both dtypes if they differ.
+        return None if (found.kind == "b") != (like.dtype.kind == "b") else like.dtype
+    leaf = value
+    while isinstance(leaf, (list, tuple)) and leaf:
+        leaf = leaf[0]
+    if isinstance(leaf, np.generic) or found.kind == "b":
+        return None
+    if found.kind == "f":
+        return np.dtype(np.float32)
+    small = not array.size or (array.min() >= -(2**31) and array.max() < 2**31)
+    return np.dtype(np.int32) if small else None
+
+
+def _rank(dtype: np.dtype[Any]) -> int:
+    """Bools go into integers, integers into floats, never back."""
+    return {"b": 0, "i": 1, "u": 1}.get(dtype.kind, 2)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,393 @@
+"""`Variable`: a named tensor that can be assigned, and the hooks through which it is made."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..array_backend import Array, asarray, copy, to_numpy
+from .tape import key_of, thread_state
+from .tensor import Operators, Tensor, as_tensor
+
+__all__ = [
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "creator_scope",
+]
+
+
+class VariableSynchronization(enum.Enum):
+    """When the replicas' copies of a variable are brought together."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(enum.Enum):
+    """How the replicas' values of a variable, or of an assignment to it, become one."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+class _Creators(threading.local):
+    """The creators of this thread, innermost last."""
+
+    stack: tuple[Callable[..., Any], ...] = ()
+
+
+_creators = _Creators()
+
+
+@contextmanager
+def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
+    """Let ``creator(next_creator, **kwargs)`` make the variables of this thread inside the block.
+
+    ``kwargs`` are the arguments of `Variable` by name. ``next_creator(**kwargs)`` calls the creator
+    of the block outside of this one, and in the end makes a plain `Variable`. Subclasses of
+    `Variable` are made directly. As ``tf.variable_creator_scope``.
+    """
+    before = _creators.stack
+    _creators.stack = (*before, creator)
+    try:
+        yield
+    finally:
+        _creators.stack = before
+
+
+class _VariableMeta(type):
+    """Sends ``Variable(...)`` through the creators."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not Variable or not _creators.stack:
+            return super().__call__(*args, **kwargs)
+        named = _SIGNATURE.bind(None, *args, **kwargs).arguments
+        del named["self"]
+
+        def make(**final: Any) -> Any:
+            return type.__call__(cls, **final)
+
+        for creator in _creators.stack:
+            make = _chain(creator, make)
+        return make(**named)
+
+
+def _chain(creator: Callable[..., Any], next_creator: Callable[..., Any]) -> Callable[..., Any]:
+    def make(**kwargs: Any) -> Any:
+        return creator(next_creator, **kwargs)
+
+    return make
+
+
+class Variable(Operators, metaclass=_VariableMeta):
+    """A tensor that can be assigned, watched by `GradientTape` when it is read.
+
+    Parameters
+    ----------
+    initial_value
+        A value `as_tensor` takes, or a function without arguments that returns one. It is copied.
+    trainable
+        Whether tapes watch the variable and optimizers update it; by default True, except
+        for ``ON_READ`` variables.
+    name
+        The name, by default ``"Variable"``.
+    dtype, shape
+        What the initial value must have; by default what it has. Arrays and scalars are converted
+        to ``dtype``.
+    synchronization, aggregation
+        How a strategy keeps the replicas' copies; without one they only are attributes.
+
+    Raises
+    ------
+    ValueError
+        If the initial value is missing or its shape is not ``shape``, or the variable is trainable
+        and ``ON_READ``.
+
+    Notes
+    -----
+    A value that was read never changes: an update in place copies first if a tensor or a NumPy view
+    of the present value is held anywhere (which reference counts tell), and writes directly
+    otherwise.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        shape: Any = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        self._set_attributes(trainable, name, synchronization, aggregation)
+        if initial_value is None:
+            raise ValueError(f"variable {self._name!r} needs an initial_value")
+        if callable(initial_value):
+            initial_value = initial_value()
+        value = as_tensor(initial_value, dtype)
+        if shape is not None and tuple(int(n) for n in shape) != value.shape:
+            raise ValueError(
+                f"variable {self._name!r}: initial_value has shape {value.shape}, but shape is "
+                f"{tuple(shape)}"
+            )
+        self._set_array(copy(value.array))
+
+    def _set_attributes(
+        self,
+        trainable: bool | None,
+        name: str | None,
+        synchronization: VariableSynchronization,
+        aggregation: VariableAggregation,
+    ) -> None:
+        """Check and store what is no value."""
+        self._name = "Variable" if name is None else name
+        if not isinstance(synchronization, VariableSynchronization):
+            raise ValueError(
+                f"variable {self._name!r}: synchronization must be a VariableSynchronization, got "
+                f"{synchronization!r}"
+            )
+        if not isinstance(aggregation, VariableAggregation):
+            raise ValueError(
+                f"variable {self._name!r}: aggregation must be a VariableAggregation, got "
+                f"{aggregation!r}"
+            )
+        on_read = synchronization is VariableSynchronization.ON_READ
+        if on_read and trainable:
+            raise ValueError(
+                f"variable {self._name!r} is ON_READ and trainable: copies that are brought "
+                "together only when they are read cannot be trained; use trainable=False or "
+                "another synchronization"
+            )
+        self._trainable = not on_read if trainable is None else bool(trainable)
+        self._synchronization = synchronization
+        self._aggregation = aggregation
+        self._lock = threading.RLock()
+
+    def _set_array(self, array: Array) -> None:
+        """Make ``array``, which belongs to the variable from now on, its value."""
+        tensor = Tensor(array)
+        if array.dtype.kind in "fV":
+            key_of(tensor)
+        self._tensor: Tensor | None = tensor
+
+    # Reading ---------------------------------------------------------------------------------
+
+    def _local(self) -> Variable:
+        """Return the variable that this stands for in the current replica."""
+        return self
+
+    def _current(self) -> Tensor:
+        """Return the value without letting tapes know."""
+        tensor = self._tensor
+        if tensor is None:
+            # An update in place is going on; it holds the lock.
+            with self._lock:
+                tensor = self._tensor
+                if tensor is None:
+                    raise RuntimeError(
+                        f"variable {self._name!r} was read by the function that updates it in "
+                        "place; use the array that the function is given"
+                    )
+        return tensor
+
+    def _read(self) -> Tensor:
+        """Return the value as operations see it."""
+        tensor = self._tensor
+        if tensor is None:
+            tensor = self._current()
+        for tape in thread_state.tapes:
+            if tensor._key:
+                tape._watch_read(self, tensor)
+        return tensor
+
+    def value(self) -> Tensor:
+        """Return the present value; later assignments do not change it."""
+        from .ops import identity
+
+        return identity(self)
+
+    def read_value(self) -> Tensor:
+        """Return the present value; later assignments do not change it."""
+        return self.value()
+
+    def numpy(self) -> Any:
+        """Return a copy of the value as a NumPy array."""
+        return to_numpy(self._local()._current().array).copy()[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self._local()._current().__array__(dtype, copy)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements."""
+        return self._local()._current().dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of the axes."""
+        return self._local()._current().shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self._local()._current().ndim
+
+    @property
+    def name(self) -> str:
+        """The name that was given, or ``"Variable"``."""
+        return self._name
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tapes watch the variable and optimizers update it."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When the replicas' copies are brought together."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How the replicas' values become one."""
+        return self._aggregation
+
+    # Writing ---------------------------------------------------------------------------------
+
+    def assign(self, value: Any, read_value: bool = True) -> Variable:
+        """Set the value, and return the variable.
+
+        Arrays, scalars and lists are converted to the variable's dtype. Not recorded by tapes.
+
+        Raises
+        ------
+        ValueError
+            If the shape differs, or a tensor's dtype.
+        """
+        array = self._checked(value, "assign")
+        with self._lock:
+            own, free = self._release()
+            try:
+                if free:
+                    own[...] = array
+                else:
+                    own = copy(array)
+            finally:
+                self._set_array(own)
+        return self
+
+    def assign_add(self, value: Any, read_value: bool = True) -> Variable:
+        """Add ``value`` in place, and return the variable; checks as `assign`."""
+        array = self._checked(value, "assign_add")
+        self.update_inplace(lambda own: np.add(own, array, out=own))
+        return self
+
+    def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
+        """Subtract ``value`` in place, and return the variable; checks as `assign`."""
+        array = self._checked(value, "assign_sub")
+        self.update_inplace(lambda own: np.subtract(own, array, out=own))
+        return self
+
+    def _checked(self, value: Any, method: str) -> Array:
+        """Return ``value`` as an array of the variable's shape and dtype."""
+        own = self._current()
+        tensor = as_tensor(value, like=own)
+        array = tensor.array
+        if not isinstance(value, (Tensor, Variable)) and array.dtype != own.dtype:
+            array = as_tensor(array, own.dtype).array
+        if array.shape != own.shape or array.dtype != own.dtype:
+            raise ValueError(
+                f"{method}: variable {self._name!r} has shape {own.shape} and dtype {own.dtype}, "
+                f"the value has shape {array.shape} and dtype {array.dtype}"
+            )
+        return asarray(array, like=own.array)
+
+    def _release(self) -> tuple[Array, bool]:
+        """Take the value out of the variable (call with the lock held; `_set_array` ends this).
+
+        Returns the array, and whether nobody else holds it. Other threads cannot get hold of it
+        meanwhile: they wait for the lock.
+        """
+        self._current()
+        array, tensor_references, array_references = _take_value(self)
+        free = (
+            tensor_references <= _FREE_TENSOR
+            and array_references <= _FREE_ARRAY
+            # Who holds a view of a view holds the array below both, not this one.
+            and array.base is None
+            and _has_gil()
+        )
+        return array, free
+
+    def update_inplace(self, update: Callable[[Array], Any]) -> None:
+        """Call ``update(array)`` with the variable's array to write to; its result is ignored.
+
+        The array is copied first if somebody else holds it, so that values that were read stay
+        what they were. Other threads that read wait until the update is finished.
+        """
+        with self._lock:
+            array, free = self._release()
+            try:
+                if not free:
+                    array = copy(array)
+                update(array)
+            finally:
+                self._set_array(array)
+
+    def __len__(self) -> int:
+        return len(self._local()._current())
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._read())
+
+    def __float__(self) -> float:
+        return float(self._local()._current())
+
+    def __int__(self) -> int:
+        return int(self._local()._current())
+
+    def __bool__(self) -> bool:
+        return bool(self._local()._current())
+
+    def __index__(self) -> int:
+        return self._local()._current().__index__()
+
+    def __format__(self, spec: str) -> str:
+        return format(self._local()._current(), spec)
+
+    def __repr__(self) -> str:
+        value = self._local()._current()
+        return (
+            f"<tf.Variable '{self._name}' shape={value.shape} dtype={value.dtype}, "
+            f"numpy={value.numpy()!r}>"
+        )
+
+
+def _take_value(variable: Variable) -> tuple[Array, int, int]:
+    """Take the value out of a variable; return its array and the references to tensor and array."""
+    tensor = variable._tensor
+    assert tensor is not None
+    variable._tensor = None
+    array = tensor.array
+    return array, sys.getrefcount(tensor), sys.getrefcount(array)
+
+
+_SIGNATURE = inspect.signature(Variable.__init__)
+#: Without a global lock, counts of references can change between a look at them and a write.
+_has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+# What the counts are when nobody else holds the value: the interpreter's own temporary references
+# differ between its versions, so the same code is asked.
+_, _FREE_TENSOR, _FREE_ARRAY = _take_value(Variable(0.0))

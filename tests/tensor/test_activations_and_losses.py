@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import pycollective.nn as nn
+import pycollective.tensor as tf
+
+
+@pytest.fixture(autouse=True)
+def _errors_in_numpy():
+    with np.errstate(all="raise"):
+        yield
+
+
+def test_extreme_logits_neither_overflow_nor_warn():
+    with np.errstate(under="ignore"):
+        x = tf.constant([[-1000.0, 0.0, 1000.0]])
+        assert nn.softmax(x).numpy().tolist() == [[0, 0, 1]]
+        assert nn.log_softmax(x).numpy().tolist() == [[-2000, -1000, 0]]
+        assert nn.sigmoid(x).numpy().tolist() == [[0, 0.5, 1]]
+        assert nn.softplus(x).numpy()[0, ::2].tolist() == [0, 1000]
+        assert nn.elu(x).numpy().tolist() == [[-1, 0, 1000]]
+        assert nn.silu(x).numpy().tolist() == [[0, 0, 1000]]
+        loss = nn.sparse_softmax_cross_entropy_with_logits([0], x)
+        assert loss.numpy().tolist() == [2000]
+        loss = nn.sigmoid_cross_entropy_with_logits([[1.0, 1.0, 1.0]], x)
+        np.testing.assert_allclose(loss.numpy(), [[1000, np.log(2), 0]], rtol=1e-6)
+
+
+def test_sparse_and_dense_cross_entropy_agree():
+    x = tf.constant(np.random.default_rng(0).normal(size=(5, 4)))
+    labels = np.array([0, 3, 1, 1, 2])
+    sparse = nn.sparse_softmax_cross_entropy_with_logits(labels, x)
+    dense = nn.softmax_cross_entropy_with_logits(tf.one_hot(labels, 4, dtype=np.float64), x)
+    expected = -np.log(np.exp(x.numpy())[range(5), labels] / np.exp(x.numpy()).sum(1))
+    np.testing.assert_allclose(sparse.numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(dense.numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0], np.array([0, 200], np.uint8)])
+def test_labels_out_of_range(labels):
+    wrong = next(int(n) for n in labels if not 0 <= n < 3)
+    with pytest.raises(ValueError, match=rf"labels must be in 0 to 2 .* got {wrong}"):
+        nn.sparse_softmax_cross_entropy_with_logits(labels, tf.zeros([2, 3]))
+
+
+def test_zero_rows():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for op in (nn.softmax, nn.log_softmax, nn.relu):
+            assert op(tf.zeros([0, 3])).shape == (0, 3)
+        x = tf.Variable(tf.zeros([0, 3]))
+        with tf.GradientTape() as tape:
+            loss = nn.sparse_softmax_cross_entropy_with_logits(tf.zeros([0], np.int64), x)
+            total = tf.reduce_sum(loss)
+        assert loss.shape == (0,)
+        assert tape.gradient(total, x).shape == (0, 3)
+
+
+def test_what_does_not_fit():
+    logits = tf.zeros([2, 3])
+    for call, text in [
+        (lambda: nn.sparse_softmax_cross_entropy_with_logits([[0], [1]], logits), r"\(2, 1\)"),
+        (lambda: nn.sparse_softmax_cross_entropy_with_logits([0.0, 1.0], logits), "integers"),
+        (lambda: nn.softmax_cross_entropy_with_logits([1.0, 0.0, 0.0], logits), r"\(3,\)"),
+        (lambda: nn.sigmoid_cross_entropy_with_logits([1.0], logits), r"\(1,\)"),
+        (lambda: nn.softmax(tf.zeros([2, 0])), "has no classes"),
+        (lambda: nn.softmax([[1, 2]]), "floating-point logits"),
+        (lambda: nn.bias_add(logits, [1.0, 2.0]), r"bias of shape \(2,\)"),
+        (lambda: nn.dropout(logits, 1.0), "below 1, got 1.0"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=text):
+            call()
+    with pytest.raises(NotImplementedError, match="approximate"):
+        nn.gelu(logits, approximate=False)
+
+
+def test_dropout_keeps_the_mean():
+    tf.random.set_seed(0)
+    x = tf.ones([200, 200])
+    y = nn.dropout(x, 0.25).numpy()
+    assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
+    assert abs(y.mean() - 1) < 0.02
+    assert nn.dropout(x, 0.0) is x

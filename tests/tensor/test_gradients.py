@@ -1,0 +1,88 @@
+"""Every differentiable operation against finite differences in float64."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from gradient_cases import CASES, gradients_of, numbers, weighted
+
+import pycollective.tensor as tf
+from pycollective.tensor.ops._define import DIFFERENTIABLE
+
+FLAT = [
+    pytest.param(op, arrays, id=f"{name}-{i}")
+    for name, cases in CASES.items()
+    for i, (op, arrays) in enumerate(cases)
+]
+
+
+def test_every_differentiable_operation_has_a_case():
+    # Convolution and pooling have their own tests.
+    assert set(CASES) == {name for name in DIFFERENTIABLE if "2d" not in name}
+
+
+@pytest.mark.parametrize(("op", "arrays"), FLAT)
+def test_gradient_is_that_of_finite_differences(op, arrays):
+    _, gradients = gradients_of(op, arrays)
+    step = 1e-6
+    for k, (array, gradient) in enumerate(zip(arrays, gradients, strict=True)):
+        expected = np.zeros_like(array)
+        for place in np.ndindex(array.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = [np.array(a) for a in arrays]
+                moved[k][place] += sign * step
+                ends.append(float(weighted(op, moved)[1]))
+            expected[place] = (ends[0] - ends[1]) / (2 * step)
+        assert gradient.shape == array.shape
+        np.testing.assert_allclose(gradient.numpy(), expected, rtol=2e-7, atol=2e-8)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("op", "arrays"), [case for case in FLAT if not case.id.startswith("cast")]
+)
+def test_dtype_is_kept(op, arrays, dtype):
+    outputs, gradients = gradients_of(op, [a.astype(dtype) for a in arrays])
+    assert {t.dtype.name for t in [*outputs, *gradients]} == {dtype}
+
+
+@pytest.mark.parametrize("name", ["reduce_sum", "reduce_mean"])
+def test_nothing_reduces_without_warnings(name):
+    x = tf.Variable(np.zeros((0, 3), np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tf.GradientTape() as tape:
+            y = getattr(tf, name)(x)
+        gradient = tape.gradient(y, x)
+    assert gradient.shape == (0, 3)
+    assert np.isnan(float(y)) == (name == "reduce_mean")
+
+
+def test_equal_largest_elements_share_the_gradient():
+    x = tf.constant([1.0, 3.0, 3.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_max(x)
+    assert tape.gradient(y, x).numpy().tolist() == [0.0, 0.5, 0.5]
+
+
+def test_cast_carries_gradients_between_floating_dtypes():
+    x = tf.constant([1.5, 2.5])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(tf.cast(x, np.float64) * np.array([2.0, 3.0]))
+    gradient = tape.gradient(y, x)
+    assert gradient.dtype == np.float32
+    assert gradient.numpy().tolist() == [2.0, 3.0]
+
+
+def test_shuffle_has_its_gradient():
+    x = tf.constant(numbers(5))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.random.shuffle(x)
+        total = tf.reduce_sum(y * y * y)
+    np.testing.assert_allclose(tape.gradient(total, x).numpy(), 3 * x.numpy() ** 2)

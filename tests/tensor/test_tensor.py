@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pycollective.dtypes as dtypes
+import pycollective.tensor as tf
+
+
+def test_what_tutorials_do_with_tensors():
+    total_loss, num_batches = 0.0, 0
+    for k in range(3):
+        total_loss += tf.reduce_mean(tf.constant([1.0, 2.0]) * float(k))
+        num_batches += 1
+    train_loss = total_loss / num_batches
+    assert train_loss.dtype == dtypes.float32
+    assert f"Loss: {train_loss:.3f}, {train_loss}" == "Loss: 1.500, 1.5"
+    assert float(train_loss) == 1.5
+    assert train_loss.numpy() == np.float32(1.5)
+    assert isinstance(train_loss.numpy(), np.float32)
+    x = tf.constant([[1.0], [2.0]])
+    assert x.shape[0] == len(x) == int(tf.shape(x)[0]) == 2
+    assert tf.cast(tf.shape(x)[0], dtypes.float32) * 2.0 == 4.0
+    assert tf.reshape(x, [tf.shape(x)[1], -1]).shape == (1, 2)
+    assert [row.numpy().tolist() for row in x] == [[1.0], [2.0]]
+    assert bool(tf.reduce_all(x > 0.0))
+    assert [5, 6, 7][tf.argmax(tf.constant([0, 3, 1]))] == 6
+    assert list(range(tf.constant(2))) == [0, 1]
+    assert "%.2f" % train_loss == "1.50"  # noqa: UP031
+
+
+def test_repr_and_str():
+    x = tf.constant([[1.0, 2.0]])
+    assert repr(x) == (
+        "<tf.Tensor: shape=(1, 2), dtype=float32, numpy=array([[1., 2.]], dtype=float32)>"
+    )
+    assert str(x) == "tf.Tensor([[1. 2.]], shape=(1, 2), dtype=float32)"
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (1.5, "float32"),
+        (1, "int32"),
+        (2**40, "int64"),
+        (True, "bool"),
+        ([1, 2], "int32"),
+        ([1, 2.5], "float32"),
+        ([], "float32"),
+        ([[True]], "bool"),
+        (np.float64(1), "float64"),
+        ([np.float64(1)], "float64"),
+        (np.zeros(2), "float64"),
+        (np.int8(1), "int8"),
+        (np.zeros(2, ml_dtypes.bfloat16), "bfloat16"),
+        (range(3), "int64"),
+    ],
+)
+def test_dtype_of_values(value, dtype):
+    assert tf.constant(value).dtype.name == dtype
+
+
+def test_values_that_cannot_be_tensors():
+    for value, text in [
+        (None, "None cannot"),
+        ("abc", "str with dtype"),
+        ([1, "a"], "list with dtype"),
+        (object(), "object"),
+        (1j, "complex"),
+    ]:
+        with pytest.raises(TypeError, match=text):
+            tf.constant(value)
+    with pytest.raises((ValueError, Warning), match=r"inhomogeneous|ragged"):
+        tf.constant([[1.0], [2.0, 3.0]])
+    with pytest.raises(TypeError, match=r"Tensor\(\) takes a NumPy or CuPy array, got list"):
+        tf.Tensor([1.0])
+
+
+def test_conversion_to_a_dtype():
+    assert tf.constant([1, 2], dtypes.float32).dtype == np.float32
+    assert tf.constant(np.ones(2), "float16").dtype == np.float16
+    assert tf.constant(1.0, dtypes.bfloat16).dtype == ml_dtypes.bfloat16
+    with pytest.raises(TypeError, match=r"1.5 of dtype float64 .* dtype int32 without loss"):
+        tf.constant(1.5, np.int32)
+    with pytest.raises(ValueError, match="300 does not fit dtype uint8, which holds 0 to 255"):
+        tf.constant(300, np.uint8)
+    with pytest.raises(
+        TypeError, match=r"dtype float32 was given where float64 is needed; use cas"
+    ):
+        tf.convert_to_tensor(tf.constant(1.0), np.float64)
+    with pytest.raises(TypeError, match="'float33' is no dtype"):
+        tf.constant(1.0, "float33")
+
+
+def test_constant_copies_and_convert_to_tensor_shares():
+    array = np.zeros(2)
+    copied, shared = tf.constant(array), tf.convert_to_tensor(array)
+    array[0] = 1
+    assert copied.numpy()[0] == 0
+    assert shared.numpy()[0] == 1
+
+
+def test_constant_with_shape():
+    assert tf.constant(1.0, shape=(2, 2)).numpy().tolist() == [[1, 1], [1, 1]]
+    assert tf.constant([1, 2, 3, 4], shape=(2, 2)).numpy().tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(ValueError, match=r"shape \(3,\) does not fit shape \(2, 2\)"):
+        tf.constant([1, 2, 3], shape=(2, 2))
+
+
+def test_scalars_take_the_dtype_of_the_other_operand():
+    half = tf.constant([1.0], np.float16)
+    for other in (2, 2.0, np.float64(2), np.int64(2), [2.0]):
+        for result in (half * other, other * half, half / other, half**other):
+            assert isinstance(result, tf.Tensor)
+            assert result.dtype == np.float16
+    brain = tf.constant([1.0], dtypes.bfloat16)
+    assert (brain * 3.0 + 1).dtype == dtypes.bfloat16
+    assert (tf.constant([1], np.uint8) + 1).dtype == np.uint8
+    assert tf.add(1, 2).dtype == np.int32
+    assert tf.add(1, [2.5]).dtype == np.float32
+    assert tf.add(1.0, [2, 3]).dtype == np.float32
+    assert (tf.constant([1, 2]) / 2).numpy().tolist() == [0.5, 1.0]
+
+
+def test_a_scalar_that_does_not_fit_the_other_operand():
+    with pytest.raises(TypeError, match=r"0.5 of dtype float64 .* int32"):
+        tf.constant([1]) * 0.5
+    with pytest.raises(ValueError, match="300 does not fit dtype uint8"):
+        tf.constant([1], np.uint8) + 300
+    with pytest.raises(TypeError, match="different dtypes, float32 and bool"):
+        tf.constant([1.0]) * True
+
+
+OPERATIONS = [
+    lambda a, b: a + b,
+    lambda a, b: b - a,
+    lambda a, b: a == b,
+    lambda a, b: tf.maximum(a, b),
+    lambda a, b: tf.matmul(a, b),
+    lambda a, b: tf.concat([a, b], 0),
+    lambda a, b: tf.stack([a, b]),
+    lambda a, b: tf.where(a.numpy() > 0, a, b),
+    lambda a, b: tf.add_n([a, b]),
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_tensors_of_different_dtypes_do_not_mix(operation):
+    a = tf.constant([[1.0]])
+    for b in (tf.constant([[1]]), tf.constant(np.ones((1, 1)))):
+        with pytest.raises(TypeError, match=r"different dtypes, .*float32.*; use cast\(\)"):
+            operation(a, b)
+
+
+def test_arrays_defer_to_tensors_and_keep_their_dtype():
+    array = np.array([1.0, 2.0], np.float32)
+    result = array - tf.constant([1.0, 1.0])
+    assert isinstance(result, tf.Tensor)
+    assert result.numpy().tolist() == [0.0, 1.0]
+    with pytest.raises(TypeError, match="different dtypes"):
+        np.ones(2) + tf.constant([1.0, 1.0])
+
+
+def test_arithmetic():
+    a, b = tf.constant([7, -7]), tf.constant([2, 2])
+    assert (a // b).numpy().tolist() == [3, -4]
+    assert (a % b).numpy().tolist() == [1, 1]
+    assert (10 // b).numpy().tolist() == [5, 5]
+    assert (2**b).numpy().tolist() == [4, 4]
+    assert (-a).numpy().tolist() == [-7, 7]
+    assert (+a).numpy().tolist() == [7, -7]
+    assert abs(a).numpy().tolist() == [7, 7]
+    yes, no = tf.constant([True, True]), tf.constant([True, False])
+    assert (yes & ~no).numpy().tolist() == [False, True]
+    assert (yes ^ no).numpy().tolist() == [False, True]
+    assert (no | no).numpy().tolist() == [True, False]
+    with pytest.raises(ZeroDivisionError, match="floordiv: integer division by zero"):
+        a // tf.constant([1, 0])
+    with pytest.raises(ZeroDivisionError, match="mod"):
+        a % 0
+    with pytest.raises(ValueError, match="negative powers"):
+        a**-1
+    with pytest.raises(ValueError, match=r"\(2,\) \(3,\)"):
+        a + tf.constant([1, 2, 3])
+    with pytest.raises(TypeError, match="exp needs a floating-point tensor, got int32"):
+        tf.exp(a)
+
+
+def test_comparison_with_none_and_hash():
+    x = tf.constant([1.0, 2.0])
+    assert (x == None) is False  # noqa: E711
+    assert (x != None) is True  # noqa: E711
+    assert (x != 1.0).numpy().tolist() == [False, True]
+    assert {x: "a"}[x] == "a"
+
+
+def test_only_one_element_becomes_a_number():
+    x = tf.constant([1.0, 2.0])
+    for convert in (float, int, bool):
+        with pytest.raises(ValueError, match=r"only a tensor with one element .* shape \(2,\)"):
+            convert(x)
+        with pytest.raises(ValueError, match=r"shape \(0,\)"):
+            convert(tf.constant([]))
+    assert int(tf.constant([[3.7]])) == 3
+    with pytest.raises(TypeError, match="only an integer tensor"):
+        [1, 2][tf.constant(1.0)]
+    with pytest.raises(TypeError, match="no length"):
+        len(tf.constant(1.0))
+    with pytest.raises(TypeError, match="no length"):
+        list(tf.constant(1.0))
+
+
+def test_numpy_views_are_read_only():
+    x = tf.constant([1.0, 2.0])
+    for view in (x.numpy(), np.asarray(x)):
+        with pytest.raises(ValueError, match="read-only"):
+            view[0] = 1
+    assert np.shares_memory(x.numpy(), x.array)
+    assert x.array.flags.writeable
+    fresh = np.array(x)
+    fresh[0] = 5
+    assert x.numpy()[0] == 1.0
+    assert np.asarray(x, np.float64).dtype == np.float64
+    assert np.mean(x) == 1.5
+
+
+def test_copies_are_tensors_of_their_own():
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        twin = pickle.loads(pickle.dumps(x))
+        other = copy.deepcopy(x)
+        y = tf.reduce_sum(twin * other * x)
+    assert tape.gradient(y, x).numpy().tolist() == [1.0, 4.0]
+
+
+def test_indexing():
+    x = tf.constant(np.arange(12).reshape(3, 4))
+    assert x[1, -1] == 7
+    assert x[tf.constant(1) :, tf.constant(0)].numpy().tolist() == [4, 8]
+    assert x[..., tf.newaxis].shape == (3, 4, 1)
+    assert x[[0, 2]].shape == (2, 4)
+    assert x[x > 8].numpy().tolist() == [9, 10, 11]
+    with pytest.raises(IndexError, match="index 3 is out of bounds"):
+        x[3]
+
+
+def test_objects_that_stand_for_tensors():
+    inner = tf.constant([1.0, 2.0])
+
+    class PerReplica:
+        def __tensor__(self):
+            return inner
+
+    assert tf.as_tensor(PerReplica()) is inner
+    assert (inner + PerReplica()).numpy().tolist() == [2.0, 4.0]
+    assert tf.reduce_sum([PerReplica(), inner]).numpy() == 6.0
+
+
+def test_making_tensors():
+    assert tf.zeros([2, tf.constant(3)]).shape == (2, 3)
+    assert tf.ones(3, np.int32).numpy().tolist() == [1, 1, 1]
+    assert tf.fill([2], 5.0).numpy().tolist() == [5, 5]
+    assert tf.zeros_like([1, 2]).dtype == np.int32
+    assert tf.ones_like(tf.constant([1, 2]), dtype="float32").dtype == np.float32
+    assert tf.range(3).numpy().tolist() == [0, 1, 2]
+    assert tf.range(3).dtype == np.int32
+    assert tf.range(1.0, 2.0, 0.5).numpy().tolist() == [1.0, 1.5]
+    assert tf.range(1.0, 2.0, 0.5).dtype == np.float32
+    assert tf.eye(2).numpy().tolist() == [[1, 0], [0, 1]]
+    assert tf.one_hot([0, 2, 5], 3).numpy().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+    assert tf.one_hot([[1]], 2, axis=0).shape == (2, 1, 1)
+    assert tf.size([[1, 2]]) == 2
+    assert tf.rank([[1, 2]]) == 2
+    assert tf.cast([1.9, -1.9], np.int32).numpy().tolist() == [1, -1]
+    with pytest.raises(ValueError, match=r"zeros: shape \(-1,\)"):
+        tf.zeros([-1])
+    with pytest.raises(ValueError, match="delta must not be 0"):
+        tf.range(0, 3, 0)
+
+
+def test_error_texts_name_the_values():
+    x = tf.constant(np.zeros((2, 3), np.float32))
+    for call, text in [
+        (lambda: tf.reduce_sum(x, 2), r"reduce_sum: axis 2 is out of range for a tensor with 2"),
+        (lambda: tf.reduce_mean(x, [0, -2]), "names an axis twice"),
+        (lambda: tf.reduce_max(tf.zeros([0, 2]), 0), r"shape \(0, 2\) has no elements"),
+        (lambda: tf.argmax(tf.zeros([0])), "no elements"),
+        (lambda: tf.matmul(x, x), r"inner lengths differ, shapes are \(2, 3\) and \(2, 3\)"),
+        (lambda: x @ tf.constant([1.0, 2.0, 3.0]), r"two axes at least.*\(3,\)"),
+        (lambda: tf.tensordot(x, x, 1), "do not fit"),
+        (lambda: tf.reshape(x, [4, 2]), r"shape \(2, 3\) has 6 elements .* \(4, 2\)"),
+        (lambda: tf.squeeze(x, 0), "does not have length 1"),
+        (lambda: tf.transpose(x, [0]), "does not name every axis"),
+        (lambda: tf.concat([x, tf.zeros([2, 2])], 0), "differ besides axis 0"),
+        (lambda: tf.stack([x, tf.zeros([2, 2])]), "differ"),
+        (lambda: tf.add_n([]), "at least one"),
+        (lambda: tf.split(x, 2, axis=1), "cannot be cut into 2 equal parts"),
+        (lambda: tf.pad(x, [[1, 1]]), "pair"),
+        (lambda: tf.gather(x, [2]), r"indices from 2 to 2 are not all in 0 to 1"),
+        (lambda: tf.where([1, 0], x, x), "needs a bool condition, got dtype int32"),
+        (lambda: tf.gather(x, [0.5]), "integer indices"),
+    ]:
+        with pytest.raises((ValueError, TypeError, IndexError), match=text):
+            call()
+
+
+def test_reshape_of_nothing():
+    with pytest.raises(ValueError, match=r"does not fit shape \(0, -1\)"):
+        tf.reshape(tf.zeros([0, 4, 2]), [0, -1])
+    assert tf.reshape(tf.zeros([0, 4, 2]), [-1, 8]).shape == (0, 8)
+
+
+def test_reductions_and_logic():
+    x = tf.constant([[1, 2], [3, 4]])
+    assert tf.reduce_mean(x, axis=0).numpy().tolist() == [2, 3]
+    assert tf.reduce_mean(x).dtype == np.int32
+    assert tf.reduce_prod(x) == 24
+    assert tf.reduce_sum(tf.constant([200, 100], np.uint8)).dtype == np.uint8
+    assert tf.reduce_any(x > 3)
+    assert not tf.reduce_all(x > 3)
+    assert tf.argmin(x, axis=1).numpy().tolist() == [0, 0]
+    assert tf.where(tf.constant([False, True])).numpy().tolist() == [[1]]
+    assert tf.argmax(x, output_type=np.int32).dtype == np.int32
+    assert [t.numpy() for t in tf.unstack(tf.constant([1, 2]))] == [1, 2]
+    assert tf.sign([-2.0, 0.0]).numpy().tolist() == [-1, 0]
+    assert tf.floor([-1.5]).numpy().tolist() == [-2]
+    assert tf.round([2.5, 3.5]).numpy().tolist() == [2, 4]
+    assert tf.logical_not([True]).numpy().tolist() == [False]
+
+
+# function ----------------------------------------------------------------------------------------
+
+
+def test_function_passes_through():
+    def plain(x, *, y=1):
+        """Doc."""
+        return x + y
+
+    plain.note = "kept"
+    for decorated in (tf.function(plain), tf.function(jit_compile=True)(plain)):
+        assert decorated(1, y=2) == 3
+        assert (decorated.__name__, decorated.__doc__, decorated.note) == ("plain", "Doc.", "kept")
+        assert decorated.python_function is plain
+
+    class Model:
+        @tf.function
+        def call(self, x):
+            return self, x
+
+    model = Model()
+    assert model.call(1) == (model, 1)
+    with pytest.raises(TypeError, match="what can be called, got 3"):
+        tf.function(3)
+    with pytest.raises(TypeError, match="unknown"):
+        tf.function(unknown=1)
+
+
+# random ------------------------------------------------------------------------------------------
+
+
+def draws():
+    return [
+        tf.random.normal([3]).numpy().tolist(),
+        tf.random.uniform([2], 1, 5, dtype=np.int32).numpy().tolist(),
+        tf.random.normal([2], seed=3).numpy().tolist(),
+        tf.random.normal([2], seed=3).numpy().tolist(),
+        tf.random.shuffle(tf.range(10)).numpy().tolist(),
+        [g.random() for g in tf.random.spawn(2)],
+    ]
+
+
+def test_seeds():
+    tf.random.set_seed(5)
+    first = draws()
+    tf.random.set_seed(5)
+    assert draws() == first
+    assert first[2] != first[3]
+    tf.random.set_seed(6)
+    assert draws() != first
+    with tf.random.generator_scope(np.random.default_rng(1)):
+        own = tf.random.normal([3]).numpy()
+    with tf.random.generator_scope(np.random.default_rng(1)):
+        assert (tf.random.normal([3]).numpy() == own).all()
+
+
+def test_random_numbers_have_their_shapes_types_and_limits():
+    tf.random.set_seed(0)
+    x = tf.random.normal([1000, 10], mean=3.0, stddev=2.0, dtype=np.float64)
+    assert x.dtype == np.float64
+    assert abs(float(tf.reduce_mean(x)) - 3) < 0.1
+    assert float(tf.reduce_max(abs(tf.random.truncated_normal([10000], 1.0, 2.0) - 1.0))) <= 4.0
+    u = tf.random.uniform([20000], -1, 1, dtype=np.float16).numpy()
+    assert u.dtype == np.float16
+    assert u.min() >= -1 and u.max() < 1
+    assert tf.random.normal([]).shape == ()
+    assert tf.random.uniform([]).shape == ()
+    with pytest.raises(ValueError, match="need a maxval"):
+        tf.random.uniform([2], dtype=np.int32)
+    with pytest.raises(TypeError, match="normal makes floating-point numbers, got dtype int32"):
+        tf.random.normal([2], dtype=np.int32)

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import pycollective.tensor as tf
+from pycollective.tensor import VariableAggregation, VariableSynchronization
+
+
+def test_what_a_variable_is_made_of():
+    v = tf.Variable([[1.0, 2.0]], name="w")
+    assert (v.shape, v.dtype, v.name, v.trainable, v.ndim) == ((1, 2), np.float32, "w", True, 2)
+    assert v.synchronization is VariableSynchronization.AUTO
+    assert v.aggregation is VariableAggregation.NONE
+    assert v._local() is v
+    assert tf.Variable(lambda: np.arange(3)).dtype == np.int64
+    assert tf.Variable(1, dtype="float64").dtype == np.float64
+    assert tf.Variable(tf.Variable(3.0)).numpy() == 3.0
+    assert tf.Variable(0.0, synchronization=VariableSynchronization.ON_READ).trainable is False
+    assert repr(v) == (
+        "<tf.Variable 'w' shape=(1, 2) dtype=float32, numpy=array([[1., 2.]], dtype=float32)>"
+    )
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="'w' needs an initial_value"):
+        tf.Variable(name="w")
+    with pytest.raises(
+        ValueError, match=r"'w': initial_value has shape \(2,\), but shape is \(3,\)"
+    ):
+        tf.Variable([1.0, 2.0], shape=(3,), name="w")
+    with pytest.raises(ValueError, match="'w' is ON_READ and trainable"):
+        tf.Variable(0.0, trainable=True, synchronization=VariableSynchronization.ON_READ, name="w")
+    with pytest.raises(ValueError, match=r"synchronization must be .* got 'ON_READ'"):
+        tf.Variable(0.0, synchronization="ON_READ")
+    with pytest.raises(ValueError, match=r"aggregation must be .* got 'SUM'"):
+        tf.Variable(0.0, aggregation="SUM")
+
+
+def test_it_copies_its_initial_value():
+    array = np.zeros(3)
+    v = tf.Variable(array)
+    array[:] = 7
+    assert v.numpy().tolist() == [0, 0, 0]
+    w = tf.Variable(v)
+    w.assign_add([1.0, 1.0, 1.0])
+    assert v.numpy().tolist() == [0, 0, 0]
+
+
+def test_assignments():
+    v = tf.Variable([1.0, 2.0])
+    assert v.assign([3.0, 4.0]) is v
+    assert v.assign_add(np.array([1.0, 1.0])) is v  # float64 arrays are converted
+    assert v.assign_sub(tf.constant([0.5, 0.5]), read_value=False) is v
+    assert v.numpy().tolist() == [3.5, 4.5]
+    v.assign(v)
+    v.assign(v[::-1])
+    assert v.numpy().tolist() == [4.5, 3.5]
+    v.assign(v.numpy())
+    n = tf.Variable(1)
+    n.assign_add(1)
+    assert int(n) == 2
+
+
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_assignments_are_checked(method):
+    v = tf.Variable([1.0, 2.0], name="w")
+    with pytest.raises(ValueError, match=rf"{method}: variable 'w' has shape \(2,\).* \(3,\)"):
+        getattr(v, method)([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"dtype float32, the value has .* dtype float64"):
+        getattr(v, method)(tf.constant(np.zeros(2)))
+    with pytest.raises(TypeError, match="without loss"):
+        getattr(tf.Variable([1]), method)([1.5])
+    assert v.numpy().tolist() == [1.0, 2.0]
+
+
+def array_of(v):
+    """The identity of the array, without holding it."""
+    return id(v._tensor.array)
+
+
+def add_one(array):
+    array += 1
+
+
+UPDATES = {
+    "update_inplace": lambda v: v.update_inplace(add_one),
+    "assign": lambda v: v.assign(np.ones(3)),
+    "assign_add": lambda v: v.assign_add(np.ones(3)),
+    "assign_sub": lambda v: v.assign_sub(-np.ones(3)),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+def test_an_update_writes_in_place_when_nobody_holds_the_value(update):
+    v = tf.Variable(np.zeros(3))
+    before = array_of(v)
+    float((v + 1.0)[0])
+    v.numpy()
+    for _ in range(20):  # also after the interpreter has specialised its bytecode
+        update(v)
+        assert array_of(v) == before
+
+
+HOLDERS = {
+    "value": lambda v: v.value(),
+    "read_value": lambda v: v.read_value(),
+    "read": lambda v: v._read(),
+    "numpy of value": lambda v: v.value().numpy(),
+    "asarray": lambda v: np.asarray(v),
+    "view of a view": lambda v: np.asarray(v)[1:][::-1],
+    "slice": lambda v: v[1:],
+    "reshaped": lambda v: tf.reshape(v, [3, 1]),
+    "stop_gradient": lambda v: tf.stop_gradient(v),
+    "memoryview": lambda v: memoryview(v.value().numpy()),
+    "converted": lambda v: tf.convert_to_tensor(v),
+    "array": lambda v: v._read().array,
+    "list": lambda v: [v.value()],
+}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_what_was_read_keeps_its_value(hold, update):
+    v = tf.Variable(np.zeros(3))
+    held = hold(v)
+    before = np.array(held[0] if isinstance(held, list) else held)
+    update(v)
+    np.testing.assert_array_equal(held[0] if isinstance(held, list) else held, before)
+    assert v.numpy().tolist() == [1, 1, 1]
+    del held
+    again = array_of(v)
+    update(v)
+    assert array_of(v) == again
+
+
+def test_a_recorded_operation_holds_the_value_until_the_gradient_is_computed():
+    v = tf.Variable(np.array([2.0, 3.0]))
+    with tf.GradientTape() as tape:
+        y = v * v
+        before = array_of(v)
+        v.assign_add([1.0, 1.0])
+        assert array_of(v) != before
+    assert tape.gradient(y, v).numpy().tolist() == [4.0, 6.0]
+    before = array_of(v)
+    v.assign_add([1.0, 1.0])
+    assert array_of(v) == before
+
+
+def test_an_array_that_an_update_kept_is_safe():
+    v = tf.Variable(np.zeros(3))
+    kept = []
+    v.update_inplace(kept.append)
+    v.assign_add([1.0, 1.0, 1.0])
+    assert kept[0].tolist() == [0, 0, 0]
+
+
+def test_an_update_that_fails_leaves_a_variable():
+    v = tf.Variable(np.zeros(3))
+
+    def fail(array):
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        v.update_inplace(fail)
+    assert v.numpy().tolist() == [0, 0, 0]
+
+
+def test_reading_inside_an_update_is_an_error_and_no_deadlock():
+    v = tf.Variable(np.zeros(3), name="w")
+    with pytest.raises(RuntimeError, match="'w' was read by the function that updates it"):
+        v.update_inplace(lambda array: v.numpy())
+    with pytest.raises(RuntimeError, match="'w' was read"):
+        v.update_inplace(lambda array: v.update_inplace(add_one))
+    assert v.numpy().tolist() == [0, 0, 0]
+
+
+def test_a_value_that_lies_in_a_larger_array():
+    v = tf.Variable(np.zeros(3))
+    v._set_array(np.zeros(9)[3:6])
+    held = v.value().numpy()[1:]
+    v.assign_add([1.0, 1.0, 1.0])
+    assert held.tolist() == [0, 0]
+
+
+def test_readers_in_other_threads_see_whole_values():
+    v = tf.Variable(np.zeros(2000))
+    stop = threading.Event()
+    torn = []
+
+    def read():
+        while not stop.is_set():
+            value = v._read().array
+            first = value[0]
+            time.sleep(0)
+            if not (value == first).all():
+                torn.append(value.copy())
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for _ in range(300):
+        v.update_inplace(add_one)
+    stop.set()
+    for t in threads:
+        t.join()
+    assert not torn
+    assert v.numpy()[0] == 300
+
+
+def test_concurrent_updates_all_count():
+    v = tf.Variable(np.zeros(10))
+
+    def work():
+        for _ in range(200):
+            v.assign_add(np.ones(10))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert v.numpy().tolist() == [800] * 10
+
+
+def test_it_computes_like_a_tensor():
+    v = tf.Variable([1.0, 2.0])
+    assert ((2.0 * v - v / 2.0) ** 2.0).numpy().tolist() == [2.25, 9.0]
+    assert (v > 1.0).numpy().tolist() == [False, True]
+    assert (np.array([1, 1], np.float32) + v).numpy().tolist() == [2.0, 3.0]
+    assert len(v) == 2
+    assert [float(t) for t in v] == [1.0, 2.0]
+    assert f"{tf.Variable(1.25):.1f}" == "1.2"
+    assert bool(tf.Variable(True))
+    assert [10, 20][tf.Variable(1)] == 20
+    assert {v: 1}[v] == 1
+    assert np.asarray(v).flags.writeable is False
+    copied = v.numpy()
+    copied[0] = 9
+    assert v.numpy()[0] == 1
+
+
+# Creation ----------------------------------------------------------------------------------------
+
+
+def test_creators_are_called_from_the_inside_out():
+    calls = []
+
+    def creator(tag):
+        def create(next_creator, **kwargs):
+            calls.append((tag, sorted(kwargs)))
+            kwargs["name"] = tag + kwargs["name"]
+            return next_creator(**kwargs)
+
+        return create
+
+    with tf.creator_scope(creator("a")), tf.creator_scope(creator("b")):
+        v = tf.Variable(1.0, False, name="x")
+    keys = ["initial_value", "name", "trainable"]
+    assert calls == [("b", keys), ("a", keys)]
+    assert v.name == "abx"
+    assert v.trainable is False
+    assert tf.Variable(1.0, name="y").name == "y"
+
+
+def test_a_creator_may_make_something_else_and_subclasses_bypass_it():
+    class Mirrored(tf.Variable):
+        pass
+
+    def create(next_creator, **kwargs):
+        return (next_creator(**kwargs), Mirrored(kwargs["initial_value"]))
+
+    with tf.creator_scope(create):
+        first, second = tf.Variable(2.0)
+    assert type(first) is tf.Variable
+    assert type(second) is Mirrored
+
+
+def test_creators_belong_to_their_thread():
+    made = []
+    with tf.creator_scope(lambda next_creator, **kwargs: None):
+        thread = threading.Thread(target=lambda: made.append(tf.Variable(1.0)))
+        thread.start()
+        thread.join()
+    assert isinstance(made[0], tf.Variable)
+
+
+def test_a_creator_scope_ends_with_an_exception():
+    with pytest.raises(KeyError), tf.creator_scope(lambda next_creator, **kwargs: None):
+        raise KeyError
+    assert isinstance(tf.Variable(1.0), tf.Variable)
+
+
+def test_unknown_arguments_are_errors_with_and_without_creators():
+    with pytest.raises(TypeError, match="colour"):
+        tf.Variable(1.0, colour=1)
+    with (
+        tf.creator_scope(lambda next_creator, **kwargs: next_creator(**kwargs)),
+        pytest.raises(TypeError, match="colour"),
+    ):
+        tf.Variable(1.0, colour=1)
