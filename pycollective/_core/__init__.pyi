@@ -1,0 +1,111 @@
+"""The compiled core; use it through the Python package.
+
+CI holds these stubs against the module: names by mypy's stubtest, parameters by tests/core/test_stub.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from pycollective._core import cuda as cuda
+from pycollective._core import nn as nn
+
+__version__: str
+
+class _Enum:
+    __members__: ClassVar[dict[str, Any]]
+    def __init__(self, value: int) -> None: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class Verb(_Enum):
+    send: ClassVar[Verb]
+    recv: ClassVar[Verb]
+    recv_reduce: ClassVar[Verb]
+    copy: ClassVar[Verb]
+    reduce: ClassVar[Verb]
+
+class Buffer(_Enum):
+    input: ClassVar[Buffer]
+    output: ClassVar[Buffer]
+
+class Collective(_Enum):
+    all_reduce: ClassVar[Collective]
+    broadcast: ClassVar[Collective]
+    barrier: ClassVar[Collective]
+
+class Span:
+    buffer: Buffer
+    first: int
+    count: int
+    def __init__(self, buffer: Buffer = ..., first: int = 0, count: int = 0) -> None: ...
+
+class Step:
+    verb: Verb
+    peer: int
+    source: Span
+    target: Span
+    completes: bool
+    def __init__(
+        self,
+        verb: Verb,
+        peer: int = -1,
+        source: Span = ...,
+        target: Span = ...,
+        completes: bool = False,
+    ) -> None: ...
+
+class Schedule:
+    def __init__(
+        self, collective: Collective, chunks: int, steps: Sequence[Sequence[Step]]
+    ) -> None: ...
+    @property
+    def collective(self) -> Collective: ...
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def steps(self) -> list[list[Step]]: ...
+
+def algorithm_names(collective: Collective) -> list[str]: ...
+def make_schedule(collective: Collective, algorithm: str, size: int) -> Schedule: ...
+def verify(schedule: Schedule, in_place: bool) -> str: ...
+
+class ThreadGroup:
+    def __init__(self, size: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def failure(self) -> str | None: ...
+    def abort(self, message: str) -> None: ...
+    def describe(self) -> str: ...
+
+class Communicator:
+    def __init__(self, group: ThreadGroup, rank: int) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_reduce(
+        self, input: NDArray[Any], output: NDArray[Any], op: str, algorithm: str, timeout: float
+    ) -> None: ...
+    def broadcast(
+        self, input: NDArray[Any], output: NDArray[Any], root: int, timeout: float
+    ) -> None: ...
+    def barrier(self, timeout: float) -> None: ...
+
+def all_reduce_together(
+    communicators: Sequence[Communicator],
+    inputs: Sequence[NDArray[Any]],
+    outputs: Sequence[NDArray[Any]],
+    op: str,
+    algorithm: str,
+    timeout: float,
+) -> None: ...
+def measure_all_reduce(how: str, ranks: int, bytes: int, iterations: int) -> list[float]: ...

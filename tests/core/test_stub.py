@@ -1,0 +1,73 @@
+"""The stubs of the compiled module have the functions, methods and parameters that the module has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from pycollective import _core
+
+STUBS = Path(__file__).resolve().parents[2] / "pycollective" / "_core"
+MODULES = {"__init__": _core, "nn": _core.nn, "cuda": _core.cuda}
+
+
+def declared(stub: Path) -> dict[str, list[str]]:
+    """Return the parameters of every function and method that a stub declares."""
+    found = {}
+
+    def visit(body, prefix):
+        for node in body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                visit(node.body, f"{node.name}.")
+            elif isinstance(node, ast.FunctionDef):
+                if any(getattr(d, "id", "") == "property" for d in node.decorator_list):
+                    continue
+                found[prefix + node.name] = [a.arg for a in node.args.args]
+
+    visit(ast.parse(stub.read_text()).body, "")
+    return found
+
+
+def documented(function) -> list[str]:
+    """Return the parameters that pybind11 writes into a docstring's first line."""
+    signature = re.match(r"\w+\((.*)\) ->", function.__doc__.splitlines()[0])[1]
+    depth, parts, part = 0, [], ""
+    for letter in signature + ",":
+        depth += letter in "[(<"
+        depth -= letter in "])>"
+        if letter == "," and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += letter
+    return [p.split(":")[0].strip() for p in parts if p.strip()]
+
+
+def compiled(module) -> dict[str, list[str]]:
+    """Return the parameters of every function and method of a compiled module."""
+    found = {}
+    for name, value in vars(module).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, type):
+            for method, function in vars(value).items():
+                is_own = method == "__init__" or not method.startswith("_")
+                if is_own and callable(function) and "->" in (function.__doc__ or ""):
+                    found[f"{name}.{method}"] = documented(function)
+        elif callable(value):
+            found[name] = documented(value)
+    return found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_stub_is_the_module(name):
+    module = MODULES[name]
+    want = {k: v for k, v in compiled(module).items() if not _is_enum(module, k)}
+    assert declared(STUBS / f"{name}.pyi") == want
+
+
+def _is_enum(module, name):
+    return hasattr(getattr(module, name.split(".")[0]), "__members__")
