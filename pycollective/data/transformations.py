@@ -1,0 +1,446 @@
+"""The transformations of a dataset: one class each.
+
+A new one writes `_iter` (its elements from those of ``self._source``) and, if it knows it, `cardinality`;
+one that only orders rows also writes `_rows`, and is then done on indices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.data.background import Prefetcher
+from pycollective.data.dataset import Dataset, as_element, as_tensors
+from pycollective.data.rows import Rows, regroup, shuffled, shuffled_blocks
+from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, TensorSpec
+from pycollective.tensor import random
+
+__all__ = [
+    "Batch",
+    "Cache",
+    "Concatenate",
+    "Enumerate",
+    "Filter",
+    "Map",
+    "Prefetch",
+    "Repeat",
+    "Shuffle",
+    "Skip",
+    "Take",
+    "Unbatch",
+    "Zip",
+]
+
+
+def _at_least(value: Any, least: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be an int of at least {least}, not {value!r}")
+    return int(value)
+
+
+class _Transformed(Dataset):
+    """A dataset made from one other; elements look like that one's unless said otherwise."""
+
+    def __init__(self, source: Dataset) -> None:
+        self._source = source
+
+    def _make_spec(self) -> Any:
+        return self._source.element_spec
+
+    def cardinality(self) -> int:
+        """Return the number of elements of the dataset this is made from."""
+        return self._source.cardinality()
+
+    def _batch_size(self) -> int | None:
+        return self._source._batch_size()
+
+
+class Shuffle(_Transformed):
+    """Elements in a random order."""
+
+    def __init__(
+        self, source: Dataset, buffer_size: int, seed: int | None, reshuffle: bool
+    ) -> None:
+        super().__init__(source)
+        self._buffer_size = _at_least(buffer_size, 1, "buffer_size")
+        own = random.default_generator().integers(2**63) if seed is None else seed
+        self._seed = abs(int(own))
+        self._reshuffle = reshuffle
+        self._iterations = itertools.count()
+
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng([self._seed, next(self._iterations) if self._reshuffle else 0])
+
+    def _rows(self) -> Rows | None:
+        rows = self._source._rows()
+        if rows is None:
+            return None
+        blocks = rows.blocks
+        return Rows(
+            rows.columns, lambda: shuffled_blocks(blocks(), self._buffer_size, self._random())
+        )
+
+    def _iter(self) -> Iterator[Any]:
+        return shuffled(self._source._iter(), self._buffer_size, self._random())
+
+
+class Batch(_Transformed):
+    """Several elements joined along a new first axis."""
+
+    def __init__(self, source: Dataset, batch_size: int, drop_remainder: bool) -> None:
+        super().__init__(source)
+        self._size = _at_least(batch_size, 1, "batch_size")
+        self._drop = drop_remainder
+
+    def _iter(self) -> Iterator[Any]:
+        rows = self._source._rows()
+        if rows is not None:
+            for indices in regroup(rows.blocks(), self._size, self._drop):
+                yield rows.take(indices)
+            return
+        elements = self._source._iter()
+        while batch := list(itertools.islice(elements, self._size)):
+            if len(batch) < self._size and self._drop:
+                return
+            yield nest.map_structure(_stack, *batch)
+
+    def cardinality(self) -> int:
+        """Return the number of batches."""
+        count = self._source.cardinality()
+        if count < 0:
+            return count
+        return count // self._size if self._drop else -(-count // self._size)
+
+    def _make_spec(self) -> Any:
+        rows = self._size if self._drop else None
+        return nest.map_structure(
+            lambda s: TensorSpec(None if s.shape is None else (rows, *s.shape), s.dtype),
+            self._source.element_spec,
+        )
+
+    def _batch_size(self) -> int | None:
+        return self._size
+
+
+def _stack(*arrays: Any) -> Any:
+    for other in arrays[1:]:
+        if other.shape != arrays[0].shape:
+            raise ValueError(
+                f"cannot batch elements of different shapes: {arrays[0].shape} and {other.shape}"
+            )
+    return np.stack(arrays)
+
+
+class Repeat(_Transformed):
+    """The elements several times over."""
+
+    def __init__(self, source: Dataset, count: int | None) -> None:
+        super().__init__(source)
+        self._count = -1 if count is None else _at_least(count, -1, "count")
+
+    def _turns(self) -> Iterator[int]:
+        return iter(range(self._count)) if self._count >= 0 else itertools.count()
+
+    def _rows(self) -> Rows | None:
+        rows = self._source._rows()
+        if rows is None:
+            return None
+        source = rows.blocks
+        return Rows(rows.columns, lambda: self._again(source))
+
+    def _iter(self) -> Iterator[Any]:
+        return self._again(self._source._iter)
+
+    def _again(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        for _ in self._turns():
+            empty = True
+            for item in start():
+                empty = False
+                yield item
+            if empty:  # nothing, for ever, would never end
+                return
+
+    def cardinality(self) -> int:
+        """Return the number of elements of all turns."""
+        count = self._source.cardinality()
+        if self._count == 0 or count == 0:
+            return 0
+        if self._count < 0:
+            return INFINITE_CARDINALITY
+        return count if count < 0 else count * self._count
+
+
+class Take(_Transformed):
+    """The first elements."""
+
+    def __init__(self, source: Dataset, count: int) -> None:
+        super().__init__(source)
+        self._count = _at_least(count, -1, "count")
+
+    def _rows(self) -> Rows | None:
+        rows = self._source._rows()
+        if rows is None or self._count < 0:
+            return rows
+        source = rows.blocks
+
+        def blocks() -> Iterator[Any]:
+            left = self._count
+            for block in source():
+                if left <= 0:
+                    return
+                yield block[:left]
+                left -= len(block)
+
+        return Rows(rows.columns, blocks)
+
+    def _iter(self) -> Iterator[Any]:
+        elements = self._source._iter()
+        return elements if self._count < 0 else itertools.islice(elements, self._count)
+
+    def cardinality(self) -> int:
+        """Return the number of elements that are left."""
+        count = self._source.cardinality()
+        if self._count < 0:
+            return count
+        if count == INFINITE_CARDINALITY:
+            return self._count
+        return count if count < 0 else min(count, self._count)
+
+
+class Skip(_Transformed):
+    """All but the first elements."""
+
+    def __init__(self, source: Dataset, count: int) -> None:
+        super().__init__(source)
+        self._count = _at_least(count, -1, "count")
+
+    def _rows(self) -> Rows | None:
+        rows = self._source._rows()
+        if rows is None:
+            return None
+        source = rows.blocks
+
+        def blocks() -> Iterator[Any]:
+            left = self._count
+            for block in source():
+                if left < 0:  # -1 skips everything, as tf.data does
+                    return
+                if left < len(block):
+                    yield block[left:]
+                    left = 0
+                else:
+                    left -= len(block)
+
+        return Rows(rows.columns, blocks)
+
+    def _iter(self) -> Iterator[Any]:
+        return itertools.islice(self._source._iter(), self._count, None) if self._count >= 0 else iter(())
+
+    def cardinality(self) -> int:
+        """Return the number of elements that are left."""
+        count = self._source.cardinality()
+        if self._count < 0:
+            return 0
+        return count if count < 0 else max(0, count - self._count)
+
+
+class Cache(_Transformed):
+    """Elements that are made once."""
+
+    def __init__(self, source: Dataset) -> None:
+        super().__init__(source)
+        self._kept: dict[str, list[Any]] = {}
+        self._lock = threading.Lock()
+
+    def _rows(self) -> Rows | None:
+        rows = self._source._rows()
+        if rows is None:
+            return None
+        source = rows.blocks
+        return Rows(rows.columns, lambda: self._once("rows", source))
+
+    def _iter(self) -> Iterator[Any]:
+        return self._once("elements", self._source._iter)
+
+    def _once(self, what: str, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        if what not in self._kept:
+            made = []
+            for item in start():
+                made.append(item)
+                yield item
+            with self._lock:
+                self._kept.setdefault(what, made)
+            return
+        yield from self._kept[what]
+
+
+class Map(_Transformed):
+    """A function of every element."""
+
+    def __init__(
+        self, source: Dataset, function: Callable[..., Any], num_parallel_calls: int | None
+    ) -> None:
+        super().__init__(source)
+        if not callable(function):
+            raise TypeError(f"map needs a function, not {type(function).__name__}")
+        self._function = function
+        if num_parallel_calls == -1:
+            num_parallel_calls = os.cpu_count() or 1
+        calls = 1 if num_parallel_calls is None else num_parallel_calls
+        self._parallel = _at_least(calls, 1, "num_parallel_calls")
+
+    def _call(self, element: Any) -> Any:
+        value = as_tensors(element)
+        return as_element(self._function(*value) if type(value) is tuple else self._function(value))
+
+    def _iter(self) -> Iterator[Any]:
+        if self._parallel == 1:
+            return map(self._call, self._source._iter())
+        return self._iter_in_threads()
+
+    def _iter_in_threads(self) -> Iterator[Any]:
+        pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="pycollective-map")
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for element in self._source._iter():
+                waiting.append(pool.submit(self._call, element))
+                if len(waiting) > self._parallel:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _make_spec(self) -> Any:
+        return Dataset._make_spec(self)
+
+    def _batch_size(self) -> int | None:
+        return None
+
+
+class Filter(_Transformed):
+    """The elements for which a function is true."""
+
+    def __init__(self, source: Dataset, predicate: Callable[..., Any]) -> None:
+        super().__init__(source)
+        self._predicate = predicate
+
+    def _iter(self) -> Iterator[Any]:
+        for element in self._source._iter():
+            value = as_tensors(element)
+            if self._predicate(*value) if type(value) is tuple else self._predicate(value):
+                yield element
+
+    def cardinality(self) -> int:
+        """Return that it is unknown."""
+        return UNKNOWN_CARDINALITY
+
+
+class Prefetch(_Transformed):
+    """Elements made ahead in a thread."""
+
+    def __init__(self, source: Dataset, buffer_size: int) -> None:
+        super().__init__(source)
+        size = _at_least(buffer_size, -1, "buffer_size")
+        self._buffer_size = 2 if size < 0 else size
+
+    def _iter(self) -> Iterator[Any]:
+        if self._buffer_size == 0:
+            return self._source._iter()
+        return iter(Prefetcher(self._source._iter, self._buffer_size))
+
+
+class Concatenate(_Transformed):
+    """One dataset after another."""
+
+    def __init__(self, source: Dataset, other: Dataset) -> None:
+        super().__init__(source)
+        self._other = other
+
+    def _iter(self) -> Iterator[Any]:
+        yield from self._source._iter()
+        yield from self._other._iter()
+
+    def cardinality(self) -> int:
+        """Return the sum of the two."""
+        one, other = self._source.cardinality(), self._other.cardinality()
+        if INFINITE_CARDINALITY in (one, other):
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in (one, other) else one + other
+
+
+class Enumerate(_Transformed):
+    """Elements with their numbers."""
+
+    def __init__(self, source: Dataset, start: int) -> None:
+        super().__init__(source)
+        self._start = start
+
+    def _iter(self) -> Iterator[Any]:
+        for number, element in enumerate(self._source._iter(), start=self._start):
+            yield np.asarray(number, np.int64), element
+
+    def _make_spec(self) -> Any:
+        return TensorSpec((), np.int64), self._source.element_spec
+
+
+class Unbatch(_Transformed):
+    """The rows of every element."""
+
+    def _iter(self) -> Iterator[Any]:
+        for batch in self._source._iter():
+            leaves = nest.flatten(batch)
+            if any(leaf.ndim == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
+                raise ValueError(
+                    "unbatch needs arrays with one and the same first axis, got shapes "
+                    f"{[leaf.shape for leaf in leaves]}"
+                )
+            for i in range(len(leaves[0])):
+                yield nest.map_structure(lambda a, i=i: a[i], batch)
+
+    def cardinality(self) -> int:
+        """Return that it is unknown, or infinite."""
+        count = self._source.cardinality()
+        return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
+    def _make_spec(self) -> Any:
+        return nest.map_structure(
+            lambda s: TensorSpec(s.shape and s.shape[1:], s.dtype), self._source.element_spec
+        )
+
+    def _batch_size(self) -> int | None:
+        return None
+
+
+class Zip(Dataset):
+    """Elements of several datasets side by side."""
+
+    def __init__(self, datasets: Any) -> None:
+        self._structure = datasets
+        self._datasets = nest.flatten(datasets)
+        if not self._datasets or not all(isinstance(d, Dataset) for d in self._datasets):
+            raise TypeError("zip needs datasets")
+
+    def _iter(self) -> Iterator[Any]:
+        # Shortest wins, hence not strict.
+        for elements in zip(*(d._iter() for d in self._datasets), strict=False):
+            yield nest.pack_as(self._structure, elements)
+
+    def cardinality(self) -> int:
+        """Return the smallest number of elements."""
+        counts = [d.cardinality() for d in self._datasets]
+        finite = [c for c in counts if c != INFINITE_CARDINALITY]
+        if not finite:
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in finite else min(finite)
+
+    def _make_spec(self) -> Any:
+        return nest.pack_as(self._structure, [d.element_spec for d in self._datasets])
