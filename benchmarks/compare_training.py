@@ -1,0 +1,303 @@
+"""Training throughput of the tutorial's CNN, beside TensorFlow and PyTorch in the same run.
+
+    python benchmarks/compare_training.py [--data DIR] [--rounds 3] [--json FILE]
+                                          [--peer-python PYTHON]
+
+Every contestant trains the same model (121,930 parameters) with Adam and L2 regularization on the same
+MNIST images in float32, 64 examples per replica, through the loop its users write: next batch from a
+shuffled dataset, step, loss read every step. Each runs in a process of its own; the contestants take
+turns, round after round, because shared machines change their speed; the number is the median over all
+windows of all rounds. Peers that are not installed are left out (extra `peers`, or another
+interpreter by --peer-python). A contestant whose loss has not come down has no number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+BATCH = 64
+WARMUP_STEPS = 30
+WINDOWS = 5
+WINDOW_SECONDS = 1.5
+
+
+def digits(folder: str | None) -> tuple[Any, Any]:
+    """MNIST's training images as float32 NHWC, or generated digits where there is no MNIST."""
+    import numpy as np
+
+    if folder:
+        with gzip.open(Path(folder) / "train-images-idx3-ubyte.gz") as f:
+            x = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, 28, 28, 1)
+        with gzip.open(Path(folder) / "train-labels-idx1-ubyte.gz") as f:
+            y = np.frombuffer(f.read(), np.uint8, offset=8)
+        return x.astype(np.float32) / np.float32(255), y.astype(np.int32)
+    random = np.random.default_rng(0)
+    prototypes = random.random((10, 28, 28, 1), dtype=np.float32)
+    y = random.integers(0, 10, 20_000).astype(np.int32)
+    noise = random.standard_normal((len(y), 28, 28, 1), dtype=np.float32)
+    return prototypes[y] + np.float32(0.3) * noise, y
+
+
+def timed(step: Callable[[], float], examples: int) -> dict[str, Any]:
+    """Run steps in windows; return samples per second of each, and the last losses' mean."""
+    for _ in range(WARMUP_STEPS):
+        step()
+    rates, losses = [], []
+    for _ in range(WINDOWS):
+        begin = time.perf_counter()
+        steps = 0
+        while time.perf_counter() - begin < WINDOW_SECONDS:
+            losses.append(step())
+            steps += 1
+        rates.append(steps * examples / (time.perf_counter() - begin))
+    tail = losses[-50:]
+    return {"samples_per_s": rates, "loss": sum(tail) / len(tail)}
+
+
+# Contestants ----------------------------------------------------------------------------------
+
+
+def tutorial_steps(tf: Any, strategy: Any, data: tuple[Any, Any], compiled: bool) -> Iterator[Any]:
+    """The tutorial's custom loop; the same lines run on TensorFlow and on pycollective."""
+    replicas = strategy.num_replicas_in_sync
+    batch = BATCH * replicas
+    dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0])).repeat()
+    dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)
+    with strategy.scope():
+        cross_entropy = tf.keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="none"
+        )
+        l2 = tf.keras.regularizers.L2
+        model = tf.keras.Sequential(
+            [
+                tf.keras.layers.Conv2D(32, 3, activation="relu", kernel_regularizer=l2(1e-5)),
+                tf.keras.layers.MaxPooling2D(),
+                tf.keras.layers.Conv2D(64, 3, activation="relu", kernel_regularizer=l2(1e-5)),
+                tf.keras.layers.MaxPooling2D(),
+                tf.keras.layers.Flatten(),
+                tf.keras.layers.Dense(64, activation="relu", kernel_regularizer=l2(1e-5)),
+                tf.keras.layers.Dense(10, kernel_regularizer=l2(1e-5)),
+            ]
+        )
+        model.build((None, 28, 28, 1))
+        optimizer = tf.keras.optimizers.Adam(1e-3)
+        optimizer.build(model.trainable_variables)
+        accuracy = tf.keras.metrics.SparseCategoricalAccuracy()
+
+    def train_step(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predictions = model(images, training=True)
+            loss = tf.nn.compute_average_loss(
+                cross_entropy(labels, predictions), global_batch_size=batch
+            )
+            loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        accuracy.update_state(labels, predictions)
+        return loss
+
+    def step(images: Any, labels: Any) -> Any:
+        losses = strategy.run(train_step, args=(images, labels))
+        return strategy.reduce("SUM", losses, axis=None)
+
+    run = tf.function(step) if compiled else step
+    for images, labels in strategy.experimental_distribute_dataset(dataset):
+        yield run(images, labels)
+
+
+def run_pycollective(replicas: int, folder: str | None) -> dict[str, Any]:
+    import pycollective as tf
+
+    strategy = tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    steps = tutorial_steps(tf, strategy, digits(folder), compiled=False)
+    return timed(lambda: float(next(steps)), BATCH * replicas)
+
+
+def run_tensorflow(replicas: int, folder: str | None) -> dict[str, Any]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    count = max(1, replicas)
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    )
+    strategy = (
+        tf.distribute.MirroredStrategy([f"/cpu:{i}" for i in range(count)])
+        if replicas
+        else tf.distribute.get_strategy()
+    )
+    steps = tutorial_steps(tf, strategy, digits(folder), compiled=True)
+    return timed(lambda: float(next(steps)), BATCH * count)
+
+
+def run_tensorflow_fit(replicas: int, folder: str | None) -> dict[str, Any]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(replicas)]
+    )
+    strategy = tf.distribute.MirroredStrategy([f"/cpu:{i}" for i in range(replicas)])
+    x, y = digits(folder)
+    batch = BATCH * replicas
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat()
+    dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)
+    l2 = tf.keras.regularizers.L2
+    with strategy.scope():
+        model = tf.keras.Sequential(
+            [
+                tf.keras.layers.Conv2D(32, 3, activation="relu", kernel_regularizer=l2(1e-5)),
+                tf.keras.layers.MaxPooling2D(),
+                tf.keras.layers.Conv2D(64, 3, activation="relu", kernel_regularizer=l2(1e-5)),
+                tf.keras.layers.MaxPooling2D(),
+                tf.keras.layers.Flatten(),
+                tf.keras.layers.Dense(64, activation="relu", kernel_regularizer=l2(1e-5)),
+                tf.keras.layers.Dense(10, kernel_regularizer=l2(1e-5)),
+            ]
+        )
+        model.compile(
+            optimizer=tf.keras.optimizers.Adam(1e-3),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    model.fit(dataset, steps_per_epoch=WARMUP_STEPS, verbose=0)
+    rates = []
+    history = None
+    steps = 80
+    for _ in range(WINDOWS):
+        begin = time.perf_counter()
+        history = model.fit(dataset, steps_per_epoch=steps, verbose=0)
+        rates.append(steps * batch / (time.perf_counter() - begin))
+    return {"samples_per_s": rates, "loss": float(history.history["loss"][0])}
+
+
+def run_torch(batch: int, folder: str | None) -> dict[str, Any]:
+    import torch
+
+    x, y = digits(folder)
+    images = torch.from_numpy(x.transpose(0, 3, 1, 2).copy())
+    labels = torch.from_numpy(y.astype("int64"))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 32, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(32, 64, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(1600, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
+    )  # fmt: skip
+    weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
+
+    def batches() -> Iterator[Any]:
+        while True:
+            order = torch.randperm(len(labels))
+            for i in range(0, len(labels) - batch + 1, batch):
+                yield images[order[i : i + batch]], labels[order[i : i + batch]]
+
+    source = batches()
+
+    def step() -> float:
+        bx, by = next(source)
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(model(bx), by)
+        loss = loss + 1e-5 * sum((w * w).sum() for w in weights)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return timed(step, batch)
+
+
+CONTESTANTS: dict[str, tuple[Callable[[int, str | None], dict[str, Any]], int, str]] = {
+    "pycollective x1": (run_pycollective, 1, "own"),
+    "pycollective x2": (run_pycollective, 2, "own"),
+    "TensorFlow, no strategy": (run_tensorflow, 0, "tensorflow"),
+    "TensorFlow Mirrored x1": (run_tensorflow, 1, "tensorflow"),
+    "TensorFlow Mirrored x2": (run_tensorflow, 2, "tensorflow"),
+    "TensorFlow fit x2": (run_tensorflow_fit, 2, "tensorflow"),
+    "PyTorch, batch 64": (run_torch, 64, "torch"),
+    "PyTorch, batch 128": (run_torch, 128, "torch"),
+}
+
+
+def installed(python: str, module: str) -> bool:
+    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", probe], check=False).returncode == 0
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
+    p.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
+    p.add_argument("--json", type=Path, help="write the results there too")
+    p.add_argument("--peer-python", default=sys.executable, help="interpreter that has the peers")
+    p.add_argument("--contestant", choices=list(CONTESTANTS), help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.contestant:
+        run, number, _ = CONTESTANTS[args.contestant]
+        print(json.dumps(run(number, args.data)))
+        return
+
+    python = {
+        name: sys.executable if needs == "own" else args.peer_python
+        for name, (_, _, needs) in CONTESTANTS.items()
+    }
+    there = {}
+    for name, (_, _, needs) in CONTESTANTS.items():
+        if needs == "own" or installed(args.peer_python, needs):
+            there[name] = python[name]
+        else:
+            print(f"# {name}: not installed", file=sys.stderr)
+    rates: dict[str, list[float]] = {name: [] for name in there}
+    loss: dict[str, float] = {}
+    for turn in range(args.rounds):
+        for name, interpreter in there.items():
+            print(f"# round {turn + 1}/{args.rounds}: {name}", file=sys.stderr, flush=True)
+            command = [interpreter, __file__, "--contestant", name]
+            command += ["--data", args.data] if args.data else []
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=600
+            )
+            if done.returncode:
+                raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+            result = json.loads(done.stdout.strip().splitlines()[-1])
+            if not result["loss"] < 1.0:
+                raise SystemExit(f"{name} does not learn: its loss is {result['loss']}")
+            rates[name] += result["samples_per_s"]
+            loss[name] = result["loss"]
+    median = {name: statistics.median(r) for name, r in rates.items()}
+    peers = [v for k, v in median.items() if not k.startswith("pycollective")]
+    best = max(peers, default=float("nan"))
+    print(f"\n{'':26} {'samples/s':>10} {'range':>17} {'of best peer':>13} {'loss':>7}")
+    for name, value in median.items():
+        spread = f"{min(rates[name]):,.0f} to {max(rates[name]):,.0f}"
+        print(f"{name:26} {value:>10,.0f} {spread:>17} {value / best:>12.2f}x {loss[name]:>7.3f}")
+    if args.json:
+        report = {
+            "benchmark": "compare_training",
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "data": "MNIST" if args.data else "generated",
+            "batch_per_replica": BATCH,
+            "samples_per_s": {
+                name: {"median": median[name], "min": min(r), "max": max(r)}
+                for name, r in rates.items()
+            },
+        }
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
