@@ -1,9 +1,9 @@
 """Where a training step of the tutorial's CNN goes, operation by operation.
 
-The model is Conv 32 3x3 relu, pool 2x2, Conv 64 3x3 relu, pool 2x2, Dense 64 relu, Dense 10 on images
-of 28x28x1, trained with Adam; the operations are those of the package on plain arrays, without tape,
-layers and strategy, so this is what is left when those cost nothing. Each replica is a thread with one
-BLAS thread and its own copy of the parameters; gradients are summed by all_reduce.
+The model is Conv 32 3x3 relu, pool 2x2, Conv 64 3x3 relu, pool 2x2, Dense 64 relu, Dense 10 on
+images of 28x28x1, trained with Adam. The operations are those of the package on plain arrays,
+without tape, layers and strategy: this is what is left when those cost nothing. Each replica is a
+thread with one BLAS thread and its own copy of the parameters; all_reduce sums the gradients.
 
 Run: ``python benchmarks/training_profile.py [--replicas 1 2] [--batch-size 64] [--separate]``
 """
@@ -47,9 +47,11 @@ class Timer:
         self.last = time.perf_counter()
 
     def start(self) -> None:
+        """Forget the time since the last operation."""
         self.last = time.perf_counter()
 
     def __call__(self, name: str) -> None:
+        """Note that an operation has ended."""
         now = time.perf_counter()
         self.seconds[name] += now - self.last
         self.last = now
@@ -117,6 +119,7 @@ class Replica:
 
     @staticmethod
     def views(flat: Any) -> dict[str, Any]:
+        """Return the parts of a flat vector by name, in their shapes."""
         views, start = {}, 0
         for name, shape in SHAPES.items():
             size = int(np.prod(shape))
@@ -138,6 +141,7 @@ class Replica:
         return y, (codes, x, w, window, z, pool)
 
     def unconvolve(self, name: str, g: Any, kept: Any, need_x: bool) -> Any:
+        """Store the gradients of a convolution's parameters, return its images' if needed."""
         need = (need_x, True, True)
         if self.fused:
             dx, dw, db = conv._pooled_backward(g, *kept, need)
@@ -150,6 +154,7 @@ class Replica:
         return dx
 
     def step(self, x: Any, labels: Any, timer: Timer, comm: Any) -> float:
+        """Train on one batch; return its loss."""
         p, g = self.p, self.g
         y1, kept1 = self.convolve("conv1", x)
         timer("conv1 + relu + pool")
@@ -236,13 +241,13 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch-size", type=int, default=64, help="per replica")
     parser.add_argument("--steps", type=int, default=40, help="per run; 5 runs count")
-    parser.add_argument("--separate", action="store_true", help="pooling as an operation of its own")
+    parser.add_argument(
+        "--separate", action="store_true", help="pooling as an operation of its own"
+    )
     args = parser.parse_args()
     with threadpool_limits(1):
         for replicas in args.replicas:
-            rate, seconds, loss = measure(
-                replicas, args.batch_size, args.steps, not args.separate
-            )
+            rate, seconds, loss = measure(replicas, args.batch_size, args.steps, not args.separate)
             whole = sum(seconds.values())
             samples = 5 * args.steps * args.batch_size
             print(

@@ -1,7 +1,404 @@
+// Neural-network kernels: every array is checked here, before a kernel runs without the GIL.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "bindings/bindings.h"
+#include "nn/kernels.h"
 
 namespace pycollective {
+namespace {
 
-void bind_nn(pybind11::module_&) {}
+namespace py = pybind11;
+using namespace pybind11::literals;
+using nn::Index;
+using nn::Window;
+using Array = py::array;
+using MaybeArray = std::optional<py::array>;
+
+std::string shape_text(const Array& a) { return py::str(a.attr("shape")).cast<std::string>(); }
+
+template <typename T>
+void check(const Array& a, const char* name, Index size, bool writeable) {
+  if (!py::isinstance<py::array_t<T>>(a)) {
+    throw py::value_error(std::string(name) + " has dtype " +
+                          py::str(a.dtype()).cast<std::string>() + ", expected " +
+                          py::str(py::dtype::of<T>()).cast<std::string>());
+  }
+  if (!(a.flags() & py::array::c_style)) {
+    throw py::value_error(std::string(name) + " of shape " + shape_text(a) +
+                          " is not contiguous in C order");
+  }
+  if (a.size() != size) {
+    throw py::value_error(std::string(name) + " has shape " + shape_text(a) + ", which is " +
+                          std::to_string(a.size()) + " elements; expected " + std::to_string(size));
+  }
+  if (writeable && !a.writeable()) {
+    throw py::value_error(std::string(name) + " of shape " + shape_text(a) + " is read-only");
+  }
+}
+
+template <typename T>
+const T* in(const Array& a, const char* name, Index size) {
+  check<T>(a, name, size, false);
+  return static_cast<const T*>(a.data());
+}
+
+template <typename T>
+const T* in(const MaybeArray& a, const char* name, Index size) {
+  return a ? in<T>(*a, name, size) : nullptr;
+}
+
+template <typename T>
+T* out(Array& a, const char* name, Index size) {
+  check<T>(a, name, size, true);
+  return static_cast<T*>(a.mutable_data());
+}
+
+template <typename T>
+T* out(MaybeArray& a, const char* name, Index size) {
+  return a ? out<T>(*a, name, size) : nullptr;
+}
+
+// Calls `body` with a value of the array's element type.
+template <typename Body>
+void with_real(const Array& a, const char* name, Body body) {
+  if (py::isinstance<py::array_t<float>>(a)) {
+    body(float{});
+  } else if (py::isinstance<py::array_t<double>>(a)) {
+    body(double{});
+  } else {
+    throw py::value_error(std::string(name) + " has dtype " +
+                          py::str(a.dtype()).cast<std::string>() +
+                          "; the compiled kernels take float32 and float64");
+  }
+}
+
+template <typename Body>
+void with_code(const Array& a, Body body) {
+  if (py::isinstance<py::array_t<std::uint8_t>>(a)) {
+    body(std::uint8_t{});
+  } else {
+    body(std::uint32_t{});
+  }
+}
+
+// How many times `unit` goes into the array.
+Index count(const Array& a, const char* name, Index unit) {
+  if (a.size() % unit != 0) {
+    throw py::value_error(std::string(name) + " of shape " + shape_text(a) +
+                          " is not a whole number of blocks of " + std::to_string(unit) +
+                          " elements");
+  }
+  return a.size() / unit;
+}
+
+// The product of two sizes that must describe an array in memory.
+Index area(Index a, Index b) {
+  Index product;
+  if (__builtin_mul_overflow(a, b, &product)) throw py::value_error("sizes overflow");
+  return product;
+}
+
+Index check_rows(const Array& x, const Window& w, Index first, Index rows) {
+  const Index images = count(x, "x", w.image());
+  if (first < 0 || rows < 0 || rows > images * w.out_h - first) {
+    throw py::value_error("rows " + std::to_string(first) + " to " + std::to_string(first + rows) +
+                          " are not among the " + std::to_string(images * w.out_h) +
+                          " output rows");
+  }
+  return images;
+}
+
+void check_pool(const Window& pool, Index taps) {
+  if (pool.dilation_h != 1 || pool.dilation_w != 1) {
+    throw py::value_error("pooling windows must have dilation 1");
+  }
+  if (pool.taps() > taps) {
+    throw py::value_error("a pooling window of " + std::to_string(pool.taps()) +
+                          " taps does not fit the type of the codes");
+  }
+}
+
+// Codes come from outside too: one beyond the window would send a gradient out of the image.
+template <typename Code>
+void check_codes(const Code* codes, Index size, const Window& pool) {
+  const bool good = nn::codes_fit(codes, size, static_cast<Code>(pool.taps()));
+  if (!good) throw py::value_error("codes name a tap outside the pooling window");
+}
+
+// A pooling window over the convolution's output, in disjoint strips of rows.
+void check_fused(const Window& w, const Window& pool, Index filters) {
+  check_pool(pool, nn::kNone<std::uint8_t>);
+  if (pool.height != w.out_h || pool.width != w.out_w || pool.channels != filters ||
+      pool.pad_top != 0 || pool.pad_left != 0 || pool.stride_h < pool.kernel_h ||
+      pool.stride_w < pool.kernel_w || (pool.out_h - 1) * pool.stride_h + pool.kernel_h > w.out_h ||
+      (pool.out_w - 1) * pool.stride_w + pool.kernel_w > w.out_w) {
+    throw py::value_error(
+        "a fused pooling window must lie over the convolution's output without padding or overlap");
+  }
+}
+
+void im2col(const Array& x, Array& cols, const Window& w, Index first, Index rows) {
+  check_rows(x, w, first, rows);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    T* to = out<T>(cols, "cols", area(rows * w.out_w, w.patch()));
+    py::gil_scoped_release release;
+    nn::im2col(from, to, w, first, rows);
+  });
+}
+
+void col2im(const Array& cols, Array& x, const Window& w, Index first, Index rows) {
+  check_rows(x, w, first, rows);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(cols, "cols", area(rows * w.out_w, w.patch()));
+    T* to = out<T>(x, "x", x.size());
+    py::gil_scoped_release release;
+    nn::col2im(from, to, w, first, rows);
+  });
+}
+
+void bias_relu(Array& z, const MaybeArray& bias, bool relu) {
+  with_real(z, "z", [&](auto zero) {
+    using T = decltype(zero);
+    const Index channels = bias ? std::max<Index>(bias->size(), 1) : 1;
+    const Index rows = count(z, "z", channels);
+    T* to = out<T>(z, "z", z.size());
+    const T* b = in<T>(bias, "bias", channels);
+    py::gil_scoped_release release;
+    nn::bias_relu(to, b, rows, channels, relu);
+  });
+}
+
+void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArray bias_gradient) {
+  with_real(g, "g", [&](auto zero) {
+    using T = decltype(zero);
+    const Index channels = bias_gradient ? std::max<Index>(bias_gradient->size(), 1) : 1;
+    const Index rows = count(g, "g", channels);
+    const T* from = in<T>(g, "g", g.size());
+    const T* mask = in<T>(y, "y", g.size());
+    T* to = out<T>(dz, "dz", g.size());
+    T* sums = out<T>(bias_gradient, "bias_gradient", channels);
+    py::gil_scoped_release release;
+    nn::relu_gradient(from, mask, to, sums, rows, channels);
+  });
+}
+
+void softmax_cross_entropy(const Array& logits, const Array& labels, Array& losses,
+                           MaybeArray gradient) {
+  if (logits.ndim() != 2 || logits.shape(1) < 1) {
+    throw py::value_error("logits must be [rows, classes], not " + shape_text(logits));
+  }
+  const Index rows = logits.shape(0), classes = logits.shape(1);
+  const Index* label = in<Index>(labels, "labels", rows);
+  for (Index r = 0; r < rows; ++r) {
+    if (label[r] < 0 || label[r] >= classes) {
+      throw py::value_error("label " + std::to_string(label[r]) + " of row " + std::to_string(r) +
+                            " is outside [0, " + std::to_string(classes) + ")");
+    }
+  }
+  with_real(logits, "logits", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(logits, "logits", logits.size());
+    T* loss = out<T>(losses, "losses", rows);
+    T* slope = out<T>(gradient, "gradient", logits.size());
+    py::gil_scoped_release release;
+    nn::softmax_cross_entropy(from, label, loss, slope, rows, classes);
+  });
+}
+
+void max_pool(const Array& x, const MaybeArray& bias, Array& y, Array& codes, const Window& w,
+              bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index size = images * w.out_h * w.out_w * w.channels;
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    const T* b = in<T>(bias, "bias", w.channels);
+    T* to = out<T>(y, "y", size);
+    with_code(codes, [&](auto code) {
+      using Code = decltype(code);
+      check_pool(w, nn::kNone<Code>);
+      Code* tap = out<Code>(codes, "codes", size);
+      py::gil_scoped_release release;
+      nn::max_pool(from, b, to, tap, w, images, relu);
+    });
+  });
+}
+
+void max_pool_gradient(const Array& g, const Array& codes, Array& dx, MaybeArray bias_gradient,
+                       const Window& w) {
+  const Index images = count(dx, "dx", w.image());
+  const Index size = images * w.out_h * w.out_w * w.channels;
+  with_real(g, "g", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(g, "g", size);
+    T* to = out<T>(dx, "dx", dx.size());
+    T* sums = out<T>(bias_gradient, "bias_gradient", w.channels);
+    with_code(codes, [&](auto code) {
+      using Code = decltype(code);
+      check_pool(w, nn::kNone<Code>);
+      const Code* tap = in<Code>(codes, "codes", size);
+      py::gil_scoped_release release;
+      check_codes(tap, size, w);
+      nn::max_pool_gradient(from, tap, to, sums, w, images);
+    });
+  });
+}
+
+void direct_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                    MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                    bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  if (pool) check_fused(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const nn::DirectForward<T> a{in<T>(x, "x", x.size()),
+                                 in<T>(weights, "weights", weights.size()),
+                                 in<T>(bias, "bias", filters),
+                                 out<T>(y, "y", size),
+                                 out<std::uint8_t>(codes, "codes", size),
+                                 w,
+                                 pool ? &*pool : nullptr,
+                                 images,
+                                 filters,
+                                 relu};
+    py::gil_scoped_release release;
+    nn::direct_forward(a);
+  });
+}
+
+void direct_gradient(const Array& x, const Array& g, const MaybeArray& y, const MaybeArray& codes,
+                     Array& weight_gradient, MaybeArray bias_gradient, const Window& w,
+                     const std::optional<Window>& pool) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weight_gradient, "weight_gradient", w.patch());
+  if (filters < 1) throw py::value_error("weight_gradient holds no filter");
+  if (pool) check_fused(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
+    const nn::DirectGradient<T> a{
+        in<T>(x, "x", x.size()),
+        in<T>(g, "g", size),
+        in<T>(y, "y", size),
+        tap,
+        out<T>(weight_gradient, "weight_gradient", weight_gradient.size()),
+        out<T>(bias_gradient, "bias_gradient", filters),
+        w,
+        pool ? &*pool : nullptr,
+        images,
+        filters};
+    py::gil_scoped_release release;
+    if (tap) check_codes(tap, size, *pool);
+    nn::direct_gradient(a);
+  });
+}
+
+void adam_update(Array& p, const Array& g, Array& m, Array& v, double alpha, double beta1,
+                 double beta2, double epsilon) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const Index n = p.size();
+    T* parameter = out<T>(p, "p", n);
+    const T* gradient = in<T>(g, "g", n);
+    T* first = out<T>(m, "m", n);
+    T* second = out<T>(v, "v", n);
+    py::gil_scoped_release release;
+    nn::adam_update(parameter, gradient, first, second, n, alpha, beta1, beta2, epsilon);
+  });
+}
+
+void sgd_update(Array& p, const Array& g, MaybeArray velocity, double rate, double momentum,
+                bool nesterov) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const Index n = p.size();
+    T* parameter = out<T>(p, "p", n);
+    const T* gradient = in<T>(g, "g", n);
+    T* speed = out<T>(velocity, "velocity", n);
+    py::gil_scoped_release release;
+    nn::sgd_update(parameter, gradient, speed, n, rate, momentum, nesterov);
+  });
+}
+
+}  // namespace
+
+void bind_nn(py::module_& m) {
+  py::class_<Window>(m, "Window",
+                     "Geometry of a window sliding over an image [height, width, channels].")
+      .def(py::init([](Index height, Index width, Index channels, Index kernel_h, Index kernel_w,
+                       Index stride_h, Index stride_w, Index dilation_h, Index dilation_w,
+                       bool same) {
+             return nn::make_window(height, width, channels, kernel_h, kernel_w, stride_h, stride_w,
+                                    dilation_h, dilation_w, same);
+           }),
+           "height"_a, "width"_a, "channels"_a, "kernel_h"_a, "kernel_w"_a, "stride_h"_a,
+           "stride_w"_a, "dilation_h"_a, "dilation_w"_a, "same"_a)
+      .def(
+          "cropped",
+          [](const Window& w, Index out_h, Index out_w) {
+            if (out_h < 1 || out_h > w.out_h || out_w < 1 || out_w > w.out_w) {
+              throw py::value_error("a crop must keep between 1 and all rows and columns");
+            }
+            Window smaller = w;
+            smaller.out_h = out_h;
+            smaller.out_w = out_w;
+            return smaller;
+          },
+          "out_h"_a, "out_w"_a, "The same window with only the first rows and columns of output.")
+      .def_readonly("height", &Window::height)
+      .def_readonly("width", &Window::width)
+      .def_readonly("channels", &Window::channels)
+      .def_readonly("kernel_h", &Window::kernel_h)
+      .def_readonly("kernel_w", &Window::kernel_w)
+      .def_readonly("stride_h", &Window::stride_h)
+      .def_readonly("stride_w", &Window::stride_w)
+      .def_readonly("dilation_h", &Window::dilation_h)
+      .def_readonly("dilation_w", &Window::dilation_w)
+      .def_readonly("pad_top", &Window::pad_top)
+      .def_readonly("pad_left", &Window::pad_left)
+      .def_readonly("out_h", &Window::out_h)
+      .def_readonly("out_w", &Window::out_w);
+  m.def("im2col", &im2col, "x"_a, "cols"_a, "window"_a, "first"_a, "rows"_a);
+  m.def("col2im", &col2im, "cols"_a, "x"_a, "window"_a, "first"_a, "rows"_a);
+  m.def("bias_relu", &bias_relu, "z"_a, "bias"_a, "relu"_a);
+  m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
+  m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,
+        "gradient"_a);
+  m.def("max_pool", &max_pool, "x"_a, "bias"_a, "y"_a, "codes"_a, "window"_a, "relu"_a);
+  m.def("max_pool_gradient", &max_pool_gradient, "g"_a, "codes"_a, "dx"_a, "bias_gradient"_a,
+        "window"_a);
+  m.def("vector_bytes", &nn::vector_bytes,
+        "The width of the registers that the direct kernels use on this processor.");
+  m.def("direct_forward", &direct_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
+        "window"_a, "pool"_a, "relu"_a);
+  m.def("direct_gradient", &direct_gradient, "x"_a, "g"_a, "y"_a, "codes"_a, "weight_gradient"_a,
+        "bias_gradient"_a, "window"_a, "pool"_a);
+  m.def("adam_update", &adam_update, "p"_a, "g"_a, "m"_a, "v"_a, "alpha"_a, "beta1"_a, "beta2"_a,
+        "epsilon"_a);
+  m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,
+        "nesterov"_a);
+}
 
 }  // namespace pycollective

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .activations import (
     bias_add,
     dropout,
@@ -16,7 +18,7 @@ from .activations import (
     softplus,
     tanh,
 )
-from .conv import conv2d
+from .conv import conv2d, conv2d_relu_max_pool
 from .losses import (
     l2_loss,
     sigmoid_cross_entropy_with_logits,
@@ -25,11 +27,19 @@ from .losses import (
 )
 from .pooling import max_pool2d
 
+if TYPE_CHECKING:
+    from pycollective.distribute.loss_scaling import (
+        compute_average_loss,
+        scale_regularization_loss,
+    )
+
 swish = silu
 
 __all__ = [
     "bias_add",
+    "compute_average_loss",
     "conv2d",
+    "conv2d_relu_max_pool",
     "dropout",
     "elu",
     "gelu",
@@ -38,6 +48,7 @@ __all__ = [
     "log_softmax",
     "max_pool2d",
     "relu",
+    "scale_regularization_loss",
     "sigmoid",
     "sigmoid_cross_entropy_with_logits",
     "silu",
@@ -48,3 +59,12 @@ __all__ = [
     "swish",
     "tanh",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # TensorFlow keeps the loss scaling here; it needs the strategy in force, a room above this one.
+    if name in ("compute_average_loss", "scale_regularization_loss"):
+        from pycollective.distribute import loss_scaling
+
+        return getattr(loss_scaling, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

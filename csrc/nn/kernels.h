@@ -1,0 +1,121 @@
+// Kernels of the neural-network operations on arrays in C order, images as [n, height, width,
+// channels]. They trust their arguments: the bindings check every size before they call.
+//
+// Each kernel is a template body (`..._body`) that is inlined into one function per type, because
+// PYCOLLECTIVE_CLONES applies to functions, not to templates.
+#pragma once
+
+#include <cstdint>
+
+#include "nn/window.h"
+
+#define PYCOLLECTIVE_INLINE inline __attribute__((always_inline))
+
+namespace pycollective::nn {
+
+// ---- patches <-> images (patches.cc) ----------------------------------------------------------
+// An "output row" is one of the n * out_h rows of the result; [first, first + rows) is a block.
+// cols: [rows * out_w, kernel_h * kernel_w * channels]; what lies in the padding is zero.
+void im2col(const float* x, float* cols, const Window& w, Index first, Index rows);
+void im2col(const double* x, double* cols, const Window& w, Index first, Index rows);
+// The transposed map: adds every element of cols to its place in x.
+void col2im(const float* cols, float* x, const Window& w, Index first, Index rows);
+void col2im(const double* cols, double* x, const Window& w, Index first, Index rows);
+
+// ---- bias and relu (pointwise.cc) -------------------------------------------------------------
+// z = act(z + bias) for z [rows, channels]; bias may be null. NaN stays NaN.
+void bias_relu(float* z, const float* bias, Index rows, Index channels, bool relu);
+void bias_relu(double* z, const double* bias, Index rows, Index channels, bool relu);
+// dz = g where y > 0, else 0 (all of g where y is null); bias_gradient += column sums of dz.
+// dz and bias_gradient may be null.
+void relu_gradient(const float* g, const float* y, float* dz, float* bias_gradient, Index rows,
+                   Index channels);
+void relu_gradient(const double* g, const double* y, double* dz, double* bias_gradient, Index rows,
+                   Index channels);
+// Softmax of logits [rows, classes], losses[r] = -log p(label) and, where `gradient` is not null,
+// its derivative p - onehot(label). Labels lie in [0, classes).
+void softmax_cross_entropy(const float* logits, const Index* labels, float* losses, float* gradient,
+                           Index rows, Index classes);
+void softmax_cross_entropy(const double* logits, const Index* labels, double* losses,
+                           double* gradient, Index rows, Index classes);
+
+// ---- max pooling (pool.cc) --------------------------------------------------------------------
+// The code of an output is the number of the window's tap that holds the maximum, counted row by
+// row; the first one wins, NaN beats every number. kNone marks outputs that relu cut off.
+template <typename Code>
+inline constexpr Code kNone = static_cast<Code>(~Code{0});
+
+// Whether every code is below `taps` or kNone.
+bool codes_fit(const std::uint8_t* codes, Index size, std::uint8_t taps);
+bool codes_fit(const std::uint32_t* codes, Index size, std::uint32_t taps);
+
+// y = act(max over the window of x + bias); bias may be null.
+void max_pool(const float* x, const float* bias, float* y, std::uint8_t* codes, const Window& w,
+              Index images, bool relu);
+void max_pool(const double* x, const double* bias, double* y, std::uint8_t* codes, const Window& w,
+              Index images, bool relu);
+void max_pool(const float* x, const float* bias, float* y, std::uint32_t* codes, const Window& w,
+              Index images, bool relu);
+void max_pool(const double* x, const double* bias, double* y, std::uint32_t* codes, const Window& w,
+              Index images, bool relu);
+// dx = the gradient of max_pool with respect to x (every element is written), bias_gradient +=
+// its sums by channel; bias_gradient may be null.
+void max_pool_gradient(const float* g, const std::uint8_t* codes, float* dx, float* bias_gradient,
+                       const Window& w, Index images);
+void max_pool_gradient(const double* g, const std::uint8_t* codes, double* dx,
+                       double* bias_gradient, const Window& w, Index images);
+void max_pool_gradient(const float* g, const std::uint32_t* codes, float* dx, float* bias_gradient,
+                       const Window& w, Index images);
+void max_pool_gradient(const double* g, const std::uint32_t* codes, double* dx,
+                       double* bias_gradient, const Window& w, Index images);
+
+// ---- convolution without patches, for few input channels (direct.cc) --------------------------
+// The width of the registers that these kernels use on this processor.
+int vector_bytes();
+// Without `pool`: y [n, out_h, out_w, filters] = act(conv(x, weights) + bias).
+// With `pool`, a window over the convolution's output without padding: y and codes are max_pool's.
+template <typename T>
+struct DirectForward {
+  const T* x;
+  const T* weights;
+  const T* bias;
+  T* y;
+  std::uint8_t* codes;
+  const Window& w;
+  const Window* pool;
+  Index images, filters;
+  bool relu;
+};
+void direct_forward(const DirectForward<float>& a);
+void direct_forward(const DirectForward<double>& a);
+// Gradients of the weights (and of the bias unless null), both overwritten. Without `pool`, g has
+// the output's shape and is masked by y > 0 unless y is null; with it, codes say where g goes.
+template <typename T>
+struct DirectGradient {
+  const T* x;
+  const T* g;
+  const T* y;
+  const std::uint8_t* codes;
+  T* weight_gradient;
+  T* bias_gradient;
+  const Window& w;
+  const Window* pool;
+  Index images, filters;
+};
+void direct_gradient(const DirectGradient<float>& a);
+void direct_gradient(const DirectGradient<double>& a);
+
+// ---- optimizers (update.cc) -------------------------------------------------------------------
+// m += (g - m)(1 - beta1); v += (g*g - v)(1 - beta2); p -= alpha m / (sqrt(v) + epsilon).
+void adam_update(float* p, const float* g, float* m, float* v, Index n, double alpha, double beta1,
+                 double beta2, double epsilon);
+void adam_update(double* p, const double* g, double* m, double* v, Index n, double alpha,
+                 double beta1, double beta2, double epsilon);
+// Without velocity: p -= rate g. With it: velocity = momentum velocity - rate g, then p += velocity
+// or, with nesterov, p += momentum velocity - rate g.
+void sgd_update(float* p, const float* g, float* velocity, Index n, double rate, double momentum,
+                bool nesterov);
+void sgd_update(double* p, const double* g, double* velocity, Index n, double rate, double momentum,
+                bool nesterov);
+
+}  // namespace pycollective::nn

@@ -1,0 +1,31 @@
+// Vectors as values, where loops over plain arrays are not vectorised well. GCC and Clang split
+// them into what the processor's registers hold.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "nn/window.h"
+
+namespace pycollective::nn {
+
+template <typename T>
+struct Lanes;
+
+template <>
+struct Lanes<float> {
+  static constexpr Index kCount = 16;
+  typedef float Vector __attribute__((vector_size(64)));
+  using Lane = std::int32_t;  // comparing two vectors gives such a one, all bits set where it holds
+  typedef Lane Mask __attribute__((vector_size(64)));
+};
+
+template <>
+struct Lanes<double> {
+  static constexpr Index kCount = 8;
+  typedef double Vector __attribute__((vector_size(64)));
+  using Lane = std::int64_t;
+  typedef Lane Mask __attribute__((vector_size(64)));
+};
+
+}  // namespace pycollective::nn

@@ -1,0 +1,53 @@
+#include "nn/window.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace pycollective::nn {
+namespace {
+
+struct Span {
+  Index out, pad;
+};
+
+Span place(const char* axis, Index size, Index kernel, Index stride, Index dilation, bool same) {
+  if (size < 1 || kernel < 1 || stride < 1 || dilation < 1) {
+    throw std::invalid_argument(std::string(axis) + ": input size " + std::to_string(size) +
+                                ", window " + std::to_string(kernel) + ", stride " +
+                                std::to_string(stride) + " and dilation " +
+                                std::to_string(dilation) + " must all be at least 1");
+  }
+  // In this form nothing overflows for absurd dilations: beyond the limit the window is too large
+  // to be of any use anyway.
+  constexpr Index kLimit = Index{1} << 31;
+  if (size > kLimit || kernel > kLimit || stride > kLimit || dilation > kLimit / kernel) {
+    throw std::invalid_argument(std::string(axis) +
+                                ": input size, stride and dilated window must be below 2**31");
+  }
+  const Index extent = (kernel - 1) * dilation + 1;
+  if (same) {
+    const Index out = (size + stride - 1) / stride;
+    const Index missing = (out - 1) * stride + extent - size;
+    return {out, missing > 0 ? missing / 2 : 0};
+  }
+  if (extent > size) {
+    throw std::invalid_argument(std::string(axis) + ": a window of " + std::to_string(kernel) +
+                                " with dilation " + std::to_string(dilation) +
+                                " is larger than the input, " + std::to_string(size) +
+                                "; use padding=\"SAME\" or a smaller window");
+  }
+  return {(size - extent) / stride + 1, 0};
+}
+
+}  // namespace
+
+Window make_window(Index height, Index width, Index channels, Index kernel_h, Index kernel_w,
+                   Index stride_h, Index stride_w, Index dilation_h, Index dilation_w, bool same) {
+  if (channels < 1) throw std::invalid_argument("channels: there must be at least 1");
+  const Span rows = place("height", height, kernel_h, stride_h, dilation_h, same);
+  const Span cols = place("width", width, kernel_w, stride_w, dilation_w, same);
+  return {height,     width,      channels, kernel_h, kernel_w, stride_h, stride_w,
+          dilation_h, dilation_w, rows.pad, cols.pad, rows.out, cols.out};
+}
+
+}  // namespace pycollective::nn

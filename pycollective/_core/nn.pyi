@@ -1,0 +1,117 @@
+"""Kernels of convolution, pooling, cross-entropy and optimizers; see csrc/nn/kernels.h."""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+class Window:
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        channels: int,
+        kernel_h: int,
+        kernel_w: int,
+        stride_h: int,
+        stride_w: int,
+        dilation_h: int,
+        dilation_w: int,
+        same: bool,
+    ) -> None: ...
+    def cropped(self, out_h: int, out_w: int) -> Window: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def kernel_h(self) -> int: ...
+    @property
+    def kernel_w(self) -> int: ...
+    @property
+    def stride_h(self) -> int: ...
+    @property
+    def stride_w(self) -> int: ...
+    @property
+    def dilation_h(self) -> int: ...
+    @property
+    def dilation_w(self) -> int: ...
+    @property
+    def pad_top(self) -> int: ...
+    @property
+    def pad_left(self) -> int: ...
+    @property
+    def out_h(self) -> int: ...
+    @property
+    def out_w(self) -> int: ...
+
+def vector_bytes() -> int: ...
+def im2col(x: NDArray[Any], cols: NDArray[Any], window: Window, first: int, rows: int) -> None: ...
+def col2im(cols: NDArray[Any], x: NDArray[Any], window: Window, first: int, rows: int) -> None: ...
+def bias_relu(z: NDArray[Any], bias: NDArray[Any] | None, relu: bool) -> None: ...
+def relu_gradient(
+    g: NDArray[Any],
+    y: NDArray[Any] | None,
+    dz: NDArray[Any] | None,
+    bias_gradient: NDArray[Any] | None,
+) -> None: ...
+def softmax_cross_entropy(
+    logits: NDArray[Any],
+    labels: NDArray[Any],
+    losses: NDArray[Any],
+    gradient: NDArray[Any] | None,
+) -> None: ...
+def max_pool(
+    x: NDArray[Any],
+    bias: NDArray[Any] | None,
+    y: NDArray[Any],
+    codes: NDArray[Any],
+    window: Window,
+    relu: bool,
+) -> None: ...
+def max_pool_gradient(
+    g: NDArray[Any],
+    codes: NDArray[Any],
+    dx: NDArray[Any],
+    bias_gradient: NDArray[Any] | None,
+    window: Window,
+) -> None: ...
+def direct_forward(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    bias: NDArray[Any] | None,
+    y: NDArray[Any],
+    codes: NDArray[Any] | None,
+    window: Window,
+    pool: Window | None,
+    relu: bool,
+) -> None: ...
+def direct_gradient(
+    x: NDArray[Any],
+    g: NDArray[Any],
+    y: NDArray[Any] | None,
+    codes: NDArray[Any] | None,
+    weight_gradient: NDArray[Any],
+    bias_gradient: NDArray[Any] | None,
+    window: Window,
+    pool: Window | None,
+) -> None: ...
+def adam_update(
+    p: NDArray[Any],
+    g: NDArray[Any],
+    m: NDArray[Any],
+    v: NDArray[Any],
+    alpha: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None: ...
+def sgd_update(
+    p: NDArray[Any],
+    g: NDArray[Any],
+    velocity: NDArray[Any] | None,
+    rate: float,
+    momentum: float,
+    nesterov: bool,
+) -> None: ...

@@ -1,0 +1,449 @@
+"""Two-dimensional convolution, alone or with bias, relu and max pooling in one pass.
+
+Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, channels, filters]``.
+NumPy arrays of float32 and float64 go through compiled kernels and BLAS: the patches of a block of
+output rows are copied side by side ("im2col"), multiplied, and finished while they are in cache.
+Everything else (CuPy, other dtypes) takes the same route with the functions of its array module.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._core import nn as kernels
+from ..array_backend import Array
+from ..tensor.tape import record
+from ..tensor.tensor import Tensor, as_tensor
+from .pooling import max_pool2d
+from .window import (
+    Pair,
+    Window,
+    add_windows,
+    compiled,
+    is_same,
+    make_window,
+    native,
+    padded,
+    pair,
+    windows,
+)
+from .workspace import workspace
+
+__all__ = ["conv2d", "conv2d_relu_max_pool"]
+
+# Patches of one block take about so many bytes: with its product and the filters they stay in the
+# second-level cache.
+_BLOCK_BYTES = 1 << 20
+# Where the kernel without patches beats im2col and BLAS (measured): with few numbers in a patch
+# and, given the widest registers, as long as the filters stay in the first-level cache.
+_DIRECT_PATCH = 32
+_DIRECT_WEIGHTS = 9216 if kernels.vector_bytes() == 64 else 0
+_DIRECT_FILTERS = 4
+
+
+def _conv_window(
+    x: Array, w: Array, b: Array | None, strides: Pair, padding: str, dilations: Pair
+) -> Window:
+    if x.ndim != 4 or w.ndim != 4:
+        raise ValueError(
+            "conv2d needs images [n, height, width, channels] and filters [kernel_h, kernel_w, "
+            f"channels, filters], got shapes {x.shape} and {w.shape}"
+        )
+    if x.shape[3] != w.shape[2]:
+        raise ValueError(
+            f"images of shape {x.shape} have {x.shape[3]} channels, filters of shape {w.shape} "
+            f"expect {w.shape[2]}"
+        )
+    if b is not None and b.shape != w.shape[3:]:
+        raise ValueError(f"bias has shape {b.shape}, filters of shape {w.shape} need {w.shape[3:]}")
+    if min(w.shape) < 1:
+        raise ValueError(f"filters of shape {w.shape} have an empty axis")
+    for other in (w, b):
+        if other is not None and other.dtype != x.dtype:
+            raise TypeError(
+                f"images have dtype {x.dtype}, filters or bias {other.dtype}; cast one of them"
+            )
+    try:
+        return make_window(
+            x.shape[1:],
+            w.shape[:2],
+            pair(strides, "strides"),
+            pair(dilations, "dilations"),
+            is_same(padding),
+        )
+    except ValueError as error:
+        raise ValueError(f"conv2d of images {x.shape} with filters {w.shape}: {error}") from None
+
+
+# Compiled ----------------------------------------------------------------------------------------
+
+
+class _Blocks:
+    """How a convolution is cut into blocks of output rows; a row is one of ``n * out_h``."""
+
+    def __init__(self, x: Array, w: Array, window: Window, unit: int = 1) -> None:
+        self.x = x
+        self.window = window
+        self.out_h: int = window.out_h
+        self.out_w: int = window.out_w
+        self.filters = w.shape[3]
+        self.patch = w.size // w.shape[3]
+        self.matrix = w.reshape(self.patch, self.filters)
+        self.rows = x.shape[0] * self.out_h
+        # A 1 x 1 kernel at every pixel: the image's own rows are the patches.
+        self.pointwise = (
+            self.patch == x.shape[3]
+            and (window.stride_h, window.stride_w) == (1, 1)
+            and (self.out_h, self.out_w) == x.shape[1:3]
+        )
+        row_bytes = self.out_w * max(self.patch, self.filters) * x.itemsize
+        step = max(_BLOCK_BYTES // row_bytes, 1)
+        # Whole images where they fit, else whole units (a unit: the rows of one pooling window).
+        self.step = step // self.out_h * self.out_h or max(step // unit, 1) * unit
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Return first row and last + 1 of each block."""
+        return [(r, min(r + self.step, self.rows)) for r in range(0, self.rows, self.step)]
+
+    def pixels(self, matrix: Array, first: int, last: int) -> Array:
+        """Return a block of a matrix that has a row for each output pixel."""
+        return matrix[first * self.out_w : last * self.out_w]
+
+    def columns(self, rows: int) -> Array:
+        """Return scratch memory for the patches of so many rows."""
+        return workspace.scratch("columns", (rows * self.out_w, self.patch), self.x.dtype)
+
+    def patches(self, first: int, last: int) -> Array:
+        """Return the patches of a block, ``[pixels, patch]``."""
+        if self.pointwise:
+            return self.pixels(self.x.reshape(-1, self.patch), first, last)
+        columns = self.columns(last - first)
+        kernels.im2col(self.x, columns, self.window, first, last - first)
+        return columns
+
+
+class _Gradients:
+    """Sums the gradients of filters and images block by block."""
+
+    def __init__(self, blocks: _Blocks, w: Array, need_x: bool, need_w: bool) -> None:
+        self.blocks = blocks
+        x = blocks.x
+        self.dw = np.zeros(w.shape, w.dtype) if need_w else None
+        self.part = (
+            workspace.scratch("part", blocks.matrix.shape, w.dtype) if need_w else blocks.matrix
+        )
+        self.dx = workspace.empty(x.shape, x.dtype) if need_x else None
+        self.cleared = 0
+
+    def add(self, dz: Array, first: int, last: int) -> None:
+        """Take in the gradient of a block of the product, ``[pixels, filters]``."""
+        blocks = self.blocks
+        if self.dw is not None:
+            np.matmul(blocks.patches(first, last).T, dz, out=self.part)
+            dw = self.dw.reshape(self.part.shape)
+            np.add(dw, self.part, out=dw)
+        if self.dx is None:
+            return
+        if blocks.pointwise:
+            out = blocks.pixels(self.dx.reshape(-1, blocks.patch), first, last)
+            np.matmul(dz, blocks.matrix.T, out=out)
+            return
+        # Images are cleared when their turn comes, to be in cache when the patches are added.
+        images = -(-last // blocks.out_h)
+        self.dx[self.cleared : images] = 0
+        self.cleared = images
+        columns = blocks.columns(last - first)
+        np.matmul(dz, blocks.matrix.T, out=columns)
+        kernels.col2im(columns, self.dx, blocks.window, first, last - first)
+
+
+def _direct(w: Array) -> bool:
+    """Whether the kernel without patches is the faster one."""
+    filters = w.shape[3]
+    patch = w.size // filters
+    few = patch <= _DIRECT_PATCH or w.size <= _DIRECT_WEIGHTS
+    return few and filters >= _DIRECT_FILTERS and patch > w.shape[2]
+
+
+def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
+    y = workspace.empty((x.shape[0], window.out_h, window.out_w, w.shape[3]), x.dtype)
+    if _direct(w):
+        kernels.direct_forward(x, w, b, y, None, window, None, relu)
+        return y
+    blocks = _Blocks(x, w, window)
+    matrix = y.reshape(-1, blocks.filters)
+    for first, last in blocks.spans():
+        z = blocks.pixels(matrix, first, last)
+        np.matmul(blocks.patches(first, last), blocks.matrix, out=z)
+        kernels.bias_relu(z, b, relu)
+    return y
+
+
+def _compiled_backward(
+    g: Array, x: Array, w: Array, y: Array | None, window: Window, need: Sequence[bool]
+) -> tuple[Array | None, Array | None, Array | None]:
+    need_x, need_w, need_b = need[0], need[1], any(need[2:])
+    db = np.zeros(w.shape[3], w.dtype) if need_b else None
+    if need_w and _direct(w):
+        dw = np.empty(w.shape, w.dtype)
+        kernels.direct_gradient(x, g, y, None, dw, db, window, None)
+        dx = _compiled_backward(g, x, w, y, window, (True, False, False))[0] if need_x else None
+        return dx, dw, db
+    blocks = _Blocks(x, w, window)
+    gradients = _Gradients(blocks, w, need_x, need_w)
+    upstream = g.reshape(-1, blocks.filters)
+    result = None if y is None else y.reshape(upstream.shape)
+    for first, last in blocks.spans():
+        dz = blocks.pixels(upstream, first, last)
+        if result is not None:
+            masked = workspace.scratch("dz", dz.shape, dz.dtype)
+            kernels.relu_gradient(dz, blocks.pixels(result, first, last), masked, db)
+            dz = masked
+        elif db is not None:
+            kernels.relu_gradient(dz, None, None, db)
+        gradients.add(dz, first, last)
+    return gradients.dx, gradients.dw, db
+
+
+class _Pooled:
+    """The geometry of convolution, relu and disjoint max pooling in one pass.
+
+    Only the part of the convolution that pooling looks at is computed: ``window`` is cropped to it.
+    """
+
+    def __init__(self, window: Window, filters: int, size: tuple[int, int]) -> None:
+        self.out_h = window.out_h // size[0]
+        self.out_w = window.out_w // size[1]
+        self.size = size
+        self.window = window.cropped(self.out_h * size[0], self.out_w * size[1])
+        area = (self.window.out_h, self.window.out_w, filters)
+        self.pool = make_window(area, size, size, (1, 1), False)
+        # One row of pooling windows, for blocks that hold a whole number of them.
+        self.strip = make_window((size[0], *area[1:]), size, size, (1, 1), False)
+
+
+@functools.lru_cache(maxsize=256)
+def _pooled(window: Window, filters: int, size: tuple[int, int]) -> _Pooled:
+    return _Pooled(window, filters, size)
+
+
+def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple[Array, Array]:
+    """Return the pooled result and the codes of the maxima (see csrc/nn/kernels.h)."""
+    shape = (x.shape[0], plan.out_h, plan.out_w, w.shape[3])
+    y = workspace.empty(shape, x.dtype)
+    codes = workspace.empty(shape, np.uint8)
+    if _direct(w):
+        kernels.direct_forward(x, w, b, y, codes, plan.window, plan.pool, True)
+        return y, codes
+    blocks = _Blocks(x, w, plan.window, plan.size[0])
+    results = y.reshape(-1, plan.out_w * blocks.filters)
+    taps = codes.reshape(results.shape)
+    for first, last in blocks.spans():
+        patches = blocks.patches(first, last)
+        z = workspace.scratch("z", (len(patches), blocks.filters), x.dtype)
+        np.matmul(patches, blocks.matrix, out=z)
+        rows = slice(first // plan.size[0], last // plan.size[0])
+        kernels.max_pool(z, b, results[rows], taps[rows], plan.strip, True)
+    return y, codes
+
+
+def _pooled_backward(
+    g: Array, codes: Array, x: Array, w: Array, plan: _Pooled, need: Sequence[bool]
+) -> tuple[Array | None, Array | None, Array | None]:
+    need_x, need_w, need_b = need[0], need[1], any(need[2:])
+    db = np.zeros(w.shape[3], w.dtype) if need_b else None
+    if need_w and _direct(w):
+        dw = np.empty(w.shape, w.dtype)
+        kernels.direct_gradient(x, g, None, codes, dw, db, plan.window, plan.pool)
+        dx = _pooled_backward(g, codes, x, w, plan, (True, False, False))[0] if need_x else None
+        return dx, dw, db
+    blocks = _Blocks(x, w, plan.window, plan.size[0])
+    gradients = _Gradients(blocks, w, need_x, need_w)
+    upstream = g.reshape(-1, plan.out_w * blocks.filters)
+    taps = codes.reshape(upstream.shape)
+    for first, last in blocks.spans():
+        rows = slice(first // plan.size[0], last // plan.size[0])
+        shape = ((last - first) * blocks.out_w, blocks.filters)
+        dz = workspace.scratch("dz", shape, g.dtype)
+        kernels.max_pool_gradient(upstream[rows], taps[rows], dz, db, plan.strip)
+        gradients.add(dz, first, last)
+    return gradients.dx, gradients.dw, db
+
+
+# Any array module --------------------------------------------------------------------------------
+
+
+def _patches(x: Array, w: Array, window: Window) -> Array:
+    view = windows(padded(x, window, 0), window)
+    rows = x.shape[0] * window.out_h * window.out_w
+    return view.reshape(rows, w.size // w.shape[3])
+
+
+def _generic_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
+    y: Array = _patches(x, w, window) @ w.reshape(-1, w.shape[3])
+    if b is not None:
+        y = y + b
+    if relu:
+        y = np.maximum(y, y.dtype.type(0))
+    return y.reshape(x.shape[0], window.out_h, window.out_w, w.shape[3])
+
+
+def _generic_backward(
+    g: Array, x: Array, w: Array, y: Array | None, window: Window, need: Sequence[bool]
+) -> tuple[Array | None, Array | None, Array | None]:
+    dz = (g if y is None else np.where(y > 0, g, g.dtype.type(0))).reshape(-1, w.shape[3])
+    dx = dw = db = None
+    if need[0]:
+        columns = dz @ w.reshape(-1, w.shape[3]).T
+        shape = (x.shape[0], window.out_h, window.out_w, *w.shape[:3])
+        dx = add_windows(columns.reshape(shape), x.shape, window)
+    if need[1]:
+        dw = (_patches(x, w, window).T @ dz).reshape(w.shape)
+    if any(need[2:]):
+        db = dz.sum(axis=0)
+    return dx, dw, db
+
+
+# Arrays ------------------------------------------------------------------------------------------
+
+
+def conv2d_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
+    """Convolve arrays whose shapes have been checked: the route depends on their kind."""
+    if compiled(x, w, b):
+        return _compiled_forward(
+            native(x), native(w), None if b is None else native(b), window, relu
+        )
+    return _generic_forward(x, w, b, window, relu)
+
+
+def conv2d_backward(
+    g: Array, x: Array, w: Array, y: Array | None, window: Window, need: Sequence[bool]
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Return the gradients of images, filters and bias where ``need`` asks for them.
+
+    ``y`` is the result after relu, or None without one.
+    """
+    if compiled(g, x, w, y):
+        return _compiled_backward(native(g), native(x), native(w), y, window, need)
+    return _generic_backward(g, x, w, y, window, need)
+
+
+# Tensors -----------------------------------------------------------------------------------------
+
+
+def _tensors(
+    x: Any, w: Any, bias: Any
+) -> tuple[tuple[Tensor, ...], tuple[Array, Array, Array | None]]:
+    """Return the inputs as tensors and as arrays."""
+    images, filters = as_tensor(x), as_tensor(w)
+    if bias is None:
+        return (images, filters), (images.array, filters.array, None)
+    shift = as_tensor(bias)
+    return (images, filters, shift), (images.array, filters.array, shift.array)
+
+
+def conv2d(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    strides: Pair = 1,
+    padding: str = "VALID",
+    dilations: Pair = 1,
+    activation: str | None = None,
+) -> Tensor:
+    """Convolve images with filters, as ``tf.nn.conv2d`` does (a cross-correlation).
+
+    Parameters
+    ----------
+    x
+        Images ``[n, height, width, channels]``; ``n`` may be 0.
+    w
+        Filters ``[kernel_h, kernel_w, channels, filters]`` of the same dtype.
+    bias
+        ``[filters]``, added to each pixel.
+    strides, dilations
+        Steps of the window and between its taps: an int, ``(height, width)`` or
+        ``(1, height, width, 1)``.
+    padding
+        ``"VALID"``: the window stays inside the image. ``"SAME"``: zeros around the image, so that
+        the result has ``ceil(size / stride)`` rows and columns.
+    activation
+        ``"relu"`` cuts off what is negative, in the same pass.
+
+    Returns
+    -------
+    Tensor
+        ``[n, out_h, out_w, filters]``.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, a size is not positive, or the kernel is larger than the image.
+    TypeError
+        If dtypes differ.
+    """
+    if activation not in (None, "relu"):
+        raise ValueError(f"activation must be None or 'relu', got {activation!r}")
+    relu = activation == "relu"
+    inputs, (xa, wa, ba) = _tensors(x, w, bias)
+    window = _conv_window(xa, wa, ba, strides, padding, dilations)
+    y = conv2d_forward(xa, wa, ba, window, relu)
+    kept = y if relu else None
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
+        return conv2d_backward(g, xa, wa, kept, window, need)[: len(need)]
+
+    return record(y, inputs, vjp)
+
+
+def conv2d_relu_max_pool(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    strides: Pair = 1,
+    padding: str = "VALID",
+    dilations: Pair = 1,
+    pool_size: Pair = 2,
+) -> Tensor:
+    """Convolution with relu, then max pooling with a stride of its window and without padding.
+
+    The same values and gradients as ``max_pool2d(conv2d(..., activation="relu"), pool_size)``, but
+    the convolution's result is pooled while it is in cache and never stored, and rows and columns
+    that pooling would drop are not computed.
+
+    Parameters
+    ----------
+    x, w, bias, strides, padding, dilations
+        As for `conv2d`.
+    pool_size
+        Height and width of the pooling window, and its stride.
+
+    Returns
+    -------
+    Tensor
+        ``[n, out_h // pool_h, out_w // pool_w, filters]``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `conv2d`, and if the pooling window is larger than the convolution's result.
+    """
+    inputs, (xa, wa, ba) = _tensors(x, w, bias)
+    window = _conv_window(xa, wa, ba, strides, padding, dilations)
+    size = pair(pool_size, "pool_size")
+    fits = size[0] <= window.out_h and size[1] <= window.out_w and size[0] * size[1] < 255
+    if not (fits and compiled(xa, wa, ba)):
+        result = conv2d(inputs[0], inputs[1], bias, strides, padding, dilations, "relu")
+        return max_pool2d(result, size)
+    xa, wa, ba = native(xa), native(wa), None if ba is None else native(ba)
+    plan = _pooled(window, wa.shape[3], size)
+    y, codes = _pooled_forward(xa, wa, ba, plan)
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
+        return _pooled_backward(native(g), codes, xa, wa, plan, need)[: len(need)]
+
+    return record(y, inputs, vjp)

@@ -1,0 +1,38 @@
+"""Softmax and cross-entropy of integer labels in one pass over the logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._core import nn as kernels
+from ..array_backend import Array
+from .window import compiled, native
+from .workspace import workspace
+
+__all__ = ["forward"]
+
+
+def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array | None]:
+    """Return the loss of each row and, if asked for, its derivative by the logits.
+
+    Parameters
+    ----------
+    logits
+        NumPy array ``[rows, classes]`` of float32 or float64.
+    labels
+        Integers ``[rows]`` in ``[0, classes)``.
+    gradient
+        Whether ``softmax(logits) - onehot(labels)`` is wanted.
+
+    Raises
+    ------
+    ValueError
+        If a label is out of range, or the arrays are not of these kinds.
+    """
+    if not compiled(logits):
+        raise ValueError(f"logits must be NumPy float32 or float64, got dtype {logits.dtype}")
+    losses = np.empty(logits.shape[:1], logits.dtype)
+    slope = workspace.empty(logits.shape, logits.dtype) if gradient else None
+    rows = np.ascontiguousarray(labels, np.int64)
+    kernels.softmax_cross_entropy(native(logits), rows, losses, slope)
+    return losses, slope

@@ -1,0 +1,152 @@
+"""Max pooling. The forward pass keeps which tap of each window held the maximum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._core import nn as kernels
+from ..array_backend import Array, array_module
+from ..tensor.tape import record
+from ..tensor.tensor import Tensor, as_tensor
+from .window import (
+    Pair,
+    Window,
+    add_windows,
+    compiled,
+    is_same,
+    make_window,
+    native,
+    padded,
+    pair,
+    windows,
+)
+from .workspace import workspace
+
+__all__ = ["max_pool2d"]
+
+
+# Compiled ----------------------------------------------------------------------------------------
+
+
+def _compiled_forward(x: Array, window: Window) -> tuple[Array, Array]:
+    shape = (x.shape[0], window.out_h, window.out_w, x.shape[3])
+    small = window.kernel_h * window.kernel_w < 255
+    y = workspace.empty(shape, x.dtype)
+    codes = workspace.empty(shape, np.uint8 if small else np.uint32)
+    kernels.max_pool(x, None, y, codes, window, False)
+    return y, codes
+
+
+def _compiled_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Window) -> Array:
+    dx = workspace.empty(shape, g.dtype)
+    kernels.max_pool_gradient(g, codes, dx, None, window)
+    return dx
+
+
+# Any array module --------------------------------------------------------------------------------
+
+
+def _lowest(dtype: np.dtype[Any]) -> Any:
+    """Return a value that no value of the dtype is below."""
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min
+    return False if dtype.kind == "b" else -np.inf
+
+
+def _taps(x: Array, window: Window, fill: Any) -> Array:
+    """Return ``[n, out_h, out_w, taps, channels]``, with ``fill`` for taps outside of the image."""
+    view = windows(padded(x, window, fill), window)
+    taps = window.kernel_h * window.kernel_w
+    return view.reshape(*view.shape[:3], taps, x.shape[3])
+
+
+def _generic_forward(x: Array, window: Window) -> tuple[Array, Array]:
+    xp = array_module(x)
+    taps = _taps(x, window, _lowest(x.dtype))
+    inside = _taps(xp.ones((1, *x.shape[1:3], 1), bool), window, False)
+    # NaN differs from itself. Where every value of a window is the lowest there is, padding must
+    # not be taken for the maximum.
+    hits = ((taps == taps.max(axis=3, keepdims=True)) | (taps != taps)) & inside
+    codes = hits.argmax(axis=3)
+    y = xp.take_along_axis(taps, codes[:, :, :, None], axis=3)[:, :, :, 0]
+    return y, codes
+
+
+def _generic_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Window) -> Array:
+    xp = array_module(g)
+    numbers = xp.arange(window.kernel_h * window.kernel_w)[:, None]
+    values = np.where(codes[:, :, :, None] == numbers, g[:, :, :, None], g.dtype.type(0))
+    kernel = (window.kernel_h, window.kernel_w)
+    return add_windows(values.reshape(*g.shape[:3], *kernel, g.shape[3]), shape, window)
+
+
+# Arrays ------------------------------------------------------------------------------------------
+
+
+def max_pool_forward(x: Array, window: Window) -> tuple[Array, Array]:
+    """Return the maxima and the codes that `max_pool_backward` needs."""
+    return _compiled_forward(native(x), window) if compiled(x) else _generic_forward(x, window)
+
+
+def max_pool_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Window) -> Array:
+    """Return the gradient of images of the given shape."""
+    if compiled(g) and codes.dtype.kind == "u":
+        return _compiled_backward(native(g), codes, shape, window)
+    return _generic_backward(g, codes, shape, window)
+
+
+# Tensors -----------------------------------------------------------------------------------------
+
+
+def max_pool2d(
+    x: Any, pool_size: Pair = 2, strides: Pair | None = None, padding: str = "VALID"
+) -> Tensor:
+    """Take the maximum of each window, as ``tf.nn.max_pool2d`` does.
+
+    Of equal maxima the first one, row by row, gets the gradient; a NaN in a window is its result.
+
+    Parameters
+    ----------
+    x
+        Images ``[n, height, width, channels]``; ``n`` may be 0.
+    pool_size
+        Height and width of the window: an int, ``(height, width)`` or ``(1, height, width, 1)``.
+    strides
+        Steps of the window, in the same forms; by default ``pool_size``.
+    padding
+        ``"VALID"``: windows stay inside the image. ``"SAME"``: ``ceil(size / stride)`` rows and
+        columns; what lies outside of the image does not count.
+
+    Returns
+    -------
+    Tensor
+        ``[n, out_h, out_w, channels]``.
+
+    Raises
+    ------
+    ValueError
+        If ``x`` is not a batch of images, a size is not positive, or the window is larger than
+        the image.
+    """
+    images = as_tensor(x)
+    array = images.array
+    if array.ndim != 4:
+        raise ValueError(
+            f"max_pool2d needs images [n, height, width, channels], got shape {array.shape}"
+        )
+    size = pair(pool_size, "pool_size")
+    steps = size if strides is None else pair(strides, "strides")
+    try:
+        window = make_window(array.shape[1:], size, steps, (1, 1), is_same(padding))
+    except ValueError as error:
+        raise ValueError(f"max_pool2d of images {array.shape}: {error}") from None
+    y, codes = max_pool_forward(array, window)
+    shape = array.shape
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
+        return (max_pool_backward(g, codes, shape, window),)
+
+    return record(y, (images,), vjp)

@@ -1,0 +1,109 @@
+"""What optimizers do to a parameter, in one pass over its memory, in place.
+
+NumPy arrays of float32 and float64 in C order are updated by compiled kernels without the GIL;
+other arrays by the functions of their array module.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._core import nn as kernels
+from ..array_backend import Array
+from .window import compiled, native
+
+__all__ = ["adam_update", "sgd_update"]
+
+
+def _check(param: Array, **others: Array | None) -> None:
+    for name, array in others.items():
+        if array is None:
+            continue
+        if array.shape != param.shape:
+            raise ValueError(f"{name} has shape {array.shape}, its parameter {param.shape}")
+        if array.dtype != param.dtype:
+            raise TypeError(
+                f"{name} has dtype {array.dtype}, its parameter {param.dtype}; cast one of them"
+            )
+
+
+def _in_place(*arrays: Array | None) -> bool:
+    """Whether the compiled kernels can write to these arrays."""
+    return compiled(*arrays) and all(a is None or native(a) is a for a in arrays)
+
+
+def adam_update(
+    param: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    alpha: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None:
+    """Take one step of Adam (Kingma and Ba, 2015; in the form of Keras), in place.
+
+    ``m += (grad - m)(1 - beta1)``, ``v += (grad² - v)(1 - beta2)``,
+    ``param -= alpha m / (sqrt(v) + epsilon)``.
+
+    Parameters
+    ----------
+    param, m, v
+        The parameter and the running means of gradient and squared gradient; all are changed.
+    grad
+        The gradient; it is not changed.
+    alpha
+        ``learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)`` in step ``t`` = 1, 2, …
+
+    Raises
+    ------
+    ValueError, TypeError
+        If shapes or dtypes differ.
+    """
+    _check(param, grad=grad, m=m, v=v)
+    if compiled(grad) and _in_place(param, m, v):
+        kernels.adam_update(param, native(grad), m, v, alpha, beta1, beta2, epsilon)
+        return
+    m += (grad - m) * (1 - beta1)
+    v += (grad * grad - v) * (1 - beta2)
+    param -= alpha * m / (np.sqrt(v) + epsilon)
+
+
+def sgd_update(
+    param: Array,
+    grad: Array,
+    rate: float,
+    velocity: Array | None = None,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> None:
+    """Take one step of gradient descent (in the form of Keras), in place.
+
+    Without ``velocity``: ``param -= rate grad``. With it:
+    ``velocity = momentum velocity - rate grad``, then ``param += velocity`` or, with ``nesterov``,
+    ``param += momentum velocity - rate grad``.
+
+    Parameters
+    ----------
+    param, velocity
+        The parameter and its running step; both are changed.
+    grad
+        The gradient; it is not changed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If shapes or dtypes differ.
+    """
+    _check(param, grad=grad, velocity=velocity)
+    if compiled(grad) and _in_place(param, velocity):
+        kernels.sgd_update(param, native(grad), velocity, rate, momentum, nesterov)
+        return
+    step = grad * rate
+    if velocity is None:
+        param -= step
+        return
+    velocity *= momentum
+    velocity -= step
+    param += momentum * velocity - step if nesterov else velocity

@@ -1,0 +1,157 @@
+"""Windows over images: what convolution and pooling share.
+
+The geometry is a ``kernels.Window``; the rules for "VALID" and "SAME" are TensorFlow's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .._core import nn as kernels
+from ..array_backend import Array, array_module
+
+__all__ = [
+    "Pair",
+    "Window",
+    "add_windows",
+    "compiled",
+    "is_same",
+    "make_window",
+    "native",
+    "padded",
+    "pair",
+    "windows",
+]
+
+Window: TypeAlias = kernels.Window
+#: A size for height and width.
+Pair: TypeAlias = "int | Sequence[int]"
+
+_COMPILED = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+
+
+def pair(value: Pair, name: str) -> tuple[int, int]:
+    """Return a size for height and width, given as one number, as two, or as TensorFlow's four."""
+    values = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(values) == 4 and values[0] == values[3] == 1:
+        values = values[1:3]
+    if len(values) != 2 or not all(
+        isinstance(v, (int, np.integer)) and not isinstance(v, bool) and v >= 1 for v in values
+    ):
+        raise ValueError(f"{name} must be a positive int or a pair of them, got {value!r}")
+    return int(values[0]), int(values[1])
+
+
+def is_same(padding: str) -> bool:
+    """Whether ``padding`` says SAME and not VALID."""
+    text = padding.upper() if isinstance(padding, str) else padding
+    if text not in ("SAME", "VALID"):
+        raise ValueError(f"padding must be 'SAME' or 'VALID', got {padding!r}")
+    return bool(text == "SAME")
+
+
+@functools.lru_cache(maxsize=512)
+def make_window(
+    image: tuple[int, ...],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    same: bool,
+) -> Window:
+    """Return the geometry of a window over images of shape ``[height, width, channels]``."""
+    height, width, channels = image
+    return kernels.Window(height, width, channels, *kernel, *strides, *dilations, same)
+
+
+def compiled(*arrays: Array | None) -> bool:
+    """Whether the compiled kernels take these arrays."""
+    dtype = None
+    for array in arrays:
+        if array is None:
+            continue
+        if array.__class__ is not np.ndarray or array.dtype not in _COMPILED:
+            return False
+        if dtype is not None and array.dtype != dtype:
+            return False
+        dtype = array.dtype
+    return True
+
+
+def native(array: Array) -> Array:
+    """Return the array as the compiled kernels need it: in C order and aligned."""
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        return array
+    return np.array(array, order="C", copy=True)
+
+
+def padded(x: Array, window: Window, fill: Any) -> Array:
+    """Return the images with ``fill`` around them, as far as the window reaches."""
+    reach_h = (window.out_h - 1) * window.stride_h + (window.kernel_h - 1) * window.dilation_h + 1
+    reach_w = (window.out_w - 1) * window.stride_w + (window.kernel_w - 1) * window.dilation_w + 1
+    bottom = max(reach_h - window.pad_top - x.shape[1], 0)
+    right = max(reach_w - window.pad_left - x.shape[2], 0)
+    if not (window.pad_top or window.pad_left or bottom or right):
+        return x
+    around = ((0, 0), (window.pad_top, bottom), (window.pad_left, right), (0, 0))
+    result: Array = array_module(x).pad(x, around, constant_values=fill)
+    return result
+
+
+def windows(x: Array, window: Window) -> Array:
+    """Return a view ``[n, out_h, out_w, kernel_h, kernel_w, channels]`` of padded images."""
+    n, down, across, depth = x.strides
+    view: Array = array_module(x).lib.stride_tricks.as_strided(
+        x,
+        shape=(
+            x.shape[0],
+            window.out_h,
+            window.out_w,
+            window.kernel_h,
+            window.kernel_w,
+            x.shape[3],
+        ),
+        strides=(
+            n,
+            down * window.stride_h,
+            across * window.stride_w,
+            down * window.dilation_h,
+            across * window.dilation_w,
+            depth,
+        ),
+    )
+    return view
+
+
+def add_windows(values: Array, image: tuple[int, ...], window: Window) -> Array:
+    """Return images with each value added at the place that `windows` shows it from."""
+    xp = array_module(values)
+    n, out_h, out_w = values.shape[:3]
+    step_h, step_w = window.stride_h, window.stride_w
+    height = max(
+        image[1] + window.pad_top,
+        (out_h - 1) * step_h + (window.kernel_h - 1) * window.dilation_h + 1,
+    )
+    width = max(
+        image[2] + window.pad_left,
+        (out_w - 1) * step_w + (window.kernel_w - 1) * window.dilation_w + 1,
+    )
+    total = xp.zeros((n, height, width, image[3]), values.dtype)
+    for i in range(window.kernel_h):
+        for j in range(window.kernel_w):
+            top, left = i * window.dilation_h, j * window.dilation_w
+            total[
+                :,
+                top : top + (out_h - 1) * step_h + 1 : step_h,
+                left : left + (out_w - 1) * step_w + 1 : step_w,
+            ] += values[:, :, :, i, j]
+    result: Array = total[
+        :,
+        window.pad_top : window.pad_top + image[1],
+        window.pad_left : window.pad_left + image[2],
+    ]
+    return result

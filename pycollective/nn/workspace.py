@@ -1,0 +1,105 @@
+"""Memory that the operations of a thread use again: fresh pages cost more than the kernels.
+
+Two kinds: *scratch*, which an operation fills and forgets before it returns, and *results*, which
+are handed out and used again when the last array that looks at them is gone.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..array_backend import Array
+
+__all__ = ["Workspace", "workspace"]
+
+_Bytes = npt.NDArray[np.uint8]
+_ALIGNMENT = 64
+# Smaller results come from memory that the allocator has at hand anyway.
+_SMALLEST_RESULT = 64 << 10
+_RESULTS_LIMIT = 256 << 20
+
+
+def _block(size: int) -> _Bytes:
+    """Return fresh memory that has room for ``size`` aligned bytes."""
+    return np.empty(size + _ALIGNMENT, np.uint8)
+
+
+def _shaped(block: _Bytes, shape: tuple[int, ...], dtype: npt.DTypeLike, size: int) -> Array:
+    """Return the aligned beginning of a block as an array; its ``base`` is the block."""
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + size].view(dtype).reshape(shape)
+
+
+def _references(blocks: list[Any], index: int) -> int:
+    return sys.getrefcount(blocks[index])
+
+
+# What `_references` says of a block that only its list knows (it differs between Pythons).
+_IDLE = _references([object()], 0)
+
+
+class Workspace(threading.local):
+    """The kept memory of one thread; every thread that looks sees its own.
+
+    Parameters
+    ----------
+    limit
+        How many bytes of results a thread keeps at most, in use or idle. What is asked for beyond
+        that is ordinary memory.
+    """
+
+    def __init__(self, limit: int = _RESULTS_LIMIT) -> None:
+        self._limit = limit
+        self._scratch: dict[str, _Bytes] = {}
+        self._results: dict[int, list[_Bytes]] = {}
+        self._kept = 0
+
+    def scratch(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return uninitialised memory that is valid until the next call with the same name."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        block = self._scratch.get(name)
+        if block is None or block.size < size + _ALIGNMENT:
+            block = self._scratch[name] = _block(size)
+        return _shaped(block, shape, dtype, size)
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return an uninitialised array like ``numpy.empty``, where possible in memory used before.
+
+        The array belongs to the caller: its memory is not given out again as long as it, or any
+        view of it, exists.
+        """
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size < _SMALLEST_RESULT:
+            return np.empty(shape, dtype)
+        blocks = self._results.setdefault(size, [])
+        for index in range(len(blocks)):
+            if _references(blocks, index) == _IDLE:
+                return _shaped(blocks[index], shape, dtype, size)
+        if self._kept + size > self._limit:
+            self._drop_idle()
+            if self._kept + size > self._limit:
+                return np.empty(shape, dtype)
+            blocks = self._results.setdefault(size, [])
+        blocks.append(_block(size))
+        self._kept += size
+        return _shaped(blocks[-1], shape, dtype, size)
+
+    def _drop_idle(self) -> None:
+        """Give back every block that nobody uses: the sizes asked for have changed."""
+        self._kept = 0
+        for size, blocks in list(self._results.items()):
+            busy = [i for i in range(len(blocks)) if _references(blocks, i) != _IDLE]
+            if busy:
+                self._results[size] = [blocks[i] for i in busy]
+                self._kept += size * len(busy)
+            else:
+                del self._results[size]
+
+
+workspace = Workspace()

@@ -1,0 +1,117 @@
+"""Updates of optimizers and softmax cross-entropy against their formulas in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pycollective.nn import cross_entropy
+from pycollective.nn.update import adam_update, sgd_update
+
+SHAPES = [(1000,), (7, 13), (), (0, 3)]
+
+
+def normal(rng: Any, shape: Any, dtype: str) -> Any:
+    return np.asarray(rng.normal(size=shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_adam(shape: Any, dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    tolerance = 1e-6 if dtype == "float32" else 1e-14
+    p = normal(rng, shape, dtype)
+    m, v = np.zeros(shape, dtype), np.zeros(shape, dtype)
+    ep, em, ev = (a.astype(np.float64) for a in (p, m, v))
+    for t in range(1, 6):
+        g = normal(rng, shape, dtype)
+        g.setflags(write=False)
+        alpha = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        adam_update(p, g, m, v, alpha, 0.9, 0.999, 1e-7)
+        em += (g - em) * (1 - 0.9)
+        ev += (g.astype(np.float64) ** 2 - ev) * (1 - 0.999)
+        ep -= alpha * em / (np.sqrt(ev) + 1e-7)
+    np.testing.assert_allclose(m, em, atol=tolerance)
+    np.testing.assert_allclose(v, ev, atol=tolerance)
+    np.testing.assert_allclose(p, ep, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
+@pytest.mark.parametrize("momentum", [None, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sgd(shape: Any, dtype: str, momentum: Any, nesterov: bool) -> None:
+    rng = np.random.default_rng(2)
+    tolerance = 1e-6 if dtype == "float32" else 1e-14
+    p = normal(rng, shape, dtype)
+    velocity = None if momentum is None else np.zeros(shape, dtype)
+    ep, ev = p.astype(np.float64), np.zeros(shape)
+    for _ in range(5):
+        g = normal(rng, shape, dtype)
+        sgd_update(p, g, 0.1, velocity, momentum or 0.0, nesterov)
+        if momentum is None:
+            ep -= 0.1 * g.astype(np.float64)
+        else:
+            ev = momentum * ev - 0.1 * g.astype(np.float64)
+            ep += momentum * ev - 0.1 * g.astype(np.float64) if nesterov else ev
+    np.testing.assert_allclose(p, ep, atol=tolerance)
+    if velocity is not None:
+        np.testing.assert_allclose(velocity, ev, atol=tolerance)
+
+
+def test_noncontiguous_parameters_and_gradients() -> None:
+    p = np.ones((6, 4), np.float32)
+    half = p[::2]
+    sgd_update(half, np.ones((4, 3), np.float32).T, 1.0)
+    np.testing.assert_array_equal(p[::2], 0)
+    np.testing.assert_array_equal(p[1::2], 1)
+    adam_update(half, np.ones_like(half), np.zeros_like(half), np.zeros_like(half), 1, 0, 0, 0)
+    np.testing.assert_array_equal(p[::2], -1)
+
+
+def test_arrays_that_do_not_fit() -> None:
+    p = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match=r"grad has shape \(4,\).*\(3,\)"):
+        sgd_update(p, np.zeros(4, np.float32), 1.0)
+    with pytest.raises(TypeError, match=r"v has dtype float64.*float32"):
+        adam_update(p, p, p.copy(), np.zeros(3), 1, 0.9, 0.999, 1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(64, 10), (3, 1), (5, 16), (7, 33), (0, 4)])
+@pytest.mark.parametrize("spread", [1.0, 50.0, 1e4])
+def test_softmax_cross_entropy(shape: Any, dtype: str, spread: float) -> None:
+    rng = np.random.default_rng(3)
+    logits = (rng.normal(size=shape) * spread).astype(dtype)
+    labels = rng.integers(0, shape[1], shape[0])
+    wide = logits.astype(np.longdouble)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    total = np.exp(shifted).sum(axis=1, keepdims=True)
+    expected = np.log(total[:, 0]) - shifted[np.arange(shape[0]), labels]
+    slope = np.exp(shifted) / total
+    slope[np.arange(shape[0]), labels] -= 1
+    losses, gradient = cross_entropy.forward(logits, labels, True)
+    assert gradient is not None
+    tolerance = {"float32": 5e-7, "float64": 1e-15}[dtype]
+    np.testing.assert_allclose(losses, expected, rtol=8 * tolerance, atol=4 * tolerance)
+    np.testing.assert_allclose(gradient, slope, atol=2 * tolerance)
+    alone, none = cross_entropy.forward(logits, labels.astype(np.uint8), False)
+    assert none is None
+    np.testing.assert_array_equal(alone, losses)
+
+
+def test_softmax_cross_entropy_of_nan_is_nan() -> None:
+    for classes in (4, 40):
+        for at in range(0, classes, 3):
+            logits = np.zeros((1, classes), np.float32)
+            logits[0, at] = np.nan
+            losses, _ = cross_entropy.forward(logits, np.zeros(1, np.int64), True)
+            assert np.isnan(losses).all()
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_softmax_cross_entropy_names_a_bad_label(label: int) -> None:
+    with pytest.raises(ValueError, match=rf"label {label} of row 1"):
+        cross_entropy.forward(np.zeros((2, 3)), np.array([0, label]), True)

@@ -1,0 +1,58 @@
+"""Memory that is used again: only when nobody looks at it, and within bounds."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from pycollective.nn.workspace import Workspace
+
+SHAPE = (64, 1024)
+
+
+def address(array: np.ndarray) -> int:  # type: ignore[type-arg]
+    return array.__array_interface__["data"][0]
+
+
+def test_a_result_comes_back_when_it_is_dropped_and_not_before() -> None:
+    space = Workspace()
+    first = space.empty(SHAPE, np.float32)
+    place = address(first)
+    assert place % 64 == 0
+    view = first[3:, ::2].T
+    del first
+    assert address(space.empty(SHAPE, np.float32)) != place
+    del view
+    assert address(space.empty(SHAPE, np.float32)) == place
+    assert space.empty(SHAPE, np.float64).shape == SHAPE
+
+
+def test_small_results_are_ordinary_arrays() -> None:
+    assert Workspace().empty((4,), np.float32).base is None
+
+
+def test_what_is_kept_is_bounded() -> None:
+    size = SHAPE[0] * SHAPE[1] * 4
+    space = Workspace(3 * size)
+    held = [space.empty(SHAPE, np.float32) for _ in range(5)]
+    assert [a.base is None for a in held] == [False, False, False, True, True]
+    del held
+    # Other sizes push out what lies idle.
+    for rows in range(60, 70):
+        space.empty((rows, 1024), np.float32)
+        assert space._kept <= 3 * size
+
+
+def test_scratch_is_one_block_per_name_and_thread() -> None:
+    space = Workspace()
+    big = address(space.scratch("a", (100,), np.float64))
+    assert address(space.scratch("a", (10,), np.float32)) == big
+    assert address(space.scratch("b", (10,), np.float32)) != big
+    others: list[int] = []
+    thread = threading.Thread(
+        target=lambda: others.append(address(space.scratch("a", (10,), np.float32)))
+    )
+    thread.start()
+    thread.join()
+    assert others[0] != big
