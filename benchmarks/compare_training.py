@@ -267,9 +267,7 @@ def main() -> None:
             print(f"# round {turn + 1}/{args.rounds}: {name}", file=sys.stderr, flush=True)
             command = [interpreter, __file__, "--contestant", name]
             command += ["--data", args.data] if args.data else []
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=600
-            )
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
             if done.returncode:
                 raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
             result = json.loads(done.stdout.strip().splitlines()[-1])

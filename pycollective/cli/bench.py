@@ -60,7 +60,9 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("-b", "--min-bytes", type=_size, default=8, metavar="SIZE", help="first size (8)")
+    p.add_argument(
+        "-b", "--min-bytes", type=_size, default=8, metavar="SIZE", help="first size (8)"
+    )
     p.add_argument(
         "-e", "--max-bytes", type=_size, default=16 << 20, metavar="SIZE", help="last size (16M)"
     )
@@ -247,5 +249,3 @@ def _mean(stack: Any) -> Any:
     if stack.dtype.kind == "f":
         return stack.mean(0, dtype="float64").astype(stack.dtype)
     return np.trunc(stack.sum(0, dtype="int64") / len(stack)).astype(stack.dtype)
-
-

@@ -103,9 +103,19 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--data", default="auto", metavar="DATA", help="see below (auto)")
     p.add_argument("--epochs", type=_positive, default=3, metavar="N", help="passes (3)")
     p.add_argument(
-        "--batch-size", type=_positive, default=128, metavar="N", help="examples of a step, all replicas together (128)"
+        "--batch-size",
+        type=_positive,
+        default=128,
+        metavar="N",
+        help="examples of a step, all replicas together (128)",
     )
-    p.add_argument("--learning-rate", type=float, default=2e-3, metavar="X", help="Adam's at the start; it falls to 0 along a cosine (0.002)")
+    p.add_argument(
+        "--learning-rate",
+        type=float,
+        default=2e-3,
+        metavar="X",
+        help="Adam's at the start; it falls to 0 along a cosine (0.002)",
+    )
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and order (0)")
     p.add_argument(
         "--checkpoint-dir",
@@ -223,7 +233,7 @@ def train_cnn(
             loss = nn.compute_average_loss(
                 cross_entropy(labels, predictions), global_batch_size=examples
             )
-            loss += nn.scale_regularization_loss(tensor.add_n(model.losses))
+            loss += nn.scale_regularization_loss(tensor.ops.add_n(model.losses))
         weights = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         accuracy.update_state(labels, predictions)

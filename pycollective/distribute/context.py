@@ -60,7 +60,7 @@ def get_replica_context() -> ReplicaContext | None:
     """Return the replica context, or None in cross-replica context."""
     if _state.modes:
         return _state.modes[-1].replica_context
-    return _default().extended.default_replica_context
+    return _default().extended.default_replica_context()
 
 
 def in_cross_replica_context() -> bool:
@@ -98,8 +98,7 @@ def require_cross_replica(strategy: Strategy) -> None:
         raise RuntimeError(mixing_message(mode.strategy, strategy))
     if mode.replica_context is not None:
         raise RuntimeError(
-            "Method requires being in cross-replica context, use "
-            "get_replica_context().merge_call()"
+            "Method requires being in cross-replica context, use get_replica_context().merge_call()"
         )
 
 

@@ -74,9 +74,7 @@ class CommunicationOptions:
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     ) -> None:
         if bytes_per_pack < 0:
-            raise ValueError(
-                f"Argument `bytes_per_pack` must be >=0, Received {bytes_per_pack}."
-            )
+            raise ValueError(f"Argument `bytes_per_pack` must be >=0, Received {bytes_per_pack}.")
         if isinstance(implementation, str):
             implementation = CommunicationImplementation(implementation.upper())
         if not isinstance(implementation, CommunicationImplementation):
@@ -129,7 +127,9 @@ class CrossDeviceOps:
         _check_destinations(destinations)
         if len(value.values) == 1 and num_destinations(destinations) == 1:
             return as_tensor(value.values[0])
-        return self.reduce_implementation(op, value, destinations, options or CommunicationOptions())
+        return self.reduce_implementation(
+            op, value, destinations, options or CommunicationOptions()
+        )
 
     def batch_reduce(
         self,
@@ -168,9 +168,7 @@ class CrossDeviceOps:
         options: CommunicationOptions,
     ) -> Any:
         """Reduce one value; the arguments are checked."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must override reduce_implementation"
-        )
+        raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
     def batch_reduce_implementation(
         self,
@@ -237,12 +235,12 @@ class _ScheduledOps(CrossDeviceOps):
         options: CommunicationOptions,
     ) -> list[Any]:
         """Reduce several values by the schedule, in packs."""
-        rows = [
-            [as_tensor(v).array for v in value.values] for value, _ in value_destination_pairs
-        ]
+        rows = [[as_tensor(v).array for v in value.values] for value, _ in value_destination_pairs]
         replicas = len(rows[0])
         if any(len(row) != replicas for row in rows):
-            raise ValueError("the values of one batch_reduce come from different numbers of replicas")
+            raise ValueError(
+                "the values of one batch_reduce come from different numbers of replicas"
+            )
         for row in rows:
             _check_alike(row)
         with self._groups_lock:
@@ -337,7 +335,9 @@ class RingAllReduce(_ScheduledOps):
 
     def __init__(self, num_packs: int = 1) -> None:
         if num_packs < 0:
-            raise ValueError(f"Ring all-reduce requires num_packs >= 0, but {num_packs} is specified")
+            raise ValueError(
+                f"Ring all-reduce requires num_packs >= 0, but {num_packs} is specified"
+            )
         super().__init__(num_packs)
 
 

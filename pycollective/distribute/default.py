@@ -21,7 +21,6 @@ class _DefaultExtended(StrategyExtended):
         super().__init__([Device("CPU", 0)], ReductionToOneDevice())
         self._context: ReplicaContext | None = None
 
-    @property
     def default_replica_context(self) -> ReplicaContext:
         """The replica context outside every scope."""
         if self._context is None:
@@ -44,7 +43,9 @@ class _DefaultExtended(StrategyExtended):
 class _DefaultStrategy(Strategy):
     def __init__(self) -> None:
         if _instance is not None:
-            raise RuntimeError("Should only create a single instance of _DefaultDistributionStrategy")
+            raise RuntimeError(
+                "Should only create a single instance of _DefaultDistributionStrategy"
+            )
         super().__init__(_DefaultExtended())
 
     def __repr__(self) -> str:

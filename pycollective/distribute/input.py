@@ -152,7 +152,7 @@ def distribute_dataset(strategy: Strategy, dataset: Any) -> Any:
 
 
 def _split(batch: Any, replicas: int) -> Any:
-    """Cut the rows of a batch into parts of ceil(rows / replicas); the last ones may be short or empty."""
+    """Cut the rows of a batch into parts of ceil(rows / replicas), the last ones short or empty."""
 
     def cut(array: Any) -> PerReplica:
         part = -(-array.shape[0] // replicas)
@@ -184,7 +184,9 @@ def distribute_from_function(strategy: Strategy, dataset_fn: Callable[[InputCont
             # A replica that has run out gets no rows; the step ends when all have.
             empty = nest.map_structure(lambda a: a[:0], last)
             parts += [empty] * (replicas - len(parts))
-            yield nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)
+            yield nest.map_structure(
+                lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts
+            )
 
     def length() -> int:
         count = int(dataset.cardinality())

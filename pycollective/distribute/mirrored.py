@@ -120,7 +120,7 @@ class MirroredStrategy(Strategy):
                 "cross_device_ops must be a CrossDeviceOps object such as RingAllReduce(), "
                 f"HierarchicalCopyAllReduce() or ReductionToOneDevice(), not {cross_device_ops!r}"
             )
-        super().__init__(MirroredExtended(parse_devices(devices), cross_device_ops or RingAllReduce()))
+        super().__init__(
+            MirroredExtended(parse_devices(devices), cross_device_ops or RingAllReduce())
+        )
         _log.info("Using MirroredStrategy with devices %r", self.extended.worker_devices)
-
-

@@ -21,9 +21,7 @@ from pycollective.errors import AbortedError
 
 __all__ = ["ReplicaRun", "ReplicaThreads"]
 
-_MERGE_MISMATCH = (
-    "Some replicas made a different number of replica_context().merge_call() calls."
-)
+_MERGE_MISMATCH = "Some replicas made a different number of replica_context().merge_call() calls."
 
 Job = Callable[[], None]
 
@@ -179,13 +177,12 @@ class ReplicaRun:
         merging = _State.MERGE in states
         if merging and _State.FINISHED in states:
             return _MERGE_MISMATCH
-        if _State.CREATION in states:
-            if states[0] in (_State.MERGE, _State.FINISHED):
-                q = states.index(_State.CREATION)
-                return (
-                    f"replica {q} creates a variable that replica 0, which {states[0].value}, did "
-                    "not create: every replica must create the same variables in the same order"
-                )
+        if _State.CREATION in states and states[0] in (_State.MERGE, _State.FINISHED):
+            q = states.index(_State.CREATION)
+            return (
+                f"replica {q} creates a variable that replica 0, which {states[0].value}, did not "
+                "create: every replica must create the same variables in the same order"
+            )
         return ""
 
 

@@ -248,6 +248,10 @@ class StrategyExtended:
     def abort_collectives(self, reason: str) -> None:
         """Wake replicas that are in a collective, because another one has failed."""
 
+    def default_replica_context(self) -> ReplicaContext | None:
+        """Return the replica context outside every scope; only the default strategy has one."""
+        return None
+
     # Facts --------------------------------------------------------------------------------------
 
     @property
@@ -640,5 +644,3 @@ def _map_values(function: Callable[[Any], Any], value: Any) -> Any:
     if nest.is_nested(value):
         return nest.map_structure(function, value)
     return function(value)
-
-

@@ -8,6 +8,7 @@ from typing import Any
 from pycollective import nest
 from pycollective.distribute.context import get_replica_context
 from pycollective.tensor import Tensor, as_tensor
+from pycollective.tensor.tensor import Operators
 
 __all__ = ["DistributedValues", "Mirrored", "PerReplica", "regroup", "select_replica"]
 
@@ -53,7 +54,7 @@ class PerReplica(DistributedValues):
         return as_tensor(self._values[context.local_replica_id])
 
 
-class Mirrored(DistributedValues):
+class Mirrored(DistributedValues, Operators):
     """A value that is equal on every replica; it can be used like the value itself."""
 
     def _get(self) -> Any:
@@ -69,6 +70,9 @@ class Mirrored(DistributedValues):
         """Return the value as a NumPy array or scalar."""
         return as_tensor(self._get()).numpy()
 
+    def __len__(self) -> int:
+        return len(as_tensor(self._get()))
+
     def __float__(self) -> float:
         return float(self._get())
 
@@ -77,21 +81,6 @@ class Mirrored(DistributedValues):
 
     def __bool__(self) -> bool:
         return bool(self._get())
-
-
-def _forward(name: str) -> Callable[..., Any]:
-    def operator(self: Mirrored, *args: Any) -> Any:
-        return getattr(as_tensor(self._get()), name)(*args)
-
-    operator.__name__ = name
-    return operator
-
-
-for _name in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul "
-    "neg abs lt le gt ge getitem len"
-).split():
-    setattr(Mirrored, f"__{_name}__", _forward(f"__{_name}__"))
 
 
 def regroup(values: Sequence[Any], wrap: Callable[[Sequence[Any]], Any] = PerReplica) -> Any:
@@ -128,9 +117,7 @@ def regroup(values: Sequence[Any], wrap: Callable[[Sequence[Any]], Any] = PerRep
         return first
     container = getattr(first, "_distributed_container", None)
     container = container() if container is not None else None
-    if container is not None and all(
-        v is c for v, c in zip(values, container.values, strict=True)
-    ):
+    if container is not None and all(v is c for v, c in zip(values, container.values, strict=True)):
         return container
     return wrap(values)
 

@@ -224,9 +224,7 @@ def mirrored_creator(strategy: Strategy) -> Callable[..., Variable]:
         if context is None or context.strategy is not strategy or is_creating_once():
             return make_distributed(strategy, next_creator, **kwargs)
         # Each replica runs the code that creates; the first one's variable is everyone's.
-        return context.created_by_first(
-            lambda: make_distributed(strategy, next_creator, **kwargs)
-        )
+        return context.created_by_first(lambda: make_distributed(strategy, next_creator, **kwargs))
 
     return create
 
@@ -265,7 +263,7 @@ def make_distributed(
     on_read = synchronization is VariableSynchronization.ON_READ
     if on_read and trainable is None:
         trainable = False
-    components = []
+    components: list[Variable] = []
     for replica in range(strategy.extended.num_local_replicas):
         with strategy.extended.replica_device(replica):
             component = next_creator(

@@ -199,7 +199,9 @@ def test_exception_in_a_merge_function(two):
 
 def test_a_per_replica_value_outside(two):
     value = per_replica(two, lambda r: 1.0)
-    with pytest.raises(ValueError, match="It looks like you are using a PerReplica object while not"):
+    with pytest.raises(
+        ValueError, match="It looks like you are using a PerReplica object while not"
+    ):
         as_tensor(value)
     assert repr(value).startswith("PerReplica:{\n  0: ")
 
@@ -503,3 +505,13 @@ def test_update_runs_once_per_component(two):
         scale = per_replica(two, lambda r: 2.0)
         two.extended.update(v, lambda c, s: c.assign(c * s), args=(scale,))
     assert [float(c.numpy()) for c in v.values] == [2.0, 2.0]
+
+
+def test_mirrored_values_behave_like_the_value():
+    value = d.values.Mirrored([constant([1.0, 2.0]), constant([1.0, 2.0])])
+    np.testing.assert_array_equal((value * 2.0 + value).numpy(), [3.0, 6.0])
+    np.testing.assert_array_equal((1.0 - value).numpy(), [0.0, -1.0])
+    assert float(value[1]) == 2.0
+    assert len(value) == 2
+    np.testing.assert_array_equal(value.numpy(), [1.0, 2.0])
+    assert repr(value).startswith("Mirrored:{")
