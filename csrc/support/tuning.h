@@ -8,9 +8,9 @@ namespace pycollective {
 
 inline constexpr std::size_t kCacheLine = 64;
 
-// Most bytes of a chunk that move at once. Small segments stay in the second-level cache of the core
-// that wrote them, and the peer that reads them there waits longer than for memory: at 16 MiB among two
-// threads, 128 KiB took 1.4 times as long as one segment.
+// Most bytes of a chunk that move at once. Small segments stay in the second-level cache of the
+// core that wrote them, and the peer that reads them there waits longer than for memory: at 16 MiB
+// among two threads, 128 KiB took 1.4 times as long as one segment.
 inline constexpr std::size_t kSegmentBytes = 4096 * 1024;
 
 // From this size on, a call for all ranks from one thread starts a thread for each rank: starting

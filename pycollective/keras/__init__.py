@@ -1,0 +1,56 @@
+"""Layers, models, losses, optimizers and metrics, under the names of ``tf.keras``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pycollective.keras import (
+        activations,
+        backend,
+        datasets,
+        initializers,
+        layers,
+        losses,
+        metrics,
+        models,
+        optimizers,
+        regularizers,
+        utils,
+    )
+    from pycollective.keras.layers import Input
+    from pycollective.keras.models import Model, Sequential
+
+__all__ = [
+    "Input",
+    "Model",
+    "Sequential",
+    "activations",
+    "backend",
+    "datasets",
+    "initializers",
+    "layers",
+    "losses",
+    "metrics",
+    "models",
+    "optimizers",
+    "regularizers",
+    "utils",
+]
+
+#: Where the names that are not modules come from; everything is imported when it is first used.
+_ORIGIN = {"Input": "layers", "Model": "models", "Sequential": "models"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_ORIGIN.get(name, name)}")
+    value = getattr(module, name) if name in _ORIGIN else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

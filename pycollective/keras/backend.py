@@ -1,0 +1,78 @@
+"""Settings that everything in `pycollective.keras` shares: the float type, and automatic names."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from pycollective.dtypes import as_dtype
+
+__all__ = ["clear_session", "epsilon", "floatx", "set_epsilon", "set_floatx", "unique_name"]
+
+_floatx = "float32"
+_epsilon = 1e-7
+_names: Counter[str] = Counter()
+_names_lock = threading.Lock()
+
+
+def floatx() -> str:
+    """Return the name of the dtype that layers, losses, metrics and optimizers use by default."""
+    return _floatx
+
+
+def set_floatx(value: Any) -> None:
+    """Set the default dtype: ``"float16"``, ``"float32"`` (at the start) or ``"float64"``.
+
+    Raises
+    ------
+    ValueError
+        For any other dtype.
+    """
+    global _floatx
+    name = str(np.dtype(as_dtype(value)))
+    if name not in ("float16", "float32", "float64"):
+        raise ValueError(f"floatx must be 'float16', 'float32' or 'float64', got {value!r}")
+    _floatx = name
+
+
+def epsilon() -> float:
+    """Return the small number that keeps probabilities away from 0 and 1."""
+    return _epsilon
+
+
+def set_epsilon(value: float) -> None:
+    """Set the number that `epsilon` returns."""
+    global _epsilon
+    _epsilon = float(value)
+
+
+def unique_name(prefix: str) -> str:
+    """Return ``prefix``, then ``prefix_1``, ``prefix_2``, … ."""
+    with _names_lock:
+        number = _names[prefix]
+        _names[prefix] += 1
+    return prefix if number == 0 else f"{prefix}_{number}"
+
+
+def name_of_class(cls: type) -> str:
+    """Return the name of a class in small letters, with ``_`` between its words."""
+    text = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", cls.__name__.lstrip("_"))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", text).lower()
+
+
+def clear_session() -> None:
+    """Let automatic names begin again."""
+    with _names_lock:
+        _names.clear()
+
+
+def find(kind: str, known: dict[str, Any], name: str) -> Any:
+    """Return what is known under ``name``, or raise ``ValueError`` with what there is."""
+    found = known.get(name)
+    if found is None:
+        raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(sorted(known))}")
+    return found

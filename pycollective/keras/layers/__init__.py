@@ -1,0 +1,31 @@
+"""The layers, under the names of ``tf.keras.layers``."""
+
+from __future__ import annotations
+
+from pycollective.keras.layers.convolution import Conv2D, MaxPooling2D
+from pycollective.keras.layers.core import (
+    Activation,
+    Dense,
+    Dropout,
+    Flatten,
+    Input,
+    InputLayer,
+    Reshape,
+)
+from pycollective.keras.layers.layer import Layer
+
+MaxPool2D = MaxPooling2D
+
+__all__ = [
+    "Activation",
+    "Conv2D",
+    "Dense",
+    "Dropout",
+    "Flatten",
+    "Input",
+    "InputLayer",
+    "Layer",
+    "MaxPool2D",
+    "MaxPooling2D",
+    "Reshape",
+]

@@ -1,0 +1,514 @@
+"""`Layer`: the base of layers and models."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.array_backend import Array
+from pycollective.distribute.context import current_mode
+from pycollective.dtypes import as_dtype
+from pycollective.keras import initializers, regularizers
+from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.building import build_scope_of_new
+from pycollective.tensor import (
+    Tensor,
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    as_tensor,
+    ops,
+)
+from pycollective.train.trackable import Trackable, children_of, is_trackable
+
+__all__ = ["Layer"]
+
+Shape = tuple[int | None, ...]
+
+
+class _Calls(threading.local):
+    """What holds in the calls of layers that this thread is in."""
+
+    depth = 0
+    training: bool | None = None
+
+
+_calls = _Calls()
+#: Set by the first add_loss of the process: until then no call looks for values to forget.
+_any_added_loss = False
+
+
+class Layer(Trackable):
+    """A function with variables.
+
+    A layer of one's own overrides `call`, and `build` to make its variables once the input's shape
+    is known. Attributes that are layers or variables, or lists, tuples and dicts of them, belong to
+    the layer.
+
+    Parameters
+    ----------
+    trainable
+        Whether the variables are trained.
+    name
+        By default the class's name with a number.
+    dtype
+        Of the variables and results; by default ``keras.backend.floatx()``. Floating-point inputs
+        of another dtype are converted.
+    input_shape
+        The shape of one example; the first layer of a `Sequential` with it is built at once.
+
+    Notes
+    -----
+    Replicas call a layer at the same time. Its variables are made once for all of them, by the
+    first call of any.
+    """
+
+    _untracked = frozenset({"_regularized", "_output_shape"})
+    #: Whether `call` takes an argument ``training``.
+    _takes_training = False
+    #: Whether there is a `build` to be called before the first `call`.
+    _has_build = False
+    #: Whether floating-point inputs get the layer's dtype; otherwise they stay as they are.
+    _converts = True
+    #: Set in classes whose `build` does nothing but call the layer.
+    _build_calls = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._takes_training = "training" in inspect.signature(cls.call).parameters
+        if "build" in cls.__dict__ and not cls.__dict__.get("_build_calls", False):
+            cls._has_build = True
+            type.__setattr__(cls, "build", _built_once(cls.build))
+
+    def __init__(
+        self,
+        *,
+        trainable: bool = True,
+        name: str | None = None,
+        dtype: Any = None,
+        input_shape: Sequence[int | None] | None = None,
+    ) -> None:
+        self._name = unique_name(name_of_class(type(self))) if name is None else str(name)
+        self._dtype = as_dtype(floatx() if dtype is None else dtype)
+        self._trainable = bool(trainable)
+        self._input_shape = None if input_shape is None else (None, *input_shape)
+        self._output_shape: Any = None
+        self._regularized: list[tuple[Callable[[Any], Any], Variable]] = []
+        self._added_losses = threading.local()
+        mode = current_mode()
+        self._strategy = None if mode is None else mode.strategy
+        self._creation = build_scope_of_new()
+        self._building = False
+        self.built = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "built" not in self.__dict__ and is_trackable(value):
+            raise RuntimeError(
+                f"{type(self).__name__}: call super().__init__() before setting {name!r}, so that "
+                "the layer can keep track of it"
+            )
+        super().__setattr__(name, value)
+
+    # Facts -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name, unique unless it was given."""
+        return self._name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the variables and results."""
+        return self._dtype
+
+    compute_dtype = dtype
+    variable_dtype = dtype
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the variables are trained; setting it sets it for the layers inside too."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        for layer in self._flatten_layers():
+            layer._trainable = bool(value)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} name={self._name}, built={self.built}>"
+
+    # Building --------------------------------------------------------------------------------
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variables; called once, before the first `call`."""
+
+    def add_weight(
+        self,
+        name: str | None = None,
+        shape: Sequence[int] = (),
+        dtype: Any = None,
+        initializer: Any = "glorot_uniform",
+        regularizer: Any = None,
+        trainable: bool = True,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> Variable:
+        """Make a variable of this layer.
+
+        Parameters
+        ----------
+        name
+            Its name inside the layer.
+        shape, dtype
+            What it holds; by default a scalar of the layer's dtype.
+        initializer
+            A name or a ``callable(shape, dtype)`` for the values to start from.
+        regularizer
+            A name or a ``callable(variable)`` whose result is one of `losses`.
+        trainable
+            Whether it is trained.
+        synchronization, aggregation
+            How a strategy keeps its copies.
+        """
+        sizes = tuple(int(n) for n in shape)
+        kind = self._dtype if dtype is None else as_dtype(dtype)
+        start = initializers.get("glorot_uniform" if initializer is None else initializer)
+        assert start is not None
+        short = "weight" if name is None else name
+        if synchronization is VariableSynchronization.ON_READ:
+            trainable = False
+        variable = self._new_variable(
+            short,
+            lambda: start(sizes, kind),
+            label=f"{self._name}/{short}",
+            shape=sizes,
+            dtype=kind,
+            trainable=trainable,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+        penalty = regularizers.get(regularizer)
+        if penalty is not None:
+            self._regularized.append((penalty, variable))
+        return variable
+
+    def _ensure_built(self, input_shape: Any) -> None:
+        """Build the layer if nobody has, in the scope of the strategy in which it was made."""
+        with self._creation(self):
+            if self.built:
+                return
+            variables, regularized = dict(self._variables), list(self._regularized)
+            self._building = True
+            try:
+                if self._has_build:
+                    with self._creation_scope():
+                        self.build(input_shape)
+            except BaseException:
+                # What a failed build has made would be there twice after the next one.
+                self._variables.clear()
+                self._variables.update(variables)
+                self._regularized[:] = regularized
+                raise
+            finally:
+                self._building = False
+            self._resume_restore()
+            self.built = True
+
+    def _creation_scope(self) -> AbstractContextManager[Any]:
+        if self._strategy is None or current_mode() is not None:
+            return nullcontext()
+        return self._strategy.scope()
+
+    # Calling ---------------------------------------------------------------------------------
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the result from the inputs; layers override it."""
+        raise NotImplementedError(f"{type(self).__name__} must override call()")
+
+    def __call__(self, inputs: Any, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
+        """Build the layer if need be, and `call` it.
+
+        Parameters
+        ----------
+        inputs
+            A tensor or what can be made one, or a nest of these.
+        *args, **kwargs
+            Handed to `call`.
+        training
+            Whether this is a step of training; by default what holds for the layer around this one.
+        """
+        if inputs.__class__ is not Tensor or inputs.array.dtype is not self._dtype:
+            inputs = self._to_inputs(inputs)
+        first = not self.built
+        if first:
+            self._ensure_built(_shapes(inputs))
+        calls = _calls
+        outside = calls.training
+        if not calls.depth and _any_added_loss:
+            self._forget_losses()
+        calls.depth += 1
+        if training is not None:
+            calls.training = training
+        elif outside is not None:
+            training = outside
+        try:
+            if training is not None and self._takes_training:
+                outputs = self.call(inputs, *args, training=training, **kwargs)
+            else:
+                outputs = self.call(inputs, *args, **kwargs)
+        finally:
+            calls.depth -= 1
+            calls.training = outside
+        if first:
+            self._output_shape = map_shapes(_without_batch, _shapes(outputs))
+        return outputs
+
+    def _to_inputs(self, inputs: Any) -> Any:
+        """Make tensors of the inputs; floating-point ones get the layer's dtype."""
+        if not nest.is_nested(inputs):
+            return self._to_input(inputs)
+        if isinstance(inputs, (list, tuple)) and not any(_is_array_like(item) for item in inputs):
+            return self._to_input(inputs)
+        return nest.map_structure(self._to_input, inputs)
+
+    def _to_input(self, value: Any) -> Tensor:
+        tensor = as_tensor(value)
+        dtype = tensor.array.dtype
+        if self._converts and dtype != self._dtype and dtype.kind in "fV":
+            tensor = ops.cast(tensor, self._dtype)
+        return tensor
+
+    def _incompatible(self, shape: tuple[int, ...], needed: str) -> ValueError:
+        return ValueError(
+            f'Input 0 of layer "{self._name}" is incompatible with the layer: expected {needed}, '
+            f"but received input with shape {shape}"
+        )
+
+    # Shapes ----------------------------------------------------------------------------------
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the shape of the result for inputs of a shape (None: any length).
+
+        By default the layer is called on zeros.
+        """
+
+        def zeros(shape: Shape) -> Tensor:
+            return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
+
+        return map_shapes(_without_batch, _shapes(self(map_shapes(zeros, input_shape))))
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape that was declared for the inputs, with None for the batch, or None."""
+        return self._input_shape
+
+    @property
+    def output_shape(self) -> Any:
+        """The shape of the result of the first call, with None for the batch.
+
+        Raises
+        ------
+        AttributeError
+            If the layer was never called or built by a model.
+        """
+        if self._output_shape is None:
+            raise AttributeError(f"layer {self._name!r} was never called: it has no output shape")
+        return self._output_shape
+
+    # Weights ---------------------------------------------------------------------------------
+
+    def _sublayers(self) -> Iterator[Layer]:
+        """Yield the layers directly inside, in the order of their definition, each once."""
+        seen: set[int] = set()
+
+        def search(value: Any) -> Iterator[Layer]:
+            for child in children_of(value).values():
+                if isinstance(child, Layer):
+                    if id(child) not in seen:
+                        seen.add(id(child))
+                        yield child
+                elif not isinstance(child, Trackable):
+                    yield from search(child)
+
+        return search(self)
+
+    def _flatten_layers(self) -> Iterator[Layer]:
+        """Yield this layer and all layers inside, each once."""
+        seen = {id(self)}
+        stack: list[Layer] = [self]
+        while stack:
+            layer = stack.pop()
+            yield layer
+            inside = [sub for sub in layer._sublayers() if id(sub) not in seen]
+            seen.update(id(sub) for sub in inside)
+            stack.extend(reversed(inside))
+
+    def _own_variables(self) -> Iterator[Variable]:
+        """Yield the variables that are this layer's, not those of layers inside."""
+
+        def search(value: Any) -> Iterator[Variable]:
+            for child in children_of(value).values():
+                if isinstance(child, Variable):
+                    yield child
+                elif not isinstance(child, Trackable):
+                    yield from search(child)
+
+        return search(self)
+
+    def _all_variables(self) -> list[tuple[Variable, bool]]:
+        """Return each variable once, and whether it is trained."""
+        found: dict[int, tuple[Variable, bool]] = {}
+        for layer in self._flatten_layers():
+            for variable in layer._own_variables():
+                trained = variable.trainable and layer._trainable
+                found.setdefault(id(variable), (variable, trained))
+        return list(found.values())
+
+    @property
+    def trainable_weights(self) -> list[Variable]:
+        """The variables that are trained, in the order of their definition."""
+        return [variable for variable, trained in self._all_variables() if trained]
+
+    @property
+    def non_trainable_weights(self) -> list[Variable]:
+        """The variables that are not trained, in the order of their definition."""
+        return [variable for variable, trained in self._all_variables() if not trained]
+
+    @property
+    def weights(self) -> list[Variable]:
+        """All variables: the trained ones first."""
+        pairs = self._all_variables()
+        return [v for v, trained in pairs if trained] + [v for v, trained in pairs if not trained]
+
+    variables = weights
+    trainable_variables = trainable_weights
+    non_trainable_variables = non_trainable_weights
+
+    def count_params(self) -> int:
+        """Return how many numbers the variables hold.
+
+        Raises
+        ------
+        ValueError
+            If the layer is not built yet.
+        """
+        if not self.built:
+            raise ValueError(
+                f"layer {self._name!r} has no weights yet: it is not built; call it on an input, "
+                "or build(input_shape)"
+            )
+        return sum(int(np.prod(v.shape)) for v in self.weights)
+
+    def get_weights(self) -> list[Array]:
+        """Return copies of all variables' values, in the order of `weights`."""
+        return [np.asarray(variable.numpy()) for variable in self.weights]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set all variables, in the order of `weights`; in every replica.
+
+        Raises
+        ------
+        ValueError
+            If the number of values or a shape is wrong; then nothing is changed.
+        """
+        variables = self.weights
+        if len(weights) != len(variables):
+            hint = "" if self.built else "; it is not built yet: call it on an input first"
+            raise ValueError(
+                f"set_weights: layer {self._name!r} has {len(variables)} weights, got "
+                f"{len(weights)} values{hint}"
+            )
+        values = [np.asarray(value) for value in weights]
+        for variable, value in zip(variables, values, strict=True):
+            if value.shape != variable.shape:
+                raise ValueError(
+                    f"set_weights: weight {variable.name!r} of layer {self._name!r} has shape "
+                    f"{variable.shape}, the value has shape {value.shape}"
+                )
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    # Losses ----------------------------------------------------------------------------------
+
+    def add_loss(self, loss: Any) -> None:
+        """Add a tensor, or several, to the `losses` of the present call.
+
+        The values belong to the thread (replica) that added them, until it calls the layer, or the
+        model around it, again.
+        """
+        global _any_added_loss
+        _any_added_loss = True
+        values = loss if isinstance(loss, (list, tuple)) else [loss]
+        kept = self._added_losses.__dict__.setdefault("values", [])
+        kept.extend(as_tensor(value) for value in values)
+
+    def _forget_losses(self) -> None:
+        for layer in self._flatten_layers():
+            layer._added_losses.__dict__.clear()
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """The losses that were added in the last call, and the penalties on weights.
+
+        Penalties are computed here, from this replica's variables: inside a `GradientTape` block
+        their gradients can be asked for.
+        """
+        found: list[Tensor] = []
+        for layer in self._flatten_layers():
+            found.extend(layer._added_losses.__dict__.get("values", ()))
+            if layer._trainable:
+                found.extend(penalty(variable) for penalty, variable in layer._regularized)
+        return found
+
+
+def _built_once(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Let ``layer.build(shape)`` count as building the layer, wherever it is called."""
+
+    @functools.wraps(build)
+    def building(self: Layer, input_shape: Any) -> None:
+        if self._building:
+            build(self, input_shape)
+        else:
+            self._ensure_built(input_shape)
+
+    return building
+
+
+def is_shape(value: Any) -> bool:
+    """Whether ``value`` is the shape of one tensor, not a nest of shapes."""
+    return isinstance(value, (list, tuple)) and all(
+        n is None or isinstance(n, (int, np.integer)) for n in value
+    )
+
+
+def map_shapes(function: Callable[[Shape], Any], shapes: Any) -> Any:
+    """Apply ``function`` to each shape in a nest of shapes."""
+    if is_shape(shapes):
+        return function(tuple(shapes))
+    if isinstance(shapes, Mapping):
+        return {key: map_shapes(function, shape) for key, shape in shapes.items()}
+    return [map_shapes(function, shape) for shape in shapes]
+
+
+def _shapes(values: Any) -> Any:
+    """Return the shapes of the tensors in a nest."""
+    if isinstance(values, Mapping):
+        return {key: _shapes(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_shapes(value) for value in values]
+    return tuple(values.shape)
+
+
+def _without_batch(shape: Shape) -> Shape:
+    return (None, *shape[1:]) if shape else ()
+
+
+def _is_array_like(value: Any) -> bool:
+    return hasattr(value, "shape") or hasattr(value, "__tensor__")

@@ -1,0 +1,62 @@
+"""Gradient descent, with or without momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pycollective.array_backend import Array
+from pycollective.keras.optimizers.optimizer import Optimizer
+from pycollective.nn.update import sgd_update
+
+__all__ = ["SGD"]
+
+
+class SGD(Optimizer):
+    """Gradient descent: ``w -= learning_rate * g``, or with momentum.
+
+    Parameters
+    ----------
+    learning_rate
+        A number, a `LearningRateSchedule`, or a function without arguments.
+    momentum
+        With it, ``velocity = momentum * velocity - learning_rate * g`` and ``w += velocity``.
+    nesterov
+        With it, ``w += momentum * velocity - learning_rate * g`` instead.
+    **options
+        As for `Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        If ``momentum`` is not in 0 to 1.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"SGD: momentum must be from 0 to 1, got {momentum}")
+        self.momentum = float(momentum)
+        self.nesterov = bool(nesterov)
+
+    def slot_names(self) -> tuple[str, ...]:
+        """Return ``velocity`` if there is momentum."""
+        return ("velocity",) if self.momentum else ()
+
+    def update_step(
+        self,
+        parameter: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update one parameter in place."""
+        velocity = slots.get("velocity")
+        sgd_update(parameter, gradient, learning_rate, velocity, self.momentum, self.nesterov)

@@ -1,0 +1,68 @@
+"""Small helpers, under the names of ``tf.keras.utils``."""
+
+from __future__ import annotations
+
+import random as python_random
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array, to_numpy
+from pycollective.tensor import as_tensor
+from pycollective.tensor import random as tensor_random
+
+__all__ = ["set_random_seed", "to_categorical"]
+
+
+def set_random_seed(seed: int) -> None:
+    """Seed the random numbers of Python, NumPy and this package.
+
+    Raises
+    ------
+    ValueError
+        If ``seed`` is no int from 0 to 2**32 - 1.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be an int from 0 to 2**32 - 1, got {seed!r}")
+    python_random.seed(int(seed))
+    np.random.seed(int(seed))  # noqa: NPY002  (what user code draws from)
+    tensor_random.set_seed(int(seed))
+
+
+def to_categorical(x: Any, num_classes: int | None = None) -> Array:
+    """Return class numbers as rows with a one in the place of the class.
+
+    Parameters
+    ----------
+    x
+        Integers from 0, of any shape; a last axis of length 1 does not count.
+    num_classes
+        The length of a row; by default the largest number plus one.
+
+    Returns
+    -------
+    ndarray
+        The shape of ``x`` with ``num_classes`` appended, of dtype ``floatx()``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    from pycollective.keras.backend import floatx
+
+    numbers = to_numpy(as_tensor(x).array)
+    if numbers.ndim > 1 and numbers.shape[-1] == 1:
+        numbers = numbers[..., 0]
+    whole = numbers.astype(np.int64)
+    if num_classes is None:
+        num_classes = int(whole.max()) + 1 if whole.size else 0
+    wrong = np.argwhere((whole != numbers) | (whole < 0) | (whole >= num_classes))
+    if len(wrong):
+        place = tuple(wrong[0].tolist())
+        raise ValueError(
+            f"to_categorical: {numbers[place]} at position {place} is not in 0 to {num_classes - 1}"
+        )
+    rows = np.zeros((*whole.shape, num_classes), floatx())
+    np.put_along_axis(rows, whole[..., None], 1, axis=-1)
+    return rows

@@ -1,0 +1,94 @@
+"""`CheckpointManager`: keeps the last few checkpoints of a directory."""
+
+from __future__ import annotations
+
+import os
+
+from pycollective.train.checkpoint import Checkpoint
+from pycollective.train.files import is_complete, remove_files
+from pycollective.train.state import get_checkpoint_state, latest_checkpoint, write_state
+
+__all__ = ["CheckpointManager"]
+
+
+class CheckpointManager:
+    """Saves numbered checkpoints in a directory, and deletes the oldest.
+
+    Parameters
+    ----------
+    checkpoint
+        What is saved.
+    directory
+        Where; made if need be. Checkpoints that are noted there already are taken over.
+    max_to_keep
+        How many checkpoints are kept; None keeps all.
+    checkpoint_name
+        How the names of the checkpoints begin.
+
+    Raises
+    ------
+    ValueError
+        If ``max_to_keep`` is neither None nor at least 1.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None,
+        checkpoint_name: str = "ckpt",
+    ) -> None:
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ValueError(f"max_to_keep must be None or at least 1, got {max_to_keep}")
+        self._checkpoint = checkpoint
+        self._directory = os.fspath(directory)
+        self._max_to_keep = max_to_keep
+        self._prefix = os.path.join(self._directory, checkpoint_name)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is saved."""
+        return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """Where the checkpoints are."""
+        return self._directory
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the complete checkpoints, oldest first."""
+        state = get_checkpoint_state(self._directory)
+        paths = [] if state is None else state.all_model_checkpoint_paths
+        return [path for path in paths if is_complete(path)]
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest complete checkpoint, or None."""
+        return latest_checkpoint(self._directory)
+
+    def save(self, checkpoint_number: int | None = None) -> str:
+        """Write the next checkpoint, then delete those that are too many; return its path.
+
+        Parameters
+        ----------
+        checkpoint_number
+            The number in the name; by default one more than that of the last one.
+        """
+        if checkpoint_number is not None:
+            # save() counts one further.
+            self._checkpoint.save_counter.assign(int(checkpoint_number) - 1)
+        path = self._checkpoint.save(self._prefix)
+        checkpoints = self.checkpoints
+        if self._max_to_keep is not None and len(checkpoints) > self._max_to_keep:
+            # First they are no longer noted, then they go.
+            write_state(self._directory, checkpoints[-self._max_to_keep :])
+            for old in checkpoints[: -self._max_to_keep]:
+                remove_files(old)
+        return path
+
+    def restore_or_initialize(self) -> str | None:
+        """Restore the newest checkpoint if there is one; return its path or None."""
+        path = self.latest_checkpoint
+        self._checkpoint.restore(path)
+        return path

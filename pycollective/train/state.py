@@ -1,0 +1,103 @@
+"""The file ``checkpoint`` of a directory: which checkpoints were written there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from pycollective.errors import CheckpointError
+from pycollective.train.files import is_complete, write_atomically
+
+__all__ = [
+    "CheckpointState",
+    "add_to_state",
+    "get_checkpoint_state",
+    "latest_checkpoint",
+    "write_state",
+]
+
+_log = logging.getLogger(__name__)
+_STATE_FILE = "checkpoint"
+
+
+class CheckpointState(NamedTuple):
+    """The checkpoints of a directory.
+
+    Attributes
+    ----------
+    model_checkpoint_path
+        The last one that was written.
+    all_model_checkpoint_paths
+        All that are kept, oldest first.
+    """
+
+    model_checkpoint_path: str
+    all_model_checkpoint_paths: list[str]
+
+
+def get_checkpoint_state(checkpoint_dir: str | os.PathLike[str]) -> CheckpointState | None:
+    """Return what the file ``checkpoint`` of a directory says, or None if there is none.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged.
+    """
+    directory = os.fspath(checkpoint_dir)
+    state_path = os.path.join(directory, _STATE_FILE)
+    try:
+        raw = Path(state_path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        state = json.loads(raw)
+        names = [str(name) for name in state["all"]]
+        latest = str(state["latest"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{state_path!r} is damaged ({error}); delete it, and restore one of the checkpoints "
+            "beside it by its name"
+        ) from None
+    paths = [os.path.join(directory, name) for name in names]
+    return CheckpointState(os.path.join(directory, latest), paths)
+
+
+def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
+    """Return the path of the newest complete checkpoint of a directory, or None if there is none.
+
+    A checkpoint whose files are missing or truncated is passed over, with a warning in the log.
+
+    Raises
+    ------
+    CheckpointError
+        If the directory's file ``checkpoint`` is damaged.
+    """
+    state = get_checkpoint_state(checkpoint_dir)
+    if state is None:
+        return None
+    newest_first = [state.model_checkpoint_path, *reversed(state.all_model_checkpoint_paths)]
+    for path in dict.fromkeys(newest_first):
+        if is_complete(path):
+            return path
+        _log.warning("checkpoint %r is missing or not complete; the one before it is used", path)
+    return None
+
+
+def write_state(directory: str, paths: list[str]) -> None:
+    """Note the checkpoints of a directory, oldest first; the last one is the latest."""
+    names = [os.path.relpath(path, directory) for path in paths]
+    body = {"latest": names[-1], "all": names}
+    write_atomically(os.path.join(directory, _STATE_FILE), json.dumps(body, indent=1).encode())
+
+
+def add_to_state(path: str) -> None:
+    """Note a new checkpoint in its directory as the latest one."""
+    directory = os.path.dirname(path) or "."
+    state = get_checkpoint_state(directory)
+    known = [] if state is None else state.all_model_checkpoint_paths
+    target = os.path.normpath(path)
+    kept = [p for p in known if os.path.normpath(p) != target and is_complete(p)]
+    write_state(directory, [*kept, path])

@@ -1,0 +1,144 @@
+"""`Trackable`: objects whose variables checkpoints find by the names of their attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pycollective.array_backend import Array
+from pycollective.tensor import Variable
+
+__all__ = ["Restore", "Trackable", "children_of", "is_trackable"]
+
+
+class Restore(Protocol):
+    """What a restored checkpoint offers to objects that are completed later."""
+
+    def resume(self, owner: Trackable, node: int) -> bool:
+        """Restore what has been added to ``owner`` since; return whether nothing is missing now."""
+
+    def initial_value(
+        self, node: int, name: str, shape: tuple[int, ...], dtype: Any
+    ) -> Array | None:
+        """Return the saved value of the variable ``name`` of a node, or None."""
+
+    def created(self, node: int, name: str, variable: Variable) -> None:
+        """Note that ``variable`` was made with the value that `initial_value` returned."""
+
+
+class Trackable:
+    """Base of the objects that `Checkpoint` can save.
+
+    What an object consists of is found when it is needed: the variables that it made itself, then
+    the attributes that are variables, other trackable objects, or lists, tuples and dicts with some
+    of these in them, in the order in which they were set. A restored checkpoint stays with the
+    object until all of it has arrived, so that variables made later start with the saved values.
+    """
+
+    _variables: dict[str, Variable]
+    #: A restored checkpoint, of which parts of this object are missing, and the node in it.
+    _restore: tuple[Restore, int] | None
+
+    #: The attributes to look into, in the order in which they were first set.
+    _tracked: dict[str, None]
+    #: Attributes that are never looked into.
+    _untracked: frozenset[str] = frozenset()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make the object ready to be tracked, before any ``__init__`` runs."""
+        self = super().__new__(cls)
+        object.__setattr__(self, "_variables", {})
+        object.__setattr__(self, "_restore", None)
+        object.__setattr__(self, "_tracked", {})
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if value.__class__ in _PLAIN or name in self._untracked or not _may_hold(value):
+            return
+        self._tracked[name] = None
+        if self._restore is not None:
+            self._resume_restore()
+
+    def _trackable_children(self) -> dict[str, Any]:
+        """Return what a checkpoint of this object has in it, by name."""
+        children: dict[str, Any] = dict(self._variables)
+        if self._tracked:
+            known = {id(variable) for variable in children.values()}
+            attributes = vars(self)
+            for name in self._tracked:
+                value = attributes.get(name)
+                if id(value) not in known and is_trackable(value):
+                    children.setdefault(name, value)
+        return children
+
+    def _resume_restore(self) -> None:
+        """Give what was added to this object the values that a restored checkpoint has for it."""
+        if self._restore is not None:
+            restore, node = self._restore
+            if restore.resume(self, node) and self._restore == (restore, node):
+                object.__setattr__(self, "_restore", None)
+
+    def _new_variable(
+        self, name: str, initial_value: Any, *, label: str, **options: Any
+    ) -> Variable:
+        """Make a variable that belongs to this object.
+
+        Parameters
+        ----------
+        name
+            The name in checkpoints; made unique among the object's variables.
+        initial_value
+            A function without arguments. It is not called if a restored checkpoint has the value.
+        label
+            The variable's own name.
+        **options
+            ``shape`` and ``dtype`` of the value, and further arguments of `Variable`.
+        """
+        unique, number = name, 0
+        while unique in self._variables:
+            number += 1
+            unique = f"{name}_{number}"
+        saved = None
+        if self._restore is not None:
+            restore, node = self._restore
+            saved = restore.initial_value(node, unique, options["shape"], options["dtype"])
+        variable: Variable = Variable(
+            initial_value if saved is None else saved,
+            name=label if unique == name else f"{label}_{number}",
+            **options,
+        )
+        self._variables[unique] = variable
+        if saved is not None:
+            restore.created(node, unique, variable)
+        return variable
+
+
+def children_of(value: Any) -> dict[str, Any]:
+    """Return the parts of a trackable value by name."""
+    if isinstance(value, Trackable):
+        return value._trackable_children()
+    if isinstance(value, Variable):
+        return {}
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    return {str(key): item for key, item in items if is_trackable(item)}
+
+
+#: What most attributes are: nothing to look into.
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether a trackable value is, or may be put, in ``value``."""
+    if isinstance(value, tuple):
+        return any(_may_hold(item) for item in value)
+    return isinstance(value, (Trackable, Variable, list, dict, Mapping))
+
+
+def is_trackable(value: Any) -> bool:
+    """Whether checkpoints look into ``value``: there is, or may come to be, a variable in it."""
+    if isinstance(value, (Trackable, Variable)):
+        return True
+    if isinstance(value, Mapping):
+        return any(is_trackable(item) for item in value.values())
+    return isinstance(value, (list, tuple)) and any(is_trackable(item) for item in value)

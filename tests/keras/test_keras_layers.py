@@ -1,0 +1,694 @@
+"""Layers and models: values, shapes, variables, losses, errors."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pycollective import distribute, keras, nn
+from pycollective.keras import layers
+from pycollective.keras.fusion import ConvReluPool
+from pycollective.tensor import GradientTape, Variable, as_tensor, ops
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((4, 3))
+IMAGES = RNG.standard_normal((2, 7, 6, 3))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_names():
+    keras.backend.clear_session()
+    yield
+    keras.backend.set_floatx("float32")
+
+
+def convolved(x, kernel, stride=1):
+    kh, kw = kernel.shape[:2]
+    rows, columns = (x.shape[1] - kh) // stride + 1, (x.shape[2] - kw) // stride + 1
+    y = np.zeros((len(x), rows, columns, kernel.shape[3]))
+    for i in range(rows):
+        for j in range(columns):
+            window = x[:, i * stride : i * stride + kh, j * stride : j * stride + kw]
+            y[:, i, j] = np.tensordot(window, kernel, 3)
+    return y
+
+
+def test_dense():
+    layer = layers.Dense(2, activation="tanh", dtype="float64")
+    y = layer(X)
+    kernel, bias = layer.get_weights()
+    np.testing.assert_allclose(y.numpy(), np.tanh(X @ kernel + bias), rtol=1e-14)
+    assert kernel.shape == (3, 2) and np.array_equal(bias, np.zeros(2))
+    assert [v.name for v in layer.weights] == ["dense/kernel", "dense/bias"]
+    high = RNG.standard_normal((2, 5, 3))
+    np.testing.assert_allclose(layer(high).numpy(), np.tanh(high @ kernel), rtol=1e-14)
+
+
+def test_dense_without_bias_and_with_constant_kernel():
+    layer = layers.Dense(
+        1, use_bias=False, kernel_initializer=keras.initializers.Constant(2.0), dtype="float64"
+    )
+    np.testing.assert_allclose(layer(X).numpy()[:, 0], 2 * X.sum(axis=1), rtol=1e-14)
+    assert len(layer.weights) == 1
+
+
+@pytest.mark.parametrize("activation", ["relu", None, "sigmoid"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_conv2d(activation, stride):
+    layer = layers.Conv2D(
+        4,
+        (3, 2),
+        strides=stride,
+        activation=activation,
+        bias_initializer=keras.initializers.RandomNormal(seed=1),
+        dtype="float64",
+    )
+    y = layer(IMAGES).numpy()
+    kernel, bias = layer.get_weights()
+    expected = convolved(IMAGES, kernel, stride) + bias
+    if activation == "relu":
+        expected = np.maximum(expected, 0)
+    elif activation == "sigmoid":
+        expected = 1 / (1 + np.exp(-expected))
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-14)
+    assert layer.compute_output_shape((None, 7, 6, 3)) == (None, *y.shape[1:])
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_output_shapes_agree_with_results(padding, window, stride):
+    conv = layers.Conv2D(2, window, strides=stride, padding=padding)
+    pool = layers.MaxPooling2D(window, strides=stride, padding=padding)
+    for layer in (conv, pool):
+        shape = layer(IMAGES).shape
+        assert layer.compute_output_shape((None, 7, 6, 3)) == (None, *shape[1:])
+        assert layer.output_shape == (None, *shape[1:])
+
+
+def test_max_pooling():
+    y = layers.MaxPooling2D()(IMAGES.astype(np.float32)).numpy()
+    windows = IMAGES.astype(np.float32)[:, :6].reshape(2, 3, 2, 3, 2, 3)
+    np.testing.assert_array_equal(y, windows.max(axis=(2, 4)))
+
+
+def test_shape_layers():
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    np.testing.assert_array_equal(layers.Flatten()(x).numpy(), x.reshape(2, 12))
+    np.testing.assert_array_equal(layers.Reshape((2, -1))(x).numpy(), x.reshape(2, 2, 6))
+    assert layers.Reshape((2, -1))(x[:0]).shape == (0, 2, 6)
+    assert layers.Reshape((-1,)).compute_output_shape((None, 3, 4)) == (None, 12)
+    assert layers.Flatten().compute_output_shape((None, None, 4)) == (None, None)
+    np.testing.assert_array_equal(layers.Activation("relu")(-x).numpy(), np.minimum(x, 0))
+
+
+def test_dropout_only_in_training_and_repeatable():
+    x = np.ones((50, 40), np.float32)
+    layer = layers.Dropout(0.25, seed=3)
+    np.testing.assert_array_equal(layer(x).numpy(), x)
+    np.testing.assert_array_equal(layer(x, training=False).numpy(), x)
+    first, second = layer(x, training=True).numpy(), layer(x, training=True).numpy()
+    assert set(np.unique(first)) == {0, np.float32(1 / 0.75)}
+    assert abs((first == 0).mean() - 0.25) < 0.05
+    assert not np.array_equal(first, second)
+    again = layers.Dropout(0.25, seed=3)
+    np.testing.assert_array_equal(again(x, training=True).numpy(), first)
+    keras.utils.set_random_seed(8)
+    one = layers.Dropout(0.5)(x, training=True).numpy()
+    keras.utils.set_random_seed(8)
+    np.testing.assert_array_equal(layers.Dropout(0.5)(x, training=True).numpy(), one)
+
+
+def test_training_reaches_the_layers_inside():
+    inner = keras.Sequential([layers.Dropout(0.5, seed=1)])
+    model = keras.Sequential([keras.Sequential([inner]), layers.Activation("linear")])
+    x = np.ones((8, 8), np.float32)
+    assert (model(x, training=True).numpy() == 0).any()
+    assert not (model(x).numpy() == 0).any()
+
+    class Fixed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def call(self, inputs):
+            return self.inner(inputs, training=False)
+
+    assert not (Fixed()(x, training=True).numpy() == 0).any()
+
+
+def test_names_count_up_as_in_keras():
+    names = [layers.Conv2D(1, 1).name, layers.Conv2D(1, 1).name, layers.MaxPooling2D().name]
+    assert names == ["conv2d", "conv2d_1", "max_pooling2d"]
+    assert layers.Dense(1, name="out").name == "out"
+    assert keras.Sequential().name == "sequential"
+
+
+def test_dtypes():
+    x = RNG.standard_normal((2, 3))
+    assert layers.Dense(2)(x).dtype == np.float32
+    assert layers.Dense(2, dtype="float64")(x.astype(np.float32)).dtype == np.float64
+    keras.backend.set_floatx("float64")
+    layer = layers.Dense(2)
+    assert layer(x.astype(np.float32)).dtype == np.float64 and layer.dtype == np.float64
+    assert layer(np.ones((2, 3), np.uint8)).dtype == np.float64
+    with pytest.raises(ValueError, match="int32"):
+        keras.backend.set_floatx("int32")
+
+
+def test_integers_reach_layers_that_want_them():
+    class Embedding(layers.Layer):
+        def build(self, input_shape):
+            self.table = self.add_weight("table", (4, 2))
+
+        def call(self, numbers):
+            return ops.gather(self.table, numbers)
+
+    layer = Embedding()
+    numbers = np.array([[0, 3], [1, 1]])
+    np.testing.assert_array_equal(layer(numbers).numpy(), layer.get_weights()[0][numbers])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: layers.Dense(3, activation="softmax", kernel_regularizer="l2"),
+        lambda: layers.Conv2D(3, 3, activation="relu"),
+        lambda: layers.Conv2D(3, 3, padding="same"),
+        lambda: layers.MaxPooling2D(),
+        lambda: layers.Flatten(),
+        lambda: layers.Dropout(0.5),
+        lambda: layers.Activation("sigmoid"),
+        lambda: layers.Reshape((3, -1)),
+        lambda: keras.Sequential(
+            [
+                layers.Conv2D(4, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(2),
+            ]
+        ),
+    ],
+)
+def test_no_rows(layer):
+    layer = layer()
+    layer(IMAGES)
+    with GradientTape() as tape:
+        y = layer(IMAGES[:0], training=True)
+        total = ops.reduce_sum(y)
+    assert y.shape[0] == 0
+    for gradient in tape.gradient(total, layer.trainable_variables):
+        np.testing.assert_array_equal(gradient.numpy(), np.zeros(gradient.shape))
+    # Also as the first call.
+    assert layer.__class__ is keras.Sequential or np.isfinite(float(total))
+
+
+def test_first_call_with_no_rows():
+    model = keras.Sequential([layers.Flatten(), layers.Dense(2)])
+    assert model(IMAGES[:0]).shape == (0, 2)
+    assert model(IMAGES).shape == (2, 2)
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+def test_incompatible_input_names_layer_and_shapes():
+    dense = layers.Dense(2, name="head")
+    dense(X)
+    with pytest.raises(ValueError, match=r'"head".*value 3.*\(3, 2\).*shape \(4, 5\)'):
+        dense(np.zeros((4, 5)))
+    conv = layers.Conv2D(2, 3, name="stem")
+    with pytest.raises(ValueError, match=r'"stem".*\[n, height, width, channels\].*\(4, 3\)'):
+        conv(X)
+    conv(IMAGES)
+    with pytest.raises(ValueError, match=r'"stem".*width, 3\].*\(3, 3, 3, 2\).*\(1, 9, 9, 1\)'):
+        conv(np.zeros((1, 9, 9, 1)))
+    with pytest.raises(ValueError, match=r'"stem".*window of 3 x 3.*\(1, 2, 9, 3\)'):
+        conv(np.zeros((1, 2, 9, 3)))
+    with pytest.raises(ValueError, match=r"window of 2 x 2.*\(1, 1, 4, 3\)"):
+        layers.MaxPooling2D()(np.zeros((1, 1, 4, 3)))
+    with pytest.raises(ValueError, match=r"reshaped to \(5, -1\).*\(2, 3\)"):
+        layers.Reshape((5, -1))(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="at least one axis"):
+        layers.Flatten()(np.float32(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: layers.Dense(0), "units must be a positive integer, got 0"),
+        (lambda: layers.Dense(2.5), "units .* got 2.5"),
+        (lambda: layers.Conv2D(2, (3, 3, 3)), "kernel_size"),
+        (lambda: layers.Conv2D(2, 3, strides=0), "strides"),
+        (lambda: layers.Conv2D(2, 3, padding="full"), "'full'"),
+        (lambda: layers.Conv2D(2, 3, data_format="channels_first"), "channels_first"),
+        (lambda: layers.Dropout(1.0), r"rate.*1\.0"),
+        (lambda: layers.Dense(2, activation="rleu"), "unknown activation 'rleu'; there are .*relu"),
+        (lambda: layers.Dense(2, kernel_initializer="x"), "unknown initializer 'x'"),
+        (lambda: layers.Dense(2, kernel_regularizer=3), "3 is no regularizer"),
+        (lambda: layers.Reshape((-1, -1)), "at most one -1"),
+        (lambda: layers.InputLayer(), "shape of an example"),
+    ],
+)
+def test_arguments_out_of_range(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_attributes_before_init_are_an_error():
+    class Careless(layers.Layer):
+        def __init__(self):
+            self.dense = layers.Dense(1)
+            super().__init__()
+
+    with pytest.raises(RuntimeError, match=r"call super\(\)\.__init__\(\) before setting 'dense'"):
+        Careless()
+
+
+def test_a_failed_build_leaves_nothing_behind():
+    class Picky(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.scale = self.add_weight("scale")
+
+        def build(self, input_shape):
+            self.kernel = self.add_weight("kernel", (2,), regularizer="l2")
+            if input_shape[-1] != 2:
+                raise ValueError("no")
+
+        def call(self, x):
+            return x * self.kernel
+
+    layer = Picky()
+    with pytest.raises(ValueError, match="no"):
+        layer(np.ones((1, 3), np.float32))
+    layer(np.ones((1, 2), np.float32))
+    assert [v.name for v in layer.weights] == ["picky/scale", "picky/kernel"]
+    assert len(layer.losses) == 1
+
+
+# Weights ------------------------------------------------------------------------------------------
+
+
+def test_get_and_set_weights():
+    layer = layers.Dense(2)
+    layer(X)
+    values = [np.ones((3, 2)), np.array([1.0, 2.0])]
+    layer.set_weights(values)
+    for weight, value in zip(layer.get_weights(), values, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    np.testing.assert_allclose(
+        layer(X).numpy(), X.sum(axis=1, keepdims=True) + np.array([1, 2]), rtol=1e-5
+    )
+    with pytest.raises(ValueError, match="'dense' has 2 weights, got 1"):
+        layer.set_weights(values[:1])
+    with pytest.raises(ValueError, match=r"dense/bias.*\(2,\).*\(3,\)"):
+        layer.set_weights([np.zeros((3, 2)), np.zeros(3)])
+    np.testing.assert_array_equal(layer.get_weights()[0], values[0])
+    with pytest.raises(ValueError, match="not built yet"):
+        layers.Dense(2).set_weights(values)
+
+
+def test_trainable():
+    model = keras.Sequential([layers.Dense(2), layers.Dense(1)])
+    model(X)
+    assert len(model.trainable_variables) == 4
+    model.layers[0].trainable = False
+    assert model.trainable_weights == model.layers[1].weights
+    assert model.non_trainable_weights == model.layers[0].weights
+    assert model.weights == model.layers[1].weights + model.layers[0].weights
+    model.trainable = False
+    assert model.trainable_variables == [] and len(model.variables) == 4
+    model.trainable = True
+    assert len(model.trainable_variables) == 4
+
+
+def test_variables_are_tracked_in_the_order_of_definition():
+    class Block(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = layers.Dense(2)
+            self.many = [layers.Dense(3), {"x": layers.Dense(4)}]
+            self.scale = Variable(1.0, name="scale")
+            self.hidden = (layers.Dense(5), "text", None)
+            self.again = self.first
+            self.steps = Variable(0, trainable=False, name="steps")
+
+        def call(self, x):
+            for layer in (self.first, self.many[0], self.many[1]["x"], self.hidden[0]):
+                x = layer(x)
+            return x * self.scale
+
+    block = Block()
+    block(X)
+    assert [layer.name for layer in block.layers] == ["dense", "dense_1", "dense_2", "dense_3"]
+    assert [v.name for v in block.trainable_variables] == ["scale"] + [
+        f"{layer.name}/{part}" for layer in block.layers for part in ("kernel", "bias")
+    ]
+    assert [v.name for v in block.non_trainable_variables] == ["steps"]
+    block.many.append(layers.Dense(6))
+    assert len(block.layers) == 5
+
+
+def test_count_params_and_summary():
+    model = keras.Sequential(
+        [
+            keras.Input(shape=(28, 28, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+    assert model.count_params() == 9 * 32 + 32 + 13 * 13 * 32 * 10 + 10
+    model.layers[0].trainable = False
+    lines = []
+    model.summary(print_fn=lines.append)
+    text = "\n".join(lines)
+    for part in (
+        'Model: "sequential"',
+        "conv2d (Conv2D)",
+        "(None, 26, 26, 32)",
+        "(None, 5408)",
+        "Total params: 54,410",
+        "Non-trainable params: 320",
+    ):
+        assert part in text
+    with pytest.raises(ValueError, match="not built yet"):
+        keras.Sequential([layers.Dense(1)]).summary()
+    with pytest.raises(ValueError, match="not built"):
+        layers.Dense(1).count_params()
+
+
+# Losses -------------------------------------------------------------------------------------------
+
+
+def test_regularizers_are_losses_with_gradients():
+    model = keras.Sequential(
+        [
+            layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.5), dtype="float64"),
+            layers.Dense(1, kernel_regularizer="l1", bias_regularizer="l2", dtype="float64"),
+        ]
+    )
+    assert model.losses == []
+    model(X)
+    with GradientTape() as tape:
+        losses = model.losses
+        total = ops.add_n(losses)
+    first, second = (layer.get_weights()[0] for layer in model.layers)
+    expected = [0.5 * (first**2).sum(), 0.01 * np.abs(second).sum(), 0.0]
+    np.testing.assert_allclose([float(loss) for loss in losses], expected, rtol=1e-14)
+    gradients = tape.gradient(total, [model.layers[0].kernel, model.layers[1].kernel])
+    np.testing.assert_allclose(gradients[0].numpy(), first, rtol=1e-14)
+    np.testing.assert_allclose(gradients[1].numpy(), 0.01 * np.sign(second), rtol=1e-14)
+    model.layers[0].trainable = False
+    assert len(model.losses) == 2
+
+
+class Penalized(layers.Layer):
+    def call(self, x, training=None):
+        if training:
+            self.add_loss(ops.reduce_sum(x))
+        return x
+
+
+def test_added_losses_are_those_of_the_last_call():
+    layer = Penalized()
+    model = keras.Sequential([layer, layer.__class__(name="other")])
+    model(np.ones((2, 2), np.float32), training=True)
+    model(np.full((2, 2), 3, np.float32), training=True)
+    assert [float(loss) for loss in model.losses] == [12, 12]
+    assert [float(loss) for loss in layer.losses] == [12]
+    model(np.ones((2, 2), np.float32))
+    assert model.losses == []
+
+
+def test_a_layer_called_twice_in_a_model_adds_two_losses():
+    class Twice(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = Penalized()
+
+        def call(self, x):
+            return self.layer(self.layer(x, training=True) * 2.0, training=True)
+
+    model = Twice()
+    for _ in range(2):
+        model(np.ones(3, np.float32))
+        assert [float(loss) for loss in model.losses] == [3, 6]
+
+
+def test_added_losses_belong_to_their_thread():
+    layer = Penalized()
+    found = {}
+    ready = threading.Barrier(2)
+
+    def work(value):
+        layer(np.full(2, value, np.float32), training=True)
+        ready.wait(10)
+        found[value] = [float(loss) for loss in layer.losses]
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == {1: [2], 2: [4]} and layer.losses == []
+
+
+# Models -------------------------------------------------------------------------------------------
+
+
+def test_sequential_is_its_layers_one_by_one():
+    model = keras.Sequential(
+        [
+            layers.Conv2D(4, 3, activation="relu", dtype="float64"),
+            layers.MaxPooling2D(dtype="float64"),
+            layers.Flatten(dtype="float64"),
+            layers.Dense(3, dtype="float64"),
+        ]
+    )
+    x = as_tensor(IMAGES)
+    results = []
+    for run in (model, model.layers):
+        with GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = x
+            for step in [run] if run is model else run:
+                y = step(y)
+            loss = ops.reduce_sum(ops.tanh(y))
+        results.append([y, *tape.gradient(loss, [x, *model.trainable_variables])])
+    assert isinstance(model._steps[0], ConvReluPool)
+    for fused, single in zip(*results, strict=True):
+        np.testing.assert_allclose(fused.numpy(), single.numpy(), rtol=1e-12, atol=1e-14)
+
+
+def conv(**options):
+    return layers.Conv2D(4, 3, **{"activation": "relu", **options})
+
+
+class Mine(layers.Conv2D):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("pair", "fused"),
+    [
+        (lambda: [conv(), layers.MaxPooling2D()], True),
+        (lambda: [conv(activation=nn.relu, use_bias=False), layers.MaxPooling2D(3)], True),
+        (lambda: [conv(padding="same", strides=2), layers.MaxPooling2D()], True),
+        (lambda: [conv(activation=None), layers.MaxPooling2D()], False),
+        (lambda: [conv(), layers.MaxPooling2D(2, strides=1)], False),
+        (lambda: [conv(), layers.MaxPooling2D(padding="same")], False),
+        (lambda: [conv(), layers.MaxPooling2D(dtype="float64")], False),
+        (lambda: [Mine(4, 3, activation="relu"), layers.MaxPooling2D()], False),
+        (lambda: [layers.MaxPooling2D(), conv()], False),
+    ],
+)
+def test_which_neighbours_are_fused(pair, fused):
+    model = keras.Sequential(pair())
+    x = np.random.default_rng(0).standard_normal((2, 12, 12, 3)).astype(np.float32)
+    y = model(x)
+    assert len(model._steps) == (1 if fused else 2)
+    single = x
+    for layer in model.layers:
+        single = layer(single)
+    np.testing.assert_allclose(y.numpy(), single.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_sequential_built_by_input_shape_or_build():
+    declared = [
+        keras.Sequential([keras.Input((3,)), layers.Dense(2)]),
+        keras.Sequential([layers.InputLayer(input_shape=(3,)), layers.Dense(2)]),
+        keras.Sequential([layers.Dense(2, input_shape=(3,))]),
+        keras.Sequential([layers.Dense(2, input_dim=3)]),
+    ]
+    later = keras.Sequential([layers.Dense(2)])
+    assert not later.built and later.weights == []
+    later.build((None, 3))
+    grown = keras.Sequential([keras.Input((3,))])
+    grown.add(layers.Dense(2))
+    for model in (*declared, later, grown):
+        assert model.built and len(model.weights) == 2 and len(model.layers) == 1
+        assert model.output_shape == (None, 2) and model.input_shape == (None, 3)
+        assert model(X).shape == (4, 2)
+
+
+def test_sequential_grows_and_shrinks():
+    model = keras.Sequential([layers.Dense(2)])
+    model(X)
+    kept = model.weights
+    model.add(layers.Dense(5))
+    assert model(X).shape == (4, 5) and model.weights[:2] == kept
+    model.pop()
+    assert model(X).shape == (4, 2)
+    model.pop()
+    with pytest.raises(TypeError, match="no layer to take off"):
+        model.pop()
+
+
+def test_sequential_rejects_what_does_not_belong():
+    with pytest.raises(TypeError, match="is no layer"):
+        keras.Sequential([nn.relu])
+    with pytest.raises(ValueError, match="names must differ"):
+        keras.Sequential([layers.Dense(1, name="a"), layers.Dense(1, name="a")])
+    with pytest.raises(ValueError, match="can only be first"):
+        keras.Sequential([layers.Dense(1), keras.Input((2,))])
+    with pytest.raises(ValueError, match=r'"dense_1".*known length'):
+        keras.Sequential([layers.Dense(2)]).build((None, None))
+
+
+def test_layers_by_name_and_place():
+    model = keras.Sequential([layers.Dense(2, name="a"), layers.Dense(1, name="b")])
+    assert model.get_layer("b") is model.get_layer(index=1) is model.layers[1]
+    with pytest.raises(ValueError, match="layers are a, b"):
+        model.get_layer("c")
+    with pytest.raises(ValueError, match="has 2 layers"):
+        model.get_layer(index=2)
+
+
+def test_subclassed_model_builds_by_a_call_on_zeros():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+    net = Net()
+    net.build((None, 3))
+    assert net.built and len(net.weights) == 2 and net.name == "net"
+    nested = keras.Sequential([net, layers.Dense(1)])
+    assert nested(X).shape == (4, 1) and len(nested.weights) == 4
+
+
+def test_models_of_several_inputs():
+    class Add(keras.Model):
+        def call(self, inputs):
+            return inputs["a"] + inputs["b"][0]
+
+    y = Add()({"a": X, "b": [X, X]})
+    np.testing.assert_allclose(y.numpy(), 2 * X.astype(np.float32), rtol=1e-6)
+
+
+# Strategies ---------------------------------------------------------------------------------------
+
+
+def mirrored(count):
+    return distribute.MirroredStrategy([f"cpu:{i}" for i in range(count)])
+
+
+@pytest.mark.parametrize("in_replica", [False, True])
+def test_variables_are_made_once_for_all_replicas(in_replica):
+    strategy = mirrored(3)
+
+    def make():
+        return keras.Sequential([layers.Dense(4, activation="relu"), layers.Dense(2)])
+
+    with strategy.scope():
+        shared = make()
+
+    def step():
+        model = make() if in_replica else shared
+        return model(X), *[as_tensor(w) for w in model.weights]
+
+    for _ in range(2):
+        for value in strategy.run(step):
+            first, *others = value.values
+            for other in others:
+                np.testing.assert_array_equal(first.numpy(), other.numpy())
+    if not in_replica:
+        assert all(len(w.values) == 3 for w in shared.weights)
+
+
+def test_one_replica_builds_while_the_others_wait():
+    class Slow(layers.Layer):
+        builds = 0
+
+        def build(self, input_shape):
+            Slow.builds += 1
+            time.sleep(0.05)
+            self.kernel = self.add_weight("kernel", (3,))
+
+        def call(self, x):
+            return x * self.kernel
+
+    strategy = mirrored(3)
+    with strategy.scope():
+        layer = Slow(dtype="float64")
+    results = strategy.run(lambda: layer(X)).values
+    assert Slow.builds == 1 and len(layer.weights) == 1
+    np.testing.assert_array_equal(results[0].numpy(), results[2].numpy())
+
+
+def test_model_of_a_scope_is_built_in_it_later():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(2)])
+    model(X)
+    assert all(len(w.values) == 2 for w in model.weights)
+    model.set_weights([np.ones((3, 2)), np.zeros(2)])
+    for component in model.weights[0].values:
+        np.testing.assert_array_equal(component.numpy(), np.ones((3, 2)))
+
+
+def test_a_layer_that_waits_for_the_other_replicas():
+    class Mean(layers.Layer):
+        def call(self, x):
+            return distribute.get_replica_context().all_reduce("MEAN", x)
+
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(3), Mean(), layers.Dense(1)])
+    y = strategy.run(lambda: model(X))
+    assert y.values[0].shape == (4, 1) and len(model.weights) == 4
+
+
+def test_regularization_losses_stand_on_each_replicas_tape():
+    strategy = mirrored(2)
+    with strategy.scope():
+        layer = layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.5))
+
+    def step():
+        layer(X)
+        with GradientTape() as tape:
+            loss = ops.add_n(layer.losses)
+        return tape.gradient(loss, layer.kernel)
+
+    for gradient in strategy.run(step).values:
+        np.testing.assert_allclose(gradient.numpy(), layer.get_weights()[0], rtol=1e-6)
+
+
+def test_each_replica_drops_its_own_elements_repeatably():
+    def run():
+        strategy = mirrored(2)
+        with strategy.scope():
+            layer = layers.Dropout(0.5, seed=1)
+        x = np.ones((20, 20), np.float32)
+        return [v.numpy() for v in strategy.run(lambda: layer(x, training=True)).values]
+
+    first, again = run(), run()
+    assert not np.array_equal(first[0], first[1])
+    np.testing.assert_array_equal(first, again)

@@ -1,0 +1,374 @@
+"""Optimizers against their formulas in float64, clipping, schedules, and replicas."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+from pycollective import distribute, keras
+from pycollective.keras import optimizers
+from pycollective.keras.optimizers import schedules
+from pycollective.tensor import GradientTape, Variable, as_tensor, ops
+
+RNG = np.random.default_rng(3)
+GRADIENTS = [[RNG.standard_normal((3, 2)), RNG.standard_normal(5)] for _ in range(6)]
+START = [RNG.standard_normal((3, 2)), RNG.standard_normal(5)]
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    keras.backend.set_floatx("float64")
+    yield
+    keras.backend.set_floatx("float32")
+
+
+def variables(dtype=np.float64):
+    return [Variable(value.astype(dtype), name=f"v{i}") for i, value in enumerate(START)]
+
+
+def run(optimizer, steps=6, gradients=GRADIENTS, dtype=np.float64):
+    own = variables(dtype)
+    for step in range(steps):
+        pairs = zip([as_tensor(g.astype(dtype)) for g in gradients[step]], own, strict=True)
+        optimizer.apply_gradients(pairs)
+    return [v.numpy() for v in own]
+
+
+def sgd(start, gradients, rate, momentum=0.0, nesterov=False):
+    w, velocity = start.copy(), np.zeros_like(start)
+    for g in gradients:
+        velocity = momentum * velocity - rate * g
+        w = w + (momentum * velocity - rate * g if nesterov else velocity)
+    return w
+
+
+def adam(start, gradients, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    w = start.copy()
+    for t in range(1, len(gradients) + 1):
+        # The running means in closed form, not step by step.
+        m = sum((1 - beta_1) * beta_1 ** (t - i) * gradients[i - 1] for i in range(1, t + 1))
+        v = sum((1 - beta_2) * beta_2 ** (t - i) * gradients[i - 1] ** 2 for i in range(1, t + 1))
+        alpha = rate * math.sqrt(1 - beta_2**t) / (1 - beta_1**t)
+        w = w - alpha * m / (np.sqrt(v) + epsilon)
+    return w
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+def test_sgd(options):
+    found = run(optimizers.SGD(0.1, **options))
+    for i, value in enumerate(found):
+        expected = sgd(START[i], [g[i] for g in GRADIENTS], 0.1, **options)
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"beta_1": 0.5, "beta_2": 0.8, "epsilon": 1e-3}])
+def test_adam(options):
+    found = run(optimizers.Adam(0.01, **options))
+    for i, value in enumerate(found):
+        expected = adam(START[i], [g[i] for g in GRADIENTS], 0.01, **options)
+        np.testing.assert_allclose(value, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("make", [optimizers.SGD, optimizers.Adam])
+def test_float32_follows_float64(make):
+    for single, double in zip(run(make(0.01), dtype=np.float32), run(make(0.01)), strict=True):
+        assert single.dtype == np.float32
+        np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-6)
+
+
+def test_iterations_variables_and_build():
+    optimizer = optimizers.Adam(0.5)
+    assert int(optimizer.iterations) == 0 and optimizer.iterations.dtype == np.int64
+    own = variables()
+    assert not optimizer.built
+    optimizer.build(own)
+    assert optimizer.built and [v.shape for v in optimizer.variables] == [
+        *[(), ()],
+        *[(3, 2), (3, 2)],
+        *[(5,), (5,)],
+    ]
+    run(optimizer, 2)
+    assert int(optimizer.iterations) == 2
+    assert optimizers.SGD(0.1).variables[0].name.endswith("/iterations")
+
+
+def test_an_optimizer_of_ones_own_writes_two_methods():
+    class Signs(optimizers.Optimizer):
+        def slot_names(self):
+            return ("count",)
+
+        def update_step(self, parameter, gradient, slots, learning_rate, step):
+            slots["count"] += 1
+            parameter -= learning_rate * step * slots["count"] * np.sign(gradient)
+
+    found = run(Signs(0.1), 3)
+    expected = START[0] - 0.1 * sum(t * t * np.sign(GRADIENTS[t - 1][0]) for t in (1, 2, 3))
+    np.testing.assert_allclose(found[0], expected, rtol=1e-12)
+
+
+def test_values_read_before_a_step_do_not_change():
+    own = variables()
+    before = own[0].value()
+    copy = before.numpy().copy()
+    optimizers.SGD(1.0).apply_gradients([(as_tensor(GRADIENTS[0][0]), own[0])])
+    np.testing.assert_array_equal(before.numpy(), copy)
+    assert not np.array_equal(own[0].numpy(), copy)
+
+
+def test_gradients_are_not_written_to():
+    gradient = as_tensor(GRADIENTS[0][0].copy())
+    for optimizer in (optimizers.Adam(), optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1)):
+        optimizer.apply_gradients([(gradient, variables()[0])])
+        np.testing.assert_array_equal(gradient.numpy(), GRADIENTS[0][0])
+
+
+# Missing and wrong gradients ----------------------------------------------------------------------
+
+
+def test_missing_gradients_are_named_once():
+    own = variables()
+    optimizer = optimizers.SGD(1.0)
+    pairs = [(None, own[0]), (as_tensor(np.ones(5)), own[1])]
+    with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['v0'\]"):
+        optimizer.apply_gradients(pairs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.apply_gradients(pairs)
+    np.testing.assert_array_equal(own[0].numpy(), START[0])
+    np.testing.assert_allclose(own[1].numpy(), START[1] - 2)
+
+
+def test_no_gradient_at_all():
+    own = variables()
+    with pytest.raises(ValueError, match="No gradients provided for any variable: v0, v1"):
+        optimizers.SGD().apply_gradients([(None, v) for v in own])
+    with pytest.raises(ValueError, match="No gradients provided"):
+        optimizers.SGD().apply_gradients([])
+
+
+@pytest.mark.parametrize(
+    "gradient", [np.ones((2, 3)), np.ones((3, 2), np.float32), np.ones(())], ids=str
+)
+@pytest.mark.parametrize("make", [optimizers.SGD, optimizers.Adam])
+def test_gradient_of_another_shape_or_dtype(gradient, make):
+    own = variables()
+    with pytest.raises(ValueError, match=r"'v0' has shape .*the variable has \(3, 2\) and float64"):
+        make().apply_gradients([(as_tensor(gradient), own[0])])
+    np.testing.assert_array_equal(own[0].numpy(), START[0])
+
+
+def test_a_variable_twice():
+    (own, _), gradient = variables(), as_tensor(GRADIENTS[0][0])
+    with pytest.raises(ValueError, match=r"variables \['v0'\] are there more than once"):
+        optimizers.SGD().apply_gradients([(gradient, own), (gradient, own)])
+
+
+# Clipping -----------------------------------------------------------------------------------------
+
+
+def clipped_step(**options):
+    own = variables()
+    pairs = zip([as_tensor(g) for g in GRADIENTS[0]], own, strict=True)
+    optimizers.SGD(1.0, **options).apply_gradients(pairs)
+    return [start - v.numpy() for start, v in zip(START, own, strict=True)]
+
+
+def test_clipping():
+    a, b = GRADIENTS[0]
+    by_value = clipped_step(clipvalue=0.3)
+    np.testing.assert_allclose(by_value[0], np.clip(a, -0.3, 0.3), rtol=1e-12)
+    by_norm = clipped_step(clipnorm=0.5)
+    np.testing.assert_allclose(by_norm[0], a * 0.5 / np.linalg.norm(a), rtol=1e-12)
+    np.testing.assert_allclose(by_norm[1], b * 0.5 / np.linalg.norm(b), rtol=1e-12)
+    together = math.sqrt((a**2).sum() + (b**2).sum())
+    by_global = clipped_step(global_clipnorm=0.5)
+    np.testing.assert_allclose(by_global[0], a * 0.5 / together, rtol=1e-12)
+    np.testing.assert_allclose(clipped_step(clipnorm=1e6)[0], a, rtol=1e-12)
+
+
+def test_clipping_of_large_float32_gradients():
+    own = Variable(np.zeros(2, np.float32))
+    gradient = as_tensor(np.full(2, 1e30, np.float32))
+    optimizers.SGD(1.0, clipnorm=1.0).apply_gradients([(gradient, own)])
+    np.testing.assert_allclose(own.numpy(), [-math.sqrt(0.5)] * 2, rtol=1e-6)
+
+
+def test_clipping_rejects():
+    with pytest.raises(ValueError, match="only one of clipnorm"):
+        optimizers.SGD(clipnorm=1.0, clipvalue=1.0)
+    with pytest.raises(ValueError, match="clipnorm must be positive, got 0"):
+        optimizers.Adam(clipnorm=0)
+
+
+# Learning rates -----------------------------------------------------------------------------------
+
+
+def test_learning_rate_is_a_variable():
+    optimizer = optimizers.SGD(0.1)
+    optimizer.learning_rate = 0.5
+    assert float(optimizer.learning_rate) == float(optimizer.lr) == 0.5
+    optimizer.learning_rate.assign(0.25)
+    value = run(optimizer, 1)[0]
+    np.testing.assert_allclose(value, START[0] - 0.25 * GRADIENTS[0][0], rtol=1e-12)
+
+
+def test_schedules_follow_their_formulas():
+    steps = np.arange(12)
+    decay = schedules.ExponentialDecay(0.1, 4, 0.5)
+    np.testing.assert_allclose(decay(steps).numpy(), 0.1 * 0.5 ** (steps / 4), rtol=1e-12)
+    stairs = schedules.ExponentialDecay(0.1, 4, 0.5, staircase=True)
+    np.testing.assert_allclose(stairs(steps).numpy(), 0.1 * 0.5 ** (steps // 4), rtol=1e-12)
+    pieces = schedules.PiecewiseConstantDecay([2, 5], [1.0, 0.5, 0.1])
+    assert pieces(steps).numpy().tolist() == [1.0] * 3 + [0.5] * 3 + [0.1] * 6
+    cosine = schedules.CosineDecay(0.2, 8, alpha=0.1)
+    expected = 0.2 * (0.9 * 0.5 * (1 + np.cos(np.pi * np.minimum(steps, 8) / 8)) + 0.1)
+    np.testing.assert_allclose(cosine(steps).numpy(), expected, rtol=1e-12)
+    warm = schedules.CosineDecay(0.0, 8, warmup_target=0.4, warmup_steps=4)
+    assert [float(warm(s)) for s in (0, 2, 4)] == pytest.approx([0, 0.2, 0.4])
+    assert float(warm(12)) == pytest.approx(0)
+
+
+def test_schedule_drives_the_steps():
+    optimizer = optimizers.SGD(schedules.PiecewiseConstantDecay([0], [1.0, 0.5]))
+    assert float(optimizer.learning_rate) == 1
+    value = run(optimizer, 2)[0]
+    np.testing.assert_allclose(
+        value, START[0] - GRADIENTS[0][0] - 0.5 * GRADIENTS[1][0], rtol=1e-12
+    )
+    with pytest.raises(TypeError, match="made with a schedule"):
+        optimizer.learning_rate = 0.1
+    called = optimizers.SGD(lambda: 0.25)
+    np.testing.assert_allclose(run(called, 1)[0], START[0] - 0.25 * GRADIENTS[0][0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: schedules.PiecewiseConstantDecay([1, 2], [1.0]), "one value more"),
+        (lambda: schedules.PiecewiseConstantDecay([2, 1], [1.0, 2, 3]), "must increase"),
+        (lambda: schedules.ExponentialDecay(0.1, 0, 0.5), "decay_steps must be positive"),
+        (lambda: optimizers.SGD(momentum=2), "momentum must be from 0 to 1, got 2"),
+        (lambda: optimizers.Adam(beta_2=1.0), "beta_2"),
+        (lambda: optimizers.get("lion"), "unknown optimizer 'lion'; there are adam, sgd"),
+        (lambda: optimizers.get(3), "3 is no optimizer"),
+    ],
+)
+def test_arguments_out_of_range(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_minimize_and_get():
+    weight = Variable(3.0, dtype="float64")
+    optimizer = optimizers.get("SGD")
+    optimizer.minimize(lambda: ops.square(weight), [weight])
+    assert float(weight) == pytest.approx(3 - 0.01 * 6)
+    with GradientTape() as tape:
+        loss = ops.square(weight)
+    optimizer.minimize(loss, lambda: [weight], tape=tape)
+    assert float(weight) == pytest.approx(2.94 * 0.98)
+    with pytest.raises(ValueError, match="needs the tape"):
+        optimizer.minimize(loss, [weight])
+    assert optimizers.get(optimizer) is optimizer
+
+
+# Replicas -----------------------------------------------------------------------------------------
+
+
+def mirrored(count):
+    return distribute.MirroredStrategy([f"cpu:{i}" for i in range(count)])
+
+
+def replica():
+    return int(distribute.get_replica_context().replica_id_in_sync_group)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"clipnorm": 0.5}, {"global_clipnorm": 0.5}])
+def test_gradients_are_summed_then_clipped(count, options):
+    strategy = mirrored(count)
+    with strategy.scope():
+        own = variables()
+        optimizer = optimizers.Adam(0.1, **options)
+    shares = RNG.dirichlet(np.ones(count))
+
+    def step(gradients):
+        parts = [as_tensor(g * shares[replica()]) for g in gradients]
+        optimizer.apply_gradients(zip(parts, own, strict=True))
+
+    for gradients in GRADIENTS:
+        strategy.run(step, args=(gradients,))
+    for found, value in zip(own, run(optimizers.Adam(0.1, **options)), strict=True):
+        np.testing.assert_allclose(found.numpy(), value, rtol=1e-9)
+        for component in getattr(found, "values", [found]):
+            np.testing.assert_array_equal(component.numpy(), found.numpy())
+    assert int(optimizer.iterations) == 6
+
+
+@pytest.mark.parametrize(
+    "option", [{"skip_gradients_aggregation": True}, {"experimental_aggregate_gradients": False}]
+)
+def test_without_aggregation(option):
+    strategy = mirrored(2)
+    with strategy.scope():
+        own, _ = variables()
+        optimizer = optimizers.SGD(1.0)
+    gradient = as_tensor(np.ones((3, 2)))
+    strategy.run(lambda: optimizer.apply_gradients([(gradient, own)], **option) and None)
+    np.testing.assert_allclose(own.numpy(), START[0] - 1)
+    strategy.run(lambda: optimizer.apply_gradients([(gradient, own)]) and None)
+    np.testing.assert_allclose(own.numpy(), START[0] - 3)
+
+
+def test_missing_gradients_in_replicas():
+    strategy = mirrored(2)
+    with strategy.scope():
+        own = variables()
+        optimizer = optimizers.SGD(1.0)
+    gradient = as_tensor(np.ones(5))
+    with pytest.warns(UserWarning, match="v0"):
+        strategy.run(lambda: optimizer.apply_gradients(zip([None, gradient], own)) and None)  # noqa: B905
+    np.testing.assert_allclose(own[1].numpy(), START[1] - 2)
+
+
+def test_cross_replica_context_is_refused():
+    strategy = mirrored(2)
+    with strategy.scope():
+        own, _ = variables()
+        optimizer = optimizers.SGD(1.0)
+        with pytest.raises(RuntimeError, match="cannot be called in cross-replica context"):
+            optimizer.apply_gradients([(as_tensor(GRADIENTS[0][0]), own)])
+    single = mirrored(1)
+    with single.scope():
+        alone, _ = variables()
+        optimizers.SGD(1.0).apply_gradients([(as_tensor(GRADIENTS[0][0]), alone)])
+    np.testing.assert_allclose(alone.numpy(), START[0] - GRADIENTS[0][0])
+
+
+def test_outside_of_the_scope_every_copy_is_updated():
+    strategy = mirrored(2)
+    with strategy.scope():
+        own, _ = variables()
+        optimizer = optimizers.Adam(0.1)
+    for gradients in GRADIENTS:
+        optimizer.apply_gradients([(as_tensor(gradients[0]), own)])
+    expected = adam(START[0], [g[0] for g in GRADIENTS], 0.1)
+    for component in own.values:
+        np.testing.assert_allclose(component.numpy(), expected, rtol=1e-11)
+    assert [int(c) for c in optimizer.iterations.values] == [6, 6]
+
+
+@pytest.mark.parametrize("outside", ["variables", "optimizer"])
+def test_what_was_not_made_in_the_scope_is_refused_in_replicas(outside):
+    strategy = mirrored(2)
+    own, optimizer = variables(), optimizers.SGD(1.0)
+    with strategy.scope():
+        if outside == "variables":
+            optimizer = optimizers.SGD(1.0)
+        else:
+            own = variables()
+    gradient = as_tensor(GRADIENTS[0][0])
+    with pytest.raises(ValueError, match="was not created in the scope"):
+        strategy.run(lambda: optimizer.apply_gradients([(gradient, own[0])]) and None)
+    np.testing.assert_array_equal(own[0].numpy(), START[0])

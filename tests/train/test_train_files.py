@@ -1,0 +1,324 @@
+"""The files of checkpoints: damage is found, and an interrupted write harms nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pycollective import train
+from pycollective.errors import CheckpointError
+from pycollective.tensor import Variable
+from pycollective.train import files
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A checkpoint of 1s, then one of 2s; returns the checkpoint, its variable and the paths."""
+    weight = Variable(np.ones(1000, np.float32))
+    checkpoint = train.Checkpoint(weight=weight)
+    first = checkpoint.save(tmp_path / "ckpt")
+    weight.assign(np.full(1000, 2, np.float32))
+    return checkpoint, weight, first, checkpoint.save(tmp_path / "ckpt")
+
+
+def truncate(path):
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[: len(data) // 2])
+
+
+def flip_a_byte(path):
+    data = bytearray(Path(path).read_bytes())
+    data[-5] ^= 1
+    Path(path).write_bytes(bytes(data))
+
+
+def change_a_number(path):
+    text = Path(path).read_text()
+    assert '"weight": 2' in text
+    Path(path).write_text(text.replace('"weight": 2', '"weight": 1'))
+
+
+DAMAGES = {
+    "data file truncated": ("safetensors", truncate, "bytes, its index says"),
+    "data file changed": ("safetensors", flip_a_byte, "changed or damaged"),
+    "data file missing": ("safetensors", os.unlink, "is missing"),
+    "data file empty": ("safetensors", lambda p: Path(p).write_bytes(b""), "0 bytes"),
+    "index truncated": ("index.json", truncate, "truncated or damaged"),
+    "index missing": ("index.json", os.unlink, "there is no checkpoint"),
+    "index changed": ("index.json", change_a_number, "checksum is wrong"),
+    "index of another kind": ("index.json", lambda p: Path(p).write_text("[]"), "is not the index"),
+    "index not text": ("index.json", lambda p: Path(p).write_bytes(b"\xff\xfe\0"), "damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_an_error_that_names_the_file_and_the_one_to_restore(two, damage):
+    checkpoint, weight, first, second = two
+    suffix, harm, text = DAMAGES[damage]
+    harm(f"{second}.{suffix}")
+    before = weight.numpy()
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.restore(second)
+    assert text in str(error.value)
+    assert f"intact other checkpoint is {first!r}" in str(error.value)
+    np.testing.assert_array_equal(weight.numpy(), before)
+    checkpoint.restore(first).assert_consumed()
+    np.testing.assert_array_equal(weight.numpy(), np.ones(1000))
+
+
+@pytest.mark.parametrize("damage", [d for d in DAMAGES if d != "data file changed"])
+def test_latest_checkpoint_passes_over_what_is_not_complete(two, damage, caplog):
+    _, _, first, second = two
+    suffix, harm, _ = DAMAGES[damage]
+    harm(f"{second}.{suffix}")
+    assert train.latest_checkpoint(os.path.dirname(second)) == first
+    assert second in caplog.text
+
+
+def test_a_newer_format_is_refused(two):
+    checkpoint, _, _, second = two
+    path = Path(second + ".index.json")
+    body = json.loads(path.read_text())
+    body.pop("index_sha256")
+    body["version"] = 2
+    body["index_sha256"] = files._index_digest(body)
+    path.write_text(json.dumps(body))
+    with pytest.raises(CheckpointError, match="version 2 of the format"):
+        checkpoint.restore(second)
+
+
+def test_missing_checkpoint_without_others(tmp_path):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint.*No other intact"):
+        train.Checkpoint(v=Variable(1.0)).restore(tmp_path / "none" / "c-1")
+
+
+def test_latest_checkpoint_of_nothing(tmp_path):
+    assert train.latest_checkpoint(tmp_path) is None
+    assert train.latest_checkpoint(tmp_path / "missing") is None
+    train.Checkpoint(v=Variable(1.0)).write(tmp_path / "x")
+    assert train.latest_checkpoint(tmp_path) is None
+
+
+def test_deleted_checkpoints_are_no_longer_noted(two):
+    checkpoint, _, first, second = two
+    os.unlink(first + ".index.json")
+    third = checkpoint.save(Path(first).parent / "ckpt")
+    state = train.get_checkpoint_state(Path(first).parent)
+    assert state == (third, [second, third])
+
+
+def test_damaged_state_file_is_an_error(two):
+    directory = Path(two[3]).parent
+    (directory / "checkpoint").write_text('{"latest": ')
+    with pytest.raises(CheckpointError, match="delete it"):
+        train.latest_checkpoint(directory)
+
+
+def test_a_moved_directory_still_works(two, tmp_path_factory):
+    checkpoint, weight, _, second = two
+    target = tmp_path_factory.mktemp("moved") / "here"
+    os.rename(os.path.dirname(second), target)
+    path = train.latest_checkpoint(target)
+    assert path == str(target / "ckpt-2")
+    checkpoint.restore(path).assert_consumed()
+    np.testing.assert_array_equal(weight.numpy(), np.full(1000, 2))
+
+
+# Interrupted writes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", range(7))
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_an_error_at_any_step_leaves_the_previous_checkpoint(two, monkeypatch, step, call):
+    checkpoint, weight, _, second = two
+    weight.assign(np.full(1000, 3, np.float32))
+    counted = 0
+    real = getattr(os, step)
+
+    def failing(*args):
+        nonlocal counted
+        counted += 1
+        if counted == call + 1:
+            raise OSError(28, "No space left on device")
+        return real(*args)
+
+    monkeypatch.setattr(os, step, failing)
+    try:
+        path = checkpoint.save(Path(second).parent / "ckpt")
+    except OSError:
+        expected, value = second, 2
+        assert int(checkpoint.save_counter) == 2
+    else:
+        # Fewer steps than that: nothing failed.
+        assert call >= {"fsync": 6, "replace": 3}[step]
+        expected, value = path, 3
+    monkeypatch.undo()
+    latest = train.latest_checkpoint(Path(second).parent)
+    # After the last rename the new checkpoint is complete, whatever fails then.
+    if latest != expected:
+        assert step == "fsync" and call == 5
+        value = 3
+    checkpoint.restore(latest).assert_consumed()
+    np.testing.assert_array_equal(weight.numpy(), np.full(1000, value))
+    assert not list(Path(second).parent.glob("*.unfinished"))
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_an_error_while_a_checkpoint_is_overwritten_leaves_the_old_one(tmp_path, monkeypatch, call):
+    weight = Variable(np.ones(10))
+    checkpoint = train.Checkpoint(weight=weight)
+    path = checkpoint.write(tmp_path / "same")
+    weight.assign(np.full(10, 5.0))
+    real, counted = os.fsync, 0
+
+    def failing(descriptor):
+        nonlocal counted
+        counted += 1
+        if counted == call + 1:
+            raise OSError(5, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        checkpoint.write(path)
+    monkeypatch.undo()
+    checkpoint.read(path).assert_consumed()
+    # The last fsync is that of the directory, after the new index was put in place.
+    np.testing.assert_array_equal(weight.numpy(), np.full(10, 5.0 if call == 3 else 1.0))
+
+
+def test_overwriting_leaves_one_data_file(tmp_path):
+    weight = Variable(np.ones(10))
+    checkpoint = train.Checkpoint(weight=weight)
+    for value in (1.0, 2.0, 2.0, 3.0):
+        weight.assign(np.full(10, value))
+        path = checkpoint.write(tmp_path / "same")
+        weight.assign(np.zeros(10))
+        checkpoint.read(path).assert_consumed()
+        np.testing.assert_array_equal(weight.numpy(), np.full(10, value))
+        assert len(list(tmp_path.glob("*.safetensors"))) == 1
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from pycollective import train
+from pycollective.tensor import Variable
+
+directory, step, call = sys.argv[1], sys.argv[2], int(sys.argv[3])
+weight = Variable(np.zeros(5000))
+checkpoint = train.Checkpoint(weight=weight)
+for value in (1, 2):
+    weight.assign(np.full(5000, float(value)))
+    checkpoint.save(directory + "/ckpt")
+real, counted = getattr(os, step), 0
+
+def killing(*args):
+    global counted
+    counted += 1
+    if counted == call:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+
+setattr(os, step, killing)
+weight.assign(np.full(5000, 3.0))
+checkpoint.save(directory + "/ckpt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "call", "value"),
+    [
+        ("fsync", 1, 2),  # the data is written, not on the disk
+        ("replace", 1, 2),  # ... under its temporary name
+        ("replace", 2, 2),  # the data file is there, the index is not
+        ("replace", 3, 2),  # the checkpoint is there, but not noted
+        ("fsync", 6, 3),  # it is noted
+    ],
+)
+def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(tmp_path, step, call, value):
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), step, str(call)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    weight = Variable(np.zeros(5000))
+    checkpoint = train.Checkpoint(weight=weight)
+    checkpoint.restore(train.latest_checkpoint(tmp_path)).assert_consumed()
+    np.testing.assert_array_equal(weight.numpy(), np.full(5000, float(value)))
+    # And training goes on: the number that was cut short is written anew.
+    weight.assign(np.full(5000, 9.0))
+    path = checkpoint.save(tmp_path / "ckpt")
+    assert path == str(tmp_path / f"ckpt-{value + 1}")
+    weight.assign(np.zeros(5000))
+    checkpoint.restore(train.latest_checkpoint(tmp_path)).assert_consumed()
+    np.testing.assert_array_equal(weight.numpy(), np.full(5000, 9.0))
+    assert len(list(tmp_path.glob("*.safetensors"))) == value + 1
+
+
+def test_temporary_files_of_killed_processes_are_removed_in_time(tmp_path):
+    old, fresh = tmp_path / "a.0123.unfinished", tmp_path / "b.4567.unfinished"
+    for path in (old, fresh):
+        path.write_bytes(b"half")
+    hours_ago = time.time() - 7200
+    os.utime(old, (hours_ago, hours_ago))
+    train.Checkpoint(v=Variable(1.0)).save(tmp_path / "c")
+    assert not old.exists() and fresh.exists()
+
+
+# CheckpointManager --------------------------------------------------------------------------------
+
+
+def test_manager_keeps_the_last_ones(tmp_path):
+    weight = Variable(0.0)
+    manager = train.CheckpointManager(train.Checkpoint(w=weight), tmp_path, max_to_keep=2)
+    assert manager.latest_checkpoint is None and manager.checkpoints == []
+    assert manager.restore_or_initialize() is None
+    for value in range(4):
+        weight.assign(float(value))
+        manager.save()
+    assert manager.checkpoints == [str(tmp_path / "ckpt-3"), str(tmp_path / "ckpt-4")]
+    state = train.get_checkpoint_state(tmp_path)
+    assert state.all_model_checkpoint_paths == manager.checkpoints
+    assert manager.latest_checkpoint == train.latest_checkpoint(tmp_path) == manager.checkpoints[1]
+    assert len(list(tmp_path.iterdir())) == 5
+    weight.assign(-1.0)
+    assert manager.restore_or_initialize() == manager.checkpoints[1]
+    assert float(weight) == 3
+
+
+def test_manager_takes_over_a_directory_and_its_numbers(tmp_path):
+    weight = Variable(1.0)
+    train.CheckpointManager(train.Checkpoint(w=weight), tmp_path, 3, "model").save()
+    checkpoint = train.Checkpoint(w=Variable(0.0))
+    manager = train.CheckpointManager(checkpoint, tmp_path, 3, checkpoint_name="model")
+    assert manager.restore_or_initialize() == str(tmp_path / "model-1")
+    assert manager.save() == str(tmp_path / "model-2")
+    assert manager.save(checkpoint_number=10) == str(tmp_path / "model-10")
+    assert len(manager.checkpoints) == 3
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_manager_rejects_keeping_none(tmp_path, count):
+    with pytest.raises(ValueError, match=f"got {count}"):
+        train.CheckpointManager(train.Checkpoint(v=Variable(1.0)), tmp_path, count)
+
+
+def test_manager_keeps_all(tmp_path):
+    manager = train.CheckpointManager(train.Checkpoint(v=Variable(1.0)), tmp_path, None)
+    for _ in range(5):
+        manager.save()
+    assert len(manager.checkpoints) == 5
+    state = train.get_checkpoint_state(tmp_path)
+    assert state.model_checkpoint_path == manager.checkpoints[-1]
+    assert state.all_model_checkpoint_paths == manager.checkpoints
