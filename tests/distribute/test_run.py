@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 from collections import namedtuple
@@ -515,3 +516,19 @@ def test_mirrored_values_behave_like_the_value():
     assert len(value) == 2
     np.testing.assert_array_equal(value.numpy(), [1.0, 2.0])
     assert repr(value).startswith("Mirrored:{")
+
+
+def test_ctrl_c_reaches_every_replica(two):
+    stop = threading.Event()
+
+    def replica():
+        if replica_id() == 1:
+            stop.wait(30)
+        d.get_replica_context().all_reduce("SUM", constant(1.0))
+
+    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    threading.Timer(0.6, stop.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        two.run(replica)
+    again = two.run(lambda: d.get_replica_context().all_reduce("SUM", constant(1.0)))
+    assert float(again.values[0]) == 2.0
