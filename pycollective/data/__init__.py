@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from pycollective.data.dataset import Dataset
-from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, TensorSpec
+from pycollective.data import experimental
+from pycollective.data.dataset import Dataset, DatasetIterator
+from pycollective.data.spec import (
+    AUTOTUNE,
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    TensorSpec,
+)
 
-AUTOTUNE = -1
-
-__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "Dataset", "TensorSpec"]
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "Dataset",
+    "DatasetIterator",
+    "TensorSpec",
+    "experimental",
+]

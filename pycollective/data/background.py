@@ -18,9 +18,7 @@ class _Failed:
         self.error = error
 
 
-def _produce(
-    source: Iterator[Any], ready: queue.Queue[Any], stopped: threading.Event
-) -> None:
+def _produce(source: Iterator[Any], ready: queue.Queue[Any], stopped: threading.Event) -> None:
     """Put the elements of ``source`` into a bounded queue until it ends or nobody wants them."""
 
     def put(item: Any) -> bool:

@@ -6,24 +6,50 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycollective import nest
+from pycollective.array_backend import copy, is_array
 from pycollective.data.rows import Rows
-from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, spec_of
+from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["Dataset", "as_element", "as_tensors"]
+__all__ = ["Dataset", "DatasetIterator", "as_element", "as_tensors"]
 
 
-def as_element(value: Any) -> Any:
-    """Return a nest of values as a nest of arrays; lists are values, tuples and dicts structure."""
+def as_element(value: Any, own: bool = False) -> Any:
+    """Return a nest of values as a nest of arrays; lists are values, tuples and dicts structure.
+
+    With ``own``, arrays are copied: whoever made them may fill them anew for the next element.
+    """
     if isinstance(value, (tuple, dict)):
         children = value.values() if isinstance(value, dict) else value
-        return nest.rebuild(value, [as_element(v) for v in children])
-    return as_tensor(value).array
+        return nest.rebuild(value, [as_element(v, own) for v in children])
+    array = as_tensor(value).array
+    return copy(array) if own and is_array(value) else array
 
 
 def as_tensors(element: Any) -> Any:
     """Return a nest of arrays as a nest of tensors."""
     return nest.map_structure(Tensor, element)
+
+
+class DatasetIterator:
+    """One pass over a dataset; `close`, or dropping it, ends the threads that work for it."""
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements = elements
+
+    def __iter__(self) -> DatasetIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return as_tensors(next(self._elements))
+
+    def get_next(self) -> Any:
+        """Return the next element; at the end raises StopIteration."""
+        return next(self)
+
+    def close(self) -> None:
+        """End the pass."""
+        self._elements = iter(())
 
 
 class Dataset:
@@ -51,15 +77,8 @@ class Dataset:
         return None
 
     def _make_spec(self) -> Any:
-        iterator = self._iter()
-        try:
-            return spec_of(next(iterator))
-        except StopIteration:
-            raise ValueError("the dataset is empty: it has no element_spec") from None
-        finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
+        """Return the spec of the elements, without making any: a pass has effects."""
+        raise NotImplementedError
 
     def _batch_size(self) -> int | None:
         """Return the number of rows of each element but perhaps the last, if it is known."""
@@ -67,9 +86,8 @@ class Dataset:
 
     # For everyone -------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
-        for element in self._iter():
-            yield as_tensors(element)
+    def __iter__(self) -> DatasetIterator:
+        return DatasetIterator(self._iter())
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Yield the elements as nests of NumPy arrays."""
@@ -78,7 +96,11 @@ class Dataset:
 
     @property
     def element_spec(self) -> Any:
-        """Shape and dtype of each tensor of an element, in the elements' structure."""
+        """Shape and dtype of each tensor of an element, in the elements' structure.
+
+        One `TensorSpec` of unknown shape and dtype where not even the structure is known: after
+        `from_generator` without a signature, and after `map` with a function that fails on zeros.
+        """
         if not hasattr(self, "_spec"):
             self._spec = self._make_spec()
         return self._spec
@@ -103,17 +125,19 @@ class Dataset:
     def from_tensor_slices(tensors: Any) -> Dataset:
         """Return a dataset whose elements are the rows of arrays, along their first axis.
 
+        The arrays are shared, not copied: do not write to them as long as the dataset is in use.
+
         Raises
         ------
         ValueError
             If an array has no axis, or the arrays differ in length.
         """
-        return _sources().TensorSlices(tensors)
+        return sources.TensorSlices(tensors)
 
     @staticmethod
     def from_tensors(tensors: Any) -> Dataset:
         """Return a dataset of one element."""
-        return _sources().SingleElement(tensors)
+        return sources.SingleElement(tensors)
 
     @staticmethod
     def from_generator(
@@ -121,19 +145,20 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset of what ``generator(*args)`` yields, called anew for each iteration.
 
-        With ``output_signature``, a nest of `TensorSpec`, elements that do not fit raise a TypeError.
+        With ``output_signature``, a nest of `TensorSpec`, Python's numbers and arrays are converted
+        where that loses nothing, and elements that do not fit raise a TypeError. Arrays are copied.
         """
-        return _sources().Generated(generator, output_signature, args)
+        return sources.Generated(generator, output_signature, args)
 
     @staticmethod
     def range(*args: int, output_type: Any = "int64") -> Dataset:
         """Return a dataset of the numbers of Python's ``range(*args)``."""
-        return _sources().Numbers(args, output_type)
+        return sources.Numbers(args, output_type)
 
     @staticmethod
     def zip(*datasets: Any) -> Dataset:
         """Return a dataset of tuples of elements; it ends with the shortest of ``datasets``."""
-        return _transformations().Zip(datasets[0] if len(datasets) == 1 else datasets)
+        return transformations.Zip(datasets[0] if len(datasets) == 1 else datasets)
 
     # Transformations ----------------------------------------------------------------------------
 
@@ -146,65 +171,62 @@ class Dataset:
         dataset gives every order the same chance. Every iteration has another order unless
         ``reshuffle_each_iteration`` is False; equal seeds give equal orders.
         """
-        return _transformations().Shuffle(self, buffer_size, seed, reshuffle_each_iteration)
+        return transformations.Shuffle(self, buffer_size, seed, reshuffle_each_iteration)
 
     def batch(
         self, batch_size: int, drop_remainder: bool = False, num_parallel_calls: Any = None
     ) -> Dataset:
         """Join ``batch_size`` elements at a time along a new first axis."""
-        return _transformations().Batch(self, batch_size, drop_remainder)
+        return transformations.Batch(self, batch_size, drop_remainder)
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Return the dataset ``count`` times over; None or -1: for ever."""
-        return _transformations().Repeat(self, count)
+        return transformations.Repeat(self, count)
 
     def prefetch(self, buffer_size: int) -> Dataset:
         """Make elements ahead in a thread, ``buffer_size`` of them (-1: two)."""
-        return _transformations().Prefetch(self, buffer_size)
+        return transformations.Prefetch(self, buffer_size)
 
     def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None) -> Dataset:
         """Apply a function to every element; tuples become its arguments.
 
         With ``num_parallel_calls`` (-1: one for each core) it runs in threads; the order stays.
+        Arrays that the function returns are copied. `element_spec` calls it with zeros.
         """
-        return _transformations().Map(self, map_func, num_parallel_calls)
+        return transformations.Map(self, map_func, num_parallel_calls)
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Keep the elements for which ``predicate`` is true."""
-        return _transformations().Filter(self, predicate)
+        return transformations.Filter(self, predicate)
 
     def cache(self) -> Dataset:
         """Keep the elements in memory when they have been made once."""
-        return _transformations().Cache(self)
+        return transformations.Cache(self)
 
     def take(self, count: int) -> Dataset:
         """Return the first ``count`` elements; -1: all."""
-        return _transformations().Take(self, count)
+        return transformations.Take(self, count)
 
     def skip(self, count: int) -> Dataset:
         """Return all but the first ``count`` elements; -1: none."""
-        return _transformations().Skip(self, count)
+        return transformations.Skip(self, count)
+
+    def shard(self, num_shards: int, index: int) -> Dataset:
+        """Return every ``num_shards``-th element, beginning with number ``index``."""
+        return transformations.Shard(self, num_shards, index)
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """Return this dataset's elements, then another's."""
-        return _transformations().Concatenate(self, dataset)
+        return transformations.Concatenate(self, dataset)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Return pairs of a number and an element."""
-        return _transformations().Enumerate(self, start)
+        return transformations.Enumerate(self, start)
 
     def unbatch(self) -> Dataset:
         """Return the rows of every element."""
-        return _transformations().Unbatch(self)
+        return transformations.Unbatch(self)
 
 
-def _sources() -> Any:
-    from pycollective.data import sources
-
-    return sources
-
-
-def _transformations() -> Any:
-    from pycollective.data import transformations
-
-    return transformations
+# The methods above need these modules, whose classes are kinds of `Dataset`.
+from pycollective.data import sources, transformations  # noqa: E402

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from .dataset import AUTOTUNE, Dataset
-from .node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from pycollective.data.dataset import Dataset
+from pycollective.data.spec import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "cardinality"]
 
 
-def cardinality(dataset: Dataset) -> Any:
-    """Return `Dataset.cardinality` of ``dataset``."""
+def cardinality(dataset: Dataset) -> int:
+    """Return the number of elements of ``dataset``; -1: infinite, -2: unknown."""
     return dataset.cardinality()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pycollective import nest
+from pycollective.array_backend import array_module
 
 __all__ = ["Rows", "regroup", "shuffled"]
 
@@ -36,13 +37,17 @@ class Rows(NamedTuple):
 
     def take(self, indices: Indices) -> Any:
         """Return the rows of these numbers as a nest of arrays."""
-        return nest.map_structure(lambda column: column.take(indices, axis=0), self.columns)
+
+        def pick(column: Any) -> Any:
+            return column.take(array_module(column).asarray(indices), axis=0)
+
+        return nest.map_structure(pick, self.columns)
 
     def elements(self) -> Iterator[Any]:
         """Yield the rows one by one."""
         for block in self.blocks():
             for i in block:
-                yield nest.map_structure(lambda column, i=i: column[i], self.columns)
+                yield nest.map_structure(lambda column, i=i: column[i, ...], self.columns)
 
 
 def regroup(blocks: Iterator[Indices], size: int, drop_remainder: bool) -> Iterator[Indices]:
@@ -63,9 +68,7 @@ def regroup(blocks: Iterator[Indices], size: int, drop_remainder: bool) -> Itera
         yield np.concatenate(kept)
 
 
-def shuffled(
-    items: Iterable[Any], buffer_size: int, random: np.random.Generator
-) -> Iterator[Any]:
+def shuffled(items: Iterable[Any], buffer_size: int, random: np.random.Generator) -> Iterator[Any]:
     """Yield items in a random order, each drawn from the next ``buffer_size`` of them."""
     source = iter(items)
     buffer: list[Any] = []

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from pycollective import nest
+from pycollective.array_backend import array_module, copy, is_array
 from pycollective.data.dataset import Dataset, as_element
 from pycollective.data.rows import Rows
-from pycollective.data.spec import TensorSpec, spec_of
+from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec, spec_of
+from pycollective.dtypes import as_dtype
+from pycollective.tensor import as_tensor
 
 __all__ = ["Generated", "Numbers", "SingleElement", "TensorSlices"]
 
@@ -19,8 +23,8 @@ class TensorSlices(Dataset):
     """The rows of arrays."""
 
     def __init__(self, tensors: Any) -> None:
-        self._columns = as_element(tensors)
-        leaves = nest.flatten(self._columns)
+        columns = as_element(tensors)
+        leaves = nest.flatten(columns)
         if not leaves:
             raise ValueError("from_tensor_slices needs at least one array")
         for leaf in leaves:
@@ -29,9 +33,12 @@ class TensorSlices(Dataset):
             if len(leaf) != len(leaves[0]):
                 raise ValueError(
                     "from_tensor_slices: the arrays have different lengths along their first axis: "
-                    f"{len(leaves[0])} (shape {leaves[0].shape}) and {len(leaf)} (shape {leaf.shape})"
+                    f"{len(leaves[0])} (shape {leaves[0].shape}) and {len(leaf)} (shape "
+                    f"{leaf.shape})"
                 )
         self._length = len(leaves[0])
+        # Of an array in another order, NumPy would copy all rows in order to pick some.
+        self._columns = nest.map_structure(lambda a: array_module(a).ascontiguousarray(a), columns)
 
     def _rows(self) -> Rows:
         return Rows(self._columns, lambda: iter([np.arange(self._length)]))
@@ -71,53 +78,49 @@ class Generated(Dataset):
         self, generator: Callable[..., Any], signature: Any, args: tuple[Any, ...]
     ) -> None:
         if not callable(generator):
-            raise TypeError("from_generator needs a function that returns an iterator, so that it can "
-                            f"begin anew; got {type(generator).__name__}")
+            raise TypeError(
+                "from_generator needs a function that returns an iterator, so that it can begin "
+                f"anew; got {type(generator).__name__}"
+            )
+        for spec in [] if signature is None else nest.flatten(signature):
+            if not isinstance(spec, TensorSpec):
+                raise TypeError(
+                    f"from_generator: output_signature must be made of TensorSpec, not {spec!r}"
+                )
         self._generator = generator
         self._signature = signature
         self._args = args
 
     def _iter(self) -> Iterator[Any]:
-        for value in self._generator(*self._args):
-            yield self._checked(value) if self._signature is not None else as_element(value)
+        for number, value in enumerate(self._generator(*self._args)):
+            try:
+                yield as_element(value, own=True) if self._signature is None else self._fit(value)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"from_generator: element {number}: {error}") from error
 
-    def _checked(self, value: Any) -> Any:
-        def check(spec: TensorSpec, item: Any) -> Any:
-            array = np.asarray(item, spec.dtype) if not hasattr(item, "dtype") else as_element(item)
+    def _fit(self, value: Any) -> Any:
+        def fit(spec: TensorSpec, item: Any) -> Any:
+            array = as_tensor(item, spec.dtype).array
             if not spec.accepts(array):
                 raise TypeError(
-                    f"the generator yielded {array.dtype}{list(array.shape)}, and output_signature "
-                    f"says {spec}"
+                    f"shape {array.shape} was yielded, and output_signature says {spec}"
                 )
-            return array
+            return copy(array) if is_array(item) else array
 
-        return nest.map_structure(check, self._signature, value)
+        return nest.map_structure(fit, self._signature, value)
 
     def _make_spec(self) -> Any:
-        return super()._make_spec() if self._signature is None else self._signature
+        return UNKNOWN_SPEC if self._signature is None else self._signature
 
 
-class Numbers(Dataset):
+class Numbers(TensorSlices):
     """The numbers of a range."""
 
     def __init__(self, args: tuple[int, ...], output_type: Any) -> None:
-        self._numbers = np.arange(*args, dtype=output_type) if args else None
-        if self._numbers is None:
-            raise TypeError("Dataset.range takes 1 to 3 arguments, as Python's range")
-
-    def _rows(self) -> Rows:
-        numbers = self._numbers
-        assert numbers is not None
-        return Rows(numbers, lambda: iter([np.arange(len(numbers))]))
-
-    def _iter(self) -> Iterator[Any]:
-        return self._rows().elements()
-
-    def cardinality(self) -> int:
-        """Return how many numbers there are."""
-        assert self._numbers is not None
-        return len(self._numbers)
-
-    def _make_spec(self) -> Any:
-        assert self._numbers is not None
-        return TensorSpec((), self._numbers.dtype)
+        numbers = range(*(index(arg) for arg in args))
+        dtype = as_dtype(output_type)
+        for number in numbers[:1], numbers[-1:]:
+            if dtype.kind == "b" or np.array(number, np.int64).astype(dtype).tolist() != [*number]:
+                raise ValueError(f"Dataset.range{args}: {[*number]} does not fit dtype {dtype}")
+        start, stop, step = numbers.start, numbers.stop, numbers.step
+        super().__init__(np.arange(start, stop, step, dtype=np.int64).astype(dtype))

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
-import numpy as np
-
 from pycollective import nest
+from pycollective.dtypes import as_dtype, float32
 
-__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "TensorSpec", "spec_of"]
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "UNKNOWN_SPEC",
+    "TensorSpec",
+    "common_spec",
+    "spec_of",
+]
+
+#: In place of a number: choose one.
+AUTOTUNE = -1
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -23,30 +34,64 @@ class TensorSpec:
     ----------
     shape : tuple of (int or None), or None
         None in the tuple: a length that varies. None for the whole: unknown rank.
-    dtype : numpy.dtype
-        The type of the elements.
+    dtype : numpy.dtype or None
+        The type of the elements; None: unknown.
     name : str, optional
         A name.
     """
 
     shape: tuple[int | None, ...] | None
-    dtype: Any = np.dtype(np.float32)
+    dtype: Any = float32
     name: str | None = None
 
     def __post_init__(self) -> None:
         if self.shape is not None:
-            object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+            try:
+                shape = tuple(None if n is None else index(n) for n in self.shape)
+            except TypeError:
+                raise TypeError(
+                    f"TensorSpec: shape must be a tuple of integers and None, not {self.shape!r}"
+                ) from None
+            if any(n is not None and n < 0 for n in shape):
+                raise ValueError(f"TensorSpec: a length in the shape {shape} is negative")
+            object.__setattr__(self, "shape", shape)
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", as_dtype(self.dtype))
 
     def accepts(self, array: Any) -> bool:
         """Whether an array has this dtype and a shape that fits."""
-        if array.dtype != self.dtype:
+        if self.dtype is not None and array.dtype != self.dtype:
             return False
         if self.shape is None:
             return True
         return len(array.shape) == len(self.shape) and all(
             want is None or want == got for want, got in zip(self.shape, array.shape, strict=True)
         )
+
+
+#: Stands for elements of which not even the structure is known.
+UNKNOWN_SPEC = TensorSpec(None, None)
+
+
+def common_spec(one: Any, other: Any) -> Any:
+    """Return what two specs have in common: lengths and dtypes that differ are unknown.
+
+    Raises
+    ------
+    ValueError
+        If the structures differ.
+    """
+
+    def common(a: TensorSpec, b: Any) -> TensorSpec:
+        if not isinstance(b, TensorSpec):
+            raise ValueError(f"structures differ: {a} and {b}")
+        dtype = a.dtype if a.dtype == b.dtype else None
+        if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+            return TensorSpec(None, dtype)
+        pairs = zip(a.shape, b.shape, strict=True)
+        return TensorSpec(tuple(n if n == m else None for n, m in pairs), dtype)
+
+    return nest.map_structure(common, one, other)
 
 
 def spec_of(element: Any) -> Any:

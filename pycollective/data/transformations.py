@@ -1,14 +1,14 @@
 """The transformations of a dataset: one class each.
 
-A new one writes `_iter` (its elements from those of ``self._source``) and, if it knows it, `cardinality`;
-one that only orders rows also writes `_rows`, and is then done on indices.
+A new one writes `_iter` (its elements from those of ``self._source``) and, where they change,
+`cardinality` and `_make_spec`; one that only orders rows also writes `_rows`, and is then done on
+indices.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,8 +20,15 @@ from pycollective import nest
 from pycollective.data.background import Prefetcher
 from pycollective.data.dataset import Dataset, as_element, as_tensors
 from pycollective.data.rows import Rows, regroup, shuffled, shuffled_blocks
-from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, TensorSpec
-from pycollective.tensor import random
+from pycollective.data.spec import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    UNKNOWN_SPEC,
+    TensorSpec,
+    common_spec,
+    spec_of,
+)
+from pycollective.tensor import as_tensor, random
 
 __all__ = [
     "Batch",
@@ -32,6 +39,7 @@ __all__ = [
     "Map",
     "Prefetch",
     "Repeat",
+    "Shard",
     "Shuffle",
     "Skip",
     "Take",
@@ -132,9 +140,16 @@ class Batch(_Transformed):
 
 def _stack(*arrays: Any) -> Any:
     for other in arrays[1:]:
+        if nest.is_nested(other):
+            raise ValueError("cannot batch elements of different structures: a tensor and a tuple")
         if other.shape != arrays[0].shape:
             raise ValueError(
                 f"cannot batch elements of different shapes: {arrays[0].shape} and {other.shape}"
+            )
+        if other.dtype != arrays[0].dtype:
+            raise TypeError(
+                f"cannot batch elements of different dtypes: {arrays[0].dtype} and {other.dtype}; "
+                "cast() them in map(), or give from_generator an output_signature"
             )
     return np.stack(arrays)
 
@@ -242,7 +257,9 @@ class Skip(_Transformed):
         return Rows(rows.columns, blocks)
 
     def _iter(self) -> Iterator[Any]:
-        return itertools.islice(self._source._iter(), self._count, None) if self._count >= 0 else iter(())
+        if self._count < 0:  # -1 skips everything, as tf.data does
+            return iter(())
+        return itertools.islice(self._source._iter(), self._count, None)
 
     def cardinality(self) -> int:
         """Return the number of elements that are left."""
@@ -252,34 +269,67 @@ class Skip(_Transformed):
         return count if count < 0 else max(0, count - self._count)
 
 
-class Cache(_Transformed):
-    """Elements that are made once."""
+class Shard(_Transformed):
+    """Every so many-th element."""
 
-    def __init__(self, source: Dataset) -> None:
+    def __init__(self, source: Dataset, num_shards: int, index: int) -> None:
         super().__init__(source)
-        self._kept: dict[str, list[Any]] = {}
-        self._lock = threading.Lock()
+        self._step = _at_least(num_shards, 1, "num_shards")
+        self._first = _at_least(index, 0, "index")
+        if self._first >= self._step:
+            raise ValueError(f"index must be below num_shards {num_shards}, not {index}")
 
     def _rows(self) -> Rows | None:
         rows = self._source._rows()
         if rows is None:
             return None
         source = rows.blocks
-        return Rows(rows.columns, lambda: self._once("rows", source))
+
+        def blocks() -> Iterator[Any]:
+            before = 0
+            for block in source():
+                yield block[(self._first - before) % self._step :: self._step]
+                before += len(block)
+
+        return Rows(rows.columns, blocks)
 
     def _iter(self) -> Iterator[Any]:
-        return self._once("elements", self._source._iter)
+        return itertools.islice(self._source._iter(), self._first, None, self._step)
 
-    def _once(self, what: str, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        if what not in self._kept:
+    def cardinality(self) -> int:
+        """Return the number of elements of this shard."""
+        count = self._source.cardinality()
+        return count if count < 0 else len(range(self._first, count, self._step))
+
+
+class Cache(_Transformed):
+    """Elements that are made once."""
+
+    def __init__(self, source: Dataset) -> None:
+        super().__init__(source)
+        self._kept: list[Any] | None = None
+
+    def _rows(self) -> Rows | None:
+        rows = self._source._rows()
+        if rows is None:
+            return None
+        source = rows.blocks
+        return Rows(rows.columns, lambda: self._once(source))
+
+    def _iter(self) -> Iterator[Any]:
+        # Rows and elements are kept in one place, so that both come in the order of the first pass.
+        rows = self._rows()
+        return self._once(self._source._iter) if rows is None else rows.elements()
+
+    def _once(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        if self._kept is None:
             made = []
             for item in start():
                 made.append(item)
                 yield item
-            with self._lock:
-                self._kept.setdefault(what, made)
+            self._kept = made
             return
-        yield from self._kept[what]
+        yield from self._kept
 
 
 class Map(_Transformed):
@@ -299,28 +349,59 @@ class Map(_Transformed):
 
     def _call(self, element: Any) -> Any:
         value = as_tensors(element)
-        return as_element(self._function(*value) if type(value) is tuple else self._function(value))
+        made = self._function(*value) if type(value) is tuple else self._function(value)
+        try:
+            return as_element(made, own=True)
+        except (TypeError, ValueError) as error:
+            name = getattr(self._function, "__name__", repr(self._function))
+            raise TypeError(f"map: what {name} returned is no element: {error}") from error
 
     def _iter(self) -> Iterator[Any]:
         if self._parallel == 1:
-            return map(self._call, self._source._iter())
+            # Not map(): a StopIteration from the function would end it without a word.
+            return (self._call(element) for element in self._source._iter())
         return self._iter_in_threads()
 
     def _iter_in_threads(self) -> Iterator[Any]:
         pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="pycollective-map")
         waiting: deque[Future[Any]] = deque()
+        failure: Exception | None = None
+        source = self._source._iter()
         try:
-            for element in self._source._iter():
-                waiting.append(pool.submit(self._call, element))
-                if len(waiting) > self._parallel:
+            while failure is None or waiting:
+                while failure is None and len(waiting) <= self._parallel:
+                    try:
+                        waiting.append(pool.submit(self._call, next(source)))
+                    except Exception as error:  # its turn comes after the elements before it
+                        failure = error
+                if waiting:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            if not isinstance(failure, StopIteration):
+                assert failure is not None
+                raise failure
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _make_spec(self) -> Any:
-        return Dataset._make_spec(self)
+        """Return the spec of what the function makes of zeros.
+
+        Unknown lengths are tried with two values: those of the result that differ are unknown.
+        """
+        source = self._source.element_spec
+        if any(s.shape is None or s.dtype is None for s in nest.flatten(source)):
+            return UNKNOWN_SPEC
+
+        def made_of(unknown: int) -> Any:
+            def zeros(s: TensorSpec) -> Any:
+                return np.zeros([unknown if n is None else n for n in s.shape or ()], s.dtype)
+
+            return spec_of(self._call(nest.map_structure(zeros, source)))
+
+        try:
+            with random.generator_scope(np.random.default_rng(0)):
+                return common_spec(made_of(2), made_of(3))
+        except Exception:  # it may well do with its elements, if not with zeros
+            return UNKNOWN_SPEC
 
     def _batch_size(self) -> int | None:
         return None
@@ -331,12 +412,18 @@ class Filter(_Transformed):
 
     def __init__(self, source: Dataset, predicate: Callable[..., Any]) -> None:
         super().__init__(source)
+        if not callable(predicate):
+            raise TypeError(f"filter needs a function, not {type(predicate).__name__}")
         self._predicate = predicate
 
     def _iter(self) -> Iterator[Any]:
         for element in self._source._iter():
             value = as_tensors(element)
-            if self._predicate(*value) if type(value) is tuple else self._predicate(value):
+            answer = self._predicate(*value) if type(value) is tuple else self._predicate(value)
+            said = as_tensor(answer)
+            if said.shape != () or said.dtype != np.bool_:
+                raise TypeError(f"filter: the predicate must return one bool, not {answer!r}")
+            if said:
                 yield element
 
     def cardinality(self) -> int:
@@ -363,7 +450,26 @@ class Concatenate(_Transformed):
 
     def __init__(self, source: Dataset, other: Dataset) -> None:
         super().__init__(source)
+        if not isinstance(other, Dataset):
+            raise TypeError(f"concatenate needs a dataset, not {type(other).__name__}")
         self._other = other
+        one, two = source.element_spec, other.element_spec
+        try:
+            mixed = nest.flatten(common_spec(one, two))
+        except ValueError:
+            mixed = []
+        known = UNKNOWN_SPEC not in (*nest.flatten(one), *nest.flatten(two))
+        if known and (not mixed or any(s.dtype is None for s in mixed)):
+            raise TypeError(f"concatenate: the elements differ in kind: {one} and {two}")
+
+    def _make_spec(self) -> Any:
+        one, two = self._source.element_spec, self._other.element_spec
+        known = UNKNOWN_SPEC not in (*nest.flatten(one), *nest.flatten(two))
+        return common_spec(one, two) if known else UNKNOWN_SPEC
+
+    def _batch_size(self) -> int | None:
+        one, two = self._source._batch_size(), self._other._batch_size()
+        return one if one == two else None
 
     def _iter(self) -> Iterator[Any]:
         yield from self._source._iter()
@@ -404,7 +510,7 @@ class Unbatch(_Transformed):
                     f"{[leaf.shape for leaf in leaves]}"
                 )
             for i in range(len(leaves[0])):
-                yield nest.map_structure(lambda a, i=i: a[i], batch)
+                yield nest.map_structure(lambda a, i=i: a[i, ...], batch)
 
     def cardinality(self) -> int:
         """Return that it is unknown, or infinite."""

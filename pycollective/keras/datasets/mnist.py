@@ -1,0 +1,43 @@
+"""MNIST: handwritten digits (LeCun, Cortes and Burges)."""
+
+from __future__ import annotations
+
+import os
+
+from ._files import Collection, Images, load
+
+__all__ = ["load_data"]
+
+# The address and the SHA-256 are those that Keras publishes. The other fingerprint is of the
+# training labels as the original idx file has them, unpacked.
+MNIST = Collection(
+    name="mnist",
+    title="MNIST",
+    url="https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+    files={"mnist.npz": "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"},
+    label_sums=frozenset({"65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"}),
+)
+
+
+def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
+    """Return 60,000 training and 10,000 test images of handwritten digits, and what they show.
+
+    Parameters
+    ----------
+    path
+        A folder with the four idx files (``.gz`` or unpacked) or ``mnist.npz``, or an npz file.
+        By default the folder ``$PYCOLLECTIVE_DATA``, its subfolder ``mnist`` and the user's cache
+        (``$XDG_CACHE_HOME``, else ``~/.cache``, then ``pycollective/mnist``) are looked into, and
+        with none of these the data is downloaded into the cache.
+
+    Returns
+    -------
+    ((x_train, y_train), (x_test, y_test))
+        NumPy arrays of uint8: images [n, 28, 28] from 0 to 255, labels [n] from 0 to 9.
+
+    Raises
+    ------
+    DataError
+        If there are no files, or they are damaged; the message says what to do.
+    """
+    return load(MNIST, path)

@@ -1,0 +1,789 @@
+"""What datasets give, beside what ``tf.data`` gives."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pycollective as tf
+from pycollective import nest
+from pycollective.data import (
+    AUTOTUNE,
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Dataset,
+    TensorSpec,
+)
+from pycollective.tensor import Tensor
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+def values(dataset: Dataset) -> list[Any]:
+    """Everything of one pass, as lists of Python's numbers."""
+    return [nest.map_structure(lambda a: a.tolist(), e) for e in dataset._iter()]
+
+
+def slow_path(dataset: Dataset) -> Dataset:
+    """The same elements, of which nothing is known: no rows of arrays any more."""
+    return dataset.map(lambda *e: e if len(e) > 1 else e[0])
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("pycollective-")]
+
+
+def assert_no_threads() -> None:
+    """Wait, with a limit, until those of this package have ended."""
+    end = time.monotonic() + 10
+    while threads() and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert threads() == []
+
+
+# Sources
+
+
+def test_from_tensor_slices() -> None:
+    x, y = np.arange(6.0).reshape(3, 2), np.arange(3, dtype=np.int8)
+    ds = Dataset.from_tensor_slices({"x": x, "y": (y,)})
+    assert values(ds)[1] == {"x": [2.0, 3.0], "y": (1,)}
+    assert ds.element_spec == {
+        "x": TensorSpec((2,), np.float64),
+        "y": (TensorSpec((), np.int8),),
+    }
+    assert len(ds) == 3
+    first = next(iter(ds))
+    assert isinstance(first["x"], Tensor)
+    assert first["y"][0].shape == ()
+
+
+def test_rows_are_arrays_also_without_axes() -> None:
+    for ds in (Dataset.range(2), slow_path(Dataset.range(2)), Dataset.range(2).batch(2).unbatch()):
+        assert all(type(e) is np.ndarray for e in ds._iter())
+
+
+def test_lists_are_one_tensor() -> None:
+    assert Dataset.from_tensor_slices([1, 2]).element_spec == TensorSpec((), np.int32)
+    assert Dataset.from_tensor_slices([[1.0], [2.0]]).element_spec == TensorSpec((1,), np.float32)
+    assert values(Dataset.from_tensors(([1.0], [2.0]))) == [([1.0], [2.0])]
+
+
+def test_any_memory_order() -> None:
+    x = np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0)
+    np.testing.assert_array_equal(next(Dataset.from_tensor_slices(x).batch(3)._iter()), x)
+
+
+def test_components_of_different_length_are_both_named() -> None:
+    with pytest.raises(ValueError, match=r"3 \(shape \(3, 2\)\) and 4 \(shape \(4,\)\)"):
+        Dataset.from_tensor_slices((np.zeros((3, 2)), np.zeros(4)))
+
+
+@pytest.mark.parametrize("wrong", [3, (np.zeros(2), 1.0), (), {}])
+def test_what_has_no_rows(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="from_tensor_slices"):
+        Dataset.from_tensor_slices(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, "text", np.array(["a"]), (np.zeros(2), None)])
+def test_what_is_no_tensor(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="tensor"):
+        Dataset.from_tensor_slices(wrong)
+
+
+@pytest.mark.parametrize("args", [(5,), (2, 7), (7, 2, -2), (0,), (3, 3), (-4, 9, 5)])
+def test_range(args: tuple[int, ...]) -> None:
+    ds = Dataset.range(*args)
+    assert values(ds) == list(range(*args))
+    assert len(ds) == len(range(*args))
+    assert ds.element_spec == TensorSpec((), np.int64)
+
+
+def test_range_of_another_type() -> None:
+    assert Dataset.range(3, output_type=np.float32).element_spec.dtype == np.float32
+    with pytest.raises(ValueError, match=r"299.* does not fit dtype uint8"):
+        Dataset.range(300, output_type=np.uint8)
+    with pytest.raises(ValueError, match=r"-2.* does not fit dtype uint8"):
+        Dataset.range(-2, 2, output_type=np.uint8)
+    for args in ((), (1, 2, 3, 4), (2.5,)):
+        with pytest.raises(TypeError):
+            Dataset.range(*args)
+    with pytest.raises(ValueError):
+        Dataset.range(1, 5, 0)
+
+
+def test_from_generator() -> None:
+    calls = []
+
+    def count(stop: int) -> Iterator[int]:
+        calls.append(stop)
+        yield from range(stop)
+
+    ds = Dataset.from_generator(count, args=(3,))
+    assert ds.element_spec == TensorSpec(None, None)
+    assert calls == []
+    assert values(ds) == values(ds) == [0, 1, 2]
+    assert calls == [3, 3]
+    assert ds.cardinality() == UNKNOWN_CARDINALITY
+
+
+def test_a_generator_may_use_its_array_again() -> None:
+    def fill() -> Iterator[np.ndarray]:
+        array = np.zeros(2, np.float32)
+        for i in range(3):
+            array[:] = i
+            yield array
+
+    spec = TensorSpec((2,))
+    for ds in (Dataset.from_generator(fill), Dataset.from_generator(fill, output_signature=spec)):
+        assert values(ds.batch(3)) == [[[0, 0], [1, 1], [2, 2]]]
+
+
+def test_so_may_the_function_of_map() -> None:
+    array = np.zeros(2)
+
+    def fill(x: Tensor) -> np.ndarray:
+        array[:] = x.numpy()
+        return array
+
+    assert values(Dataset.range(3).map(fill).batch(3)) == [[[0, 0], [1, 1], [2, 2]]]
+
+
+def test_output_signature_converts_what_loses_nothing() -> None:
+    signature = (TensorSpec((None,), np.float32), TensorSpec((), np.uint8))
+    ds = Dataset.from_generator(
+        lambda: iter([([1, 2], 3), (np.zeros(1), 255)]), output_signature=signature
+    )
+    assert ds.element_spec == signature
+    elements = list(ds._iter())
+    assert [(a.dtype, b.dtype) for a, b in elements] == [(np.float32, np.uint8)] * 2
+    assert elements[0][0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "says"),
+    [
+        (TensorSpec((), np.int32), 2.5, "int32"),
+        (TensorSpec((), np.uint8), 300, "300"),
+        (TensorSpec((2,)), [1.0, 2.0, 3.0], r"\(3,\).*\(2,\)"),
+        ((TensorSpec(()), TensorSpec(())), (1.0, 2.0, 3.0), "differ"),
+        (TensorSpec(()), None, "None"),
+    ],
+)
+def test_elements_that_do_not_fit_the_signature(spec: Any, value: Any, says: str) -> None:
+    ds = Dataset.from_generator(lambda: iter([value]), output_signature=spec)
+    with pytest.raises(TypeError, match=f"element 0: (.|\n)*{says}"):
+        list(ds)
+
+
+def test_from_generator_wants_a_function_and_specs() -> None:
+    with pytest.raises(TypeError, match="list"):
+        Dataset.from_generator([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="TensorSpec"):
+        Dataset.from_generator(lambda: [1], output_signature=np.int32)
+    with pytest.raises(TypeError, match="iter"):
+        list(Dataset.from_generator(lambda: 5))
+
+
+def test_errors_of_generators_and_functions_arrive() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise OSError("disk")
+
+    def wrong(x: Tensor) -> Tensor:
+        if int(x) == 1:
+            raise OSError("disk")
+        return x
+
+    for ds in (
+        Dataset.from_generator(broken),
+        Dataset.range(3).map(wrong),
+        Dataset.range(3).map(wrong, num_parallel_calls=2),
+    ):
+        for pipeline in (ds, ds.prefetch(1), ds.batch(1).prefetch(3)):
+            got = 0
+            with pytest.raises(OSError, match="disk"):
+                for _ in pipeline:
+                    got += 1
+            assert got == 1
+    assert_no_threads()
+
+
+def test_stop_iteration_in_a_function_is_an_error() -> None:
+    for workers in (None, 2):
+        ds = Dataset.range(3).map(lambda x: next(iter(())), num_parallel_calls=workers)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(ds)
+
+
+# Selections
+
+
+def both(dataset: Dataset) -> list[Any]:
+    """`values`, which must be the same one by one and in batches."""
+    alone = values(dataset)
+    assert list(itertools.chain(*values(dataset.batch(4)))) == alone
+    return alone
+
+
+@pytest.mark.parametrize("made", [Dataset.range(10), slow_path(Dataset.range(10))])
+def test_take_skip_repeat_shard(made: Dataset) -> None:
+    numbers = list(range(10))
+    assert both(made.take(3)) == numbers[:3]
+    assert both(made.take(99)) == both(made.take(-1)) == numbers
+    assert both(made.take(0)) == both(made.skip(99)) == both(made.skip(-1)) == []
+    assert both(made.skip(4)) == numbers[4:]
+    assert both(made.repeat(2)) == numbers * 2
+    assert both(made.repeat(0)) == []
+    assert both(made.repeat().take(25)) == (numbers * 3)[:25]
+    assert both(made.repeat(-1).skip(5).take(7)) == [*numbers[5:], 0, 1]
+    assert both(made.shard(3, 1)) == numbers[1::3]
+    assert both(made.repeat(3).shard(7, 4)) == (numbers * 3)[4::7]
+
+
+def test_repeating_nothing_ends() -> None:
+    for empty in (Dataset.range(0), Dataset.from_generator(lambda: [])):
+        assert values(empty.repeat()) == []
+
+
+def test_shuffle_gives_each_element_once_and_other_orders() -> None:
+    ds = Dataset.range(50).shuffle(50)
+    orders = [values(ds) for _ in range(3)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert orders[0] != list(range(50))
+
+
+def test_seeds() -> None:
+    def pipeline(seed: int) -> list[Any]:
+        ds = Dataset.range(30).shuffle(30, seed=seed)
+        return [values(ds), values(ds)]
+
+    first = pipeline(1)
+    assert pipeline(1) == first
+    assert first[0] != first[1]
+    assert pipeline(2) != first
+    again = Dataset.range(30).shuffle(30, seed=1, reshuffle_each_iteration=False)
+    assert values(again) == values(again) == first[0]
+    twice = values(Dataset.range(30).shuffle(30, seed=1).repeat(2))
+    assert [twice[:30], twice[30:]] == first
+
+
+def test_set_seed_decides_where_no_seed_is_given() -> None:
+    def order() -> list[Any]:
+        tf.random.set_seed(5)
+        return values(Dataset.range(30).shuffle(30))
+
+    assert order() == order()
+
+
+def test_shuffle_buffer() -> None:
+    assert values(Dataset.range(9).shuffle(1, seed=0)) == list(range(9))
+    for seed in range(20):
+        order = values(Dataset.range(40).shuffle(5, seed=seed))
+        assert sorted(order) == list(range(40))
+        assert all(value < place + 5 for place, value in enumerate(order))
+
+
+def test_all_orders_are_equally_likely() -> None:
+    ds = Dataset.range(3).shuffle(3, seed=0)
+    counts = {order: 0 for order in itertools.permutations(range(3))}
+    for _ in range(1200):
+        counts[tuple(values(ds))] += 1
+    assert all(140 < n < 260 for n in counts.values())
+
+
+def test_asking_for_the_spec_has_no_effect() -> None:
+    """Neither on the order of a shuffle nor on a generator."""
+    orders = []
+    for ask in (True, False):
+        ds = Dataset.range(20).shuffle(20, seed=3).map(lambda x: x + 1)
+        if ask:
+            assert ds.element_spec == TensorSpec((), np.int64)
+        orders.append(values(ds))
+    assert orders[0] == orders[1]
+    only = iter([1, 2, 3])
+    ds = Dataset.from_generator(lambda: only)
+    assert ds.element_spec == TensorSpec(None, None)
+    assert values(ds) == [1, 2, 3]
+
+
+def test_cache() -> None:
+    calls = []
+
+    def count(x: Tensor) -> Tensor:
+        calls.append(int(x))
+        return x
+
+    ds = Dataset.range(4).map(count).cache()
+    assert values(ds.take(2)) == [0, 1]  # not complete, hence not kept
+    calls.clear()
+    assert values(ds) == values(ds) == [0, 1, 2, 3]
+    assert calls == [0, 1, 2, 3]
+
+
+def test_cache_keeps_the_order_however_it_is_read() -> None:
+    ds = Dataset.range(30).shuffle(30).cache()
+    order = values(ds)
+    assert values(ds) == order
+    assert values(ds.batch(30)) == [order]
+    ds = Dataset.range(30).shuffle(30).cache()
+    assert list(itertools.chain(*values(ds.batch(7)))) == values(ds)
+
+
+def test_filter() -> None:
+    pairs = Dataset.from_tensor_slices((np.arange(6), np.arange(6)[::-1].copy()))
+    assert values(pairs.filter(lambda a, b: a < b)) == [(0, 5), (1, 4), (2, 3)]
+    assert pairs.filter(lambda a, b: True).cardinality() == UNKNOWN_CARDINALITY
+    for wrong in (lambda x: x, lambda x: [True, False]):
+        with pytest.raises(TypeError, match="one bool"):
+            list(Dataset.range(3).filter(wrong))
+    with pytest.raises(TypeError):
+        list(Dataset.range(3).filter(lambda x: None))
+
+
+# Batches
+
+
+def test_batch() -> None:
+    for ds in (Dataset.range(5), slow_path(Dataset.range(5))):
+        assert values(ds.batch(2)) == [[0, 1], [2, 3], [4]]
+        assert values(ds.batch(2, drop_remainder=True)) == [[0, 1], [2, 3]]
+        assert values(ds.batch(9)) == [[0, 1, 2, 3, 4]]
+        assert values(ds.batch(9, drop_remainder=True)) == []
+        assert values(ds.batch(2).batch(2, drop_remainder=True)) == [[[0, 1], [2, 3]]]
+        assert values(ds.repeat(2).batch(4)) == [[0, 1, 2, 3], [4, 0, 1, 2], [3, 4]]
+        assert values(ds.batch(2).repeat(2))[2:4] == [[4], [0, 1]]
+
+
+def test_batch_of_elements_that_differ() -> None:
+    ragged = Dataset.from_generator(lambda: [[1.0], [1.0, 2.0]]).batch(2)
+    with pytest.raises(ValueError, match=r"\(1,\) and \(2,\)"):
+        list(ragged)
+    with pytest.raises(TypeError, match="int32 and float32"):
+        list(Dataset.from_generator(lambda: [1, 2.5]).batch(2))
+    with pytest.raises(ValueError, match="keys"):
+        list(Dataset.from_generator(lambda: [{"a": 1}, {"b": 1}]).batch(2))
+    with pytest.raises(ValueError, match="structures"):
+        list(Dataset.from_generator(lambda: [1, (1, 2)]).batch(2))
+    swapped = Dataset.from_generator(lambda: [{"a": 1, "b": 2}, {"b": 20, "a": 10}])
+    assert values(swapped.batch(2)) == [{"a": [1, 10], "b": [2, 20]}]
+
+
+def test_unbatch() -> None:
+    ds = Dataset.from_tensor_slices((np.arange(5), np.arange(10).reshape(5, 2)))
+    assert values(ds.batch(2).unbatch()) == values(ds)
+    assert ds.batch(2).unbatch().element_spec == ds.element_spec
+    for wrong in (ds.unbatch(), Dataset.from_tensors((np.zeros(2), np.zeros(3))).unbatch()):
+        with pytest.raises(ValueError, match="first axis"):
+            list(wrong)
+
+
+def test_map_takes_apart_plain_tuples_only() -> None:
+    x = np.arange(3)
+    assert values(Dataset.from_tensor_slices((x, x)).map(lambda a, b: a + b)) == [0, 2, 4]
+    assert values(Dataset.from_tensor_slices({"a": x}).map(lambda e: e["a"])) == [0, 1, 2]
+    pair = Pair(x, x)
+    assert values(Dataset.from_tensor_slices(pair).map(lambda p: p.a + p.b)) == [0, 2, 4]
+
+
+def test_map_may_return_tensors_arrays_and_numbers() -> None:
+    ds = Dataset.range(2).map(lambda x: {"t": x, "a": np.ones(2), "n": 1.5, "l": [1, 2]})
+    assert values(ds)[1] == {"t": 1, "a": [1.0, 1.0], "n": 1.5, "l": [1, 2]}
+    assert ds.element_spec == {
+        "t": TensorSpec((), np.int64),
+        "a": TensorSpec((2,), np.float64),
+        "n": TensorSpec((), np.float32),
+        "l": TensorSpec((2,), np.int32),
+    }
+    with pytest.raises(TypeError, match=r"map: what <lambda> returned .*None"):
+        list(Dataset.range(2).map(lambda x: None))
+
+
+def test_parallel_map_keeps_the_order_and_works_in_several_threads() -> None:
+    names = set()
+    both = threading.Barrier(2)
+
+    def meet(x: Tensor) -> Tensor:
+        names.add(threading.current_thread().name)
+        both.wait(10)  # breaks if the calls came one after the other
+        time.sleep(0.002 * (int(x) % 3))
+        return x * 2
+
+    ds = Dataset.range(20).map(meet, num_parallel_calls=2)
+    assert values(ds) == [2 * i for i in range(20)]
+    assert len(names) == 2
+    assert_no_threads()
+    assert values(Dataset.range(9).map(lambda x: -x, num_parallel_calls=AUTOTUNE))[-1] == -8
+
+
+def test_parallel_map_gives_what_came_before_an_error() -> None:
+    def source() -> Iterator[int]:
+        yield from range(3)
+        raise OSError("disk")
+
+    got = []
+    with pytest.raises(OSError, match="disk"):
+        for x in Dataset.from_generator(source).map(lambda x: x, num_parallel_calls=8):
+            got.append(int(x))
+    assert got == [0, 1, 2]
+
+
+def test_zip_concatenate_enumerate() -> None:
+    a, b = Dataset.range(3), Dataset.from_tensor_slices(np.arange(4.0))
+    assert values(Dataset.zip(a, b)) == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert values(Dataset.zip((a, {"b": b})))[2] == (2, {"b": 2.0})
+    assert Dataset.zip(a, b).element_spec == (a.element_spec, b.element_spec)
+    assert values(a.concatenate(Dataset.range(7, 9))) == [0, 1, 2, 7, 8]
+    assert values(b.enumerate(start=5))[:2] == [(5, 0.0), (6, 1.0)]
+    assert b.enumerate().element_spec == (TensorSpec((), np.int64), b.element_spec)
+    with pytest.raises(TypeError, match="datasets"):
+        Dataset.zip(a, 3)
+    for wrong in (3, b, Dataset.zip(a, a)):
+        with pytest.raises(TypeError, match="concatenate"):
+            a.concatenate(wrong)  # type: ignore[arg-type]
+
+
+def test_concatenate_shapes() -> None:
+    a, b = Dataset.from_tensors(np.zeros((2, 3))), Dataset.from_tensors(np.zeros((4, 3)))
+    assert a.concatenate(b).element_spec == TensorSpec((None, 3), np.float64)
+
+
+# What is known beforehand
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda d: d, 10),
+        (lambda d: d.shuffle(3), 10),
+        (lambda d: d.take(4), 4),
+        (lambda d: d.take(40), 10),
+        (lambda d: d.skip(4), 6),
+        (lambda d: d.skip(40), 0),
+        (lambda d: d.skip(-1), 0),
+        (lambda d: d.shard(3, 0), 4),
+        (lambda d: d.shard(3, 2), 3),
+        (lambda d: d.batch(4), 3),
+        (lambda d: d.batch(4, drop_remainder=True), 2),
+        (lambda d: d.repeat(3), 30),
+        (lambda d: d.repeat(0), 0),
+        (lambda d: d.repeat().take(7), 7),
+        (lambda d: d.cache().prefetch(2).map(lambda x: x).enumerate(), 10),
+        (lambda d: d.concatenate(d), 20),
+        (lambda d: Dataset.zip(d, d.take(3), d.repeat()), 3),
+    ],
+)
+def test_cardinality(make: Callable[[Dataset], Dataset], expected: int) -> None:
+    ds = make(Dataset.range(10))
+    assert ds.cardinality() == len(ds) == expected == len(values(ds))
+    assert tf.data.experimental.cardinality(ds) == expected
+
+
+def test_cardinality_infinite_and_unknown() -> None:
+    infinite = Dataset.range(3).repeat()
+    unknown = Dataset.from_generator(lambda: [1])
+    for ds in (infinite, infinite.batch(2), infinite.skip(4), infinite.concatenate(infinite)):
+        assert ds.cardinality() == INFINITE_CARDINALITY
+        with pytest.raises(TypeError, match="infinite"):
+            len(ds)
+    for ds in (unknown, unknown.take(1), unknown.batch(1), Dataset.zip(infinite, unknown)):
+        assert ds.cardinality() == UNKNOWN_CARDINALITY
+        with pytest.raises(TypeError, match="unknown"):
+            len(ds)
+    assert Dataset.range(0).repeat().cardinality() == 0
+    assert bool(Dataset.range(0))
+
+
+def test_element_spec() -> None:
+    ds = Dataset.from_tensor_slices((np.zeros((6, 28, 28), np.float32), np.zeros(6, np.uint8)))
+    batched = ds.batch(4)
+    assert batched.element_spec == (
+        TensorSpec((None, 28, 28), np.float32),
+        TensorSpec((None,), np.uint8),
+    )
+    assert ds.batch(4, drop_remainder=True).element_spec[1] == TensorSpec((4,), np.uint8)
+    changed = batched.map(lambda x, y: (x[:, :2], tf.cast(y, tf.int32), 1.0))
+    assert changed.element_spec == (
+        TensorSpec((None, 2, 28), np.float32),
+        TensorSpec((None,), np.int32),
+        TensorSpec((), np.float32),
+    )
+
+
+def test_spec_of_a_function_that_cannot_do_with_zeros() -> None:
+    ds = Dataset.range(1, 3).map(lambda x: x if int(x) else 1 // 0)
+    assert ds.element_spec == TensorSpec(None, None)
+    assert values(ds.batch(2)) == [[1, 2]]
+    assert ds.batch(2).element_spec == TensorSpec(None, None)
+
+
+def test_the_spec_draws_no_random_numbers() -> None:
+    ds = Dataset.range(3).map(lambda x: tf.random.uniform(()))
+    drawn = []
+    for ask in (True, False):
+        tf.random.set_seed(1)
+        if ask:
+            assert ds.map(lambda x: x).element_spec == TensorSpec((), np.float32)
+        drawn.append(values(ds))
+    assert drawn[0] == drawn[1]
+
+
+def test_batch_size() -> None:
+    ds = Dataset.range(10)
+    assert ds._batch_size() is None
+    assert ds.batch(4)._batch_size() == 4
+    assert ds.batch(4).shuffle(2).repeat().prefetch(1).take(2).shard(2, 0)._batch_size() == 4
+    assert ds.batch(4).unbatch()._batch_size() is None
+    assert ds.batch(4).concatenate(ds.batch(3))._batch_size() is None
+
+
+def test_tensor_spec() -> None:
+    spec = TensorSpec([None, np.int64(2)], "float64", name="x")  # type: ignore[arg-type]
+    assert spec.shape == (None, 2)
+    assert spec.dtype == np.float64
+    assert TensorSpec(()).dtype == np.float32
+    assert spec.accepts(np.zeros((5, 2)))
+    for wrong in (np.zeros((5, 3)), np.zeros(2), np.zeros((5, 2), np.float32)):
+        assert not spec.accepts(wrong)
+    assert TensorSpec(None, None).accepts(np.zeros((5, 3)))
+    with pytest.raises(ValueError, match="-1"):
+        TensorSpec((-1,))
+    with pytest.raises(TypeError, match="shape"):
+        TensorSpec((1.5,))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        TensorSpec((), "text")
+
+
+# Wrong arguments
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: d.batch(0),
+        lambda d: d.batch(-1),
+        lambda d: d.batch(2.5),
+        lambda d: d.batch(True),
+        lambda d: d.shuffle(0),
+        lambda d: d.shuffle(-5),
+        lambda d: d.take(-2),
+        lambda d: d.skip(-2),
+        lambda d: d.repeat(-2),
+        lambda d: d.prefetch(-2),
+        lambda d: d.shard(0, 0),
+        lambda d: d.shard(2, 2),
+        lambda d: d.shard(2, -1),
+        lambda d: d.map(3),
+        lambda d: d.map(lambda x: x, num_parallel_calls=0),
+        lambda d: d.map(lambda x: x, num_parallel_calls=-2),
+        lambda d: d.filter(3),
+    ],
+)
+def test_wrong_arguments_are_found_at_once(call: Callable[[Dataset], Any]) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"must be|needs a function"):
+        call(Dataset.range(3))
+
+
+# Iterators and threads
+
+
+def test_each_loop_starts_anew_and_iterators_are_independent() -> None:
+    ds = Dataset.range(4).batch(2)
+    first, second = iter(ds), iter(ds)
+    assert next(first).numpy().tolist() == [0, 1]
+    assert first.get_next().numpy().tolist() == [2, 3]
+    assert next(second).numpy().tolist() == [0, 1]
+    with pytest.raises(StopIteration):
+        next(first)
+
+
+def test_as_numpy_iterator() -> None:
+    batch = next(Dataset.range(4).batch(2).as_numpy_iterator())
+    assert type(batch) is np.ndarray
+    assert not batch.flags.writeable
+    assert list(Dataset.range(2).as_numpy_iterator()) == [0, 1]
+
+
+def test_prefetch_gives_the_same_and_runs_ahead() -> None:
+    made = []
+
+    def count(x: Tensor) -> Tensor:
+        made.append(threading.current_thread())
+        return x
+
+    ds = Dataset.range(20).map(count).prefetch(3)
+    iterator = iter(ds)
+    assert int(next(iterator)) == 0
+    end = time.monotonic() + 10
+    while len(made) < 4 and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    assert 4 <= len(made) <= 5  # three wait, and one more may be on its way
+    assert threading.current_thread() not in made
+    assert [int(x) for x in iterator] == list(range(1, 20))
+    assert_no_threads()
+    for size in (0, 1, AUTOTUNE):
+        assert values(Dataset.range(5).prefetch(size)) == list(range(5))
+
+
+def infinite() -> Dataset:
+    return (
+        Dataset.range(100)
+        .repeat()
+        .map(lambda x: x, num_parallel_calls=2)
+        .prefetch(1)
+        .batch(2)
+        .prefetch(2)
+    )
+
+
+def test_threads_end_when_the_iterator_is_closed() -> None:
+    iterator = iter(infinite())
+    next(iterator)
+    assert threads()
+    iterator.close()
+    assert_no_threads()
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_threads_end_when_the_iterator_is_dropped() -> None:
+    iterator = iter(infinite())
+    next(iterator)
+    assert threads()
+    del iterator
+    assert_no_threads()
+
+
+def test_no_call_is_left_when_a_parallel_map_is_closed() -> None:
+    running = []
+
+    def slow(x: Tensor) -> Tensor:
+        running.append(x)
+        time.sleep(0.05)
+        running.pop()
+        return x
+
+    iterator = iter(Dataset.range(100).map(slow, num_parallel_calls=2))
+    next(iterator)
+    assert threads()
+    iterator.close()
+    assert running == []
+    assert threads() == []
+
+
+def test_threads_end_when_the_loop_is_left() -> None:
+    for _ in infinite():
+        break
+    assert_no_threads()
+
+    def work() -> None:
+        for _ in infinite():
+            raise KeyError("the body of the loop")
+
+    with pytest.raises(KeyError):
+        work()
+    assert_no_threads()
+
+
+def test_threads_end_at_the_end() -> None:
+    assert len(values(infinite().take(5))) == 5
+    assert_no_threads()
+
+
+def test_a_generator_is_closed_with_its_pass() -> None:
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    for ds in (Dataset.from_generator(source), Dataset.from_generator(source).prefetch(1)):
+        closed.clear()
+        for _ in ds:
+            break
+        assert closed.wait(10)
+
+
+def test_several_threads_may_iterate_at_once() -> None:
+    ds = Dataset.range(500).shuffle(500, seed=1).batch(10).prefetch(2)
+    results: list[list[int]] = [[], [], []]
+
+    def work(i: int) -> None:
+        results[i] = list(itertools.chain(*values(ds)))
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    assert [sorted(r) for r in results] == [list(range(500))] * 3
+    assert_no_threads()
+
+
+# The fast path is the slow path, only faster
+
+
+STEP = st.one_of(
+    st.tuples(st.just("shuffle"), st.integers(1, 12), st.integers(0, 3)),
+    st.tuples(st.just("take"), st.integers(-1, 30)),
+    st.tuples(st.just("skip"), st.integers(0, 6)),
+    st.tuples(st.just("repeat"), st.integers(0, 3)),
+    st.tuples(st.just("shard"), st.integers(2, 3), st.integers(0, 1)),
+    st.tuples(st.just("cache")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    n=st.integers(0, 12),
+    steps=st.lists(STEP, max_size=5),
+    size=st.integers(1, 7),
+    drop=st.booleans(),
+)
+def test_fast_path_equals_element_path(
+    n: int, steps: list[tuple[Any, ...]], size: int, drop: bool
+) -> None:
+    def pipeline(source: Dataset) -> Dataset:
+        for name, *arguments in steps:
+            source = getattr(source, name)(*arguments)
+        return source.batch(size, drop)
+
+    arrays = np.arange(n), np.arange(2 * n, dtype=np.float32).reshape(n, 2)
+    fast = pipeline(Dataset.from_tensor_slices(arrays))
+    slow = pipeline(slow_path(Dataset.from_tensor_slices(arrays)))
+    assert fast._source._rows() is not None  # type: ignore[attr-defined]
+    assert slow._source._rows() is None  # type: ignore[attr-defined]
+    for _ in range(2):  # the second pass has its own orders
+        assert values(fast) == values(slow)
+    assert len(values(fast)) == len(fast) == len(slow)
+
+
+def test_mnist_shape_and_every_image_once(mnist_dir: Any) -> None:
+    (x, y), _ = tf.keras.datasets.mnist.load_data(mnist_dir)
+    ds = Dataset.from_tensor_slices((x, y)).shuffle(60000, seed=0).batch(128).prefetch(2)
+    counts = np.zeros(10, int)
+    total = 0
+    for images, labels in ds._iter():
+        assert images.shape[1:] == (28, 28)
+        counts += np.bincount(labels, minlength=10)
+        total += int(images.sum(dtype=np.int64))
+    np.testing.assert_array_equal(counts, np.bincount(y))
+    assert total == int(x.sum(dtype=np.int64))
