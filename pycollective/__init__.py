@@ -13,6 +13,7 @@ the trainer are loaded when they are first used.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from pycollective._core import __version__
@@ -47,11 +48,12 @@ def __getattr__(name: str) -> Any:
     """Load a room, or a name of the tensor room, at its first use."""
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in _ROOMS:
-        room = "tensor.random" if name == "random" else name
-        value: Any = importlib.import_module(f"pycollective.{room}")
+    if name == "random":
+        value: Any = importlib.import_module("pycollective.tensor.random")
+    elif importlib.util.find_spec(f"pycollective.{name}") is not None:
+        value = importlib.import_module(f"pycollective.{name}")
     else:
-        for module in ("tensor", "dtypes"):
+        for module in ("tensor", "dtypes", "data"):
             value = getattr(importlib.import_module(f"pycollective.{module}"), name, None)
             if value is not None:
                 break

@@ -16,11 +16,13 @@ from pycollective.distribute.cross_device_ops import (
     ReductionToOneDevice,
     RingAllReduce,
 )
+from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.input import DistributedDataset, DistributedIterator, InputContext
 from pycollective.distribute.mirrored import MirroredStrategy
 from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.strategy import ReplicaContext, Strategy, StrategyExtended
+from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues
 
 __all__ = [

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from pycollective.distribute.strategy import ReplicaContext, Strategy
+    from pycollective.distribute.replica_context import ReplicaContext
+    from pycollective.distribute.strategy import Strategy
 
 __all__ = [
     "created_once",

@@ -6,7 +6,9 @@ import threading
 
 from pycollective.distribute.cross_device_ops import ReductionToOneDevice
 from pycollective.distribute.devices import Device
-from pycollective.distribute.strategy import ReplicaContext, Strategy, StrategyExtended
+from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.distribute.strategy import Strategy
 
 __all__ = ["default_strategy"]
 

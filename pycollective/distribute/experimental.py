@@ -6,6 +6,6 @@ from pycollective.distribute.cross_device_ops import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from pycollective.distribute.strategy import ValueContext
+from pycollective.distribute.replica_context import ValueContext
 
 __all__ = ["CommunicationImplementation", "CommunicationOptions", "ValueContext"]

@@ -137,12 +137,8 @@ def distribute_dataset(strategy: Strategy, dataset: Any) -> Any:
         return dataset
     _check_dataset(dataset)
     for leaf in nest.flatten(dataset.element_spec):
-        if leaf.shape is not None and len(leaf.shape) == 0:
-            raise ValueError(
-                "Unable to split a dataset whose elements are scalars. Perhaps your input dataset is "
-                "not batched? Call the `batch` method on the input Dataset in order to be able to "
-                f"split your input across {replicas} replicas."
-            )
+        if leaf.shape is not None:
+            _check_batched(leaf.shape, replicas)
 
     def elements() -> Iterator[Any]:
         for batch in dataset._iter():
@@ -151,10 +147,20 @@ def distribute_dataset(strategy: Strategy, dataset: Any) -> Any:
     return DistributedDataset(elements, dataset, dataset.cardinality)
 
 
+def _check_batched(shape: tuple[Any, ...], replicas: int) -> None:
+    if len(shape) == 0:
+        raise ValueError(
+            "Unable to split a dataset whose elements are scalars. Perhaps your input dataset is not "
+            "batched? Call the `batch` method on the input Dataset in order to be able to split your "
+            f"input across {replicas} replicas."
+        )
+
+
 def _split(batch: Any, replicas: int) -> Any:
     """Cut the rows of a batch into parts of ceil(rows / replicas), the last ones short or empty."""
 
     def cut(array: Any) -> PerReplica:
+        _check_batched(array.shape, replicas)
         part = -(-array.shape[0] // replicas)
         return PerReplica([Tensor(array[r * part : (r + 1) * part]) for r in range(replicas)])
 

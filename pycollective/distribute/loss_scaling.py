@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pycollective.distribute.context import (
     get_strategy,
     has_strategy,
@@ -74,12 +76,15 @@ def _weighted(losses: Tensor, sample_weight: Any) -> Tensor:
         weights = tensor_ops.squeeze(weights, -1)
     elif 0 < weights.ndim == losses.ndim - 1:
         weights = tensor_ops.expand_dims(weights, -1)
-    weighted = losses * weights
-    if weighted.shape != losses.shape:
+    try:
+        fits = np.broadcast_shapes(losses.shape, weights.shape) == losses.shape
+    except ValueError:
+        fits = False
+    if not fits:
         raise ValueError(
             f"sample_weight of shape {weights.shape} does not fit losses of shape {losses.shape}"
         )
-    return weighted
+    return losses * weights
 
 
 def _check_batch_size(size: Any) -> int:

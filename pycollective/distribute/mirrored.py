@@ -13,8 +13,10 @@ from pycollective.distribute.cross_device_ops import (
     RingAllReduce,
 )
 from pycollective.distribute.devices import parse_devices
+from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.strategy import ReplicaContext, Strategy, StrategyExtended
+from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues
 from pycollective.distribute.variables import mirrored_creator
 from pycollective.tensor import Tensor, Variable

@@ -7,7 +7,8 @@ from typing import Any
 
 from pycollective.distribute.cross_device_ops import ReductionToOneDevice
 from pycollective.distribute.devices import parse_device
-from pycollective.distribute.strategy import Strategy, StrategyExtended
+from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.strategy import Strategy
 from pycollective.tensor import Variable
 
 __all__ = ["OneDeviceStrategy"]

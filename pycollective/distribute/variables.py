@@ -19,7 +19,8 @@ from pycollective.tensor import (
 )
 
 if TYPE_CHECKING:
-    from pycollective.distribute.strategy import ReplicaContext, Strategy
+    from pycollective.distribute.replica_context import ReplicaContext
+    from pycollective.distribute.strategy import Strategy
 
 __all__ = ["DistributedVariable", "MirroredVariable", "SyncOnReadVariable", "mirrored_creator"]
 
