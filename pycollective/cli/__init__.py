@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from pycollective import __version__
+from pycollective import __version__, _core
 from pycollective.cli import bench, train
 from pycollective.errors import CheckpointError, CollectiveError, DataError
 
@@ -22,6 +22,12 @@ examples:
 """
 
 
+def _version() -> str:
+    cuda = _core.cuda.runtime_version()
+    part = f"CPU and CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else "CPU core only, no CUDA"
+    return f"pycollective {__version__} ({part})"
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     main_parser = argparse.ArgumentParser(
@@ -30,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    main_parser.add_argument("--version", action="version", version=f"pycollective {__version__}")
+    main_parser.add_argument("--version", action="version", version=_version())
     commands = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (train, bench):
         module.add_parser(commands)

@@ -532,3 +532,21 @@ def test_ctrl_c_reaches_every_replica(two):
         two.run(replica)
     again = two.run(lambda: d.get_replica_context().all_reduce("SUM", constant(1.0)))
     assert float(again.values[0]) == 2.0
+
+
+def test_blas_threads_are_divided_among_the_replicas():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    from pycollective.distribute.blas_threads import available_cores
+
+    def blas_threads():
+        pools = threadpoolctl.threadpool_info()
+        return {p["num_threads"] for p in pools if p["user_api"] == "blas"}
+
+    before = blas_threads()
+    if not before:
+        pytest.skip("NumPy has no BLAS whose threads can be set")
+    for replicas in (2, 4):
+        seen = []
+        mirrored(replicas).run(lambda seen=seen: seen.append(blas_threads()))
+        assert seen == [{max(1, available_cores() // replicas)}] * replicas
+    assert blas_threads() == before
