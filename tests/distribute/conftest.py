@@ -1,14 +1,9 @@
-"""Strategies for the tests of this room."""
+"""Fixtures for the tests of this room."""
 
 from __future__ import annotations
 
 import pytest
-
-from pycollective import distribute
-
-
-def mirrored(replicas, ops=None):
-    return distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)], ops)
+from strategies import mirrored
 
 
 @pytest.fixture(params=[1, 2, 3, 4], ids=lambda n: f"{n} replicas")

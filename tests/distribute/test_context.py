@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
+from strategies import mirrored
 
 from pycollective import distribute as d
 from pycollective.tensor import Variable
-from tests.distribute.conftest import mirrored
 
 
 def facts():

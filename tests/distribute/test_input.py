@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from strategies import mirrored
 
 import pycollective as tf
 from pycollective import distribute as d
-from tests.distribute.conftest import mirrored
 
 
 def parts(strategy, dataset):

@@ -10,12 +10,12 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+from strategies import mirrored
 
 import pycollective as pc
 from pycollective import distribute as d
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import GradientTape, Tensor, Variable, as_tensor, constant
-from tests.distribute.conftest import mirrored
 
 
 def replica_id():
