@@ -68,6 +68,21 @@ def timed(step: Callable[[], float], examples: int) -> dict[str, Any]:
 # Contestants ----------------------------------------------------------------------------------
 
 
+def tutorial_model(tf: Any) -> Any:
+    layers, l2 = tf.keras.layers, tf.keras.regularizers.L2
+    return tf.keras.Sequential(
+        [
+            layers.Conv2D(32, 3, activation="relu", kernel_regularizer=l2(1e-5)),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 3, activation="relu", kernel_regularizer=l2(1e-5)),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu", kernel_regularizer=l2(1e-5)),
+            layers.Dense(10, kernel_regularizer=l2(1e-5)),
+        ]
+    )
+
+
 def tutorial_steps(tf: Any, strategy: Any, data: tuple[Any, Any], compiled: bool) -> Iterator[Any]:
     """The tutorial's custom loop; the same lines run on TensorFlow and on pycollective."""
     replicas = strategy.num_replicas_in_sync
@@ -78,18 +93,7 @@ def tutorial_steps(tf: Any, strategy: Any, data: tuple[Any, Any], compiled: bool
         cross_entropy = tf.keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction="none"
         )
-        l2 = tf.keras.regularizers.L2
-        model = tf.keras.Sequential(
-            [
-                tf.keras.layers.Conv2D(32, 3, activation="relu", kernel_regularizer=l2(1e-5)),
-                tf.keras.layers.MaxPooling2D(),
-                tf.keras.layers.Conv2D(64, 3, activation="relu", kernel_regularizer=l2(1e-5)),
-                tf.keras.layers.MaxPooling2D(),
-                tf.keras.layers.Flatten(),
-                tf.keras.layers.Dense(64, activation="relu", kernel_regularizer=l2(1e-5)),
-                tf.keras.layers.Dense(10, kernel_regularizer=l2(1e-5)),
-            ]
-        )
+        model = tutorial_model(tf)
         model.build((None, 28, 28, 1))
         optimizer = tf.keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
@@ -155,19 +159,8 @@ def run_tensorflow_fit(replicas: int, folder: str | None) -> dict[str, Any]:
     batch = BATCH * replicas
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat()
     dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)
-    l2 = tf.keras.regularizers.L2
     with strategy.scope():
-        model = tf.keras.Sequential(
-            [
-                tf.keras.layers.Conv2D(32, 3, activation="relu", kernel_regularizer=l2(1e-5)),
-                tf.keras.layers.MaxPooling2D(),
-                tf.keras.layers.Conv2D(64, 3, activation="relu", kernel_regularizer=l2(1e-5)),
-                tf.keras.layers.MaxPooling2D(),
-                tf.keras.layers.Flatten(),
-                tf.keras.layers.Dense(64, activation="relu", kernel_regularizer=l2(1e-5)),
-                tf.keras.layers.Dense(10, kernel_regularizer=l2(1e-5)),
-            ]
-        )
+        model = tutorial_model(tf)
         model.compile(
             optimizer=tf.keras.optimizers.Adam(1e-3),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),

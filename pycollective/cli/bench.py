@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import __version__, algorithms, local_group
+from pycollective.cli import options
 from pycollective.communicator import Communicator
 
 __all__ = ["add_parser"]
@@ -35,21 +35,6 @@ examples:
   pycollective bench --json results.json           also as JSON, with all percentiles
 """
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise argparse.ArgumentTypeError(f"not a size: {text!r} (write 8, 64K, 16M or 1G)")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"not a positive number: {text!r}")
-    return int(text)
-
 
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
@@ -61,21 +46,41 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument(
-        "-b", "--min-bytes", type=_size, default=8, metavar="SIZE", help="first size (8)"
+        "-b", "--min-bytes", type=options.size, default=8, metavar="SIZE", help="first size (8)"
     )
     p.add_argument(
-        "-e", "--max-bytes", type=_size, default=16 << 20, metavar="SIZE", help="last size (16M)"
+        "-e",
+        "--max-bytes",
+        type=options.size,
+        default=16 << 20,
+        metavar="SIZE",
+        help="last size (16M)",
     )
     p.add_argument(
-        "-f", "--factor", type=_positive, default=4, metavar="N", help="from size to size (4)"
+        "-f",
+        "--factor",
+        type=options.positive,
+        default=4,
+        metavar="N",
+        help="from size to size (4)",
     )
     p.add_argument(
-        "-n", "--iterations", type=_positive, default=100, metavar="N", help="timed calls (100)"
+        "-n",
+        "--iterations",
+        type=options.positive,
+        default=100,
+        metavar="N",
+        help="timed calls (100)",
     )
     p.add_argument(
-        "-w", "--warmup", type=_positive, default=5, metavar="N", help="calls before those (5)"
+        "-w",
+        "--warmup",
+        type=options.positive,
+        default=5,
+        metavar="N",
+        help="calls before those (5)",
     )
-    p.add_argument("--ranks", type=_positive, default=2, metavar="N", help="threads (2)")
+    p.add_argument("--ranks", type=options.positive, default=2, metavar="N", help="threads (2)")
     p.add_argument(
         "--algorithm",
         default="ring",

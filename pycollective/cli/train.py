@@ -14,6 +14,7 @@ import numpy as np
 
 from pycollective import data, distribute, keras, nn, tensor
 from pycollective import train as checkpoints
+from pycollective.cli import options
 from pycollective.errors import DataError
 
 __all__ = ["Epoch", "add_parser", "build_cnn", "evaluate", "load_digits", "train_cnn"]
@@ -70,12 +71,6 @@ class Epoch:
     step_losses: list[float] = field(default_factory=list)
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"not a positive number: {text!r}")
-    return int(text)
-
-
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
     p = commands.add_parser(
@@ -92,7 +87,10 @@ def add_parser(commands: Any) -> None:
         help="how the model is replicated (mirrored)",
     )
     p.add_argument(
-        "--replicas", type=_positive, metavar="N", help="replicas of the mirrored strategy (2)"
+        "--replicas",
+        type=options.positive,
+        metavar="N",
+        help="replicas of the mirrored strategy (2)",
     )
     p.add_argument(
         "--cross-device-ops",
@@ -101,10 +99,10 @@ def add_parser(commands: Any) -> None:
         help="how gradients are reduced (ring)",
     )
     p.add_argument("--data", default="auto", metavar="DATA", help="see below (auto)")
-    p.add_argument("--epochs", type=_positive, default=3, metavar="N", help="passes (3)")
+    p.add_argument("--epochs", type=options.positive, default=3, metavar="N", help="passes (3)")
     p.add_argument(
         "--batch-size",
-        type=_positive,
+        type=options.positive,
         default=128,
         metavar="N",
         help="examples of a step, all replicas together (128)",

@@ -210,8 +210,11 @@ class _ScheduledOps(CrossDeviceOps):
     """Cross-device operations that run one of the core's schedules."""
 
     algorithm: str
+    called: str  # in messages
 
-    def __init__(self, num_packs: int) -> None:
+    def __init__(self, num_packs: int = 1) -> None:
+        if num_packs < 0:
+            raise ValueError(f"{self.called} requires num_packs >= 0, but {num_packs} is specified")
         self._num_packs = num_packs
         self._groups: dict[int, list[Communicator]] = {}
         self._groups_lock = threading.Lock()
@@ -332,13 +335,7 @@ class RingAllReduce(_ScheduledOps):
     """
 
     algorithm = "ring"
-
-    def __init__(self, num_packs: int = 1) -> None:
-        if num_packs < 0:
-            raise ValueError(
-                f"Ring all-reduce requires num_packs >= 0, but {num_packs} is specified"
-            )
-        super().__init__(num_packs)
+    called = "Ring all-reduce"
 
 
 class HierarchicalCopyAllReduce(_ScheduledOps):
@@ -351,13 +348,7 @@ class HierarchicalCopyAllReduce(_ScheduledOps):
     """
 
     algorithm = "hierarchical_copy"
-
-    def __init__(self, num_packs: int = 1) -> None:
-        if num_packs < 0:
-            raise ValueError(
-                f"HierarchicalCopy requires num_packs >= 0, but {num_packs} is specified"
-            )
-        super().__init__(num_packs)
+    called = "HierarchicalCopy"
 
 
 class ReductionToOneDevice(_ScheduledOps):
@@ -373,13 +364,14 @@ class ReductionToOneDevice(_ScheduledOps):
     """
 
     algorithm = "reduce_to_one"
+    called = "ReductionToOneDevice"
 
     def __init__(
         self,
         reduce_to_device: str | None = None,
         accumulation_fn: Callable[[list[Tensor]], Any] | None = None,
     ) -> None:
-        super().__init__(num_packs=1)
+        super().__init__()
         if reduce_to_device is not None:
             parse_device(reduce_to_device)
         self.reduce_to_device = reduce_to_device

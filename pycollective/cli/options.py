@@ -1,0 +1,25 @@
+"""Kinds of values that options of several commands take."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+__all__ = ["positive", "size"]
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def positive(text: str) -> int:
+    """Return a whole number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"not a positive number: {text!r}")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """Return a number of bytes: 8, 64K, 16M, 1GiB."""
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r} (write 8, 64K, 16M or 1G)")
+    return int(match[1]) * _UNITS[match[2].upper()]
