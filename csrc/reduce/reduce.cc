@@ -26,6 +26,7 @@ struct Complex {
 };
 template <const HalfType& (*kType)()>
 struct Half {
+  static const HalfType& type() { return kType(); }
   std::uint16_t bits;
 };
 
@@ -34,9 +35,9 @@ constexpr bool is_complex = false;
 template <class T>
 constexpr bool is_complex<Complex<T>> = true;
 template <class T>
-constexpr const HalfType& (*half_type)() = nullptr;
+constexpr bool is_half = false;
 template <const HalfType& (*kType)()>
-constexpr const HalfType& (*half_type<Half<kType>>)() = kType;
+constexpr bool is_half<Half<kType>> = true;
 
 // Signed ints wrap around as unsigned numbers do. Those are at least as wide as an int: narrower
 // ones would be promoted to int, which does not wrap.
@@ -231,7 +232,7 @@ void combine_halves(void* target, const void* left, const void* right, std::size
   auto* t = static_cast<std::uint16_t*>(target);
   auto* l = static_cast<const std::uint16_t*>(left);
   auto* r = static_cast<const std::uint16_t*>(right);
-  const HalfType& half = half_type<H>();
+  const HalfType& half = H::type();
   Block a, b;
   for (std::size_t first = 0; first < count; first += kBlock) {
     std::size_t items = std::min(kBlock, count - first);
@@ -245,7 +246,7 @@ void combine_halves(void* target, const void* left, const void* right, std::size
 template <class H>
 void divide_halves(void* target, std::size_t count, int size) {
   auto* t = static_cast<std::uint16_t*>(target);
-  const HalfType& half = half_type<H>();
+  const HalfType& half = H::type();
   Block a;
   for (std::size_t first = 0; first < count; first += kBlock) {
     std::size_t items = std::min(kBlock, count - first);
@@ -259,11 +260,11 @@ void divide_halves(void* target, std::size_t count, int size) {
 template <class T, class O>
 constexpr Reduction place() {
   constexpr bool divides = std::is_same_v<O, Mean>;
-  if constexpr (half_type<T> != nullptr) {
-    Reduction made{.item = sizeof(T), .half = half_type<T>};
+  if constexpr (is_half<T>) {
+    Reduction made{.item = sizeof(T), .half = T::type};
     if constexpr (O::template takes<float>) {
       made.combine = combine_halves<T, O>;
-      made.finish = divides ? divide_halves<T> : nullptr;
+      if constexpr (divides) made.finish = divide_halves<T>;
     }
     return made;
   } else {
