@@ -91,8 +91,9 @@ void plain_ring(Endpoint& endpoint, int rank, int ranks, float* data, std::size_
     }
     if (!received) return;
     const void* arrived = nullptr;
-    until(
-        [&, n = received] { return (arrived = endpoint.try_receive(previous, n * 4)) != nullptr; });
+    until([&, n = received] {
+      return (arrived = endpoint.try_receive(previous, n * 4).data) != nullptr;
+    });
     if (adds) {
       sum.combine(in, in, arrived, received);
     } else {
