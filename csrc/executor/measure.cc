@@ -10,6 +10,7 @@
 
 #include "algorithms/algorithms.h"
 #include "executor/communicator.h"
+#include "transport/thread.h"
 
 namespace pycollective {
 namespace {

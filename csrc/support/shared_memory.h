@@ -1,5 +1,5 @@
-// Memory that processes share, behind a file descriptor. On Linux a memfd: nothing has a name, nothing
-// is left when the processes are killed, and /dev/shm's size does not matter.
+// Memory that processes share, behind a file descriptor. On Linux a memfd: nothing has a name,
+// nothing is left when the processes are killed, and /dev/shm's size does not matter.
 #pragma once
 
 #include <cstddef>
