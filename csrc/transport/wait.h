@@ -62,7 +62,10 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
       pause();
       continue;
     }
-    check();
+    if (failed()) {
+      if (interrupt) interrupt();  // Ctrl-C says more than the peers' leaving because of it
+      check();
+    }
     if (looks <= spins + kYields) {
       std::this_thread::yield();
       continue;
@@ -84,9 +87,9 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
     }
     if (now < next_look_up) continue;
     next_look_up = now + kWaitSlice;
+    if (interrupt) interrupt();
     look_up();
     if (now >= deadline) time_out();
-    if (interrupt) interrupt();
   }
 }
 
