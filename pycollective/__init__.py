@@ -2,6 +2,7 @@
 
 ``import pycollective as pc`` for collectives::
 
+    comm = pc.init()                          # under `pycollective run`: this process's rank
     for comm in pc.local_group(4): ...        # ranks that are threads
     y = comm.all_reduce(x)
 
@@ -40,6 +41,7 @@ __all__ = [
     "MismatchError",
     "PeerLostError",
     "__version__",
+    "init",
     "local_group",
 ]
 
@@ -48,8 +50,12 @@ def __getattr__(name: str) -> Any:
     """Load a room, or a name of the tensor room, at its first use."""
     if name.startswith("__"):
         raise AttributeError(name)
-    if name == "random":
-        value: Any = importlib.import_module("pycollective.tensor.random")
+    if name == "init":
+        from pycollective.rendezvous import init
+
+        value: Any = init
+    elif name == "random":
+        value = importlib.import_module("pycollective.tensor.random")
     elif importlib.util.find_spec(f"pycollective.{name}") is not None:
         value = importlib.import_module(f"pycollective.{name}")
     else:

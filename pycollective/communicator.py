@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pycollective import _core
+from pycollective.errors import CollectiveError
 
 __all__ = ["DEFAULT_ALGORITHM", "DEFAULT_TIMEOUT", "Communicator", "local_group"]
 
@@ -47,6 +48,16 @@ def _check_out(out: Any, x: Array) -> Array:
     return out
 
 
+class _Gone:
+    """Stands for the core of a communicator that cannot be used any more."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> Any:
+        raise CollectiveError(self._why)
+
+
 class Communicator:
     """One rank of a group.
 
@@ -65,15 +76,16 @@ class Communicator:
         Seconds a call waits for the other ranks, unless the call says otherwise.
     """
 
-    def __init__(self, group: _core.ThreadGroup, rank: int, timeout: float) -> None:
+    def __init__(self, group: _core.Group, rank: int, timeout: float) -> None:
         self._group = group
-        self._core = _core.Communicator(group, rank)
+        self._core: Any = _core.Communicator(group, rank)
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
 
     def __repr__(self) -> str:
-        return f"<Communicator rank {self.rank} of {self.size}, threads>"
+        kind = "threads" if isinstance(self._group, _core.ThreadGroup) else "shared memory"
+        return f"<Communicator rank {self.rank} of {self.size}, {kind}>"
 
     def all_reduce(
         self,
@@ -172,6 +184,18 @@ class Communicator:
     def describe(self) -> str:
         """Say what each rank is doing, in one line."""
         return self._group.describe()
+
+    def close(self) -> None:
+        """Leave the group in good order; peers that still wait for this rank get PeerLostError."""
+        if isinstance(self._group, _core.ShmGroup):
+            self._group.leave(self.rank)
+        self._core = _Gone("this communicator is closed")
+
+    def _disown(self) -> None:
+        """After a fork, in the child: the rank is the parent's."""
+        self._core = _Gone(
+            "this communicator belongs to the parent process: a forked child has no rank of its own"
+        )
 
     def _seconds(self, timeout: float | None) -> float:
         seconds = self.timeout if timeout is None else float(timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,3 +51,11 @@ def on_ranks() -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+@pytest.fixture
+def ctrl_c():
+    """Python's own reaction to SIGINT, which a background job of a shell starts without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -11,6 +11,8 @@
 #include "bindings/dtypes.h"
 #include "executor/communicator.h"
 #include "executor/measure.h"
+#include "transport/shm.h"
+#include "transport/thread.h"
 
 namespace py = pybind11;
 
@@ -77,8 +79,28 @@ void bind_group(py::module_& m) {
     }
   });
 
-  py::class_<ThreadGroup, std::shared_ptr<ThreadGroup>>(m, "ThreadGroup",
-                                                        "Ranks that are threads of this process.")
+  py::class_<Group, std::shared_ptr<Group>>(m, "Group", "Ranks that communicate.")
+      .def_property_readonly("size", &Group::size)
+      .def(
+          "abort",
+          [](Group& group, const std::string& message, bool peer_lost) {
+            group.fail(peer_lost ? FailureKind::peer_lost : FailureKind::aborted, message);
+          },
+          py::arg("message"), py::arg("peer_lost") = false,
+          py::call_guard<py::gil_scoped_release>(),
+          "Fail every rank's present or next call with AbortedError, or with PeerLostError.")
+      .def_property_readonly(
+          "failure",
+          [](const Group& group) -> std::optional<std::string> {
+            auto failure = group.failure();
+            if (!failure) return {};
+            return std::string(failure->what());
+          },
+          "Why the group is dead, or None.")
+      .def("describe", &Group::describe_ranks, "What each rank is doing.");
+
+  py::class_<ThreadGroup, Group, std::shared_ptr<ThreadGroup>>(
+      m, "ThreadGroup", "Ranks that are threads of this process.")
       .def(py::init([](int size) {
              if (size < 1 || size > 4096) {
                throw std::invalid_argument("a local group has 1 to 4096 ranks, not " +
@@ -86,28 +108,21 @@ void bind_group(py::module_& m) {
              }
              return std::make_shared<ThreadGroup>(size);
            }),
-           py::arg("size"))
-      .def_property_readonly("size", &ThreadGroup::size)
-      .def(
-          "abort",
-          [](ThreadGroup& group, const std::string& message) {
-            group.fail(FailureKind::aborted, message);
-          },
-          py::arg("message"), py::call_guard<py::gil_scoped_release>(),
-          "Fail every rank's present or next call with AbortedError.")
-      .def_property_readonly(
-          "failure",
-          [](const ThreadGroup& group) -> std::optional<std::string> {
-            auto failure = group.failure();
-            if (!failure) return {};
-            return std::string(failure->what());
-          },
-          "Why the group is dead, or None.")
-      .def("describe", &ThreadGroup::describe_ranks, "What each rank is doing.");
+           py::arg("size"));
+
+  py::class_<ShmGroup, Group, std::shared_ptr<ShmGroup>>(
+      m, "ShmGroup", "Ranks that are processes of one host, through shared memory.")
+      .def_static("create", &ShmGroup::create, py::arg("size"), "The memory of a new group.")
+      .def_static("open", &ShmGroup::open, py::arg("descriptor"),
+                  "The group whose memory a descriptor, which is duplicated, stands for.")
+      .def_property_readonly("descriptor", &ShmGroup::descriptor)
+      .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
+      .def("leave", &ShmGroup::leave, py::arg("rank"), "Leave the group in good order.")
+      .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
                                                           "One rank's end of a group.")
-      .def(py::init([](std::shared_ptr<ThreadGroup> group, int rank) {
+      .def(py::init([](std::shared_ptr<Group> group, int rank) {
              if (rank < 0 || rank >= group->size()) throw std::out_of_range("no such rank");
              return std::make_shared<Communicator>(std::move(group), rank);
            }),

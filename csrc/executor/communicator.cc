@@ -31,7 +31,7 @@ Buffers buffers_of(const Array& array, const Reduction* reduction, int size) {
 
 }  // namespace
 
-Communicator::Communicator(std::shared_ptr<ThreadGroup> group, int rank)
+Communicator::Communicator(std::shared_ptr<Group> group, int rank)
     : group_(std::move(group)), rank_(rank) {}
 
 const Plan& Communicator::plan(const Algorithm& algorithm, int root, std::size_t count) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "executor/executor.h"
-#include "transport/thread.h"
+#include "transport/group.h"
 
 namespace pycollective {
 
@@ -30,11 +30,11 @@ struct Waiting {
 
 class Communicator {
  public:
-  Communicator(std::shared_ptr<ThreadGroup> group, int rank);
+  Communicator(std::shared_ptr<Group> group, int rank);
 
   int rank() const { return rank_; }
   int size() const { return group_->size(); }
-  ThreadGroup& group() { return *group_; }
+  Group& group() { return *group_; }
 
   void all_reduce(const Array& array, DType dtype, Op op, const Algorithm& algorithm,
                   const Waiting& waiting);
@@ -51,7 +51,7 @@ class Communicator {
   // Ranks without data still meet, so that calls which do not belong together are found out.
   const Plan& plan(const Algorithm& algorithm, int root, std::size_t count);
 
-  std::shared_ptr<ThreadGroup> group_;
+  std::shared_ptr<Group> group_;
   int rank_;
   std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Plan> plans_;

@@ -76,6 +76,7 @@ Execution::Bytes Execution::locate(const Span& span) const {
 
 Progress Execution::advance() {
   Progress progress = Progress::blocked;
+  endpoint_.progress();
   for (;;) {
     while (next_ < plan_.steps.size()) {
       if (!try_step(plan_.steps[next_])) return progress;
@@ -100,14 +101,20 @@ bool Execution::try_step(const Step& step) {
     return endpoint_.try_send(step.peer, source, at.count * buffers_.item);
   std::byte* target = buffers_.output + at.offset;
   if (receives) {
-    const void* arrived = endpoint_.try_receive(step.peer, at.count * buffers_.item);
-    if (!arrived) return false;
-    if (step.verb == Verb::recv_reduce) {
-      buffers_.reduction->combine(target, source, arrived, at.count);
-    } else if (at.count) {
-      std::memcpy(target, arrived, at.count * buffers_.item);
-    }
-    endpoint_.release(step.peer);
+    // A message may come in parts; what was received of it is kept from call to call.
+    do {
+      Part part = endpoint_.try_receive(step.peer, at.count * buffers_.item - received_);
+      if (!part.data) return false;
+      if (step.verb == Verb::recv_reduce) {
+        buffers_.reduction->combine(target + received_, source + received_, part.data,
+                                    part.bytes / buffers_.item);
+      } else if (part.bytes) {
+        std::memcpy(target + received_, part.data, part.bytes);
+      }
+      endpoint_.release(step.peer);
+      received_ += part.bytes;
+    } while (received_ < at.count * buffers_.item);
+    received_ = 0;
   } else if (step.verb == Verb::reduce) {
     buffers_.reduction->combine(target, target, source, at.count);
   } else if (target != source) {

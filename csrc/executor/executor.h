@@ -51,6 +51,7 @@ class Execution {
   std::size_t block_end_ = 0;
   std::size_t chunk_items_ = 0;  // items of a chunk in this block; the last chunks may be short
   std::size_t next_ = 0;         // next step
+  std::size_t received_ = 0;     // bytes of the next step's message
 };
 
 // Runs a call of one rank to its end, waiting for the peers. Any exception leaves the group failed.

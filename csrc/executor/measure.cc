@@ -10,6 +10,7 @@
 
 #include "algorithms/algorithms.h"
 #include "executor/communicator.h"
+#include "transport/thread.h"
 
 namespace pycollective {
 namespace {
@@ -91,8 +92,9 @@ void plain_ring(Endpoint& endpoint, int rank, int ranks, float* data, std::size_
     }
     if (!received) return;
     const void* arrived = nullptr;
-    until(
-        [&, n = received] { return (arrived = endpoint.try_receive(previous, n * 4)) != nullptr; });
+    until([&, n = received] {
+      return (arrived = endpoint.try_receive(previous, n * 4).data) != nullptr;
+    });
     if (adds) {
       sum.combine(in, in, arrived, received);
     } else {

@@ -1,5 +1,6 @@
-// Sleeping until a word in memory changes. futex_linux.cc uses the futex system call; elsewhere
-// futex_portable.cc sleeps for short whiles, which is always right and only slower to wake.
+// Sleeping until a word in memory changes, which may be memory that processes share. futex_linux.cc
+// uses the futex system call; elsewhere futex_portable.cc sleeps for short whiles, which is always
+// right and only slower to wake.
 #pragma once
 
 #include <atomic>

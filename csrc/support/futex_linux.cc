@@ -15,11 +15,11 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
   timespec wait;
   wait.tv_sec = static_cast<time_t>(limit.count() / 1'000'000'000);
   wait.tv_nsec = static_cast<long>(limit.count() % 1'000'000'000);
-  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, &wait, nullptr, 0);
+  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &wait, nullptr, 0);
 }
 
 void futex_wake_all(std::atomic<std::uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace pycollective

@@ -24,6 +24,12 @@ inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;
 // Messages that a channel between threads holds; with two, it fills one cache line.
 inline constexpr int kChannelSlots = 2;
 
+// Between processes: slots of a channel, bytes of a slot, and up to which size a message travels in
+// the slot's own cache lines.
+inline constexpr int kShmSlots = 4;
+inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
+inline constexpr std::size_t kShmInlineBytes = 224;
+
 // A waiting rank looks this often before it yields, and yields this often before it sleeps. With
 // more ranks than cores, spinning only keeps the others from working.
 inline constexpr int kSpins = 300;

@@ -3,22 +3,10 @@
 #include <algorithm>
 #include <thread>
 
-#include "support/futex.h"
 #include "support/tuning.h"
+#include "transport/wait.h"
 
 namespace pycollective {
-namespace {
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace
-
 // From one rank to another: a queue of kChannelSlots messages with one writer and one reader.
 struct alignas(kCacheLine) ThreadGroup::Channel {
   struct Message {
@@ -33,8 +21,7 @@ struct alignas(kCacheLine) ThreadGroup::Channel {
 };
 
 struct alignas(kCacheLine) ThreadGroup::RankState {
-  std::atomic<std::uint32_t> bell{0};  // rung when a peer has done something and this rank sleeps
-  std::atomic<bool> sleeping{false};
+  Bed bed;
   alignas(kCacheLine) std::atomic<bool> busy{false};
   mutable std::mutex mutex;  // guards call
   CallRecord call;
@@ -80,10 +67,10 @@ class ThreadEndpoint final : public Endpoint {
     return true;
   }
 
-  const void* try_receive(int peer, std::size_t bytes) override {
+  Part try_receive(int peer, std::size_t bytes) override {
     auto& channel = group_.channel(peer, rank_);
     std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
-    if (channel.posted.load(std::memory_order_acquire) == taken) return nullptr;
+    if (channel.posted.load(std::memory_order_acquire) == taken) return {};
     const auto& message = channel.slots[taken % kChannelSlots];
     if (message.fingerprint != state().fingerprint || message.bytes != bytes) {
       group_.throw_mismatch(rank_, peer);
@@ -94,7 +81,7 @@ class ThreadEndpoint final : public Endpoint {
       group_.check();
     }
     // An empty message still needs an address that is not nullptr.
-    return message.data ? message.data : &channel;
+    return {message.data ? message.data : &channel, bytes};
   }
 
   void release(int peer) override {
@@ -118,51 +105,10 @@ class ThreadEndpoint final : public Endpoint {
 
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
-    auto& me = state();
-    int looks = 0;  // in vain, since the last progress
-    auto look_up = Clock::now() + kWaitSlice;
-    for (;;) {
-      switch (attempt()) {
-        case Progress::done:
-          return;
-        case Progress::moved:
-          looks = 0;
-          continue;
-        case Progress::blocked:
-          break;
-      }
-      ++looks;
-      if (looks <= group_.spins_) {
-        pause();
-        continue;
-      }
-      group_.check();
-      if (looks <= group_.spins_ + kYields) {
-        std::this_thread::yield();
-        continue;
-      }
-      std::uint32_t heard = me.bell.load();
-      me.sleeping.store(true);
-      // Pairs with the fence in ring(): either the peer sees that we sleep, or we see what it did.
-      std::atomic_thread_fence(std::memory_order_seq_cst);
-      Progress progress = attempt();
-      auto now = Clock::now();
-      if (progress == Progress::blocked && !group_.failed_.load() && now < look_up) {
-        futex_wait(me.bell, heard, look_up - now);
-        now = Clock::now();
-      }
-      me.sleeping.store(false);
-      if (progress == Progress::done) return;
-      if (progress == Progress::moved) {
-        looks = 0;
-        continue;
-      }
-      if (now < look_up) continue;
-      look_up = now + kWaitSlice;
-      compare_calls();
-      if (now >= deadline) time_out();
-      if (interrupt) interrupt();
-    }
+    wait_until_done(
+        attempt, state().bed, group_.spins_, deadline, interrupt,
+        [this] { return group_.failed_.load(); }, [this] { group_.check(); },
+        [this] { compare_calls(); }, [this] { time_out(); });
   }
 
   void check() override { group_.check(); }
@@ -173,13 +119,7 @@ class ThreadEndpoint final : public Endpoint {
  private:
   ThreadGroup::RankState& state() { return group_.ranks_[rank_]; }
 
-  void ring(int peer) {
-    auto& other = group_.ranks_[peer];
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!other.sleeping.load(std::memory_order_relaxed)) return;
-    other.bell.fetch_add(1);
-    futex_wake_all(other.bell);
-  }
+  void ring(int peer) { group_.ranks_[peer].bed.ring_if_asleep(); }
 
   // Calls that do not belong together may wait for each other without a message between them.
   void compare_calls() {
@@ -210,8 +150,7 @@ ThreadGroup::ThreadGroup(int size)
     : size_(size),
       channels_(new Channel[static_cast<std::size_t>(size) * static_cast<std::size_t>(size)]),
       ranks_(new RankState[static_cast<std::size_t>(size)]) {
-  bool crowded = static_cast<unsigned>(size) > std::thread::hardware_concurrency();
-  spins_ = crowded ? kCrowdedSpins : kSpins;
+  spins_ = spins_for(size);
   for (int r = 0; r < size; ++r) endpoints_.push_back(std::make_unique<ThreadEndpoint>(*this, r));
 }
 
@@ -231,10 +170,7 @@ void ThreadGroup::fail(FailureKind kind, const std::string& message) noexcept {
     failure_.emplace(kind, message);
     failed_.store(true);
   }
-  for (int r = 0; r < size_; ++r) {
-    ranks_[static_cast<std::size_t>(r)].bell.fetch_add(1);
-    futex_wake_all(ranks_[static_cast<std::size_t>(r)].bell);
-  }
+  for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].bed.ring();
 }
 
 std::optional<Failure> ThreadGroup::failure() const {
@@ -251,14 +187,9 @@ void ThreadGroup::check() const {
 void ThreadGroup::throw_mismatch(int rank, int peer) {
   auto call_of = [this](int r) {
     std::lock_guard lock(ranks_[static_cast<std::size_t>(r)].mutex);
-    return ranks_[static_cast<std::size_t>(r)].call.describe();
+    return ranks_[static_cast<std::size_t>(r)].call;
   };
-  int low = std::min(rank, peer), high = std::max(rank, peer);
-  fail(FailureKind::mismatch, "ranks made calls that do not belong together: rank " +
-                                  std::to_string(low) + " called " + call_of(low) + ", rank " +
-                                  std::to_string(high) + " called " + call_of(high) +
-                                  ". All ranks must make the same calls in the same order, with "
-                                  "equal shape, dtype, op, algorithm and root.");
+  fail(FailureKind::mismatch, describe_mismatch(rank, call_of(rank), peer, call_of(peer)));
   check();
   throw std::logic_error("unreachable");
 }
@@ -269,14 +200,7 @@ std::string ThreadGroup::describe_ranks() const {
     const RankState& rank = ranks_[static_cast<std::size_t>(r)];
     std::lock_guard lock(rank.mutex);
     if (r) text += "; ";
-    text += "rank " + std::to_string(r);
-    if (rank.busy.load()) {
-      text += " is in " + rank.call.describe();
-    } else if (rank.call.number == 0) {
-      text += " has not called anything yet";
-    } else {
-      text += " has finished " + rank.call.describe() + " and called nothing since";
-    }
+    text += describe_rank(r, rank.busy.load(), rank.call);
   }
   return text;
 }

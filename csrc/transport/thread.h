@@ -13,23 +13,22 @@
 #include <string>
 #include <vector>
 
-#include "transport/transport.h"
+#include "transport/group.h"
 
 namespace pycollective {
 
-class ThreadGroup {
+class ThreadGroup final : public Group {
  public:
   explicit ThreadGroup(int size);
-  ~ThreadGroup();
+  ~ThreadGroup() override;
   ThreadGroup(const ThreadGroup&) = delete;
   ThreadGroup& operator=(const ThreadGroup&) = delete;
 
-  int size() const { return size_; }
-  Endpoint& endpoint(int rank);
-  void fail(FailureKind kind, const std::string& message) noexcept;
-  std::optional<Failure> failure() const;
-  // How many calls each rank has begun, and what it is doing: "rank 0 is in …; rank 1 has …".
-  std::string describe_ranks() const;
+  int size() const override { return size_; }
+  Endpoint& endpoint(int rank) override;
+  void fail(FailureKind kind, const std::string& message) noexcept override;
+  std::optional<Failure> failure() const override;
+  std::string describe_ranks() const override;
 
  private:
   friend class ThreadEndpoint;

@@ -40,6 +40,12 @@ using Interrupt = std::function<void()>;
 // What a look at a call in progress has found.
 enum class Progress { done, moved, blocked };
 
+// Part of a message, in memory that can be read until release().
+struct Part {
+  const void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
@@ -49,11 +55,14 @@ class Endpoint {
   virtual void enter(const CallRecord& call) = 0;
   virtual void leave() noexcept = 0;
 
-  // Offers bytes to a peer, which may read them until flushed() is true. False: no room yet.
+  // Offers a message to a peer, which may read it until flushed() is true. False: no room yet.
   virtual bool try_send(int peer, const void* data, std::size_t bytes) = 0;
-  // The next message of a peer, or nullptr when there is none yet; release() when it has been read.
-  virtual const void* try_receive(int peer, std::size_t bytes) = 0;
+  // The next part of a peer's message of which `remaining` bytes are to come; data is nullptr when
+  // there is none yet. Parts are whole items. release() when it has been read.
+  virtual Part try_receive(int peer, std::size_t remaining) = 0;
   virtual void release(int peer) = 0;
+  // Goes on with messages that did not fit at once.
+  virtual void progress() {}
   // Whether peers have read all that was sent.
   virtual bool flushed() = 0;
 

@@ -313,7 +313,7 @@ def test_one_call_at_a_time_per_rank(on_ranks):
     assert not first.is_alive()
 
 
-def test_ctrl_c_ends_a_wait():
+def test_ctrl_c_ends_a_wait(ctrl_c):
     comms = local_group(2, timeout=60)
     threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
     began = time.monotonic()

@@ -524,7 +524,7 @@ def test_mirrored_values_behave_like_the_value():
     assert repr(value).startswith("Mirrored:{")
 
 
-def test_ctrl_c_reaches_every_replica(two):
+def test_ctrl_c_reaches_every_replica(two, ctrl_c):
     stop = threading.Event()
 
     def replica():

@@ -243,10 +243,10 @@ checkpoint.save(directory + "/ckpt")
     ],
 )
 def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(tmp_path, step, call, value):
-    root = Path(__file__).parents[2]
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), step, str(call)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        cwd=tmp_path,  # with the package that the tests use, not sources in the present folder
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         timeout=60,
         check=False,

@@ -1,0 +1,67 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "support/shared_memory.h"
+
+namespace pycollective {
+namespace {
+
+[[noreturn]] void fail(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+}  // namespace
+
+SharedMemory SharedMemory::create(std::size_t bytes) {
+  int descriptor = memfd_create("pycollective", MFD_CLOEXEC);
+  if (descriptor < 0) fail("cannot make shared memory (memfd_create)");
+  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
+    int error = errno;
+    close(descriptor);
+    errno = error;
+    fail("cannot size shared memory");
+  }
+  return SharedMemory(descriptor, bytes);
+}
+
+SharedMemory SharedMemory::open(int descriptor) {
+  int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) fail("not a descriptor of shared memory");
+  struct stat facts;
+  if (fstat(copy, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_size <= 0) {
+    close(copy);
+    errno = EINVAL;
+    fail("not a descriptor of shared memory");
+  }
+  return SharedMemory(copy, static_cast<std::size_t>(facts.st_size));
+}
+
+SharedMemory::SharedMemory(int descriptor, std::size_t size)
+    : descriptor_(descriptor), size_(size) {
+  void* place = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (place == MAP_FAILED) {
+    int error = errno;
+    close(descriptor);
+    errno = error;
+    fail("cannot map shared memory");
+  }
+  data_ = static_cast<std::byte*>(place);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(other.size_) {}
+
+SharedMemory::~SharedMemory() {
+  if (data_) munmap(data_, size_);
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+}  // namespace pycollective

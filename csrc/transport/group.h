@@ -1,0 +1,31 @@
+// A group of ranks over some transport.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "transport/transport.h"
+
+namespace pycollective {
+
+class Group {
+ public:
+  virtual ~Group() = default;
+  virtual int size() const = 0;
+  // The end of a rank that this process runs.
+  virtual Endpoint& endpoint(int rank) = 0;
+  // Fails the whole group, unless it has failed already: every rank's present or next call throws.
+  virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
+  // Why the group is dead, if it is.
+  virtual std::optional<Failure> failure() const = 0;
+  // What each rank is doing: "rank 0 is in …; rank 1 has …".
+  virtual std::string describe_ranks() const = 0;
+};
+
+// "rank 1 is in all_reduce #3 (…)", from what is recorded of a rank's last call.
+std::string describe_rank(int rank, bool busy, const CallRecord& call);
+
+// The text of a mismatch between two ranks' calls.
+std::string describe_mismatch(int rank, const CallRecord& call, int peer, const CallRecord& other);
+
+}  // namespace pycollective

@@ -1,0 +1,405 @@
+#include "transport/shm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/tuning.h"
+#include "transport/wait.h"
+
+namespace pycollective {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
+constexpr std::uint32_t kVersion = 1;
+constexpr std::size_t kPage = 4096;
+constexpr int kMaxRanks = 1024;
+// Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
+// slots.
+constexpr std::uint64_t kHistory = kShmSlots + 2;
+
+std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// A call as other processes can read it: no pointers.
+struct SharedCall {
+  std::uint64_t number;
+  std::uint64_t fingerprint;
+  char collective[24], algorithm[24], op[24], dtype[16];
+  std::int32_t root, dims;
+  std::int64_t shape[CallRecord::kMaxDims];
+};
+
+template <std::size_t N>
+void copy_name(char (&target)[N], const char* name) {
+  std::strncpy(target, name, N - 1);
+  target[N - 1] = 0;
+}
+
+// The names in a CallRecord live as long as the program; those that come from memory are kept here.
+const char* intern(char (&name)[24]) {
+  static std::mutex mutex;
+  static std::set<std::string> names;
+  name[sizeof name - 1] = 0;
+  std::lock_guard lock(mutex);
+  return names.insert(name).first->c_str();
+}
+
+}  // namespace
+
+struct ShmGroup::Header {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::int32_t size;
+  std::uint64_t bytes;
+  std::atomic<std::uint32_t> failed;  // 0: no, 1: being written, 2: yes
+  std::uint32_t kind;
+  char message[2000];
+};
+
+struct alignas(kCacheLine) ShmGroup::RankState {
+  Bed bed;
+  std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
+  std::atomic<std::uint32_t> busy;
+  // Readers look at `writing` before and after: odd or changed means that they must look again.
+  alignas(kCacheLine) std::atomic<std::uint64_t> writing;
+  std::atomic<std::uint64_t> number;  // of the last call
+  SharedCall history[kHistory];
+};
+
+struct alignas(kCacheLine) ShmGroup::Channel {
+  struct alignas(kCacheLine) Slot {
+    std::uint64_t fingerprint;
+    std::uint64_t call;       // its number
+    std::uint64_t remaining;  // bytes of the message, this part's and those to come
+    std::uint64_t bytes;      // of this part
+    std::byte inline_data[kShmInlineBytes];
+  };
+  std::atomic<std::uint64_t> posted;  // parts, ever
+  alignas(kCacheLine) std::atomic<std::uint64_t> taken;
+  Slot slots[kShmSlots];
+};
+
+class ShmEndpoint final : public Endpoint {
+ public:
+  ShmEndpoint(ShmGroup& group, int rank)
+      : group_(group), rank_(rank), pending_(static_cast<std::size_t>(group.size())) {}
+
+  void enter(const CallRecord& call) override {
+    auto& me = state();
+    if (me.busy.exchange(1)) {
+      throw std::logic_error("rank " + std::to_string(rank_) +
+                             " is already in a collective call in another thread; a rank makes one "
+                             "call at a time");
+    }
+    call_ = call;
+    call_.number = me.number.load(std::memory_order_relaxed) + 1;
+    fingerprint_ = call_.fingerprint();
+    me.writing.fetch_add(1);
+    SharedCall& shared = me.history[call_.number % kHistory];
+    shared.number = call_.number;
+    shared.fingerprint = fingerprint_;
+    copy_name(shared.collective, call.collective);
+    copy_name(shared.algorithm, call.algorithm);
+    copy_name(shared.op, call.op);
+    copy_name(shared.dtype, call.dtype);
+    shared.root = call.root;
+    shared.dims = call.dims;
+    std::copy_n(call.shape, CallRecord::kMaxDims, shared.shape);
+    me.number.store(call_.number);
+    me.writing.fetch_add(1);
+  }
+
+  void leave() noexcept override {
+    for (Pending& pending : pending_) pending = {};
+    unsent_ = 0;
+    state().busy.store(0);
+  }
+
+  bool try_send(int peer, const void* data, std::size_t bytes) override {
+    Pending& pending = pending_[static_cast<std::size_t>(peer)];
+    if (pending.active && !push(peer)) return false;
+    pending = {static_cast<const std::byte*>(data), bytes, true};
+    ++unsent_;
+    push(peer);
+    return true;
+  }
+
+  Part try_receive(int peer, std::size_t remaining) override {
+    auto& channel = group_.channel(peer, rank_);
+    std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
+    if (channel.posted.load(std::memory_order_acquire) == taken) return {};
+    const auto& slot = channel.slots[taken % kShmSlots];
+    if (slot.fingerprint != fingerprint_ || slot.remaining != remaining || slot.bytes > remaining) {
+      mismatch(peer, group_.call_of(peer, slot.call));
+    }
+    if (slot.bytes <= kShmInlineBytes) return {slot.inline_data, slot.bytes};
+    return {group_.slots(peer, rank_) + taken % kShmSlots * kShmSlotBytes, slot.bytes};
+  }
+
+  void release(int peer) override {
+    auto& channel = group_.channel(peer, rank_);
+    channel.taken.store(channel.taken.load(std::memory_order_relaxed) + 1,
+                        std::memory_order_release);
+    ring(peer);
+  }
+
+  void progress() override {
+    for (int peer = 0; unsent_ > 0 && peer < group_.size(); ++peer) {
+      if (pending_[static_cast<std::size_t>(peer)].active) push(peer);
+    }
+  }
+
+  // Copied into the ring is as good as read.
+  bool flushed() override { return unsent_ == 0; }
+
+  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
+            const Interrupt& interrupt) override {
+    wait_until_done(
+        attempt, state().bed, group_.spins_, deadline, interrupt,
+        [this] { return group_.header().failed.load() == 2; }, [this] { group_.check(); },
+        [this] { look_up(); }, [this] { time_out(); });
+  }
+
+  void check() override { group_.check(); }
+  void fail(FailureKind kind, const std::string& message) noexcept override {
+    group_.fail(kind, message);
+  }
+
+ private:
+  // A message, or the rest of one, that is still to be copied into the channel.
+  struct Pending {
+    const std::byte* data = nullptr;
+    std::size_t bytes = 0;
+    bool active = false;
+  };
+
+  ShmGroup::RankState& state() { return group_.state(rank_); }
+  void ring(int peer) { group_.state(peer).bed.ring_if_asleep(); }
+
+  // Copies what there is room for; true when nothing is left to send to this peer.
+  bool push(int peer) {
+    Pending& pending = pending_[static_cast<std::size_t>(peer)];
+    auto& channel = group_.channel(rank_, peer);
+    std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
+    bool moved = false;
+    while (pending.active &&
+           posted - channel.taken.load(std::memory_order_acquire) < std::uint64_t{kShmSlots}) {
+      auto& slot = channel.slots[posted % kShmSlots];
+      std::size_t part = std::min(pending.bytes, kShmSlotBytes);
+      slot.fingerprint = fingerprint_;
+      slot.call = call_.number;
+      slot.remaining = pending.bytes;
+      slot.bytes = part;
+      std::byte* target = part <= kShmInlineBytes
+                              ? slot.inline_data
+                              : group_.slots(rank_, peer) + posted % kShmSlots * kShmSlotBytes;
+      if (part) std::memcpy(target, pending.data, part);
+      channel.posted.store(++posted, std::memory_order_release);
+      moved = true;
+      pending.data += part;
+      pending.bytes -= part;
+      pending.active = pending.bytes > 0;
+    }
+    if (moved) ring(peer);
+    if (moved && !pending.active) --unsent_;
+    return !pending.active;
+  }
+
+  [[noreturn]] void mismatch(int peer, const CallRecord& theirs) {
+    group_.fail(FailureKind::mismatch, describe_mismatch(rank_, call_, peer, theirs));
+    group_.check();
+    throw std::logic_error("unreachable");
+  }
+
+  void look_up() {
+    for (int peer = 0; peer < group_.size(); ++peer) {
+      if (peer == rank_) continue;
+      const auto& other = group_.state(peer);
+      CallRecord theirs = group_.call_of(peer, call_.number);
+      if (theirs.number == call_.number && theirs.fingerprint() != fingerprint_) {
+        mismatch(peer, theirs);
+      }
+      bool gone = other.presence.load() == 2 && other.number.load() < call_.number;
+      if (gone) {
+        group_.fail(FailureKind::peer_lost,
+                    "rank " + std::to_string(peer) + " has left the group after " +
+                        std::to_string(other.number.load()) + " calls, while rank " +
+                        std::to_string(rank_) + " is in " + call_.describe());
+        group_.check();
+      }
+    }
+  }
+
+  void time_out() {
+    group_.fail(FailureKind::timeout, "rank " + std::to_string(rank_) +
+                                          " waited until its deadline. " + group_.describe_ranks());
+    group_.check();
+  }
+
+  ShmGroup& group_;
+  int rank_;
+  CallRecord call_;
+  std::uint64_t fingerprint_ = 0;
+  std::vector<Pending> pending_;
+  int unsent_ = 0;  // peers with something pending
+};
+
+std::size_t ShmGroup::bytes_for(int size) {
+  auto n = static_cast<std::size_t>(size);
+  return page_up(sizeof(Header)) + page_up(n * sizeof(RankState)) +
+         page_up(n * n * sizeof(Channel)) + n * n * kShmSlots * kShmSlotBytes;
+}
+
+std::shared_ptr<ShmGroup> ShmGroup::create(int size) {
+  if (size < 1 || size > kMaxRanks) {
+    throw std::invalid_argument("a group of processes has 1 to " + std::to_string(kMaxRanks) +
+                                " ranks, not " + std::to_string(size));
+  }
+  SharedMemory memory = SharedMemory::create(bytes_for(size));
+  // The memory is zero: what the atomics start with.
+  auto* header = new (memory.data()) Header;
+  header->version = kVersion;
+  header->size = size;
+  header->bytes = memory.size();
+  header->failed.store(0);
+  header->magic = kMagic;
+  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory)));
+}
+
+std::shared_ptr<ShmGroup> ShmGroup::open(int descriptor) {
+  SharedMemory memory = SharedMemory::open(descriptor);
+  const auto* header = reinterpret_cast<const Header*>(memory.data());
+  bool whole = memory.size() >= sizeof(Header) && header->magic == kMagic &&
+               header->version == kVersion && header->size >= 1 && header->size <= kMaxRanks &&
+               header->bytes == memory.size() && bytes_for(header->size) == memory.size();
+  if (!whole) {
+    throw std::invalid_argument("descriptor " + std::to_string(descriptor) +
+                                " is not the memory of a group of this version of pycollective");
+  }
+  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory)));
+}
+
+ShmGroup::ShmGroup(SharedMemory memory)
+    : memory_(std::move(memory)), spins_(spins_for(header().size)) {}
+
+ShmGroup::~ShmGroup() {
+  if (rank_ >= 0) leave(rank_);
+}
+
+int ShmGroup::size() const { return header().size; }
+
+ShmGroup::Header& ShmGroup::header() const { return *reinterpret_cast<Header*>(memory_.data()); }
+
+ShmGroup::RankState& ShmGroup::state(int rank) const {
+  auto* states = reinterpret_cast<RankState*>(memory_.data() + page_up(sizeof(Header)));
+  return states[rank];
+}
+
+ShmGroup::Channel& ShmGroup::channel(int from, int to) const {
+  auto n = static_cast<std::size_t>(size());
+  auto* channels = reinterpret_cast<Channel*>(memory_.data() + page_up(sizeof(Header)) +
+                                              page_up(n * sizeof(RankState)));
+  return channels[static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to)];
+}
+
+std::byte* ShmGroup::slots(int from, int to) const {
+  auto n = static_cast<std::size_t>(size());
+  return memory_.data() + page_up(sizeof(Header)) + page_up(n * sizeof(RankState)) +
+         page_up(n * n * sizeof(Channel)) +
+         (static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to)) * kShmSlots *
+             kShmSlotBytes;
+}
+
+void ShmGroup::join(int rank) {
+  if (rank < 0 || rank >= size()) {
+    throw std::invalid_argument("rank " + std::to_string(rank) + " is not among the " +
+                                std::to_string(size()) + " ranks of the group");
+  }
+  std::uint32_t absent = 0;
+  if (rank_ >= 0 || !state(rank).presence.compare_exchange_strong(absent, 1)) {
+    throw std::invalid_argument("rank " + std::to_string(rank) +
+                                " of the group is taken: every process needs a rank of its own");
+  }
+  rank_ = rank;
+  endpoint_ = std::make_unique<ShmEndpoint>(*this, rank);
+}
+
+void ShmGroup::leave(int rank) noexcept {
+  std::uint32_t present = 1;
+  if (!state(rank).presence.compare_exchange_strong(present, 2)) return;
+  for (int r = 0; r < size(); ++r) state(r).bed.ring();
+}
+
+bool ShmGroup::is_in(int rank) const { return state(rank).presence.load() == 1; }
+
+Endpoint& ShmGroup::endpoint(int rank) {
+  if (rank != rank_) throw std::logic_error("this process has another rank of the group");
+  return *endpoint_;
+}
+
+void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
+  std::uint32_t whole = 0;
+  if (!header().failed.compare_exchange_strong(whole, 1)) return;
+  header().kind = static_cast<std::uint32_t>(kind);
+  copy_name(header().message, message.c_str());
+  header().failed.store(2);
+  for (int r = 0; r < size(); ++r) state(r).bed.ring();
+}
+
+std::optional<Failure> ShmGroup::failure() const {
+  if (header().failed.load() != 2) return {};
+  char text[sizeof(Header::message)];
+  std::memcpy(text, header().message, sizeof text);
+  text[sizeof text - 1] = 0;
+  return Failure(static_cast<FailureKind>(header().kind), text);
+}
+
+void ShmGroup::check() const {
+  if (header().failed.load(std::memory_order_relaxed) == 0) return;
+  if (auto failed = failure()) throw *failed;
+}
+
+CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
+  const RankState& from = state(rank);
+  SharedCall copy;
+  for (int tries = 0;; ++tries) {
+    std::uint64_t before = from.writing.load();
+    std::memcpy(&copy, &from.history[number % kHistory], sizeof copy);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (before % 2 == 0 && from.writing.load() == before) break;
+    if (tries == 1000) break;  // a process that was stopped while it wrote: what there is must do
+    std::this_thread::yield();
+  }
+  CallRecord call;
+  call.collective = intern(copy.collective);
+  call.algorithm = intern(copy.algorithm);
+  call.op = intern(copy.op);
+  copy_name(call.dtype, copy.dtype);
+  call.root = copy.root;
+  call.dims = copy.dims;
+  std::copy_n(copy.shape, CallRecord::kMaxDims, call.shape);
+  call.number = copy.number;
+  return call;
+}
+
+std::string ShmGroup::describe_ranks() const {
+  std::string text;
+  for (int r = 0; r < size(); ++r) {
+    if (r) text += "; ";
+    if (state(r).presence.load() == 0) {
+      text += "rank " + std::to_string(r) + " has not joined yet";
+      continue;
+    }
+    text += describe_rank(r, state(r).busy.load() != 0, call_of(r, state(r).number.load()));
+  }
+  return text;
+}
+
+}  // namespace pycollective

@@ -1,0 +1,96 @@
+// How a rank waits: it looks again some times, yields some times, then sleeps until a peer rings.
+#pragma once
+
+#include <atomic>
+#include <thread>
+
+#include "support/futex.h"
+#include "support/tuning.h"
+#include "transport/transport.h"
+
+namespace pycollective {
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Where a rank sleeps; in memory that its peers can reach.
+struct Bed {
+  std::atomic<std::uint32_t> bell{0};  // rung when a peer has done something and this rank sleeps
+  std::atomic<std::uint32_t> sleeping{0};
+
+  void ring_if_asleep() {
+    // Pairs with the fence in wait_until_done: either we see that the rank sleeps, or it sees what
+    // we have done before this call.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (sleeping.load(std::memory_order_relaxed)) ring();
+  }
+  void ring() {
+    bell.fetch_add(1);
+    futex_wake_all(bell);
+  }
+};
+
+// How many looks are worth while: with more ranks than cores, spinning keeps the others from
+// working.
+inline int spins_for(int ranks_on_this_host) {
+  bool crowded = static_cast<unsigned>(ranks_on_this_host) > std::thread::hardware_concurrency();
+  return crowded ? kCrowdedSpins : kSpins;
+}
+
+// Calls `attempt` until it is done. `failed()` says whether the group has failed, `check()` then
+// throws; `look_up()` is called every kWaitSlice, and `time_out()`, which throws, at the deadline.
+template <class Failed, class Check, class LookUp, class TimeOut>
+void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spins,
+                     Clock::time_point deadline, const Interrupt& interrupt, Failed failed,
+                     Check check, LookUp look_up, TimeOut time_out) {
+  int looks = 0;  // in vain, since the last progress
+  auto next_look_up = Clock::now() + kWaitSlice;
+  for (;;) {
+    Progress progress = attempt();
+    if (progress == Progress::done) return;
+    if (progress == Progress::moved) {
+      looks = 0;
+      continue;
+    }
+    ++looks;
+    if (looks <= spins) {
+      pause();
+      continue;
+    }
+    if (failed()) {
+      if (interrupt) interrupt();  // Ctrl-C says more than the peers' leaving because of it
+      check();
+    }
+    if (looks <= spins + kYields) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::uint32_t heard = bed.bell.load();
+    bed.sleeping.store(1);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    progress = attempt();
+    auto now = Clock::now();
+    if (progress == Progress::blocked && !failed() && now < next_look_up) {
+      futex_wait(bed.bell, heard, next_look_up - now);
+      now = Clock::now();
+    }
+    bed.sleeping.store(0);
+    if (progress == Progress::done) return;
+    if (progress == Progress::moved) {
+      looks = 0;
+      continue;
+    }
+    if (now < next_look_up) continue;
+    next_look_up = now + kWaitSlice;
+    if (interrupt) interrupt();
+    look_up();
+    if (now >= deadline) time_out();
+  }
+}
+
+}  // namespace pycollective
