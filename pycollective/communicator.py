@@ -101,11 +101,15 @@ class Communicator:
         Parameters
         ----------
         x : array_like
-            This rank's contribution: float32, float64, int32 or int64, of any shape and layout; the
-            same shape and dtype on every rank.
-        op : {"sum", "min", "max", "prod", "mean"}
-            A mean of ints is rounded toward zero; sums and products of ints wrap around; min and max
-            give NaN where any contribution is NaN.
+            This rank's contribution, of any shape and layout; the same shape and dtype on every
+            rank: bool, ints of 8 to 64 bits with and without sign, float16, bfloat16 (of
+            ``ml_dtypes``), float32, float64, complex64 or complex128.
+        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
+            Sums and products of ints wrap around, also before a mean divides; a mean of ints is
+            rounded toward zero; min and max give NaN where any contribution is NaN; and, or, xor
+            are bitwise for ints and logical for bools. Every step of float16 and bfloat16 is
+            computed in float32 and rounded to nearest even. Complex numbers have sum, prod and
+            mean; bools have min, max, and, or, xor.
         out : ndarray, optional
             Where the result goes; ``out=x`` works in place.
         algorithm : {"ring", "hierarchical_copy", "reduce_to_one"}
@@ -120,6 +124,8 @@ class Communicator:
 
         Raises
         ------
+        TypeError
+            There is no such reduction: of this dtype, or of this op for this dtype.
         MismatchError
             The ranks' calls differ in kind, shape, dtype, op or algorithm.
         CollectiveTimeoutError

@@ -8,6 +8,7 @@
 
 #include "algorithms/algorithms.h"
 #include "bindings/bindings.h"
+#include "bindings/dtypes.h"
 #include "executor/communicator.h"
 #include "executor/measure.h"
 #include "transport/shm.h"
@@ -47,33 +48,6 @@ Array array_of(const py::array& input, py::array& output) {
   array.count = static_cast<std::size_t>(input.size());
   array.item = static_cast<std::size_t>(input.itemsize());
   return array;
-}
-
-std::optional<DType> dtype_of(const py::dtype& dtype) {
-  if (dtype.byteorder() == '>') return {};
-  bool four = dtype.itemsize() == 4, eight = dtype.itemsize() == 8;
-  if (dtype.kind() == 'f' && four) return DType::f32;
-  if (dtype.kind() == 'f' && eight) return DType::f64;
-  if (dtype.kind() == 'i' && four) return DType::i32;
-  if (dtype.kind() == 'i' && eight) return DType::i64;
-  return {};
-}
-
-DType reducible(const py::dtype& dtype) {
-  if (auto found = dtype_of(dtype)) return *found;
-  std::string known;
-  for (int i = 0; i < kDTypes; ++i) append_name(known, to_string(static_cast<DType>(i)));
-  throw py::type_error("all_reduce has no reduction for dtype " + std::string(py::str(dtype)) +
-                       "; it takes " + known + ": convert the array with astype first");
-}
-
-Op op_of(const std::string& name) {
-  std::string known;
-  for (int i = 0; i < kOps; ++i) {
-    if (to_string(static_cast<Op>(i)) == name) return static_cast<Op>(i);
-    append_name(known, to_string(static_cast<Op>(i)));
-  }
-  throw std::invalid_argument("unknown op '" + name + "'; there are: " + known);
 }
 
 const Algorithm& all_reduce_algorithm(const std::string& name) {
@@ -160,8 +134,7 @@ void bind_group(py::module_& m) {
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
              const std::string& algorithm, double timeout) {
             Array array = array_of(input, output);
-            DType dtype = reducible(input.dtype());
-            Op which = op_of(op);
+            auto [dtype, which] = reduction_of(input.dtype(), op);
             const Algorithm& how = all_reduce_algorithm(algorithm);
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
@@ -211,8 +184,7 @@ void bind_group(py::module_& m) {
           arrays.push_back(array_of(inputs[r], outputs[r]));
           pointers.push_back(communicators[r].get());
         }
-        DType dtype = reducible(inputs[0].dtype());
-        Op which = op_of(op);
+        auto [dtype, which] = reduction_of(inputs[0].dtype(), op);
         const Algorithm& how = all_reduce_algorithm(algorithm);
         Waiting waiting = waiting_for(timeout);
         py::gil_scoped_release release;

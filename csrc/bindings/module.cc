@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, m) {
   m.attr("__version__") = PYCOLLECTIVE_VERSION;
   pycollective::bind_schedule(m);
   pycollective::bind_group(m);
+  pycollective::bind_reduce(m);
   auto nn = m.def_submodule("nn", "Kernels of the trainer that NumPy has no fast form of.");
   pycollective::bind_nn(nn);
   auto cuda = m.def_submodule("cuda", "What the CUDA part of this build can see.");

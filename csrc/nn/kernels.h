@@ -8,8 +8,7 @@
 #include <cstdint>
 
 #include "nn/window.h"
-
-#define PYCOLLECTIVE_INLINE inline __attribute__((always_inline))
+#include "support/simd.h"
 
 namespace pycollective::nn {
 

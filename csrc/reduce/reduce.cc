@@ -1,87 +1,391 @@
+// From top to bottom: the element types, the operations, the loops, and the table, which has a row
+// for each type and a column for each operation. A new type is a row, a new operation a struct and
+// a column.
 #include "reduce/reduce.h"
 
+#include <algorithm>
 #include <array>
+#include <cstring>
+#include <type_traits>
 
+#include "reduce/half.h"
 #include "support/simd.h"
+#include "support/tuning.h"
 
 namespace pycollective {
 namespace {
 
-// Ints are added and multiplied as unsigned numbers: they wrap around, where signed ones would be
-// undefined.
+// Element types: bytes that are true or false, numbers, pairs of numbers, and the halves, which
+// have a way to be widened instead of arithmetic.
+struct Truth {
+  std::uint8_t byte;
+};
 template <class T>
-struct Wrapping {
+struct Complex {
+  T real, imag;
+};
+template <const HalfType& (*kType)()>
+struct Half {
+  static const HalfType& type() { return kType(); }
+  std::uint16_t bits;
+};
+
+template <class T>
+constexpr bool is_complex = false;
+template <class T>
+constexpr bool is_complex<Complex<T>> = true;
+template <class T>
+constexpr bool is_half = false;
+template <const HalfType& (*kType)()>
+constexpr bool is_half<Half<kType>> = true;
+
+// Signed ints wrap around as unsigned numbers do. Those are at least as wide as an int: narrower
+// ones would be promoted to int, which does not wrap.
+template <class T, bool = std::is_integral_v<T>>
+struct WrappingOf {
   using type = T;
 };
-template <>
-struct Wrapping<std::int32_t> {
-  using type = std::uint32_t;
+template <class T>
+struct WrappingOf<T, true> {
+  using type = std::conditional_t<sizeof(T) <= 4, std::uint32_t, std::uint64_t>;
 };
-template <>
-struct Wrapping<std::int64_t> {
-  using type = std::uint64_t;
+template <class T>
+using Wrapping = typename WrappingOf<T>::type;
+
+template <class T>
+constexpr bool is_number = std::is_arithmetic_v<T>;
+
+template <class T, bool = std::is_integral_v<T>>
+struct UnsignedOf {
+  using type = T;
+};
+template <class T>
+struct UnsignedOf<T, true> {
+  using type = std::make_unsigned_t<T>;
+};
+template <class T>
+using Unsigned = typename UnsignedOf<T>::type;
+
+// Operations. takes<T>: which types have it; Same<T>: a type that gives the same bits, so that one
+// loop serves both.
+struct Sum {
+  template <class T>
+  static constexpr bool takes = is_number<T> || is_complex<T>;
+  template <class T>
+  using Same = Unsigned<T>;
+  template <class T>
+  PYCOLLECTIVE_INLINE static T of(T a, T b) {
+    if constexpr (is_complex<T>) {
+      return {a.real + b.real, a.imag + b.imag};
+    } else {
+      return static_cast<T>(Wrapping<T>(a) + Wrapping<T>(b));
+    }
+  }
 };
 
-// target_clones needs plain functions, so the kernels come from a macro and not from a template.
-#define PYCOLLECTIVE_COMBINE(NAME, T, EXPRESSION)                                  \
-  PYCOLLECTIVE_CLONES void NAME(void* target, const void* left, const void* right, \
-                                std::size_t count) {                               \
-    using W [[maybe_unused]] = Wrapping<T>::type;                                  \
-    auto* t = static_cast<T*>(target);                                             \
-    auto* l = static_cast<const T*>(left);                                         \
-    auto* r = static_cast<const T*>(right);                                        \
-    for (std::size_t i = 0; i < count; ++i) {                                      \
-      T a = l[i], b = r[i];                                                        \
-      t[i] = static_cast<T>(EXPRESSION);                                           \
-    }                                                                              \
+struct Prod {
+  template <class T>
+  static constexpr bool takes = is_number<T> || is_complex<T>;
+  template <class T>
+  using Same = Unsigned<T>;
+  template <class T>
+  PYCOLLECTIVE_INLINE static T of(T a, T b) {
+    if constexpr (is_complex<T>) {
+      return {a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
+    } else {
+      return static_cast<T>(Wrapping<T>(a) * Wrapping<T>(b));
+    }
   }
+};
 
-#define PYCOLLECTIVE_KERNELS(SUFFIX, T)                                                 \
-  PYCOLLECTIVE_COMBINE(sum_##SUFFIX, T, W(a) + W(b))                                    \
-  PYCOLLECTIVE_COMBINE(prod_##SUFFIX, T, W(a) * W(b))                                   \
-  PYCOLLECTIVE_COMBINE(min_##SUFFIX, T, (a < b || a != a) ? a : b)                      \
-  PYCOLLECTIVE_COMBINE(max_##SUFFIX, T, (a > b || a != a) ? a : b)                      \
-  PYCOLLECTIVE_CLONES void divide_##SUFFIX(void* target, std::size_t count, int size) { \
-    auto* t = static_cast<T*>(target);                                                  \
-    T divisor = static_cast<T>(size);                                                   \
-    for (std::size_t i = 0; i < count; ++i) t[i] = t[i] / divisor;                      \
+struct And {
+  template <class T>
+  static constexpr bool takes = std::is_integral_v<T> || std::is_same_v<T, Truth>;
+  template <class T>
+  using Same = Unsigned<T>;
+  template <class T>
+  PYCOLLECTIVE_INLINE static T of(T a, T b) {
+    if constexpr (std::is_same_v<T, Truth>) {
+      return {static_cast<std::uint8_t>((a.byte != 0) & (b.byte != 0))};
+    } else {
+      return static_cast<T>(a & b);
+    }
   }
+};
 
-PYCOLLECTIVE_KERNELS(f32, float)
-PYCOLLECTIVE_KERNELS(f64, double)
-PYCOLLECTIVE_KERNELS(i32, std::int32_t)
-PYCOLLECTIVE_KERNELS(i64, std::int64_t)
-
-#define PYCOLLECTIVE_ROW(SUFFIX)                                                 \
-  {                                                                              \
-    {                                                                            \
-      {sum_##SUFFIX, nullptr}, {min_##SUFFIX, nullptr}, {max_##SUFFIX, nullptr}, \
-          {prod_##SUFFIX, nullptr}, {                                            \
-        sum_##SUFFIX, divide_##SUFFIX                                            \
-      }                                                                          \
-    }                                                                            \
+struct Or {
+  template <class T>
+  static constexpr bool takes = And::takes<T>;
+  template <class T>
+  using Same = Unsigned<T>;
+  template <class T>
+  PYCOLLECTIVE_INLINE static T of(T a, T b) {
+    if constexpr (std::is_same_v<T, Truth>) {
+      return {static_cast<std::uint8_t>((a.byte | b.byte) != 0)};
+    } else {
+      return static_cast<T>(a | b);
+    }
   }
+};
 
-// Rows in the order of DType, columns in the order of Op.
-constexpr std::array<std::array<Reduction, kOps>, kDTypes> kTable = {
-    {PYCOLLECTIVE_ROW(f32), PYCOLLECTIVE_ROW(f64), PYCOLLECTIVE_ROW(i32), PYCOLLECTIVE_ROW(i64)}};
+struct Xor {
+  template <class T>
+  static constexpr bool takes = And::takes<T>;
+  template <class T>
+  using Same = Unsigned<T>;
+  template <class T>
+  PYCOLLECTIVE_INLINE static T of(T a, T b) {
+    if constexpr (std::is_same_v<T, Truth>) {
+      return {static_cast<std::uint8_t>((a.byte != 0) ^ (b.byte != 0))};
+    } else {
+      return static_cast<T>(a ^ b);
+    }
+  }
+};
+
+struct Min {
+  template <class T>
+  static constexpr bool takes = is_number<T> || std::is_same_v<T, Truth>;
+  template <class T>
+  using Same = T;
+  template <class T>
+  PYCOLLECTIVE_INLINE static T of(T a, T b) {
+    if constexpr (std::is_same_v<T, Truth>) {
+      return And::of(a, b);
+    } else {
+      return (a < b || a != a) ? a : b;
+    }
+  }
+};
+
+struct Max {
+  template <class T>
+  static constexpr bool takes = is_number<T> || std::is_same_v<T, Truth>;
+  template <class T>
+  using Same = T;
+  template <class T>
+  PYCOLLECTIVE_INLINE static T of(T a, T b) {
+    if constexpr (std::is_same_v<T, Truth>) {
+      return Or::of(a, b);
+    } else {
+      return (a > b || a != a) ? a : b;
+    }
+  }
+};
+
+// A mean is a sum that is divided when all contributions are in.
+struct Mean : Sum {};
+
+// The quotient of a number and a number of ranks, ints toward zero. Ints to 32 bits are divided in
+// a floating-point type with room for more digits than they have: exact, and a vector operation.
+template <class T>
+PYCOLLECTIVE_INLINE T quotient(T a, int size) {
+  if constexpr (is_complex<T>) {
+    return {quotient(a.real, size), quotient(a.imag, size)};
+  } else if constexpr (std::is_integral_v<T> && sizeof(T) <= 4) {
+    using Wide = std::conditional_t<sizeof(T) <= 2, float, double>;
+    return static_cast<T>(static_cast<Wide>(a) / static_cast<Wide>(size));
+  } else {
+    return a / static_cast<T>(size);
+  }
+}
+
+// Loops. GCC clones templates only where they are local to the file, as these are.
+template <class T, class O>
+PYCOLLECTIVE_INLINE void combine_loop(void* target, const void* left, const void* right,
+                                      std::size_t count) {
+  auto* t = static_cast<T*>(target);
+  auto* l = static_cast<const T*>(left);
+  auto* r = static_cast<const T*>(right);
+  PYCOLLECTIVE_INDEPENDENT
+  for (std::size_t i = 0; i < count; ++i) t[i] = O::of(l[i], r[i]);
+}
+
+template <class T, class O>
+PYCOLLECTIVE_CLONES void combine(void* target, const void* left, const void* right,
+                                 std::size_t count) {
+  combine_loop<T, O>(target, left, right, count);
+}
+
+// Products of complex numbers, for processors without fused multiplication and addition: GCC 12
+// fuses in vectors even where it is told not to, and an element's bits would depend on its place.
+template <class T, class O>
+void combine_unfused(void* target, const void* left, const void* right, std::size_t count) {
+  combine_loop<T, O>(target, left, right, count);
+}
+
+template <class T>
+PYCOLLECTIVE_CLONES void divide(void* target, std::size_t count, int size) {
+  auto* t = static_cast<T*>(target);
+  PYCOLLECTIVE_INDEPENDENT
+  for (std::size_t i = 0; i < count; ++i) t[i] = quotient(t[i], size);
+}
+
+// A block of float32 that halves are widened to; it stays in the first-level cache.
+constexpr std::size_t kBlock = kReduceBlockBytes / sizeof(float);
+struct Block {
+  alignas(kCacheLine) float items[kBlock];
+};
+
+template <class H, class O>
+void combine_halves(void* target, const void* left, const void* right, std::size_t count) {
+  auto* t = static_cast<std::uint16_t*>(target);
+  auto* l = static_cast<const std::uint16_t*>(left);
+  auto* r = static_cast<const std::uint16_t*>(right);
+  const HalfType& half = H::type();
+  Block a, b;
+  for (std::size_t first = 0; first < count; first += kBlock) {
+    std::size_t items = std::min(kBlock, count - first);
+    half.widen(a.items, l + first, items);
+    half.widen(b.items, r + first, items);
+    combine<float, O>(a.items, a.items, b.items, items);
+    half.narrow(t + first, a.items, items);
+  }
+}
+
+template <class H>
+void divide_halves(void* target, std::size_t count, int size) {
+  auto* t = static_cast<std::uint16_t*>(target);
+  const HalfType& half = H::type();
+  Block a;
+  for (std::size_t first = 0; first < count; first += kBlock) {
+    std::size_t items = std::min(kBlock, count - first);
+    half.widen(a.items, t + first, items);
+    divide<float>(a.items, items, size);
+    half.narrow(t + first, a.items, items);
+  }
+}
+
+// The table.
+template <class T, class O>
+constexpr Reduction place() {
+  constexpr bool divides = std::is_same_v<O, Mean>;
+  if constexpr (is_half<T>) {
+    Reduction made{.item = sizeof(T), .half = T::type};
+    if constexpr (O::template takes<float>) {
+      made.combine = combine_halves<T, O>;
+      if constexpr (divides) made.finish = divide_halves<T>;
+    }
+    return made;
+  } else {
+    Reduction made{.item = sizeof(T)};
+    if constexpr (O::template takes<T>) {
+      using Kernel = std::conditional_t<divides, Sum, O>;
+      if constexpr (is_complex<T> && std::is_same_v<O, Prod>) {
+        made.combine = combine_unfused<T, O>;
+      } else {
+        made.combine = combine<typename O::template Same<T>, Kernel>;
+      }
+      if constexpr (divides) made.finish = divide<T>;
+    }
+    return made;
+  }
+}
+
+using Row = std::array<Reduction, kOps>;
+
+template <class T>
+constexpr Row row() {  // columns in the order of Op
+  return {place<T, Sum>(),  place<T, Prod>(), place<T, Min>(), place<T, Max>(),
+          place<T, Mean>(), place<T, And>(),  place<T, Or>(),  place<T, Xor>()};
+}
+
+struct Element {
+  std::string_view name;
+  Row row;
+};
+
+constexpr std::array<Element, kDTypes> kTable = {{
+    // rows in the order of DType
+    {"bool", row<Truth>()},
+    {"int8", row<std::int8_t>()},
+    {"int16", row<std::int16_t>()},
+    {"int32", row<std::int32_t>()},
+    {"int64", row<std::int64_t>()},
+    {"uint8", row<std::uint8_t>()},
+    {"uint16", row<std::uint16_t>()},
+    {"uint32", row<std::uint32_t>()},
+    {"uint64", row<std::uint64_t>()},
+    {"float16", row<Half<float16>>()},
+    {"bfloat16", row<Half<bfloat16>>()},
+    {"float32", row<float>()},
+    {"float64", row<double>()},
+    {"complex64", row<Complex<float>>()},
+    {"complex128", row<Complex<double>>()},
+}};
+
+constexpr std::array<std::string_view, kOps> kOpNames = {"sum",  "prod", "min", "max",
+                                                         "mean", "and",  "or",  "xor"};
+
+const Element& element(DType dtype) { return kTable[static_cast<std::size_t>(dtype)]; }
 
 }  // namespace
 
 const Reduction& reduction(DType dtype, Op op) {
-  return kTable[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
+  return element(dtype).row[static_cast<std::size_t>(op)];
 }
 
-std::size_t item_size(DType dtype) { return dtype == DType::f32 || dtype == DType::i32 ? 4 : 8; }
-
-std::string_view to_string(DType dtype) {
-  constexpr std::string_view names[kDTypes] = {"float32", "float64", "int32", "int64"};
-  return names[static_cast<std::size_t>(dtype)];
+void combine_many(DType dtype, Op op, void* const* targets, std::size_t num_targets,
+                  const void* const* sources, std::size_t num_sources, std::size_t count,
+                  int size) {
+  const Reduction& stored = reduction(dtype, op);
+  const HalfType* half = stored.half ? &stored.half() : nullptr;
+  const Reduction& computed = half ? reduction(DType::f32, op) : stored;
+  auto at = [](auto* base, std::size_t bytes) {
+    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(base)>>,
+                                    const std::byte, std::byte>;
+    return static_cast<Byte*>(base) + bytes;
+  };
+  Block held, widened;
+  std::size_t block = half ? kBlock : sizeof(Block) / stored.item;
+  for (std::size_t first = 0; first < count; first += block) {
+    std::size_t items = std::min(block, count - first), offset = first * stored.item;
+    void* target = at(targets[0], offset);
+    auto source = [&](std::size_t k, Block& room) -> const void* {
+      const void* from = at(sources[k], offset);
+      if (!half) return from;
+      half->widen(room.items, static_cast<const std::uint16_t*>(from), items);
+      return room.items;
+    };
+    // The last combination goes to the target, all others to the block.
+    const void* so_far = source(0, held);
+    for (std::size_t k = 1; k < num_sources; ++k) {
+      void* to = k + 1 < num_sources || half ? held.items : target;
+      computed.combine(to, so_far, source(k, widened), items);
+      so_far = to;
+    }
+    void* result = half ? held.items : target;
+    if (so_far != result) std::memcpy(result, so_far, items * stored.item);
+    if (size && computed.finish) computed.finish(result, items, size);
+    if (half) half->narrow(static_cast<std::uint16_t*>(target), held.items, items);
+    for (std::size_t k = 1; k < num_targets; ++k) {
+      void* copy = at(targets[k], offset);
+      if (copy != target) std::memcpy(copy, target, items * stored.item);
+    }
+  }
 }
 
-std::string_view to_string(Op op) {
-  constexpr std::string_view names[kOps] = {"sum", "min", "max", "prod", "mean"};
-  return names[static_cast<std::size_t>(op)];
+std::string_view refusal(DType dtype, Op op) {
+  if (reduction(dtype, op).combine) return {};
+  switch (dtype) {
+    case DType::boolean:
+      return "bools are neither summed nor multiplied: use 'or' (any), 'and' (all) or 'xor', or "
+             "count them with astype('int32') and 'sum'";
+    case DType::c64:
+    case DType::c128:
+      return op == Op::min || op == Op::max
+                 ? "complex numbers have no order: reduce their real and imaginary parts or their "
+                   "absolute values"
+                 : "and, or, xor are for ints and bools";
+    default:
+      return "and, or, xor are for ints and bools: view the array as unsigned ints to combine bits";
+  }
 }
+
+std::size_t item_size(DType dtype) { return element(dtype).row[0].item; }
+
+std::string_view to_string(DType dtype) { return element(dtype).name; }
+
+std::string_view to_string(Op op) { return kOpNames[static_cast<std::size_t>(op)]; }
 
 }  // namespace pycollective

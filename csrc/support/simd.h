@@ -1,3 +1,5 @@
+// What helps compilers to vectorise.
+//
 // Functions marked PYCOLLECTIVE_CLONES are compiled for several instruction sets and the loader
 // picks the best one for the processor it runs on, where the compiler and the system can do that.
 #pragma once
@@ -8,4 +10,17 @@
   __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define PYCOLLECTIVE_CLONES
+#endif
+
+// For what is called in such a function: it is compiled again for each instruction set.
+#define PYCOLLECTIVE_INLINE inline __attribute__((always_inline))
+
+// Before a loop of which no turn reads what another one writes. Arrays may be the same one, element
+// for element, which the compiler cannot tell from arrays that are shifted against each other.
+#if defined(__clang__)
+#define PYCOLLECTIVE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define PYCOLLECTIVE_INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define PYCOLLECTIVE_INDEPENDENT
 #endif

@@ -13,6 +13,10 @@ inline constexpr std::size_t kCacheLine = 64;
 // among two threads, 128 KiB took 1.4 times as long as one segment.
 inline constexpr std::size_t kSegmentBytes = 4096 * 1024;
 
+// What several sources are combined through at once: small enough that the result so far, and what
+// halves are widened to, stay in the first-level cache.
+inline constexpr std::size_t kReduceBlockBytes = 8 * 1024;
+
 // From this size on, a call for all ranks from one thread starts a thread for each rank: starting
 // them costs about 50 µs.
 inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;

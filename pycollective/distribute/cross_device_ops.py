@@ -27,17 +27,17 @@ __all__ = [
 
 Array = Any
 
-# Types that the core has no reduction for are reduced in the type named here, and cast back.
-_REDUCED_AS = {
-    "float16": "float32",
-    "bfloat16": "float32",
-    "bool": "int32",
+# Types that are reduced in the type named here, and cast back: halves, so that they are rounded once
+# and not at every rank; bools, which TensorFlow sums as numbers.
+_REDUCED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
+
+# The mean of ints is a fraction, and their sums must not wrap around.
+_SUMMED_FOR_MEAN_AS = {
     "int8": "int32",
     "int16": "int32",
     "uint8": "int32",
     "uint16": "int32",
     "uint32": "int64",
-    "uint64": "int64",
 }
 
 
@@ -418,8 +418,9 @@ def _in_packs(
     for i, array in enumerate(first):
         by_dtype.setdefault(array.dtype, []).append(i)
     for dtype, places in by_dtype.items():
-        work = np.dtype(_REDUCED_AS.get(dtype.name, dtype.name))
         mean = reduce_op is ReduceOp.MEAN
+        reduced_as = _REDUCED_AS | _SUMMED_FOR_MEAN_AS if mean else _REDUCED_AS
+        work = np.dtype(reduced_as.get(dtype.name, dtype))
         # A mean of ints is a fraction: sum the ints exactly, then divide.
         whole = dtype.kind in "iub"
         op = "mean" if mean and not whole else "sum"

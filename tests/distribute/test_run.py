@@ -93,7 +93,7 @@ def test_all_reduce_is_differentiable(strategy):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "uint8", "bool", "int16", "uint32"])
-def test_types_without_a_kernel_of_their_own(two, dtype):
+def test_types_that_are_not_always_reduced_as_themselves(two, dtype):
     x = per_replica(two, lambda r: np.array([1, r, 0], dtype))
     total = two.run(lambda v: d.get_replica_context().all_reduce("SUM", v), args=(x,))
     for v in total.values:
@@ -101,6 +101,12 @@ def test_types_without_a_kernel_of_their_own(two, dtype):
         assert v.dtype == dtype
     mean = two.reduce("MEAN", x, axis=None)
     np.testing.assert_allclose(mean.numpy(), [1.0, 0.5, 0.0])
+
+
+def test_a_mean_of_small_ints_does_not_wrap(two):
+    for dtype, top in (("int8", 127), ("uint16", 65535), ("uint32", 2**32 - 1)):
+        x = per_replica(two, lambda r, top=top, dtype=dtype: np.array([top], dtype))
+        assert two.reduce("MEAN", x, axis=None).numpy().tolist() == [top]
 
 
 def test_merge_call_groups_and_hands_back(strategy):
