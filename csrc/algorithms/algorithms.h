@@ -11,6 +11,9 @@ namespace pycollective {
 const Algorithm& ring_all_reduce();
 const Algorithm& hierarchical_copy_all_reduce();
 const Algorithm& reduce_to_one_all_reduce();
+const Algorithm& halving_doubling_all_reduce();
+const Algorithm& double_tree_all_reduce();
+const Algorithm& direct_all_reduce();
 const Algorithm& tree_broadcast();
 const Algorithm& dissemination_barrier();
 
