@@ -125,10 +125,11 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
   auto work = [&](int rank) {
     Communicator communicator(group, rank);
     std::vector<float> data(count);
+    Array array{data.data(), data.data(), {static_cast<std::int64_t>(count)}, count, 4, "float32"};
     auto once = [&] {
       if (how == "executor") {
-        Array array{data.data(), data.data(), {static_cast<std::int64_t>(count)}, count, 4};
-        communicator.all_reduce(array, DType::f32, Op::sum, ring_all_reduce(), {in_a_minute(), {}});
+        communicator.reduce(ring_all_reduce(), array, {DType::f32, Op::sum}, 0,
+                            {in_a_minute(), {}});
       } else if (how == "plain_ring") {
         plain_ring(group->endpoint(rank), rank, ranks, data.data(), count);
       } else if (how == "plain_loop") {

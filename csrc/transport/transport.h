@@ -21,13 +21,14 @@ using Clock = std::chrono::steady_clock;
 struct CallRecord {
   static constexpr int kMaxDims = 8;
   const char* collective = "";
-  const char* algorithm = "";
+  char algorithm[32] = "";
   const char* op = "";  // empty where there is none
   char dtype[16] = "";
-  int root = -1;  // -1 where there is none
-  int dims = 0;   // the first kMaxDims are kept
-  std::int64_t shape[kMaxDims] = {};
-  std::uint64_t number = 0;  // calls of this rank so far, this one included
+  int root = -1;                      // -1 where there is none
+  int dims = 0;                       // the first kMaxDims are kept
+  std::int64_t shape[kMaxDims] = {};  // -1: any
+  std::uint64_t detail = 0;           // a hash of what else must agree
+  std::uint64_t number = 0;           // calls of this rank so far, this one included
 
   std::string describe() const;
   // Equal on two ranks exactly when their calls belong together (up to 64-bit collisions).
