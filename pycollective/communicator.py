@@ -32,9 +32,10 @@ def _as_input(x: ArrayLike) -> Array:
                 "copy it to the host first (for CuPy: x.get())"
             )
         x = np.asarray(x)
-    if x.dtype.hasobject:
+    array: Array = x
+    if array.dtype.hasobject:
         raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
-    return x if x.flags.c_contiguous and x.flags.aligned else x.copy(order="C")
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
 
 
 def _check_writable(out: Any) -> None:
@@ -46,14 +47,13 @@ def _check_writable(out: Any) -> None:
         raise ValueError("out is read-only: give an array that can be written")
 
 
-def _check_out(out: Any, x: Array) -> Array:
+def _check_out(out: Any, x: Array) -> None:
     _check_writable(out)
     if out.shape != x.shape or out.dtype != x.dtype:
         raise ValueError(
             f"out must be like the input, {x.dtype}{list(x.shape)}, and is "
             f"{out.dtype}{list(out.shape)}"
         )
-    return out
 
 
 def _rows(x: Array) -> int:
@@ -529,6 +529,11 @@ class Communicator:
             received = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
         else:
             received = _check_counts("out_counts", out_counts, self.size)
+            if sent[self.rank] != received[self.rank]:
+                raise ValueError(
+                    f"counts[{self.rank}] and out_counts[{self.rank}] are what this rank sends to "
+                    f"itself, and must be equal, not {sent[self.rank]} and {received[self.rank]}"
+                )
         row = source.shape[1:]
         target, result = _target(out, source.dtype, (sum(received), *row))
         source = _apart(source, target, None)

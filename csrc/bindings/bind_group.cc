@@ -310,6 +310,10 @@ void bind_group(py::module_& m) {
                 static_cast<int>(output_counts.size()) != self.size()) {
               throw std::invalid_argument("one count for each rank");
             }
+            auto own = static_cast<std::size_t>(self.rank());
+            if (input_counts[own] != output_counts[own]) {
+              throw std::invalid_argument("a rank receives from itself what it sends to itself");
+            }
             Ends ends{input, output};
             Array array = array_of(ends, sum(input_counts), sum(output_counts));
             array.shape = std::move(shape);

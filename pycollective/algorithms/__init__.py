@@ -117,8 +117,8 @@ def show(what: str | Algorithm, size: int, collective: str = "all_reduce") -> st
 def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
     """Return a picture of the messages as text: a line for each round, a column for each rank.
 
-    A message is received in the round after the last one in which its sender, or its receiver, has
-    received something it had to wait for. ``2+0:4`` under a rank says that it receives chunks 0 to 3
+    A message takes a round; it begins when its sender has received what it waits for, and when the
+    message before it between the same two ranks is over. ``2+0:4`` under a rank says that it receives chunks 0 to 3
     from rank 2 and adds them; ``2<0:4`` that it keeps them as they are.
     """
     made = schedule(what, size, collective)
@@ -146,6 +146,7 @@ def _played(steps: list[list[Step]]) -> dict[tuple[int, int], list[str]]:
     size = len(steps)
     cells: dict[tuple[int, int], list[str]] = {}
     under_way: dict[tuple[int, int], list[int]] = {}  # rounds in which messages can be received
+    link: dict[tuple[int, int], int] = {}  # the last round in which there is a message
     now, following = [0] * size, [0] * size
     moved = True
     while moved:
@@ -155,7 +156,9 @@ def _played(steps: list[list[Step]]) -> dict[tuple[int, int], list[str]]:
                 step = steps[rank][following[rank]]
                 verb = step.verb.name
                 if verb == "send":
-                    under_way.setdefault((rank, step.peer), []).append(now[rank] + 1)
+                    pair = rank, step.peer
+                    link[pair] = max(now[rank], link.get(pair, 0)) + 1
+                    under_way.setdefault(pair, []).append(link[pair])
                 elif verb.startswith("recv"):
                     queue = under_way.get((step.peer, rank))
                     if not queue:

@@ -218,7 +218,7 @@ def test_together_with_threads_for_large_arrays():
          ["float64[3]", "float32[3]"]),
         ([lambda c: c.all_reduce(np.zeros(3)), lambda c: c.all_reduce(np.zeros(3), "max")],
          ["sum", "max"]),
-        ([lambda c: c.all_reduce(np.zeros(3)),
+        ([lambda c: c.all_reduce(np.zeros(3), algorithm="ring"),
           lambda c: c.all_reduce(np.zeros(3), algorithm="reduce_to_one")],
          ["ring", "reduce_to_one"]),
         ([lambda c: c.broadcast(np.zeros(3), 0), lambda c: c.broadcast(np.zeros(3), 1)],
@@ -242,7 +242,9 @@ def test_calls_that_do_not_belong_together(calls, named, on_ranks):
 
 def test_who_is_missing_is_named(on_ranks):
     comms = local_group(3, timeout=0.3)
-    results = on_ranks(comms, lambda c: c.all_reduce(np.ones(4)) if c.rank != 1 else None)
+    results = on_ranks(
+        comms, lambda c: c.all_reduce(np.ones(4), algorithm="ring") if c.rank != 1 else None
+    )
     for rank in (0, 2):
         assert isinstance(results[rank], pc.CollectiveTimeoutError)
         assert isinstance(results[rank], TimeoutError)
