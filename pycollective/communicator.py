@@ -99,7 +99,8 @@ def _apart(source: Array, target: Array, place: Array | None) -> Array:
         smaller = source if source.size < target.size else target
         if place.ctypes.data == smaller.ctypes.data:
             return source
-    return source.copy()
+    copied: Array = source.copy()
+    return copied
 
 
 def _check_counts(name: str, counts: Sequence[int], size: int) -> list[int]:

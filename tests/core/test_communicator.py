@@ -85,6 +85,17 @@ def test_mean(ranks, algorithm, on_ranks):
         np.testing.assert_array_equal(result, want)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_auto_is_right_and_one_of_them(ranks, on_ranks):
+    comms = local_group(ranks, timeout=30)
+    for size in (0, 1, 33_000, 300_000):
+        x = contributions(ranks, (size,), "float32")
+        for result in on_ranks(comms, lambda c, x=x: c.all_reduce(x[c.rank], algorithm="auto")):
+            np.testing.assert_array_equal(result, x.sum(axis=0))
+        last = comms[0].describe().split(";")[0]
+        assert any(f"sum, {name})" in last for name in ALGORITHMS), last
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_bits_are_equal_on_all_ranks_and_every_time(algorithm, on_ranks):
     comms = local_group(5, timeout=30)
