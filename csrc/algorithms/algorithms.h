@@ -1,6 +1,7 @@
 // The algorithms by name. One file each; a new one is a file beside them and a line in registry.cc.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 #include <vector>
 
@@ -11,11 +12,27 @@ namespace pycollective {
 const Algorithm& ring_all_reduce();
 const Algorithm& hierarchical_copy_all_reduce();
 const Algorithm& reduce_to_one_all_reduce();
+const Algorithm& halving_doubling_all_reduce();
+const Algorithm& double_tree_all_reduce();
+const Algorithm& direct_all_reduce();
 const Algorithm& tree_broadcast();
+const Algorithm& chain_broadcast();
+const Algorithm& tree_reduce();
+const Algorithm& ring_all_gather();
+const Algorithm& ring_reduce_scatter();
+const Algorithm& direct_reduce_scatter();
+const Algorithm& direct_gather();
+const Algorithm& direct_scatter();
+const Algorithm& direct_all_to_all();
 const Algorithm& dissemination_barrier();
 
 // All algorithms, the default of each collective first.
 const std::vector<const Algorithm*>& all_algorithms();
+
+const Algorithm& default_algorithm(Collective collective);
+
+// What algorithm="auto" means for an all-reduce of so many bytes.
+const Algorithm& select_all_reduce(std::size_t bytes, int ranks);
 
 // nullptr when there is none of that name.
 const Algorithm* find_algorithm(Collective collective, std::string_view name);

@@ -2,15 +2,18 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <variant>
 
 #include "algorithms/algorithms.h"
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "executor/communicator.h"
 #include "executor/measure.h"
+#include "schedule/tabulated.h"
 #include "transport/shm.h"
 #include "transport/thread.h"
 
@@ -33,27 +36,97 @@ const char* error_name(FailureKind kind) {
   return "CollectiveError";
 }
 
-// The memory of two arrays that Python has made fit; what would crash is still refused here.
-Array array_of(const py::array& input, py::array& output) {
-  if (!(input.flags() & py::array::c_style) || !(output.flags() & py::array::c_style)) {
+// Arrays that Python has made fit; what would crash is still refused here.
+struct Ends {
+  std::optional<py::array> input, output;  // not there where the rank has none
+};
+
+void check_items(const std::optional<py::array>& array, std::size_t items, std::size_t item) {
+  if (!array) {
+    if (items) throw std::invalid_argument("this rank's input or output is missing");
+    return;
+  }
+  if (!(array->flags() & py::array::c_style)) {
     throw std::invalid_argument("the core takes C-contiguous arrays");
   }
-  if (input.nbytes() != output.nbytes() || input.itemsize() != output.itemsize()) {
+  auto held = static_cast<std::size_t>(array->size());
+  if (held < items || static_cast<std::size_t>(array->itemsize()) != item) {
     throw std::invalid_argument("input and output differ in size");
   }
+}
+
+// `inputs` and `outputs`: items that will be read and written.
+Array array_of(Ends& ends, std::size_t inputs, std::size_t outputs) {
+  const py::array& typed = ends.input ? *ends.input : ends.output.value();
   Array array;
-  array.input = input.data();
-  array.output = output.mutable_data();
-  array.shape.assign(input.shape(), input.shape() + input.ndim());
-  array.count = static_cast<std::size_t>(input.size());
-  array.item = static_cast<std::size_t>(input.itemsize());
+  array.item = static_cast<std::size_t>(typed.itemsize());
+  array.type = py::str(typed.dtype());
+  check_items(ends.input, inputs, array.item);
+  check_items(ends.output, outputs, array.item);
+  if (ends.input) array.input = ends.input->data();
+  if (ends.output) array.output = ends.output->mutable_data();
+  array.shape.assign(typed.shape(), typed.shape() + typed.ndim());
+  array.count = static_cast<std::size_t>(typed.size());
   return array;
 }
 
-const Algorithm& all_reduce_algorithm(const std::string& name) {
-  if (const Algorithm* found = find_algorithm(Collective::all_reduce, name)) return *found;
-  throw std::invalid_argument("no all_reduce algorithm is called '" + name +
-                              "'; algorithm_names() lists them");
+Array array_of(const py::array& input, const py::array& output) {
+  Ends ends{input, output};
+  if (input.nbytes() != output.nbytes()) {
+    throw std::invalid_argument("input and output differ in size");
+  }
+  auto items = static_cast<std::size_t>(input.size());
+  return array_of(ends, items, items);
+}
+
+// Of a collective whose chunks are ranks' parts of `count` items.
+Array array_of_parts(Ends ends, Collective collective, std::size_t count, int played, int size) {
+  auto items = [&](int chunks) { return static_cast<std::size_t>(chunks) * count; };
+  Array array = array_of(ends, items(input_chunks(collective, size, played, size)),
+                         items(output_chunks(collective, size, played, size)));
+  array.count = count;
+  return array;
+}
+
+std::size_t sum(const std::vector<std::size_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+void check_root(int root, int size) {
+  if (root < 0 || root >= size) {
+    throw std::invalid_argument("root " + std::to_string(root) + " is not among the " +
+                                std::to_string(size) + " ranks");
+  }
+}
+
+Reducing reducing_of(const py::dtype& dtype, const std::string& op) {
+  auto [type, which] = reduction_of(dtype, op);
+  return {type, which};
+}
+
+const Algorithm& algorithm_of(Collective collective, const std::string& name) {
+  if (const Algorithm* found = find_algorithm(collective, name)) return *found;
+  std::string what(to_string(collective));
+  throw std::invalid_argument("no " + what + " algorithm is called '" + name +
+                              "'; pycollective.algorithms.names(\"" + what + "\") lists them");
+}
+
+// By name, or one that a user has written.
+using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
+
+const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, int size) {
+  if (const auto* name = std::get_if<std::string>(&named)) {
+    if (*name == "auto") return select_all_reduce(array.count * array.item, size);
+    return algorithm_of(Collective::all_reduce, *name);
+  }
+  const TabulatedAlgorithm& table = *std::get<1>(named);
+  if (table.collective() != Collective::all_reduce || table.size() != size) {
+    throw std::invalid_argument("'" + std::string(table.name()) + "' is a schedule for " +
+                                std::string(to_string(table.collective())) + " among " +
+                                std::to_string(table.size()) + " ranks, not for all_reduce among " +
+                                std::to_string(size));
+  }
+  return table;
 }
 
 Waiting waiting_for(double seconds) {
@@ -132,31 +205,118 @@ void bind_group(py::module_& m) {
       .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
-             const std::string& algorithm, double timeout) {
+             const Named& algorithm, double timeout) {
             Array array = array_of(input, output);
-            auto [dtype, which] = reduction_of(input.dtype(), op);
-            const Algorithm& how = all_reduce_algorithm(algorithm);
+            Reducing reducing = reducing_of(input.dtype(), op);
+            const Algorithm& how = all_reduce_algorithm(algorithm, array, self.size());
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
-            self.all_reduce(array, dtype, which, how, waiting);
+            self.reduce(how, array, reducing, 0, waiting);
+          },
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
+          py::arg("timeout"))
+      .def(
+          "reduce",
+          [](Communicator& self, const py::array& input, std::optional<py::array> output,
+             const std::string& op, int root, double timeout) {
+            check_root(root, self.size());
+            Ends ends{input, output};
+            auto items = static_cast<std::size_t>(input.size());
+            Array array = array_of(ends, items, self.rank() == root ? items : 0);
+            Reducing reducing = reducing_of(input.dtype(), op);
+            Waiting waiting = waiting_for(timeout);
+            py::gil_scoped_release release;
+            self.reduce(tree_reduce(), array, reducing, root, waiting);
+          },
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("timeout"))
+      .def(
+          "reduce_scatter",
+          [](Communicator& self, const py::array& input, py::array output, const std::string& op,
+             const std::string& algorithm, double timeout) {
+            Array array =
+                array_of_parts({input, output}, Collective::reduce_scatter,
+                               static_cast<std::size_t>(output.size()), self.rank(), self.size());
+            Reducing reducing = reducing_of(input.dtype(), op);
+            const Algorithm& how = algorithm_of(Collective::reduce_scatter, algorithm);
+            Waiting waiting = waiting_for(timeout);
+            py::gil_scoped_release release;
+            self.reduce(how, array, reducing, 0, waiting);
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
           py::arg("timeout"))
       .def(
           "broadcast",
           [](Communicator& self, const py::array& input, py::array output, int root,
-             double timeout) {
+             const std::string& algorithm, double timeout) {
+            check_root(root, self.size());
             Array array = array_of(input, output);
-            std::string type = py::str(input.dtype());
-            if (root < 0 || root >= self.size()) {
-              throw std::invalid_argument("root " + std::to_string(root) + " is not among the " +
-                                          std::to_string(self.size()) + " ranks");
-            }
+            const Algorithm& how = algorithm_of(Collective::broadcast, algorithm);
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
-            self.broadcast(array, type.c_str(), root, waiting);
+            self.move(how, array, root, waiting);
           },
-          py::arg("input"), py::arg("output"), py::arg("root"), py::arg("timeout"))
+          py::arg("input"), py::arg("output"), py::arg("root"), py::arg("algorithm"),
+          py::arg("timeout"))
+      .def(
+          "move_parts",
+          [](Communicator& self, Collective collective, std::optional<py::array> input,
+             std::optional<py::array> output, std::size_t count, std::vector<std::int64_t> shape,
+             int root, double timeout) {
+            check_root(root, self.size());
+            const Algorithm& how = default_algorithm(collective);
+            int played = (self.rank() - root + self.size()) % self.size();
+            Array array = array_of_parts({input, output}, collective, count, played, self.size());
+            array.shape = std::move(shape);
+            Waiting waiting = waiting_for(timeout);
+            py::gil_scoped_release release;
+            self.move(how, array, root, waiting);
+          },
+          py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("count"),
+          py::arg("shape"), py::arg("root"), py::arg("timeout"),
+          "Gather, scatter, all_gather or all_to_all of parts of `count` items; `shape` is what "
+          "the "
+          "ranks must agree on.")
+      .def(
+          "all_gather_ragged",
+          [](Communicator& self, const py::array& input, py::array output,
+             const std::vector<std::size_t>& counts, std::vector<std::int64_t> shape,
+             double timeout) {
+            if (static_cast<int>(counts.size()) != self.size()) {
+              throw std::invalid_argument("one count for each rank");
+            }
+            Ends ends{input, output};
+            Array array =
+                array_of(ends, counts[static_cast<std::size_t>(self.rank())], sum(counts));
+            array.shape = std::move(shape);
+            Waiting waiting = waiting_for(timeout);
+            py::gil_scoped_release release;
+            self.all_gather(array, counts, waiting);
+          },
+          py::arg("input"), py::arg("output"), py::arg("counts"), py::arg("shape"),
+          py::arg("timeout"))
+      .def(
+          "all_to_all_ragged",
+          [](Communicator& self, const py::array& input, py::array output,
+             const std::vector<std::size_t>& input_counts,
+             const std::vector<std::size_t>& output_counts, std::vector<std::int64_t> shape,
+             double timeout) {
+            if (static_cast<int>(input_counts.size()) != self.size() ||
+                static_cast<int>(output_counts.size()) != self.size()) {
+              throw std::invalid_argument("one count for each rank");
+            }
+            auto own = static_cast<std::size_t>(self.rank());
+            if (input_counts[own] != output_counts[own]) {
+              throw std::invalid_argument("a rank receives from itself what it sends to itself");
+            }
+            Ends ends{input, output};
+            Array array = array_of(ends, sum(input_counts), sum(output_counts));
+            array.shape = std::move(shape);
+            Waiting waiting = waiting_for(timeout);
+            py::gil_scoped_release release;
+            self.all_to_all(array, input_counts, output_counts, waiting);
+          },
+          py::arg("input"), py::arg("output"), py::arg("input_counts"), py::arg("output_counts"),
+          py::arg("shape"), py::arg("timeout"))
       .def(
           "barrier",
           [](Communicator& self, double timeout) {
@@ -170,7 +330,7 @@ void bind_group(py::module_& m) {
       "all_reduce_together",
       [](const std::vector<std::shared_ptr<Communicator>>& communicators,
          const std::vector<py::array>& inputs, std::vector<py::array> outputs,
-         const std::string& op, const std::string& algorithm, double timeout) {
+         const std::string& op, const Named& algorithm, double timeout) {
         if (communicators.empty() || inputs.size() != communicators.size() ||
             outputs.size() != communicators.size()) {
           throw std::invalid_argument("one input and one output for each communicator");
@@ -184,11 +344,12 @@ void bind_group(py::module_& m) {
           arrays.push_back(array_of(inputs[r], outputs[r]));
           pointers.push_back(communicators[r].get());
         }
-        auto [dtype, which] = reduction_of(inputs[0].dtype(), op);
-        const Algorithm& how = all_reduce_algorithm(algorithm);
+        Reducing reducing = reducing_of(inputs[0].dtype(), op);
+        const Algorithm& how =
+            all_reduce_algorithm(algorithm, arrays[0], static_cast<int>(arrays.size()));
         Waiting waiting = waiting_for(timeout);
         py::gil_scoped_release release;
-        Communicator::all_reduce_together(pointers, arrays, dtype, which, how, waiting);
+        Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);
       },
       py::arg("communicators"), py::arg("inputs"), py::arg("outputs"), py::arg("op"),
       py::arg("algorithm"), py::arg("timeout"),

@@ -5,7 +5,7 @@
 
 #include "algorithms/algorithms.h"
 #include "bindings/bindings.h"
-#include "schedule/verify.h"
+#include "schedule/tabulated.h"
 
 namespace py = pybind11;
 
@@ -39,11 +39,13 @@ void bind_schedule(py::module_& m) {
       .value("reduce", Verb::reduce);
   py::enum_<Buffer>(m, "Buffer", "The buffer that a span lies in.")
       .value("input", Buffer::input)
-      .value("output", Buffer::output);
-  py::enum_<Collective>(m, "Collective", "What a schedule promises.")
-      .value("all_reduce", Collective::all_reduce)
-      .value("broadcast", Collective::broadcast)
-      .value("barrier", Collective::barrier);
+      .value("output", Buffer::output)
+      .value("scratch", Buffer::scratch);
+  py::enum_<Collective> collectives(m, "Collective", "What a schedule promises.");
+  for (int i = 0; i < kCollectives; ++i) {
+    auto collective = static_cast<Collective>(i);
+    collectives.value(to_string(collective).data(), collective);
+  }
 
   py::class_<Span>(m, "Span", "Chunks first to first + count of a buffer.")
       .def(py::init<Buffer, int, int>(), py::arg("buffer") = Buffer::input, py::arg("first") = 0,
@@ -65,13 +67,19 @@ void bind_schedule(py::module_& m) {
       .def("__str__", [](const Step& step) { return to_string(step); })
       .def("__repr__", [](const Step& step) { return "<Step " + to_string(step) + ">"; });
   py::class_<Schedule>(m, "Schedule", "The steps of all ranks.")
-      .def(py::init([](Collective collective, int chunks, std::vector<std::vector<Step>> steps) {
-             return Schedule{collective, chunks, std::move(steps)};
-           }),
-           py::arg("collective"), py::arg("chunks"), py::arg("steps"))
+      .def(py::init(
+               [](Collective collective, int chunks, std::vector<std::vector<Step>> steps,
+                  int scratch) { return Schedule{collective, chunks, std::move(steps), scratch}; }),
+           py::arg("collective"), py::arg("chunks"), py::arg("steps"), py::arg("scratch") = 0)
       .def_readonly("collective", &Schedule::collective)
       .def_readonly("chunks", &Schedule::chunks)
+      .def_readonly("scratch", &Schedule::scratch)
       .def_readonly("steps", &Schedule::steps);
+  py::class_<TabulatedAlgorithm, std::shared_ptr<TabulatedAlgorithm>>(
+      m, "Algorithm", "A schedule that is proved, and can be run by its number of ranks.")
+      .def(py::init<std::string, Schedule>(), py::arg("name"), py::arg("schedule"),
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("schedule", &TabulatedAlgorithm::schedule);
 
   m.def(
       "algorithm_names",
@@ -93,9 +101,11 @@ void bind_schedule(py::module_& m) {
       },
       py::arg("collective"), py::arg("algorithm"), py::arg("size"),
       "The steps of every rank for a group of `size` ranks.");
-  m.def("verify", &verify, py::arg("schedule"), py::arg("in_place"),
+  m.def("verify", &verify, py::arg("schedule"), py::arg("in_place"), py::arg("filled") = 0,
         py::call_guard<py::gil_scoped_release>(),
         "The first thing that is wrong with a schedule, or an empty string.");
+  m.def("prove", &prove, py::arg("schedule"), py::call_guard<py::gil_scoped_release>(),
+        "verify() out of place and in place, for every number of filled chunks.");
 }
 
 }  // namespace pycollective

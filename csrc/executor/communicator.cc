@@ -8,11 +8,13 @@
 namespace pycollective {
 namespace {
 
-CallRecord record_of(const Algorithm& algorithm, const Array& array, const char* type) {
+CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   CallRecord call;
   call.collective = to_string(algorithm.collective()).data();
-  call.algorithm = algorithm.name().data();
-  std::strncpy(call.dtype, type, sizeof call.dtype - 1);
+  std::strncpy(call.algorithm, algorithm.name().data(), sizeof call.algorithm - 1);
+  std::strncpy(call.dtype, array.type.c_str(), sizeof call.dtype - 1);
+  call.root = has_root(algorithm.collective()) ? root : -1;
+  call.detail = algorithm.fingerprint();
   call.dims = static_cast<int>(array.shape.size());
   for (int i = 0; i < std::min(call.dims, CallRecord::kMaxDims); ++i) {
     call.shape[i] = array.shape[static_cast<std::size_t>(i)];
@@ -20,13 +22,15 @@ CallRecord record_of(const Algorithm& algorithm, const Array& array, const char*
   return call;
 }
 
-Buffers buffers_of(const Array& array, const Reduction* reduction, int size) {
-  return {static_cast<const std::byte*>(array.input),
-          static_cast<std::byte*>(array.output),
-          array.count,
-          array.item,
-          reduction,
-          size};
+// Parts one after the other.
+std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
+  std::vector<Part> parts;
+  std::size_t first = 0;
+  for (std::size_t count : counts) {
+    parts.push_back({first, count});
+    first += count;
+  }
+  return parts;
 }
 
 }  // namespace
@@ -38,44 +42,99 @@ const Plan& Communicator::plan(const Algorithm& algorithm, int root, std::size_t
   const Algorithm& chosen = count == 0 ? dissemination_barrier() : algorithm;
   std::lock_guard lock(plans_mutex_);
   auto [place, added] = plans_.try_emplace({&chosen, root});
-  if (added) place->second = make_plan(chosen, rank_, size(), root);
-  return place->second;
+  if (added) {
+    place->second = {make_plan(chosen, rank_, size(), root), chosen.weak_from_this().lock()};
+  }
+  return place->second.plan;
 }
 
-void Communicator::all_reduce(const Array& array, DType dtype, Op op, const Algorithm& algorithm,
-                              const Waiting& waiting) {
-  CallRecord call = record_of(algorithm, array, to_string(dtype).data());
-  call.op = to_string(op).data();
-  run_blocking(plan(algorithm, 0, array.count), buffers_of(array, &reduction(dtype, op), size()),
-               call, group_->endpoint(rank_), waiting.deadline, waiting.interrupt);
+Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction) {
+  Buffers buffers;
+  buffers.input = static_cast<const std::byte*>(array.input);
+  buffers.output = static_cast<std::byte*>(array.output);
+  buffers.count = array.count;
+  buffers.item = array.item;
+  buffers.reduction = reduction;
+  buffers.size = size();
+  buffers.scratch = &scratch_;
+  return buffers;
 }
 
-void Communicator::broadcast(const Array& array, const char* type, int root,
-                             const Waiting& waiting) {
-  CallRecord call = record_of(tree_broadcast(), array, type);
-  call.root = root;
-  run_blocking(plan(tree_broadcast(), root, array.count), buffers_of(array, nullptr, size()), call,
+void Communicator::run(const Algorithm& algorithm, int root, const Buffers& buffers,
+                       const CallRecord& call, const Waiting& waiting) {
+  run_blocking(plan(algorithm, root, buffers.pairwise ? 1 : buffers.count), buffers, call,
                group_->endpoint(rank_), waiting.deadline, waiting.interrupt);
 }
 
+void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffers,
+                             const CallRecord& call, const Waiting& waiting) {
+  std::vector<Part> all, single{{0, buffers.count}};
+  if (in_parts(algorithm.collective())) {
+    // Chunk i is the part of the rank that plays rank i of the schedule.
+    for (int i = 0; i < size(); ++i) {
+      all.push_back({static_cast<std::size_t>((i + root) % size()) * buffers.count, buffers.count});
+    }
+    int played = (rank_ - root + size()) % size();
+    auto parts = [&](int count) { return (count == 1 ? single : all).data(); };
+    buffers.input_parts = parts(input_chunks(algorithm.collective(), size(), played, size()));
+    buffers.output_parts = parts(output_chunks(algorithm.collective(), size(), played, size()));
+  }
+  run(algorithm, root, buffers, call, waiting);
+}
+
+void Communicator::reduce(const Algorithm& algorithm, const Array& array, Reducing reducing,
+                          int root, const Waiting& waiting) {
+  CallRecord call = record_of(algorithm, array, root);
+  call.op = to_string(reducing.op).data();
+  run_equal(algorithm, root, buffers_of(array, &reduction(reducing.dtype, reducing.op)), call,
+            waiting);
+}
+
+void Communicator::move(const Algorithm& algorithm, const Array& array, int root,
+                        const Waiting& waiting) {
+  run_equal(algorithm, root, buffers_of(array, nullptr), record_of(algorithm, array, root),
+            waiting);
+}
+
 void Communicator::barrier(const Waiting& waiting) {
-  run_blocking(plan(dissemination_barrier(), 0, 0), Buffers{},
-               record_of(dissemination_barrier(), {}, ""), group_->endpoint(rank_),
-               waiting.deadline, waiting.interrupt);
+  run(dissemination_barrier(), 0, Buffers{}, record_of(dissemination_barrier(), {}, 0), waiting);
+}
+
+void Communicator::all_gather(const Array& array, const std::vector<std::size_t>& counts,
+                              const Waiting& waiting) {
+  Buffers buffers = buffers_of(array, nullptr);
+  std::vector<Part> all = in_a_row(counts), mine{{0, counts[static_cast<std::size_t>(rank_)]}};
+  buffers.input_parts = mine.data();
+  buffers.output_parts = all.data();
+  buffers.count = *std::max_element(counts.begin(), counts.end());
+  run(ring_all_gather(), 0, buffers, record_of(ring_all_gather(), array, 0), waiting);
+}
+
+void Communicator::all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
+                              const std::vector<std::size_t>& output_counts,
+                              const Waiting& waiting) {
+  Buffers buffers = buffers_of(array, nullptr);
+  std::vector<Part> sent = in_a_row(input_counts), received = in_a_row(output_counts);
+  buffers.input_parts = sent.data();
+  buffers.output_parts = received.data();
+  buffers.count = std::max(*std::max_element(input_counts.begin(), input_counts.end()),
+                           *std::max_element(output_counts.begin(), output_counts.end()));
+  buffers.pairwise = true;
+  run(direct_all_to_all(), 0, buffers, record_of(direct_all_to_all(), array, 0), waiting);
 }
 
 void Communicator::all_reduce_together(const std::vector<Communicator*>& communicators,
-                                       const std::vector<Array>& arrays, DType dtype, Op op,
+                                       const std::vector<Array>& arrays, Reducing reducing,
                                        const Algorithm& algorithm, const Waiting& waiting) {
-  CallRecord call = record_of(algorithm, arrays.at(0), to_string(dtype).data());
-  call.op = to_string(op).data();
+  CallRecord call = record_of(algorithm, arrays.at(0), 0);
+  call.op = to_string(reducing.op).data();
   std::vector<const Plan*> plans;
   std::vector<Buffers> buffers;
   std::vector<Endpoint*> endpoints;
   for (std::size_t r = 0; r < communicators.size(); ++r) {
     Communicator& communicator = *communicators[r];
     plans.push_back(&communicator.plan(algorithm, 0, arrays[r].count));
-    buffers.push_back(buffers_of(arrays[r], &reduction(dtype, op), communicator.size()));
+    buffers.push_back(communicator.buffers_of(arrays[r], &reduction(reducing.dtype, reducing.op)));
     endpoints.push_back(&communicator.group_->endpoint(communicator.rank_));
   }
   run_together(plans, buffers, call, endpoints, waiting.deadline, waiting.interrupt);

@@ -5,7 +5,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "executor/executor.h"
@@ -13,19 +14,26 @@
 
 namespace pycollective {
 
-// What all ranks must agree on, and the array's place in memory on this one.
+// A rank's data, and what all ranks must agree on about it.
 struct Array {
   const void* input = nullptr;
   void* output = nullptr;
-  std::vector<std::int64_t> shape;
-  std::size_t count = 0;
+  std::vector<std::int64_t> shape;  // for messages and for finding mismatches; -1: any
+  std::size_t count = 0;            // items of the whole array; where chunks are parts, of a part
   std::size_t item = 1;
+  std::string type;  // the element type's name
 };
 
 // How to wait.
 struct Waiting {
   Clock::time_point deadline;
   Interrupt interrupt;
+};
+
+// How a reduction is done.
+struct Reducing {
+  DType dtype;
+  Op op;
 };
 
 class Communicator {
@@ -36,25 +44,44 @@ class Communicator {
   int size() const { return group_->size(); }
   Group& group() { return *group_; }
 
-  void all_reduce(const Array& array, DType dtype, Op op, const Algorithm& algorithm,
-                  const Waiting& waiting);
-  // `type` is the element type's name, for messages: any type can be broadcast.
-  void broadcast(const Array& array, const char* type, int root, const Waiting& waiting);
+  // The collective that the algorithm is for: one that reduces, one that only moves.
+  void reduce(const Algorithm& algorithm, const Array& array, Reducing reducing, int root,
+              const Waiting& waiting);
+  void move(const Algorithm& algorithm, const Array& array, int root, const Waiting& waiting);
   void barrier(const Waiting& waiting);
+
+  // Parts of different lengths, in items, one after the other in each buffer. Of an all-gather's
+  // parts all ranks know all lengths; an all-to-all's are known to sender and receiver.
+  void all_gather(const Array& array, const std::vector<std::size_t>& counts,
+                  const Waiting& waiting);
+  void all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
+                  const std::vector<std::size_t>& output_counts, const Waiting& waiting);
 
   // all_reduce of every rank of a group, by one thread; rank r's array is arrays[r].
   static void all_reduce_together(const std::vector<Communicator*>& communicators,
-                                  const std::vector<Array>& arrays, DType dtype, Op op,
+                                  const std::vector<Array>& arrays, Reducing reducing,
                                   const Algorithm& algorithm, const Waiting& waiting);
 
  private:
+  struct Planned {
+    Plan plan;
+    std::shared_ptr<const Algorithm> kept;  // of an algorithm that is not there for ever
+  };
+
   // Ranks without data still meet, so that calls which do not belong together are found out.
   const Plan& plan(const Algorithm& algorithm, int root, std::size_t count);
+  Buffers buffers_of(const Array& array, const Reduction* reduction);
+  // A call whose chunks, or parts, are equal.
+  void run_equal(const Algorithm& algorithm, int root, Buffers buffers, const CallRecord& call,
+                 const Waiting& waiting);
+  void run(const Algorithm& algorithm, int root, const Buffers& buffers, const CallRecord& call,
+           const Waiting& waiting);
 
   std::shared_ptr<Group> group_;
   int rank_;
+  Scratch scratch_;
   std::mutex plans_mutex_;
-  std::map<std::pair<const Algorithm*, int>, Plan> plans_;
+  std::map<std::pair<const Algorithm*, int>, Planned> plans_;
 };
 
 }  // namespace pycollective

@@ -48,30 +48,79 @@ void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buf
 
 }  // namespace
 
+namespace {
+
+// Items of a full block: a segment of every chunk, or of every part.
+std::size_t block_items(const Plan& plan, const Buffers& buffers, std::size_t segment_bytes) {
+  if (buffers.pairwise) return buffers.count;
+  std::size_t segment = std::max(segment_bytes / buffers.item, kChunkAlignment);
+  return buffers.input_parts ? segment : segment * static_cast<std::size_t>(plan.chunks);
+}
+
+// Items of a chunk in a block of `items`.
+std::size_t chunk_items(const Plan& plan, const Buffers& buffers, std::size_t items) {
+  std::size_t aligned = std::max<std::size_t>(kChunkAlignment / buffers.item, 1);
+  auto chunks = buffers.input_parts ? 1 : static_cast<std::size_t>(plan.chunks);
+  return round_up((items + chunks - 1) / chunks, aligned);
+}
+
+}  // namespace
+
+std::byte* Scratch::at_least(std::size_t bytes) {
+  std::size_t lines = (bytes + sizeof(Line) - 1) / sizeof(Line);
+  if (lines > count_) {
+    lines_.reset(new Line[lines]);
+    count_ = lines;
+  }
+  return reinterpret_cast<std::byte*>(lines_.get());
+}
+
 Execution::Execution(const Plan& plan, const Buffers& buffers, Endpoint& endpoint,
                      std::size_t segment_bytes)
-    : plan_(plan), buffers_(buffers), endpoint_(endpoint) {
-  auto chunks = static_cast<std::size_t>(plan.chunks);
-  block_items_ = std::max(segment_bytes / buffers.item, kChunkAlignment) * chunks;
+    : plan_(plan),
+      buffers_(buffers),
+      endpoint_(endpoint),
+      block_items_(block_items(plan, buffers, segment_bytes)) {
   start_block();
+  if (plan.scratch) {  // the first block is the longest
+    auto chunks = static_cast<std::size_t>(plan.scratch);
+    scratch_ = buffers.scratch->at_least(chunks * chunk_items_ * buffers.item);
+  }
 }
 
 void Execution::start_block() {
   block_begin_ = block_end_;
   std::size_t items = std::min(block_items_, buffers_.count - block_begin_);
   block_end_ = block_begin_ + items;
-  auto chunks = static_cast<std::size_t>(plan_.chunks);
-  chunk_items_ = round_up((items + chunks - 1) / chunks,
-                          std::max<std::size_t>(kChunkAlignment / buffers_.item, 1));
+  chunk_items_ = chunk_items(plan_, buffers_, items);
   next_ = 0;
 }
 
 Execution::Bytes Execution::locate(const Span& span) const {
+  if (span.count == 0) return {0, 0};
+  auto first = static_cast<std::size_t>(span.first), count = static_cast<std::size_t>(span.count);
   std::size_t items = block_end_ - block_begin_;
-  std::size_t first = std::min(static_cast<std::size_t>(span.first) * chunk_items_, items);
-  std::size_t last =
-      std::min(static_cast<std::size_t>(span.first + span.count) * chunk_items_, items);
-  return {(block_begin_ + first) * buffers_.item, last - first};
+  if (buffers_.input_parts) {
+    if (span.buffer == Buffer::scratch) return {first * chunk_items_ * buffers_.item, items};
+    const Part* parts = span.buffer == Buffer::input ? buffers_.input_parts : buffers_.output_parts;
+    const Part& part = parts[first];
+    std::size_t begin = std::min(block_begin_, part.count), end = std::min(block_end_, part.count);
+    return {(part.first + begin) * buffers_.item, end - begin};
+  }
+  std::size_t offset = first * chunk_items_;
+  if (span.buffer == Buffer::scratch) {
+    first %= static_cast<std::size_t>(plan_.chunks);
+  } else {
+    offset = std::min(offset, items) + block_begin_;
+  }
+  std::size_t begin = std::min(first * chunk_items_, items);
+  std::size_t end = std::min((first + count) * chunk_items_, items);
+  return {offset * buffers_.item, end - begin};
+}
+
+std::byte* Execution::memory(Buffer buffer) const {
+  if (buffer == Buffer::scratch) return scratch_;
+  return buffer == Buffer::output ? buffers_.output : const_cast<std::byte*>(buffers_.input);
 }
 
 Progress Execution::advance() {
@@ -83,7 +132,10 @@ Progress Execution::advance() {
       ++next_;
       progress = Progress::moved;
     }
-    if (block_end_ == buffers_.count) return endpoint_.flushed() ? Progress::done : progress;
+    bool last = block_end_ == buffers_.count;
+    // Scratch is written anew in each block, and no schedule says who has read the old one.
+    if ((last || plan_.scratch) && !endpoint_.flushed()) return progress;
+    if (last) return Progress::done;
     start_block();
   }
 }
@@ -93,17 +145,15 @@ bool Execution::try_step(const Step& step) {
   const Span& moved = step.verb == Verb::send ? step.source : step.target;
   Bytes at = locate(moved);
   // Nothing to move: the other side knows it too, unless the step is a bare signal.
-  if (at.count == 0 && moved.count != 0) return true;
-  Bytes from = locate(step.source);
-  const std::byte* source =
-      (step.source.buffer == Buffer::input ? buffers_.input : buffers_.output) + from.offset;
+  if (at.count == 0 && moved.count != 0 && !buffers_.pairwise) return true;
+  const std::byte* source = memory(step.source.buffer) + locate(step.source).offset;
   if (step.verb == Verb::send)
     return endpoint_.try_send(step.peer, source, at.count * buffers_.item);
-  std::byte* target = buffers_.output + at.offset;
+  std::byte* target = memory(step.target.buffer) + at.offset;
   if (receives) {
     // A message may come in parts; what was received of it is kept from call to call.
     do {
-      Part part = endpoint_.try_receive(step.peer, at.count * buffers_.item - received_);
+      Piece part = endpoint_.try_receive(step.peer, at.count * buffers_.item - received_);
       if (!part.data) return false;
       if (step.verb == Verb::recv_reduce) {
         buffers_.reduction->combine(target + received_, source + received_, part.data,
@@ -117,7 +167,7 @@ bool Execution::try_step(const Step& step) {
     received_ = 0;
   } else if (step.verb == Verb::reduce) {
     buffers_.reduction->combine(target, target, source, at.count);
-  } else if (target != source) {
+  } else if (target != source && at.count) {
     std::memmove(target, source, at.count * buffers_.item);
   }
   if (step.completes && buffers_.reduction->finish) {

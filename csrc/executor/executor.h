@@ -1,11 +1,12 @@
 // The executor runs one rank's steps over a transport. It knows no algorithm and no element type.
 //
-// The buffers are run through in blocks: each block is a complete run of the schedule over
-// chunks × segment bytes, so that what one step has written is still in the cache when the next one
+// The buffers are run through in blocks: each block is a complete run of the schedule over a
+// segment of every chunk, so that what one step has written is still in the cache when the next one
 // sends it. Nothing is allocated while it runs.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "reduce/reduce.h"
@@ -15,7 +16,29 @@
 
 namespace pycollective {
 
-// The data of one call: `count` items of `item` bytes; input and output may be the same memory.
+// A rank's memory for scratch chunks: grows to what the largest call needs, and is kept.
+class Scratch {
+ public:
+  // What was in it is lost when it grows.
+  std::byte* at_least(std::size_t bytes);
+
+ private:
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::unique_ptr<Line[]> lines_;
+  std::size_t count_ = 0;
+};
+
+// Where a chunk lies that is a rank's part, in items.
+struct Part {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+// The data of one call: items of `item` bytes; input and output may be the same memory. Without
+// parts, both have `count` items, which are cut into equal chunks. With them, chunk i is where part
+// i says, and `count` is the longest part's.
 struct Buffers {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -23,6 +46,12 @@ struct Buffers {
   std::size_t item = 1;
   const Reduction* reduction = nullptr;  // nullptr where nothing is reduced
   int size = 1;
+  const Part* input_parts = nullptr;
+  const Part* output_parts = nullptr;
+  // A part's length is known to its sender and its receiver only: the call is one block, and empty
+  // parts are sent too.
+  bool pairwise = false;
+  Scratch* scratch = nullptr;  // nullptr where the plan needs none
 };
 
 // A call in progress. advance() does what can be done without waiting.
@@ -42,12 +71,14 @@ class Execution {
   bool try_step(const Step& step);
   void start_block();
   Bytes locate(const Span& span) const;
+  std::byte* memory(Buffer buffer) const;
 
   const Plan& plan_;
   Buffers buffers_;
   Endpoint& endpoint_;
-  std::size_t block_items_;      // items of a full block
-  std::size_t block_begin_ = 0;  // first item of the block
+  std::byte* scratch_ = nullptr;
+  std::size_t block_items_;      // items of a full block; with parts, of one part
+  std::size_t block_begin_ = 0;  // first item of the block; with parts, of every part
   std::size_t block_end_ = 0;
   std::size_t chunk_items_ = 0;  // items of a chunk in this block; the last chunks may be short
   std::size_t next_ = 0;         // next step

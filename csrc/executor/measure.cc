@@ -116,6 +116,8 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
     throw std::invalid_argument(
         "measure_all_reduce needs 2 ranks, 1 iteration and 4 bytes or more");
   }
+  const Algorithm* algorithm =
+      how == "executor" ? &ring_all_reduce() : find_algorithm(Collective::all_reduce, how);
   auto group = std::make_shared<ThreadGroup>(ranks);
   PlainLoop loop(ranks);
   std::atomic<unsigned> started{0};
@@ -127,10 +129,10 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
   auto work = [&](int rank) {
     Communicator communicator(group, rank);
     std::vector<float> data(count);
+    Array array{data.data(), data.data(), {static_cast<std::int64_t>(count)}, count, 4, "float32"};
     auto once = [&] {
-      if (how == "executor") {
-        Array array{data.data(), data.data(), {static_cast<std::int64_t>(count)}, count, 4};
-        communicator.all_reduce(array, DType::f32, Op::sum, ring_all_reduce(), {in_a_minute(), {}});
+      if (algorithm) {
+        communicator.reduce(*algorithm, array, {DType::f32, Op::sum}, 0, {in_a_minute(), {}});
       } else if (how == "plain_ring") {
         plain_ring(group->endpoint(rank), rank, ranks, data.data(), count);
       } else if (how == "plain_loop") {

@@ -9,7 +9,8 @@
 namespace pycollective {
 
 // Seconds of each iteration (the slowest rank's). `how`:
-//   "executor"   the ring's schedule through the executor, as Communicator runs it
+//   "executor"   the ring's schedule through the executor, as Communicator runs it; or the name of
+//                another all_reduce algorithm
 //   "plain_ring" the same ring over the same transport, written out as a loop
 //   "plain_loop" no transport: publish a pointer, barrier, add one's part from all ranks' memory,
 //                barrier, copy the other parts

@@ -6,6 +6,7 @@ Plan make_plan(const Algorithm& algorithm, int rank, int size, int root) {
   int relative = (rank - root + size) % size;
   Plan plan;
   plan.chunks = algorithm.num_chunks(size);
+  plan.scratch = algorithm.num_scratch(size);
   int count = algorithm.num_steps(relative, size);
   plan.steps.reserve(static_cast<std::size_t>(count));
   for (int k = 0; k < count; ++k) {
@@ -20,8 +21,8 @@ namespace {
 
 std::string to_string(const Span& span) {
   if (span.count == 0) return "nothing";
-  std::string text = span.buffer == Buffer::input ? "input[" : "output[";
-  text += std::to_string(span.first);
+  constexpr const char* names[] = {"input[", "output[", "scratch["};
+  std::string text = names[static_cast<int>(span.buffer)] + std::to_string(span.first);
   if (span.count != 1) text += ":" + std::to_string(span.first + span.count);
   return text + "]";
 }
@@ -45,18 +46,6 @@ std::string to_string(const Step& step) {
              (step.completes ? ", complete" : "");
   }
   return "unknown step";
-}
-
-std::string_view to_string(Collective collective) {
-  switch (collective) {
-    case Collective::all_reduce:
-      return "all_reduce";
-    case Collective::broadcast:
-      return "broadcast";
-    case Collective::barrier:
-      return "barrier";
-  }
-  return "unknown collective";
 }
 
 }  // namespace pycollective

@@ -1,10 +1,10 @@
 // The schedule: what an algorithm is in this library.
 //
-// A buffer of a collective call is cut into equal *chunks*. A *step* is one verb of one rank and
-// speaks of chunks only, never of bytes or pointers. A *schedule* is the steps of all ranks, each
-// rank's in order. step(rank, size, k) is a pure function in closed form, and the one truth: the
-// executor runs it, the verifier proves it, the printer shows it, and none of them knows the
-// algorithm's name.
+// A buffer of a collective call is cut into *chunks* (collective.h says which). A *step* is one
+// verb of one rank and speaks of chunks only, never of bytes or pointers. A *schedule* is the steps
+// of all ranks, each rank's in order. step(rank, size, k) is a pure function in closed form, and
+// the one truth: the executor runs it, the verifier proves it, the printer shows it, and none of
+// them knows the algorithm's name.
 //
 // Sends are asynchronous: a sent span may be read until the matching receive is over, and the
 // sender hears of that only through later messages. On each ordered pair of ranks messages keep
@@ -12,9 +12,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "schedule/collective.h"
 
 namespace pycollective {
 
@@ -26,9 +29,12 @@ enum class Verb : std::uint8_t {
   reduce,       // target = target (op) source
 };
 
-enum class Buffer : std::uint8_t { input, output };
+// Scratch is memory of the rank's own that lasts as long as a run of the schedule. Its chunk i is
+// as long as chunk i mod num_chunks, and holds nothing but that chunk.
+enum class Buffer : std::uint8_t { input, output, scratch };
 
-// Chunks [first, first + count) of a buffer. A span of no chunks is a bare signal.
+// Chunks [first, first + count) of a buffer; where chunks are ranks' parts, one of them. A span of
+// no chunks is a bare signal.
 struct Span {
   Buffer buffer = Buffer::input;
   int first = 0;
@@ -54,29 +60,32 @@ inline Step copy(Span source, Span target) { return {Verb::copy, -1, source, tar
 
 inline Span input(int first, int count = 1) { return {Buffer::input, first, count}; }
 inline Span output(int first, int count = 1) { return {Buffer::output, first, count}; }
+inline Span scratch(int first, int count = 1) { return {Buffer::scratch, first, count}; }
 
-enum class Collective : std::uint8_t { all_reduce, broadcast, barrier };
-
-// An algorithm is written for root 0; make_plan renames the ranks for any other root.
-class Algorithm {
+// An algorithm is written for root 0; make_plan renames the ranks for any other root. num_chunks is
+// size where chunks are the ranks' parts.
+class Algorithm : public std::enable_shared_from_this<Algorithm> {
  public:
   virtual ~Algorithm() = default;
   virtual std::string_view name() const = 0;
   virtual Collective collective() const = 0;
   virtual int num_chunks(int size) const = 0;
+  virtual int num_scratch(int) const { return 0; }  // chunks of scratch that a rank needs
   virtual int num_steps(int rank, int size) const = 0;
   virtual Step step(int rank, int size, int k) const = 0;
+  // Tells algorithms of one name apart.
+  virtual std::uint64_t fingerprint() const { return 0; }
 };
 
 // One rank's steps, ready to run: what is cached, by (algorithm, rank, size, root).
 struct Plan {
   int chunks = 1;
+  int scratch = 0;
   std::vector<Step> steps;
 };
 
 Plan make_plan(const Algorithm& algorithm, int rank, int size, int root);
 
 std::string to_string(const Step& step);
-std::string_view to_string(Collective collective);
 
 }  // namespace pycollective

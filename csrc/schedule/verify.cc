@@ -35,18 +35,31 @@ struct Reader {
   int received_at;
 };
 
+// A place for one chunk.
+struct Cell {
+  Value value;
+  std::vector<Reader> readers;
+};
+
 struct Rank {
   std::size_t next = 0;
-  std::vector<Value> input, output;
-  std::vector<std::vector<Reader>> input_readers, output_readers;
+  int inputs = 0, outputs = 0;  // chunks of its buffers
+  std::vector<Cell> cells;      // input, output, scratch
   Clock clock;
 };
 
 class Play {
  public:
-  Play(const Schedule& schedule, bool in_place)
-      : schedule_(schedule), in_place_(in_place), size_(static_cast<int>(schedule.steps.size())) {
+  Play(const Schedule& schedule, bool in_place, int filled)
+      : schedule_(schedule),
+        what_(schedule.collective),
+        in_place_(in_place && can_be_in_place(what_)),
+        in_parts_(in_parts(what_)),
+        filled_(filled > 0 && !in_parts_ ? filled : schedule.chunks),
+        size_(static_cast<int>(schedule.steps.size())) {
     if (size_ < 1) throw std::invalid_argument("a schedule needs at least one rank");
+    if (schedule.chunks < 1) throw std::invalid_argument("a schedule needs at least one chunk");
+    if (schedule.scratch < 0) throw std::invalid_argument("scratch has 0 chunks or more");
     exact_ = size_ <= kExactRanks;
     std::mt19937_64 random(20090214);
     for (int r = 0; r < size_; ++r) {
@@ -55,23 +68,24 @@ class Play {
     }
     everyone_.ranks = size_;
     ranks_.resize(static_cast<std::size_t>(size_));
-    auto chunks = static_cast<std::size_t>(schedule.chunks);
     for (int r = 0; r < size_; ++r) {
       Rank& rank = at(r);
-      rank.input.resize(chunks);
-      rank.output.resize(chunks);
-      rank.input_readers.resize(chunks);
-      rank.output_readers.resize(chunks);
+      rank.inputs = input_chunks(what_, schedule.chunks, r, size_);
+      rank.outputs = output_chunks(what_, schedule.chunks, r, size_);
+      rank.cells.resize(static_cast<std::size_t>(rank.inputs + rank.outputs + schedule.scratch));
       if (exact_) {
         rank.clock.assign(static_cast<std::size_t>(size_), 0);
         rank.clock[static_cast<std::size_t>(r)] = 1;
       }
-      bool contributes = schedule.collective == Collective::all_reduce || r == 0;
-      for (int c = 0; contributes && c < schedule.chunks; ++c) {
-        value(r, Buffer::input, c) = {c, 1, names_[static_cast<std::size_t>(r)]};
+      for (int i = 0; i < rank.inputs; ++i) {
+        Content content = initial_content(what_, r, size_, i);
+        if (content.from != Content::kNobody) cell(r, Buffer::input, i).value = value_of(content);
       }
     }
   }
+
+  // From here on, marks are not checked but collected: (rank, step).
+  void collect_marks(std::vector<std::pair<int, std::size_t>>* marks) { marks_ = marks; }
 
   std::string run() {
     bool moved = true;
@@ -91,13 +105,43 @@ class Play {
   const std::vector<Step>& steps(int r) const {
     return schedule_.steps[static_cast<std::size_t>(r)];
   }
-  bool is_output(Buffer buffer) const { return in_place_ || buffer == Buffer::output; }
-  Value& value(int r, Buffer buffer, int chunk) {
-    return (is_output(buffer) ? at(r).output : at(r).input)[static_cast<std::size_t>(chunk)];
+  Value value_of(const Content& content) const {
+    if (content.from == Content::kEveryone) return {content.chunk, size_, everyone_.set};
+    return {content.chunk, 1, names_[static_cast<std::size_t>(content.from)]};
   }
-  std::vector<Reader>& readers(int r, Buffer buffer, int chunk) {
-    auto& all = is_output(buffer) ? at(r).output_readers : at(r).input_readers;
-    return all[static_cast<std::size_t>(chunk)];
+  int chunks_of(int r, Buffer buffer) {
+    if (buffer == Buffer::scratch) return schedule_.scratch;
+    return buffer == Buffer::input ? at(r).inputs : at(r).outputs;
+  }
+  // In place, a place of the smaller buffer is one of the larger.
+  Cell& cell(int r, Buffer buffer, int i) {
+    Rank& rank = at(r);
+    if (in_place_ && in_parts_) {
+      if (buffer == Buffer::input && rank.outputs == size_) buffer = Buffer::output, i = r;
+      if (buffer == Buffer::output && rank.inputs == size_) buffer = Buffer::input, i = r;
+    } else if (in_place_ && buffer == Buffer::input && i < rank.outputs) {
+      buffer = Buffer::output;
+    }
+    if (buffer != Buffer::input) i += rank.inputs;
+    if (buffer == Buffer::scratch) i += rank.outputs;
+    return rank.cells[static_cast<std::size_t>(i)];
+  }
+  // The chunk that belongs in a place, or -1 where any may stand.
+  int belongs(int r, Buffer buffer, int i) const {
+    if (buffer == Buffer::output) return final_content(what_, r, size_, i).chunk;
+    return in_parts_ ? -1 : i % schedule_.chunks;
+  }
+
+  // Without the chunks that are empty.
+  Span filled(Span span) const {
+    if (in_parts_ || span.count == 0) return span;
+    int first = span.first % schedule_.chunks;
+    span.count = std::clamp(filled_ - first, 0, span.count);
+    return span;
+  }
+  bool is_empty(const Step& step) const {
+    const Span& moved = step.verb == Verb::send ? step.source : step.target;
+    return moved.count != 0 && filled(moved).count == 0;
   }
 
   void fail(int r, std::size_t k, const std::string& what) {
@@ -105,14 +149,19 @@ class Play {
                to_string(steps(r)[k]) + "): " + what;
   }
 
-  bool spans_fit(int r, std::size_t k) {
+  bool step_fits(int r, std::size_t k) {
     const Step& step = steps(r)[k];
     bool has_source = step.verb != Verb::recv, has_target = step.verb != Verb::send;
     for (const Span* span :
          {has_source ? &step.source : nullptr, has_target ? &step.target : nullptr}) {
-      if (span &&
-          (span->first < 0 || span->count < 0 || span->first + span->count > schedule_.chunks)) {
-        fail(r, k, "chunks outside 0:" + std::to_string(schedule_.chunks));
+      if (!span || span->count == 0) continue;
+      int chunks = chunks_of(r, span->buffer);
+      if (span->first < 0 || span->count < 0 || span->first > chunks - span->count) {
+        fail(r, k, "chunks outside 0:" + std::to_string(chunks));
+      } else if (in_parts_ && span->count > 1) {
+        fail(r, k, "moves several parts at once, which need not lie side by side");
+      } else if (span->first % schedule_.chunks + span->count > schedule_.chunks && !in_parts_) {
+        fail(r, k, "goes over the last chunk's end in the scratch buffer");
       }
     }
     if (has_source && has_target && step.source.count != step.target.count) {
@@ -122,6 +171,9 @@ class Play {
     if (talks && (step.peer < 0 || step.peer >= size_ || step.peer == r)) {
       fail(r, k, "no such peer among " + std::to_string(size_) + " ranks");
     }
+    bool adds = step.verb == Verb::recv_reduce || step.verb == Verb::reduce;
+    if (adds && !reduces(what_)) fail(r, k, "reduces in a collective that does not");
+    if (step.completes && !adds) fail(r, k, "is marked complete and does not reduce");
     return problem_.empty();
   }
 
@@ -129,16 +181,17 @@ class Play {
   bool play(int r) {
     std::size_t k = at(r).next;
     const Step& step = steps(r)[k];
-    if (!spans_fit(r, k)) return false;
+    if (!step_fits(r, k)) return false;
+    if (is_empty(step)) return ++at(r).next, true;
     Message message;
     if (step.verb == Verb::send) {
       if (channels_.count({r, step.peer})) return false;
-      for (int i = 0; i < step.source.count; ++i) {
-        int chunk = step.source.first + i;
-        const Value& sent = value(r, step.source.buffer, chunk);
-        if (sent.chunk < 0) return fail(r, k, "sends what was never written"), false;
-        message.values.push_back(sent);
-        if (exact_) readers(r, step.source.buffer, chunk).push_back({step.peer, 0});
+      Span source = filled(step.source);
+      for (int i = 0; i < source.count; ++i) {
+        Cell& sent = cell(r, source.buffer, source.first + i);
+        if (sent.value.chunk < 0) return fail(r, k, "sends what was never written"), false;
+        message.values.push_back(sent.value);
+        if (exact_) sent.readers.push_back({step.peer, 0});
       }
       message.clock = at(r).clock;
       message.sender_step = static_cast<int>(k);
@@ -148,7 +201,7 @@ class Play {
       if (found == channels_.end()) return false;
       message = std::move(found->second);
       channels_.erase(found);
-      if (static_cast<int>(message.values.size()) != step.target.count) {
+      if (static_cast<int>(message.values.size()) != filled(step.target).count) {
         return fail(r, k,
                     "rank " + std::to_string(step.peer) + " sent " +
                         std::to_string(message.values.size()) + " chunks"),
@@ -168,10 +221,10 @@ class Play {
   void hear(int r, int peer, const Message& message) {
     Clock& clock = at(r).clock;
     for (std::size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], message.clock[i]);
-    const Step& sent = steps(peer)[static_cast<std::size_t>(message.sender_step)];
+    Span sent = filled(steps(peer)[static_cast<std::size_t>(message.sender_step)].source);
     int now = clock[static_cast<std::size_t>(r)];
-    for (int i = 0; i < sent.source.count; ++i) {
-      for (Reader& reader : readers(peer, sent.source.buffer, sent.source.first + i)) {
+    for (int i = 0; i < sent.count; ++i) {
+      for (Reader& reader : cell(peer, sent.buffer, sent.first + i).readers) {
         if (reader.rank == r && reader.received_at == 0) {
           reader.received_at = now;
           break;
@@ -182,10 +235,11 @@ class Play {
 
   bool write(int r, std::size_t k, const Message* message) {
     const Step& step = steps(r)[k];
-    for (int i = 0; i < step.target.count; ++i) {
-      int chunk = step.target.first + i;
-      if (step.target.buffer == Buffer::input) return fail(r, k, "writes to the input"), false;
-      for (const Reader& reader : readers(r, step.target.buffer, chunk)) {
+    Span target = filled(step.target);
+    for (int i = 0; i < target.count; ++i) {
+      if (target.buffer == Buffer::input) return fail(r, k, "writes to the input"), false;
+      Cell& written = cell(r, target.buffer, target.first + i);
+      for (const Reader& reader : written.readers) {
         bool over = reader.received_at != 0 &&
                     at(r).clock[static_cast<std::size_t>(reader.rank)] > reader.received_at;
         // What arrives in this very message counts as heard.
@@ -198,10 +252,17 @@ class Play {
                  false;
         }
       }
-      readers(r, step.target.buffer, chunk).clear();
+      written.readers.clear();
       Value result;
       if (!combine(r, k, i, message, &result)) return false;
-      value(r, step.target.buffer, chunk) = result;
+      int wanted = belongs(r, target.buffer, target.first + i);
+      if (wanted >= 0 && result.chunk != wanted) {
+        return fail(r, k,
+                    "puts chunk " + std::to_string(result.chunk) + " where chunk " +
+                        std::to_string(wanted) + " belongs"),
+               false;
+      }
+      written.value = result;
     }
     return true;
   }
@@ -213,12 +274,12 @@ class Play {
     if (step.verb == Verb::recv) {
       source = message->values[static_cast<std::size_t>(i)];
     } else {
-      source = value(r, step.source.buffer, step.source.first + i);
+      source = cell(r, step.source.buffer, step.source.first + i).value;
       if (source.chunk < 0) return fail(r, k, "reads what was never written"), false;
     }
     if (reduces) {
       other = message ? message->values[static_cast<std::size_t>(i)]
-                      : value(r, step.target.buffer, step.target.first + i);
+                      : cell(r, step.target.buffer, step.target.first + i).value;
       if (other.chunk != source.chunk) return fail(r, k, "reduces different chunks"), false;
       if (exact_ && (source.set & other.set)) {
         return fail(r, k, "a contribution would be counted twice"), false;
@@ -226,7 +287,9 @@ class Play {
       source.ranks += other.ranks;
       source.set += other.set;
     }
-    if (reduces && step.completes != is_everyone(source)) {
+    if (marks_) {
+      if (reduces && is_everyone(source)) marks_->push_back({r, k});
+    } else if (reduces && step.completes != is_everyone(source)) {
       return fail(r, k,
                   step.completes ? "is marked complete and is not"
                                  : "completes the chunk and is not marked so"),
@@ -262,18 +325,17 @@ class Play {
 
   void check_result() {
     for (int r = 0; r < size_ && problem_.empty(); ++r) {
-      if (schedule_.collective == Collective::barrier) {
+      if (what_ == Collective::barrier) {
         check_heard_everyone(r);
         continue;
       }
-      for (int c = 0; c < schedule_.chunks && problem_.empty(); ++c) {
-        const Value& v = value(r, Buffer::output, c);
-        bool whole = schedule_.collective == Collective::all_reduce
-                         ? is_everyone(v)
-                         : v.ranks == 1 && v.set == names_[0];
-        if (v.chunk != c || !whole) {
+      int count = in_parts_ ? at(r).outputs : std::min(at(r).outputs, filled_);
+      for (int i = 0; i < count && problem_.empty(); ++i) {
+        const Value& v = cell(r, Buffer::output, i).value;
+        Value wanted = value_of(final_content(what_, r, size_, i));
+        if (v.chunk != wanted.chunk || v.ranks != wanted.ranks || v.set != wanted.set) {
           problem_ = "rank " + std::to_string(r) + " ends with a wrong output[" +
-                     std::to_string(c) + "]: " + describe(v);
+                     std::to_string(i) + "]: " + describe(v);
         }
       }
     }
@@ -302,13 +364,17 @@ class Play {
   }
 
   const Schedule& schedule_;
+  Collective what_;
   bool in_place_;
+  bool in_parts_;
+  int filled_;
   int size_;
   bool exact_ = true;
   std::vector<std::uint64_t> names_;
   Value everyone_;
   std::vector<Rank> ranks_;
   std::map<std::pair<int, int>, Message> channels_;
+  std::vector<std::pair<int, std::size_t>>* marks_ = nullptr;
   std::string problem_;
 };
 
@@ -318,14 +384,47 @@ Schedule make_schedule(const Algorithm& algorithm, int size) {
   Schedule schedule;
   schedule.collective = algorithm.collective();
   schedule.chunks = algorithm.num_chunks(size);
+  schedule.scratch = algorithm.num_scratch(size);
   for (int r = 0; r < size; ++r) {
     schedule.steps.push_back(make_plan(algorithm, r, size, 0).steps);
   }
   return schedule;
 }
 
-std::string verify(const Schedule& schedule, bool in_place) {
-  return Play(schedule, in_place).run();
+std::string verify(const Schedule& schedule, bool in_place, int filled) {
+  return Play(schedule, in_place, filled).run();
+}
+
+std::string prove(const Schedule& schedule) {
+  // What short arrays leave out are messages that tell of others' reads: it is about races only.
+  bool any_length = !in_parts(schedule.collective) && schedule.steps.size() <= kExactRanks;
+  for (bool in_place : {false, true}) {
+    // All chunks first: what is wrong with them is said most plainly.
+    for (int filled = schedule.chunks; filled > 0; --filled) {
+      std::string problem = verify(schedule, in_place, filled);
+      if (!problem.empty()) {
+        problem = (in_place ? "in place: " : "out of place: ") + problem;
+        if (filled == schedule.chunks) return problem;
+        return "with " + std::to_string(filled) + " of " + std::to_string(schedule.chunks) +
+               " chunks filled, " + problem;
+      }
+      if (!any_length) break;
+    }
+  }
+  return "";
+}
+
+void mark_complete(Schedule& schedule) {
+  for (auto& steps : schedule.steps) {
+    for (Step& step : steps) step.completes = false;
+  }
+  std::vector<std::pair<int, std::size_t>> marks;
+  Play play(schedule, /*in_place=*/false, 0);
+  play.collect_marks(&marks);
+  play.run();
+  for (auto [rank, step] : marks) {
+    schedule.steps[static_cast<std::size_t>(rank)][step].completes = true;
+  }
 }
 
 }  // namespace pycollective

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "transport/transport.h"
 
@@ -11,7 +12,7 @@ std::string CallRecord::describe() const {
   text += " (" + std::string(dtype) + "[";
   for (int i = 0; i < std::min(dims, kMaxDims); ++i) {
     if (i) text += ", ";
-    text += std::to_string(shape[i]);
+    text += shape[i] < 0 ? "*" : std::to_string(shape[i]);
   }
   if (dims > kMaxDims) text += ", …";
   text += "]";
@@ -29,11 +30,12 @@ std::uint64_t CallRecord::fingerprint() const {
     hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
     hash ^= hash >> 31;
   };
-  // The first eight letters tell names of one kind apart.
-  auto mix_name = [&mix](const char* name) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, name, std::min(std::strlen(name), sizeof word));
-    mix(word);
+  auto mix_name = [&mix](std::string_view name) {
+    for (std::size_t i = 0; i == 0 || i < name.size(); i += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, name.data() + i, std::min(name.size() - i, sizeof word));
+      mix(word);
+    }
   };
   mix_name(collective);
   mix_name(algorithm);
@@ -42,6 +44,7 @@ std::uint64_t CallRecord::fingerprint() const {
   mix(static_cast<std::uint64_t>(root));
   mix(static_cast<std::uint64_t>(dims));
   for (int i = 0; i < std::min(dims, kMaxDims); ++i) mix(static_cast<std::uint64_t>(shape[i]));
+  mix(detail);
   mix(number);
   return hash;
 }

@@ -31,7 +31,7 @@ std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kP
 struct SharedCall {
   std::uint64_t number;
   std::uint64_t fingerprint;
-  char collective[24], algorithm[24], op[24], dtype[16];
+  char collective[24], algorithm[32], op[24], dtype[16];
   std::int32_t root, dims;
   std::int64_t shape[CallRecord::kMaxDims];
 };
@@ -131,7 +131,7 @@ class ShmEndpoint final : public Endpoint {
     return true;
   }
 
-  Part try_receive(int peer, std::size_t remaining) override {
+  Piece try_receive(int peer, std::size_t remaining) override {
     auto& channel = group_.channel(peer, rank_);
     std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
     if (channel.posted.load(std::memory_order_acquire) == taken) return {};
@@ -379,7 +379,7 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
   }
   CallRecord call;
   call.collective = intern(copy.collective);
-  call.algorithm = intern(copy.algorithm);
+  copy_name(call.algorithm, copy.algorithm);
   call.op = intern(copy.op);
   copy_name(call.dtype, copy.dtype);
   call.root = copy.root;

@@ -67,7 +67,7 @@ class ThreadEndpoint final : public Endpoint {
     return true;
   }
 
-  Part try_receive(int peer, std::size_t bytes) override {
+  Piece try_receive(int peer, std::size_t bytes) override {
     auto& channel = group_.channel(peer, rank_);
     std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
     if (channel.posted.load(std::memory_order_acquire) == taken) return {};

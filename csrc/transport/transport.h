@@ -21,13 +21,14 @@ using Clock = std::chrono::steady_clock;
 struct CallRecord {
   static constexpr int kMaxDims = 8;
   const char* collective = "";
-  const char* algorithm = "";
+  char algorithm[32] = "";
   const char* op = "";  // empty where there is none
   char dtype[16] = "";
-  int root = -1;  // -1 where there is none
-  int dims = 0;   // the first kMaxDims are kept
-  std::int64_t shape[kMaxDims] = {};
-  std::uint64_t number = 0;  // calls of this rank so far, this one included
+  int root = -1;                      // -1 where there is none
+  int dims = 0;                       // the first kMaxDims are kept
+  std::int64_t shape[kMaxDims] = {};  // -1: any
+  std::uint64_t detail = 0;           // a hash of what else must agree
+  std::uint64_t number = 0;           // calls of this rank so far, this one included
 
   std::string describe() const;
   // Equal on two ranks exactly when their calls belong together (up to 64-bit collisions).
@@ -41,7 +42,7 @@ using Interrupt = std::function<void()>;
 enum class Progress { done, moved, blocked };
 
 // Part of a message, in memory that can be read until release().
-struct Part {
+struct Piece {
   const void* data = nullptr;
   std::size_t bytes = 0;
 };
@@ -59,7 +60,7 @@ class Endpoint {
   virtual bool try_send(int peer, const void* data, std::size_t bytes) = 0;
   // The next part of a peer's message of which `remaining` bytes are to come; data is nullptr when
   // there is none yet. Parts are whole items. release() when it has been read.
-  virtual Part try_receive(int peer, std::size_t remaining) = 0;
+  virtual Piece try_receive(int peer, std::size_t remaining) = 0;
   virtual void release(int peer) = 0;
   // Goes on with messages that did not fit at once.
   virtual void progress() {}

@@ -35,10 +35,17 @@ class Verb(_Enum):
 class Buffer(_Enum):
     input: ClassVar[Buffer]
     output: ClassVar[Buffer]
+    scratch: ClassVar[Buffer]
 
 class Collective(_Enum):
     all_reduce: ClassVar[Collective]
+    reduce: ClassVar[Collective]
+    reduce_scatter: ClassVar[Collective]
     broadcast: ClassVar[Collective]
+    scatter: ClassVar[Collective]
+    gather: ClassVar[Collective]
+    all_gather: ClassVar[Collective]
+    all_to_all: ClassVar[Collective]
     barrier: ClassVar[Collective]
 
 class Span:
@@ -64,18 +71,30 @@ class Step:
 
 class Schedule:
     def __init__(
-        self, collective: Collective, chunks: int, steps: Sequence[Sequence[Step]]
+        self,
+        collective: Collective,
+        chunks: int,
+        steps: Sequence[Sequence[Step]],
+        scratch: int = 0,
     ) -> None: ...
     @property
     def collective(self) -> Collective: ...
     @property
     def chunks(self) -> int: ...
     @property
+    def scratch(self) -> int: ...
+    @property
     def steps(self) -> list[list[Step]]: ...
+
+class Algorithm:
+    def __init__(self, name: str, schedule: Schedule) -> None: ...
+    @property
+    def schedule(self) -> Schedule: ...
 
 def algorithm_names(collective: Collective) -> list[str]: ...
 def make_schedule(collective: Collective, algorithm: str, size: int) -> Schedule: ...
-def verify(schedule: Schedule, in_place: bool) -> str: ...
+def verify(schedule: Schedule, in_place: bool, filled: int = 0) -> str: ...
+def prove(schedule: Schedule) -> str: ...
 
 class Group:
     @property
@@ -106,10 +125,48 @@ class Communicator:
     @property
     def size(self) -> int: ...
     def all_reduce(
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any],
+        op: str,
+        algorithm: str | Algorithm,
+        timeout: float,
+    ) -> None: ...
+    def reduce(
+        self, input: NDArray[Any], output: NDArray[Any] | None, op: str, root: int, timeout: float
+    ) -> None: ...
+    def reduce_scatter(
         self, input: NDArray[Any], output: NDArray[Any], op: str, algorithm: str, timeout: float
     ) -> None: ...
     def broadcast(
-        self, input: NDArray[Any], output: NDArray[Any], root: int, timeout: float
+        self, input: NDArray[Any], output: NDArray[Any], root: int, algorithm: str, timeout: float
+    ) -> None: ...
+    def move_parts(
+        self,
+        collective: Collective,
+        input: NDArray[Any] | None,
+        output: NDArray[Any] | None,
+        count: int,
+        shape: Sequence[int],
+        root: int,
+        timeout: float,
+    ) -> None: ...
+    def all_gather_ragged(
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any],
+        counts: Sequence[int],
+        shape: Sequence[int],
+        timeout: float,
+    ) -> None: ...
+    def all_to_all_ragged(
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any],
+        input_counts: Sequence[int],
+        output_counts: Sequence[int],
+        shape: Sequence[int],
+        timeout: float,
     ) -> None: ...
     def barrier(self, timeout: float) -> None: ...
 
@@ -118,7 +175,7 @@ def all_reduce_together(
     inputs: Sequence[NDArray[Any]],
     outputs: Sequence[NDArray[Any]],
     op: str,
-    algorithm: str,
+    algorithm: str | Algorithm,
     timeout: float,
 ) -> None: ...
 def measure_all_reduce(how: str, ranks: int, bytes: int, iterations: int) -> list[float]: ...

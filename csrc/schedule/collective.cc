@@ -1,0 +1,101 @@
+#include "schedule/collective.h"
+
+#include <array>
+
+namespace pycollective {
+namespace {
+
+// The chunks of a buffer: all chunks, a part of every rank, one part, or none; on the root and on
+// the others.
+enum class Has : std::uint8_t { chunks, parts, part, nothing };
+
+struct Promise {
+  std::string_view name;
+  bool reduces, has_root;
+  Has root_input, input, root_output, output;
+};
+
+// In the order of Collective.
+constexpr std::array<Promise, kCollectives> kPromises = {{
+    {"all_reduce", true, false, Has::chunks, Has::chunks, Has::chunks, Has::chunks},
+    {"reduce", true, true, Has::chunks, Has::chunks, Has::chunks, Has::nothing},
+    {"reduce_scatter", true, false, Has::parts, Has::parts, Has::part, Has::part},
+    {"broadcast", false, true, Has::chunks, Has::chunks, Has::chunks, Has::chunks},
+    {"scatter", false, true, Has::parts, Has::nothing, Has::part, Has::part},
+    {"gather", false, true, Has::part, Has::part, Has::parts, Has::nothing},
+    {"all_gather", false, false, Has::part, Has::part, Has::parts, Has::parts},
+    {"all_to_all", false, false, Has::parts, Has::parts, Has::parts, Has::parts},
+    {"barrier", false, false, Has::chunks, Has::chunks, Has::chunks, Has::chunks},
+}};
+
+const Promise& promise(Collective collective) {
+  return kPromises[static_cast<std::size_t>(collective)];
+}
+
+int count(Has has, int chunks, int size) {
+  switch (has) {
+    case Has::chunks:
+      return chunks;
+    case Has::parts:
+      return size;
+    case Has::part:
+      return 1;
+    case Has::nothing:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string_view to_string(Collective collective) { return promise(collective).name; }
+bool reduces(Collective collective) { return promise(collective).reduces; }
+bool has_root(Collective collective) { return promise(collective).has_root; }
+bool in_parts(Collective collective) { return promise(collective).root_input != Has::chunks; }
+bool can_be_in_place(Collective collective) { return collective != Collective::all_to_all; }
+
+int input_chunks(Collective collective, int chunks, int rank, int size) {
+  const Promise& p = promise(collective);
+  return count(rank == 0 ? p.root_input : p.input, chunks, size);
+}
+
+int output_chunks(Collective collective, int chunks, int rank, int size) {
+  const Promise& p = promise(collective);
+  return count(rank == 0 ? p.root_output : p.output, chunks, size);
+}
+
+Content initial_content(Collective collective, int rank, int size, int place) {
+  switch (collective) {
+    case Collective::broadcast:
+    case Collective::barrier:
+      return rank == 0 ? Content{place, 0} : Content{};
+    case Collective::gather:
+    case Collective::all_gather:
+      return {rank, rank};
+    case Collective::all_to_all:
+      return {rank * size + place, rank};
+    default:
+      return {place, rank};
+  }
+}
+
+Content final_content(Collective collective, int rank, int size, int place) {
+  switch (collective) {
+    case Collective::broadcast:
+    case Collective::barrier:
+      return {place, 0};
+    case Collective::scatter:
+      return {rank, 0};
+    case Collective::gather:
+    case Collective::all_gather:
+      return {place, place};
+    case Collective::all_to_all:
+      return {place * size + rank, place};
+    case Collective::reduce_scatter:
+      return {rank, Content::kEveryone};
+    default:
+      return {place, Content::kEveryone};
+  }
+}
+
+}  // namespace pycollective

@@ -1,0 +1,37 @@
+// An algorithm given as a table, for one number of ranks: what a user writes in Python.
+#pragma once
+
+#include <string>
+
+#include "schedule/verify.h"
+
+namespace pycollective {
+
+class TabulatedAlgorithm final : public Algorithm {
+ public:
+  // Marks the steps that complete a chunk. Throws std::invalid_argument, with the first thing that
+  // is wrong, unless the schedule is proved out of place, in place and for arrays of any length.
+  TabulatedAlgorithm(std::string name, Schedule schedule);
+
+  const Schedule& schedule() const { return schedule_; }
+  int size() const { return static_cast<int>(schedule_.steps.size()); }
+
+  std::string_view name() const override { return name_; }
+  Collective collective() const override { return schedule_.collective; }
+  int num_chunks(int) const override { return schedule_.chunks; }
+  int num_scratch(int) const override { return schedule_.scratch; }
+  int num_steps(int rank, int) const override { return static_cast<int>(of(rank).size()); }
+  Step step(int rank, int, int k) const override { return of(rank)[static_cast<std::size_t>(k)]; }
+  std::uint64_t fingerprint() const override { return fingerprint_; }
+
+ private:
+  const std::vector<Step>& of(int rank) const {
+    return schedule_.steps.at(static_cast<std::size_t>(rank));
+  }
+
+  std::string name_;
+  Schedule schedule_;
+  std::uint64_t fingerprint_ = 0;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,162 @@
+"""What an algorithm is written with: steps, spans, and the decorator that makes it runnable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from pycollective import _core
+from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb
+
+_PROVED_RANKS = 64
+
+
+class Chunks:
+    """A buffer of the rank: ``input[c]`` is a chunk, ``input[a:b]`` are several."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    def __getitem__(self, place: int | slice) -> Span:
+        if isinstance(place, slice):
+            if place.step not in (None, 1) or place.start is None or place.stop is None:
+                raise TypeError("chunks are named by [first:end]")
+            return Span(self._buffer, place.start, place.stop - place.start)
+        return Span(self._buffer, place, 1)
+
+
+input = Chunks(Buffer.input)
+output = Chunks(Buffer.output)
+scratch = Chunks(Buffer.scratch)
+
+
+def send(peer: int, source: Span) -> Step:
+    """Send chunks to a rank, which may read them until it has received them."""
+    return Step(Verb.send, peer, source)
+
+
+def recv(peer: int, target: Span) -> Step:
+    """Receive chunks from a rank."""
+    return Step(Verb.recv, peer, target=target)
+
+
+def recv_reduce(peer: int, source: Span, target: Span) -> Step:
+    """Receive chunks from a rank, and put their reduction with ``source`` into ``target``."""
+    return Step(Verb.recv_reduce, peer, source, target)
+
+
+def copy(source: Span, target: Span) -> Step:
+    """Copy chunks of the rank's own."""
+    return Step(Verb.copy, -1, source, target)
+
+
+def reduce(source: Span, target: Span) -> Step:
+    """Reduce chunks of the rank's own into others."""
+    return Step(Verb.reduce, -1, source, target)
+
+
+class Algorithm:
+    """An all-reduce of one's own; made by `algorithm`.
+
+    The schedule for a number of ranks is worked out, proved and kept when it is first asked for.
+
+    Attributes
+    ----------
+    name : str
+        Its name in messages.
+    """
+
+    def __init__(
+        self,
+        steps: Callable[[int, int], Iterable[Step]],
+        num_chunks: Callable[[int], int] | int,
+        num_scratch: Callable[[int], int] | int = 0,
+    ) -> None:
+        self.name = str(getattr(steps, "__name__", "algorithm"))
+        self.__doc__ = steps.__doc__
+        self._steps = steps
+        self._num_chunks = num_chunks
+        self._num_scratch = num_scratch
+        self._proved: dict[int, _core.Algorithm] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Algorithm {self.name}>"
+
+    def schedule(self, size: int) -> Schedule:
+        """Return the steps of every rank, as they are written."""
+        if size < 1:
+            raise ValueError(f"a group has at least 1 rank, not {size}")
+        numbers = [n(size) if callable(n) else n for n in (self._num_chunks, self._num_scratch)]
+        steps = [list(self._steps(rank, size)) for rank in range(size)]
+        return Schedule(Collective.all_reduce, numbers[0], steps, numbers[1])
+
+    def verify(self, size: int) -> None:
+        """Prove the schedule for a number of ranks, as `pycollective.algorithms.verify` says.
+
+        Raises
+        ------
+        ValueError
+            The first thing that is wrong: rank, step and why; or there are more than 64 ranks.
+        """
+        self.for_ranks(size)
+
+    def show(self, size: int) -> str:
+        """Return the steps of every rank as text; see `pycollective.algorithms.rounds` for a picture."""
+        from pycollective.algorithms import show
+
+        return show(self, size)
+
+    def for_ranks(self, size: int) -> _core.Algorithm:
+        """Return what the core runs for a number of ranks; proved once."""
+        found = self._proved.get(size)
+        if found is not None:
+            return found
+        if size > _PROVED_RANKS:
+            raise ValueError(
+                f"{self.name}: schedules of one's own run among {_PROVED_RANKS} ranks at most, where "
+                f"they can be proved; this group has {size}"
+            )
+        with self._lock:
+            if size not in self._proved:
+                self._proved[size] = _core.Algorithm(self.name, self.schedule(size))
+            return self._proved[size]
+
+
+def algorithm(
+    num_chunks: Callable[[int], int] | int, num_scratch: Callable[[int], int] | int = 0
+) -> Callable[[Callable[[int, int], Iterable[Step]]], Algorithm]:
+    """Make an all-reduce algorithm of a function that yields one rank's steps.
+
+    Parameters
+    ----------
+    num_chunks : int or callable
+        Equal chunks that the arrays are cut into; a function of the number of ranks.
+    num_scratch : int or callable
+        Chunks of scratch memory of each rank. Chunk i of it holds nothing but chunk i modulo
+        ``num_chunks``.
+
+    Returns
+    -------
+    callable
+        Decorator of ``steps(rank, size)``, which yields `send`, `recv`, `recv_reduce`, `copy` and
+        `reduce` in the order in which the rank does them.
+
+    Examples
+    --------
+    >>> from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, send
+    >>> @algorithm(num_chunks=1)
+    ... def star(rank, size):
+    ...     '''Rank 0 adds everything and tells everyone.'''
+    ...     if rank == 0:
+    ...         yield copy(input[0], output[0])
+    ...         for peer in range(1, size):
+    ...             yield recv_reduce(peer, output[0], output[0])
+    ...         for peer in range(1, size):
+    ...             yield send(peer, output[0])
+    ...     else:
+    ...         yield send(0, input[0])
+    ...         yield recv(0, output[0])
+    >>> star.verify(5)
+    """
+    return lambda steps: Algorithm(steps, num_chunks, num_scratch)

@@ -1,0 +1,180 @@
+"""Algorithms written in Python: proved, then run by the executor; broken ones never run."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective import algorithms, local_group
+from pycollective.algorithms import (
+    algorithm,
+    copy,
+    input,
+    output,
+    recv,
+    recv_reduce,
+    reduce,
+    scratch,
+    send,
+)
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
+
+
+@algorithm(num_chunks=lambda size: size)
+def ring(rank, size):
+    """The textbook's ring, to be compared with the core's."""
+    if size == 1:
+        yield copy(input[0], output[0])
+        return
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    for turn in range(size - 1):
+        c = (rank - turn) % size
+        yield send(following, output[c] if turn else input[c])
+        c = (rank - turn - 1) % size
+        yield recv_reduce(previous, input[c], output[c])
+    for turn in range(size - 1):
+        yield send(following, output[(rank + 1 - turn) % size])
+        yield recv(previous, output[(rank - turn) % size])
+
+
+@algorithm(num_chunks=3, num_scratch=3)
+def through_scratch(rank, size):
+    """Rank 0 collects in scratch, several chunks at a time, then adds its own."""
+    if rank == 0:
+        for peer in range(1, size):
+            if peer == 1:
+                yield recv(peer, scratch[0:3])
+            else:
+                yield recv_reduce(peer, scratch[0:3], scratch[0:3])
+        yield copy(input[0:3], output[0:3])
+        if size > 1:
+            yield reduce(scratch[0:2], output[0:2])
+            yield reduce(scratch[2], output[2])
+        for peer in range(1, size):
+            yield send(peer, output[0:3])
+    else:
+        yield send(0, input[0:3])
+        yield recv(0, output[0:3])
+
+
+@pytest.mark.parametrize("mine", [ring, through_scratch], ids=lambda a: a.name)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_they_run(mine, ranks, on_ranks):
+    comms = local_group(ranks, timeout=30)
+    for n in (0, 1, 2, 33, 1009, 3_300_001 if ranks == 3 else 50_000):
+        x = (np.arange(n * ranks) % 17).reshape(ranks, n).astype("float32") * ranks
+
+        def work(c, x=x):
+            mean = c.all_reduce(x[c.rank], "mean", algorithm=mine)
+            total = x[c.rank].copy()
+            c.all_reduce(total, out=total, algorithm=mine)
+            return mean, total
+
+        for mean, total in on_ranks(comms, work):
+            np.testing.assert_array_equal(total, x.sum(axis=0))
+            np.testing.assert_array_equal(mean, x.sum(axis=0) / ranks)
+
+
+def test_the_same_steps_as_the_cores_ring():
+    for size in range(1, 65):
+        ring.verify(size)
+        made = ring.for_ranks(size).schedule  # with the marks of complete chunks
+        want = algorithms.schedule("ring", size)
+        assert [[str(s) for s in steps] for steps in made.steps] == [
+            [str(s) for s in steps] for steps in want.steps
+        ]
+
+
+def test_worked_out_once_for_all_threads(on_ranks):
+    calls = []
+
+    @algorithm(num_chunks=1)
+    def counted(rank, size):
+        calls.append(rank)
+        yield from (
+            [recv_reduce(1, input[0], output[0]), send(1, output[0])]
+            if rank == 0
+            else [send(0, input[0]), recv(0, output[0])]
+        )
+
+    comms = local_group(2, timeout=30)
+    for _ in range(3):
+        on_ranks(comms, lambda c: c.all_reduce(np.ones(3), algorithm=counted))
+    assert calls == [0, 1]
+
+
+def test_broken_ones_raise_and_do_not_run(on_ranks):
+    @algorithm(num_chunks=1)
+    def forgets_a_rank(rank, size):
+        yield copy(input[0], output[0])
+
+    results = on_ranks(
+        local_group(2, timeout=30), lambda c: c.all_reduce(np.ones(2), algorithm=forgets_a_rank)
+    )
+    for error in results:
+        assert isinstance(error, ValueError)
+        assert "forgets_a_rank: out of place: rank 0 ends with a wrong output[0]" in str(error)
+    forgets_a_rank.verify(1)
+    with pytest.raises(ValueError, match="wrong output"):
+        algorithms.verify(forgets_a_rank, 3)
+    with pytest.raises(ValueError, match="64 ranks at most"):
+        ring.verify(65)
+    with pytest.raises(ValueError, match="at least 1 rank"):
+        ring.verify(0)
+    with pytest.raises(ValueError, match="at least one chunk"):
+        algorithm(num_chunks=0)(lambda rank, size: []).verify(2)
+    with pytest.raises(TypeError, match=r"\[first:end\]"):
+        input[:2]
+    with pytest.raises(ValueError, match="schedule for all_reduce among 3 ranks"):
+        (comm,) = local_group(1)
+        comm._core.all_reduce(np.ones(1), np.ones(1), "sum", ring.for_ranks(3), 1.0)
+
+
+def test_absurd_spans_are_refused():
+    far = 2**31 - 1
+    for span in (output[far], output[0:far], output[-1], output[2:1], output[-far:-1]):
+        wild = algorithm(num_chunks=2)(lambda rank, size, span=span: [copy(span, span)])
+        with pytest.raises((ValueError, TypeError)):
+            wild.verify(1)
+
+
+def test_two_of_one_name_do_not_mix(on_ranks):
+    @algorithm(num_chunks=1)
+    def ring(rank, size):
+        if rank == 0:
+            yield recv_reduce(1, input[0], output[0])
+            yield send(1, output[0])
+        else:
+            yield send(0, input[0])
+            yield recv(0, output[0])
+
+    mine = [ring, globals()["ring"]]
+    results = on_ranks(
+        local_group(2, timeout=30), lambda c: c.all_reduce(np.ones(4), algorithm=mine[c.rank])
+    )
+    assert all(isinstance(r, pc.MismatchError) for r in results), results
+
+
+def test_show_and_rounds():
+    assert ring.show(3).startswith("ring all_reduce: 3 ranks, 3 chunks\nrank 0:\n")
+    assert algorithms.rounds(ring, 4) == algorithms.rounds("ring", 4)
+    assert repr(ring) == "<Algorithm ring>"
+
+
+def test_the_documents_example(capsys, monkeypatch):
+    blocks = re.findall(r"```(\w*)\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    space: dict[str, object] = {}
+    for language, text in blocks:
+        if language == "python":
+            exec(text, space)
+    assert failed == []
+    shown = [text for language, text in blocks if language == ""]
+    assert capsys.readouterr().out == shown[0]
