@@ -84,7 +84,7 @@ def add_parser(commands: Any) -> None:
     p.add_argument(
         "--algorithm",
         default="ring",
-        choices=[*algorithms.names("all_reduce"), "all"],
+        choices=[*algorithms.names("all_reduce"), "auto", "all"],
         help="which schedule (ring)",
     )
     p.add_argument(
