@@ -11,6 +11,7 @@
 #include "executor/communicator.h"
 #include "executor/measure.h"
 #include "transport/shm.h"
+#include "transport/tcp.h"
 #include "transport/thread.h"
 
 namespace py = pybind11;
@@ -145,6 +146,18 @@ void bind_group(py::module_& m) {
       .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
       .def("leave", &ShmGroup::leave, py::arg("rank"), "Leave the group in good order.")
       .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.");
+
+  py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
+      m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")
+      .def(py::init<int, const std::vector<std::vector<int>>&>(), py::arg("rank"),
+           py::arg("streams"),
+           "A rank, and for each rank its connected, authenticated sockets: the control connection "
+           "and one or more for messages. They are duplicated.")
+      .def_property_readonly("rank", &TcpGroup::rank)
+      .def("leave", &TcpGroup::leave, py::call_guard<py::gil_scoped_release>(),
+           "Leave the group in good order, and close the connections.")
+      .def("abandon", &TcpGroup::abandon,
+           "Close the connections without a word: for a forked child.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
                                                           "One rank's end of a group.")

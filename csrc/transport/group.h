@@ -27,5 +27,8 @@ std::string describe_rank(int rank, bool busy, const CallRecord& call);
 
 // The text of a mismatch between two ranks' calls.
 std::string describe_mismatch(int rank, const CallRecord& call, int peer, const CallRecord& other);
+// The same where what the peer called is known in words only.
+std::string describe_mismatch(int rank, const std::string& call, int peer,
+                              const std::string& other);
 
 }  // namespace pycollective
