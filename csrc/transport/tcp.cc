@@ -46,6 +46,9 @@ constexpr auto kGrace = std::chrono::milliseconds(300);
 // A rank that never waits looks at its control connections this often.
 constexpr auto kControlEvery = std::chrono::milliseconds(100);
 
+// Calls of this rank that are remembered.
+constexpr std::uint64_t kHistory = 16;
+
 enum class Kind : std::uint16_t { message = 1, in_call = 2, failed = 3, left = 4 };
 
 // Before every frame; then come `text` bytes of text and `bytes` bytes of a message.
@@ -302,6 +305,7 @@ class TcpGroup::Member final : public Endpoint {
     std::uint64_t number = call_.number + 1;
     call_ = call;
     call_.number = number;
+    history_[number % kHistory] = call_;
     fingerprint_ = call_.fingerprint();
     text_.clear();
     said_ = false;
@@ -342,7 +346,7 @@ class TcpGroup::Member final : public Endpoint {
     wanted_ = nullptr;
     const Header& header = stream.header();
     if (header.fingerprint != fingerprint_ || header.remaining != remaining) {
-      mismatch(from, clean(peer.heard.text));
+      mismatch(from, header.call, clean(peer.heard.text));
     }
     return {stream.payload(), header.bytes};
   }
@@ -711,8 +715,11 @@ class TcpGroup::Member final : public Endpoint {
     tell_all(header, call_.describe());
   }
 
-  [[noreturn]] void mismatch(int from, const std::string& theirs) {
-    fail(FailureKind::mismatch, describe_mismatch(rank_, call_.describe(), from, theirs));
+  // A call that this rank has left already, as a root may, is named by its number.
+  [[noreturn]] void mismatch(int from, std::uint64_t number, const std::string& theirs) {
+    const CallRecord& before = history_[number % kHistory];
+    const CallRecord& mine = before.number == number ? before : call_;
+    fail(FailureKind::mismatch, describe_mismatch(rank_, mine.describe(), from, theirs));
     check_failure();
     throw std::logic_error("unreachable");
   }
@@ -864,6 +871,7 @@ class TcpGroup::Member final : public Endpoint {
   // Of the thread that is in a call.
   std::atomic<bool> busy_{false};
   std::uint64_t fingerprint_ = 0;
+  CallRecord history_[kHistory];
   std::string text_;
   bool said_ = false;  // to the others, what this call is
   int unsent_ = 0;     // peers with something to send

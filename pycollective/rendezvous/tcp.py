@@ -275,6 +275,7 @@ class _Meeting:
     def _gather(self) -> tuple[str, _Door]:
         family, address = self._resolve()
         sock = self._inherited() or self._listen(family, address)
+        self.cleanup.callback(sock.close)
         own = self._own_address(str(sock.getsockname()[0]))
         self.streams = 1 + self.about.streams
         name = secrets.token_hex(8)
