@@ -397,11 +397,17 @@ class TcpGroup::Member final : public Endpoint {
       auto now = Clock::now();
       if (looks > spins_ + kYields && now < next_look_up) {
         interrupted = !sleep(next_look_up - now);
+        if (interrupted && interrupt) interrupt();  // before what the peers say of theirs
         now = Clock::now();
       }
       read_control();
+      if (failed_.load()) {
+        // What has come already may be all that this call needs: then the next one fails.
+        while ((progress = attempt()) == Progress::moved) continue;
+        if (progress == Progress::done) return;
+      }
       check_failure();
-      if (now < next_look_up && !interrupted) {
+      if (now < next_look_up) {
         if (looks > spins_) std::this_thread::yield();
         continue;
       }
