@@ -572,6 +572,18 @@ def test_changed_and_repeated_messages_are_noticed():
     b.close()
 
 
+def test_lengths_are_bounded_before_anything_is_read():
+    for key, allowed in ((b"", 1024), (b"key", 1 << 20)):
+        a, b = socket.socketpair()
+        channel = handshake.Channel(b)
+        channel.seal(key, False)
+        a.sendall(struct.pack("!I", allowed + 1))
+        with pytest.raises(handshake.HandshakeError, match=f"where {allowed} are allowed"):
+            channel.receive(time.monotonic() + 1)
+        a.close()
+        b.close()
+
+
 # What the core makes of bytes that are no frames -----------------------------------------------
 
 
