@@ -161,8 +161,7 @@ class Communicator:
         self.timeout = timeout
 
     def __repr__(self) -> str:
-        kind = "threads" if isinstance(self._group, _core.ThreadGroup) else "shared memory"
-        return f"<Communicator rank {self.rank} of {self.size}, {kind}>"
+        return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
 
     def all_reduce(
         self,
@@ -626,12 +625,12 @@ class Communicator:
 
     def close(self) -> None:
         """Leave the group in good order; peers that still wait for this rank get PeerLostError."""
-        if isinstance(self._group, _core.ShmGroup):
-            self._group.leave(self.rank)
+        self._group.leave(self.rank)
         self._core = _Gone("this communicator is closed")
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
+        self._group.abandon()
         self._core = _Gone(
             "this communicator belongs to the parent process: a forked child has no rank of its own"
         )

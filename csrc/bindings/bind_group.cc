@@ -15,6 +15,7 @@
 #include "executor/measure.h"
 #include "schedule/tabulated.h"
 #include "transport/shm.h"
+#include "transport/tcp.h"
 #include "transport/thread.h"
 
 namespace py = pybind11;
@@ -170,6 +171,11 @@ void bind_group(py::module_& m) {
             return std::string(failure->what());
           },
           "Why the group is dead, or None.")
+      .def("leave", &Group::leave, py::arg("rank"), py::call_guard<py::gil_scoped_release>(),
+           "Leave the group in good order.")
+      .def("abandon", &Group::abandon,
+           "Let go of the group without a word to the peers: for a forked child.")
+      .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
       .def("describe", &Group::describe_ranks, "What each rank is doing.");
 
   py::class_<ThreadGroup, Group, std::shared_ptr<ThreadGroup>>(
@@ -190,8 +196,15 @@ void bind_group(py::module_& m) {
                   "The group whose memory a descriptor, which is duplicated, stands for.")
       .def_property_readonly("descriptor", &ShmGroup::descriptor)
       .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
-      .def("leave", &ShmGroup::leave, py::arg("rank"), "Leave the group in good order.")
       .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.");
+
+  py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
+      m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")
+      .def(py::init<int, const std::vector<std::vector<int>>&>(), py::arg("rank"),
+           py::arg("streams"),
+           "A rank, and for each rank its connected, authenticated sockets: the control connection "
+           "and one or more for messages. They are duplicated.")
+      .def_property_readonly("rank", &TcpGroup::rank);
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
                                                           "One rank's end of a group.")

@@ -31,8 +31,9 @@ class ShmGroup final : public Group {
   int descriptor() const { return memory_.descriptor(); }
   // Takes the place of a rank; throws std::invalid_argument if it is taken or there is none.
   void join(int rank);
-  // Leaves it: not a failure, unless somebody still waits for this rank.
-  void leave(int rank) noexcept;
+  void leave(int rank) noexcept override;
+  void abandon() noexcept override { rank_ = -1; }
+  std::string_view transport() const override { return "shared memory"; }
   // Whether the rank has joined and not left.
   bool is_in(int rank) const;
 

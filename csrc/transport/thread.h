@@ -28,6 +28,7 @@ class ThreadGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  std::string_view transport() const override { return "threads"; }
   std::string describe_ranks() const override;
 
  private:
