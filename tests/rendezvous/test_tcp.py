@@ -201,8 +201,13 @@ except pc.CollectiveTimeoutError as error:
     assert "rank 1 heard of it" in out
 
 
-@pytest.mark.parametrize("other", ["comm.all_reduce(np.ones((2, 2), 'float32'), 'max', algorithm='ring')",
-                                   "comm.broadcast(np.ones(4), 1)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        "comm.all_reduce(np.ones((2, 2), 'float32'), 'max', algorithm='ring')",
+        "comm.broadcast(np.ones(4), 1)",
+    ],
+)
 def test_calls_that_do_not_belong_together(tmp_path, other):
     body = f"""
 comm.barrier()
