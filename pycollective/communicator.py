@@ -135,7 +135,7 @@ class _Gone:
         raise CollectiveError(self._why)
 
 
-class Communicator:
+class Communicator(_core.CommunicatorBase):
     """One rank of a group.
 
     Every rank of the group makes the same calls in the same order, each from its own thread; a call
@@ -156,6 +156,7 @@ class Communicator:
     def __init__(self, group: _core.Group, rank: int, timeout: float) -> None:
         self._group = group
         self._core: Any = _core.Communicator(group, rank)
+        self._attach(self._core)
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
@@ -163,6 +164,7 @@ class Communicator:
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
 
+    @_core.fast_all_reduce
     def all_reduce(
         self,
         x: ArrayLike,
@@ -170,6 +172,7 @@ class Communicator:
         *,
         out: Array | None = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        reproducible: bool = False,
         timeout: float | None = None,
     ) -> Array:
         """Reduce the ranks' arrays element by element and give every rank the result.
@@ -192,6 +195,11 @@ class Communicator:
             "auto" chooses by the size in bytes and the number of ranks; other names are listed by
             `pycollective.algorithms.names`, and one's own are made by
             `pycollective.algorithms.algorithm`.
+        reproducible : bool
+            The bits of the result depend on the contributions alone, not on the transport: they are
+            combined in the order of the ranks, float16 and bfloat16 rounded after each. Only "direct"
+            does that, which "auto" then means. Without it the same calls in the same group give the
+            same bits again, too.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
@@ -213,7 +221,14 @@ class Communicator:
         """
         source, target, result = self._arrays(x, out)
         how = algorithm if isinstance(algorithm, str) else algorithm.for_ranks(self.size)
-        self._core.all_reduce(source, target, op, how, self._seconds(timeout))
+        if reproducible:
+            if how not in ("auto", "direct"):
+                raise ValueError(
+                    "reproducible=True needs the algorithm 'direct', which keeps the order of the "
+                    f"ranks: leave out algorithm={how!r}"
+                )
+            how = "direct"
+        self._core.all_reduce(source, target, op, how, reproducible, self._seconds(timeout))
         return self._deliver(target, result)
 
     def broadcast(
@@ -625,11 +640,13 @@ class Communicator:
 
     def close(self) -> None:
         """Leave the group in good order; peers that still wait for this rank get PeerLostError."""
+        self._detach()
         self._group.leave(self.rank)
         self._core = _Gone("this communicator is closed")
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
+        self._detach()
         self._group.abandon()
         self._core = _Gone(
             "this communicator belongs to the parent process: a forked child has no rank of its own"

@@ -1,7 +1,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -11,6 +10,7 @@
 #include "algorithms/algorithms.h"
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
+#include "bindings/errors.h"
 #include "executor/communicator.h"
 #include "executor/measure.h"
 #include "schedule/tabulated.h"
@@ -22,20 +22,6 @@ namespace py = pybind11;
 
 namespace pycollective {
 namespace {
-
-const char* error_name(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::timeout:
-      return "CollectiveTimeoutError";
-    case FailureKind::mismatch:
-      return "MismatchError";
-    case FailureKind::peer_lost:
-      return "PeerLostError";
-    case FailureKind::aborted:
-      return "AbortedError";
-  }
-  return "CollectiveError";
-}
 
 // Arrays that Python has made fit; what would crash is still refused here.
 struct Ends {
@@ -102,7 +88,7 @@ void check_root(int root, int size) {
 
 Reducing reducing_of(const py::dtype& dtype, const std::string& op) {
   auto [type, which] = reduction_of(dtype, op);
-  return {type, which};
+  return {type, which, false};
 }
 
 const Algorithm& algorithm_of(Collective collective, const std::string& name) {
@@ -115,9 +101,12 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
 // By name, or one that a user has written.
 using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
 
-const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, int size) {
+const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, int size,
+                                      bool has_board) {
   if (const auto* name = std::get_if<std::string>(&named)) {
-    if (*name == "auto") return select_all_reduce(array.count * array.item, size);
+    if (*name == "auto") {
+      return has_board ? direct_all_reduce() : select_all_reduce(array.count * array.item, size);
+    }
     return algorithm_of(Collective::all_reduce, *name);
   }
   const TabulatedAlgorithm& table = *std::get<1>(named);
@@ -130,17 +119,6 @@ const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, in
   return table;
 }
 
-Waiting waiting_for(double seconds) {
-  // A year stands for "for ever": the clock cannot hold every double.
-  double bounded = seconds < 3e7 ? seconds : 3e7;
-  return {Clock::now() +
-              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded)),
-          [] {
-            py::gil_scoped_acquire acquire;
-            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-          }};
-}
-
 }  // namespace
 
 void bind_group(py::module_& m) {
@@ -148,8 +126,7 @@ void bind_group(py::module_& m) {
     try {
       if (error) std::rethrow_exception(error);
     } catch (const Failure& failure) {
-      py::object type = py::module_::import("pycollective.errors").attr(error_name(failure.kind));
-      PyErr_SetString(type.ptr(), failure.what());
+      set_python_error(failure);
     }
   });
 
@@ -218,16 +195,18 @@ void bind_group(py::module_& m) {
       .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
-             const Named& algorithm, double timeout) {
+             const Named& algorithm, bool reproducible, double timeout) {
             Array array = array_of(input, output);
             Reducing reducing = reducing_of(input.dtype(), op);
-            const Algorithm& how = all_reduce_algorithm(algorithm, array, self.size());
+            reducing.reproducible = reproducible;
+            const Algorithm& how =
+                all_reduce_algorithm(algorithm, array, self.size(), self.has_board());
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
             self.reduce(how, array, reducing, 0, waiting);
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
-          py::arg("timeout"))
+          py::arg("reproducible"), py::arg("timeout"))
       .def(
           "reduce",
           [](Communicator& self, const py::array& input, std::optional<py::array> output,
@@ -358,8 +337,8 @@ void bind_group(py::module_& m) {
           pointers.push_back(communicators[r].get());
         }
         Reducing reducing = reducing_of(inputs[0].dtype(), op);
-        const Algorithm& how =
-            all_reduce_algorithm(algorithm, arrays[0], static_cast<int>(arrays.size()));
+        const Algorithm& how = all_reduce_algorithm(
+            algorithm, arrays[0], static_cast<int>(arrays.size()), pointers[0]->has_board());
         Waiting waiting = waiting_for(timeout);
         py::gil_scoped_release release;
         Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);

@@ -18,6 +18,9 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&&) = delete;
   ~SharedMemory();
 
+  // Has the pages of a part of it ready, if the system can do that.
+  void populate(std::byte* begin, std::size_t bytes) noexcept;
+
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   int descriptor() const { return descriptor_; }

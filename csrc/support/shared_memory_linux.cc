@@ -54,6 +54,14 @@ SharedMemory::SharedMemory(int descriptor, std::size_t size)
   data_ = static_cast<std::byte*>(place);
 }
 
+void SharedMemory::populate(std::byte* begin, std::size_t bytes) noexcept {
+#ifdef MADV_POPULATE_WRITE                           // Linux 5.14
+  (void)madvise(begin, bytes, MADV_POPULATE_WRITE);  // begin is on a page; a hint, in any case
+#else
+  (void)begin, (void)bytes;
+#endif
+}
+
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)),
       data_(std::exchange(other.data_, nullptr)),

@@ -16,6 +16,8 @@ SharedMemory SharedMemory::open(int) { return create(0); }
 SharedMemory::SharedMemory(int descriptor, std::size_t size)
     : descriptor_(descriptor), size_(size) {}
 
+void SharedMemory::populate(std::byte*, std::size_t) noexcept {}
+
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
 

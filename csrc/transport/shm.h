@@ -13,8 +13,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "support/shared_memory.h"
+#include "transport/board.h"
 #include "transport/group.h"
 
 namespace pycollective {
@@ -44,6 +46,7 @@ class ShmGroup final : public Group {
 
  private:
   friend class ShmEndpoint;
+  friend class ShmBoard;
   struct Header;
   struct RankState;
   struct Channel;
@@ -54,6 +57,8 @@ class ShmGroup final : public Group {
   RankState& state(int rank) const;
   Channel& channel(int from, int to) const;
   std::byte* slots(int from, int to) const;
+  std::byte* board() const;
+  std::vector<Bed*> beds() const;
   CallRecord call_of(int rank, std::uint64_t number) const;
   void check() const;
 

@@ -35,11 +35,15 @@ struct Bed {
   }
 };
 
-// How many looks are worth while: with more ranks than cores, spinning keeps the others from
-// working.
+// Whether there are more ranks than cores.
+inline bool crowded(int ranks_on_this_host) {
+  static const unsigned cores = std::thread::hardware_concurrency();
+  return static_cast<unsigned>(ranks_on_this_host) > cores;
+}
+
+// How many looks are worth while: in a crowd, spinning keeps the others from working.
 inline int spins_for(int ranks_on_this_host) {
-  bool crowded = static_cast<unsigned>(ranks_on_this_host) > std::thread::hardware_concurrency();
-  return crowded ? kCrowdedSpins : kSpins;
+  return crowded(ranks_on_this_host) ? kCrowdedSpins : kSpins;
 }
 
 // Calls `attempt` until it is done. `failed()` says whether the group has failed, `check()` then

@@ -3,8 +3,8 @@
 CI holds these stubs against the module: names by mypy's stubtest, parameters by tests/core/test_stub.py.
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from numpy.typing import NDArray
 
@@ -12,6 +12,8 @@ from pycollective._core import cuda as cuda
 from pycollective._core import nn as nn
 
 __version__: str
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 class _Enum:
     __members__: ClassVar[dict[str, Any]]
@@ -126,6 +128,12 @@ class TcpGroup(Group):
     @property
     def rank(self) -> int: ...
 
+class CommunicatorBase:
+    def _attach(self, core: Communicator, /) -> None: ...
+    def _detach(self, /) -> None: ...
+
+def fast_all_reduce(method: _Method, /) -> _Method: ...
+
 class Communicator:
     def __init__(self, group: Group, rank: int) -> None: ...
     @property
@@ -138,6 +146,7 @@ class Communicator:
         output: NDArray[Any],
         op: str,
         algorithm: str | Algorithm,
+        reproducible: bool,
         timeout: float,
     ) -> None: ...
     def reduce(
