@@ -155,7 +155,7 @@ class ShmEndpoint final : public Endpoint {
             const Interrupt& interrupt) override {
     wait_until_done(
         attempt, state().bed, group_.spins_, deadline, interrupt,
-        [this] { return group_.header().failed.load() == 2; }, [this] { group_.check(); },
+        [this] { return group_.header().failed.load() != 0; }, [this] { group_.check(); },
         [this] { look_up(); }, [this] { time_out(); });
   }
 
@@ -372,7 +372,15 @@ void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
 }
 
 std::optional<Failure> ShmGroup::failure() const {
-  if (header().failed.load() != 2) return {};
+  if (header().failed.load() == 0) return {};
+  // Another rank writes the reason just now; it may also have been killed while it did.
+  auto patience = Clock::now() + std::chrono::seconds(1);
+  while (header().failed.load() != 2) {
+    if (Clock::now() > patience) {
+      return Failure(FailureKind::aborted, "a rank was lost while it said why the group failed");
+    }
+    std::this_thread::yield();
+  }
   char text[sizeof(Header::message)];
   std::memcpy(text, header().message, sizeof text);
   text[sizeof text - 1] = 0;
@@ -381,7 +389,7 @@ std::optional<Failure> ShmGroup::failure() const {
 
 void ShmGroup::check() const {
   if (header().failed.load(std::memory_order_relaxed) == 0) return;
-  if (auto failed = failure()) throw *failed;
+  throw *failure();
 }
 
 CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {

@@ -67,6 +67,10 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
       continue;
     }
     if (failed()) {
+      // A peer that has done its part of this call may have failed in the next one.
+      progress = attempt();
+      if (progress == Progress::done) return;
+      if (progress == Progress::moved) continue;
       if (interrupt) interrupt();  // Ctrl-C says more than the peers' leaving because of it
       check();
     }
