@@ -43,8 +43,13 @@ DirectAllReduce::DirectAllReduce(Endpoint& endpoint, const DirectCall& call)
     mode_ = Mode::alone;
   } else if (bytes_ <= kOneShotBytes && bytes_ * size <= kOneShotTotalBytes) {
     mode_ = Mode::one_shot;
-    std::byte* data = bytes_ <= sizeof note.data ? note.data : board_.data(board_.rank(), turn_);
-    std::memcpy(data, call_.input, bytes_);
+    if (bytes_ <= sizeof note.data) {
+      std::memcpy(note.data, call_.input, bytes_);
+    } else {
+      staging_.input_at = place_in_ring(board_.input_position, bytes_, board_.input_bytes());
+      board_.input_position = round_up(staging_.input_at + bytes_, kCacheLine);
+      std::memcpy(shot(board_.rank()), call_.input, bytes_);
+    }
   } else {
     note.places = {board_.place_of(call_.input, bytes_), board_.place_of(call_.output, bytes_),
                    shift_of(call_.input), shift_of(call_.output)};
@@ -56,6 +61,10 @@ DirectAllReduce::DirectAllReduce(Endpoint& endpoint, const DirectCall& call)
     reducing_ = taking_ = staging_;
   }
   note.turn.store(turn_, std::memory_order_release);
+  // Looking at once for what the peers bring would hold up what is still on its way to them.
+  if (mode_ == Mode::one_shot && bytes_ > sizeof note.data) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
   board_.ring_others();
 }
 
@@ -103,12 +112,17 @@ void DirectAllReduce::reduce_one_shot() {
   auto& sources = board_.sources;
   for (int r = 0; r < board_.size(); ++r) {
     const auto& note = board_.note(r, turn_);
-    sources[static_cast<std::size_t>(r)] =
-        bytes_ <= sizeof note.data ? note.data : board_.data(r, turn_);
+    sources[static_cast<std::size_t>(r)] = bytes_ <= sizeof note.data ? note.data : shot(r);
   }
   // A rank's own part is read from its note as well: the output may be the input.
   void* target = call_.output;
   combine(&target, 1, sources.data(), bytes_);
+  // What was staged before can be overwritten, when all peers are so far.
+  board_.counters(board_.rank()).reduced.store(board_.input_position, std::memory_order_release);
+}
+
+std::byte* DirectAllReduce::shot(int rank) const {
+  return board_.input_staging(rank) + staging_.input_at % board_.input_bytes();
 }
 
 void DirectAllReduce::reduce_mapped() {

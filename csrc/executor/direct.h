@@ -63,6 +63,7 @@ class DirectAllReduce {
 
   bool all_have_come();
   void reduce_one_shot();
+  std::byte* shot(int rank) const;  // where a rank's array lies, if not in its note
   void reduce_mapped();
   Progress advance_staged();
   bool try_stage();
