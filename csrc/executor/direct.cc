@@ -167,9 +167,10 @@ void DirectAllReduce::lay_out(Block& block) const {
   std::size_t left = bytes_ - block.begin;
   block.chunk = std::min(full_chunk(board_.size()), round_up((left + size - 1) / size, kCacheLine));
   block.bytes = std::min(left, size * block.chunk);
-  block.stride = block.chunk + kCacheLine;  // room for the shift
-  block.input_at = place_in_ring(block.input_end, size * block.stride, kInputStagingBytes);
-  block.input_end = block.input_at + size * block.stride;
+  block.stride = block.chunk + kCacheLine;         // room for the shift
+  std::size_t staged = (size - 1) * block.stride;  // a rank's own chunk is not
+  block.input_at = place_in_ring(block.input_end, staged, kInputStagingBytes);
+  block.input_end = block.input_at + staged;
   block.output_at = place_in_ring(block.output_end, block.stride, kOutputStagingBytes);
   block.output_end = block.output_at + block.stride;
 }
@@ -200,6 +201,11 @@ Progress DirectAllReduce::advance_staged() {
   return Progress::done;
 }
 
+// Where in a block's staging of a rank the chunk for another one lies.
+std::size_t DirectAllReduce::staged_place(int rank, int peer, const Block& block) {
+  return static_cast<std::size_t>(peer < rank ? peer : peer - 1) * block.stride;
+}
+
 bool DirectAllReduce::try_stage() {
   if (!staging_.bytes || staged_ahead_ > board_.lookahead()) return false;
   if (staging_.input_end > kInputStagingBytes &&
@@ -212,8 +218,8 @@ bool DirectAllReduce::try_stage() {
     int peer = (board_.rank() + i) % board_.size();
     Span chunk = chunk_of(staging_, peer);
     if (!chunk.bytes) continue;
-    std::memcpy(staging + static_cast<std::size_t>(peer) * staging_.stride,
-                call_.input + chunk.offset, chunk.bytes);
+    std::memcpy(staging + staged_place(board_.rank(), peer, staging_), call_.input + chunk.offset,
+                chunk.bytes);
   }
   board_.counters(board_.rank()).staged.store(staging_.input_end, std::memory_order_release);
   board_.ring_others();
@@ -233,12 +239,12 @@ bool DirectAllReduce::try_reduce() {
   }
   int rank = board_.rank();
   Span own = chunk_of(reducing_, rank);
-  std::size_t place =
-      reducing_.input_at % kInputStagingBytes + static_cast<std::size_t>(rank) * reducing_.stride;
+  std::size_t place = reducing_.input_at % kInputStagingBytes;
   for (int r = 0; r < board_.size(); ++r) {
     board_.sources[static_cast<std::size_t>(r)] =
         r == rank ? call_.input + own.offset
-                  : board_.input_staging(r) + place + board_.note(r, turn_).places.input_shift;
+                  : board_.input_staging(r) + place + staged_place(r, rank, reducing_) +
+                        board_.note(r, turn_).places.input_shift;
   }
   void* targets[] = {call_.output + own.offset, board_.output_staging(rank) +
                                                     reducing_.output_at % kOutputStagingBytes +

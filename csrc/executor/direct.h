@@ -70,6 +70,7 @@ class DirectAllReduce {
   bool try_reduce();
   bool try_take();
   void lay_out(Block& block) const;
+  static std::size_t staged_place(int rank, int peer, const Block& block);
   void go_on(Block& block) const;  // to the next one
   Span chunk_of(const Block& block, int rank) const;
   void combine(void* const* targets, std::size_t num_targets, const void* const* sources,
