@@ -189,4 +189,72 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
   return slowest;
 }
 
+Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
+  if (ranks < 1 || iterations < 1 || bytes < 4) {
+    throw std::invalid_argument("measure_rates needs 1 rank, 1 iteration and 4 bytes or more");
+  }
+  struct Span {
+    Clock::time_point begin, end;
+  };
+  auto n = static_cast<std::size_t>(ranks), count = bytes / 4;
+  std::vector<std::vector<float>> shared(n), own(n);
+  std::vector<std::vector<Span>> added(n), copied(n);  // by rank and iteration
+  std::vector<std::exception_ptr> errors(n);
+  std::atomic<unsigned> met{0};
+
+  auto work = [&](std::size_t rank) {
+    const auto& sum = reduction(DType::f32, Op::sum);
+    const std::vector<float>& theirs = shared[(rank + n - 1) % n];
+    std::vector<float>& mine = own[rank];
+    shared[rank].assign(count, 1e-30f);
+    mine.assign(count, 1e-30f);
+    unsigned meetings = 0;
+    auto together = [&](auto move) {
+      met.fetch_add(1);
+      wait_for(met, ++meetings * static_cast<unsigned>(ranks));
+      auto begin = Clock::now();
+      move();
+      return Span{begin, Clock::now()};
+    };
+    for (int i = 0; i < iterations; ++i) {
+      added[rank].push_back(
+          together([&] { sum.combine(mine.data(), mine.data(), theirs.data(), count); }));
+      together([&] { std::memcpy(shared[rank].data(), mine.data(), count * 4); });
+      copied[rank].push_back(together([&] { std::memcpy(mine.data(), theirs.data(), count * 4); }));
+      std::fill(mine.begin(), mine.end(), 1e-30f);
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t rank = 0; rank < n; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          work(rank);
+        } catch (...) {
+          errors[rank] = std::current_exception();
+        }
+      });
+    }
+  }
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  // The middle iteration, from the first rank's beginning to the last one's end.
+  auto rate = [&](const std::vector<std::vector<Span>>& spans) {
+    std::vector<double> seconds;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(iterations); ++i) {
+      Span whole = spans[0][i];
+      for (const auto& of_rank : spans) {
+        whole.begin = std::min(whole.begin, of_rank[i].begin);
+        whole.end = std::max(whole.end, of_rank[i].end);
+      }
+      seconds.push_back(std::chrono::duration<double>(whole.end - whole.begin).count());
+    }
+    auto middle = seconds.begin() + iterations / 2;
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    return static_cast<double>(count * 4) / *middle;
+  };
+  return {rate(copied), rate(added)};
+}
+
 }  // namespace pycollective
