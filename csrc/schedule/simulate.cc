@@ -13,12 +13,11 @@ namespace {
 constexpr double kChunkAlignment = 64;
 
 struct Message {
-  double head;     // when it begins to come in; where the link is shared, when it is there
-  double seconds;  // that it takes to come in
+  double there;  // when all of it has come in
   double bytes;
 };
 
-// What happens at ports that several ranks share, in the order of time.
+// What happens at ports that are used by several ranks: in the order of time.
 struct Event {
   double time;
   std::uint64_t number;  // of two at one time, the first asked for is served first
@@ -47,23 +46,14 @@ class Simulator {
         walk_(algorithm, cluster.ranks, blocks_, watch),
         mail_(cluster.ranks),
         ranks_(static_cast<std::size_t>(cluster.ranks), Rank{cluster.call_overhead, 0, 0}) {
-    auto n = static_cast<std::size_t>(cluster.ranks), classes = cluster.links.size();
-    result_.bytes.resize(classes);
-    result_.messages.resize(classes);
-    out_.resize(n * classes);
-    in_.resize(n * classes);
-    // A port of one rank needs no order of events: the rank uses it in the order of its steps.
-    for (std::size_t level = 0; level + 1 < classes; ++level) {
-      int most = *std::max_element(cluster.places[level].begin(), cluster.places[level].end());
-      std::vector<int> members(static_cast<std::size_t>(most) + 1);
-      bool several = false;
-      for (int place : cluster.places[level]) {
-        several = ++members[static_cast<std::size_t>(place)] > 1 || several;
-      }
-      queued_.push_back(several && cluster.links[level + 1].shared);
-      places_out_.emplace_back(members.size());
-      places_in_.emplace_back(members.size());
+    result_.bytes.resize(cluster.links.size());
+    result_.messages.resize(cluster.links.size());
+    for (int i = 0; i < links_; ++i) {
+      out_.emplace_back(static_cast<std::size_t>(cluster.ranks));
+      in_.emplace_back(static_cast<std::size_t>(cluster.ranks));
+      shares_.push_back(i > 0 && link(i).shared && several_in_a_place(i - 1));
     }
+    find_senders(algorithm);
   }
 
   Simulation run() {
@@ -124,7 +114,48 @@ class Simulator {
     return level;
   }
   const Link& link(int i) const { return cluster_.links[static_cast<std::size_t>(i)]; }
-  std::size_t port(int r, int i) const { return static_cast<std::size_t>(r * links_ + i); }
+  // Of whom rank r's port of a link is: its place, or itself.
+  std::size_t owner(int r, int i) const {
+    return static_cast<std::size_t>(shares(i) ? place(i - 1, r) : r);
+  }
+  bool shares(int i) const { return shares_[static_cast<std::size_t>(i)]; }
+  bool several_in_a_place(int level) const {
+    std::vector<bool> taken(static_cast<std::size_t>(cluster_.ranks));
+    for (int r = 0; r < cluster_.ranks; ++r) {
+      auto p = static_cast<std::size_t>(place(level, r));
+      if (taken[p]) return true;
+      taken[p] = true;
+    }
+    return false;
+  }
+
+  // Messages of one sender come in one after the other, as they left; those of several have to be
+  // put in order. Finds out by walking through all steps, where a link's bandwidth matters.
+  void find_senders(const Algorithm& algorithm) {
+    ordered_.resize(static_cast<std::size_t>(cluster_.ranks * links_));
+    std::vector<int> only(static_cast<std::size_t>(links_));
+    for (int r = 0; r < cluster_.ranks; ++r) {
+      std::fill(only.begin(), only.end(), -1);
+      int open = 0;  // links about which there is still something to find out
+      for (int i = 0; i < links_; ++i) {
+        bool matters = std::isfinite(link(i).bandwidth) && !shares(i);
+        ordered(r, i) = shares(i);
+        open += matters;
+      }
+      int count = algorithm.num_steps(r, cluster_.ranks);
+      for (int k = 0; k < count && open > 0; ++k) {
+        Step step = algorithm.step(r, cluster_.ranks, k);
+        if (step.verb != Verb::recv && step.verb != Verb::recv_reduce) continue;
+        int i = link_of(r, step.peer);
+        int& sender = only[static_cast<std::size_t>(i)];
+        if (sender < 0) sender = step.peer;
+        if (sender == step.peer || ordered(r, i) || std::isinf(link(i).bandwidth)) continue;
+        ordered(r, i) = true;
+        --open;
+      }
+    }
+  }
+  char& ordered(int r, int i) { return ordered_[static_cast<std::size_t>(r * links_ + i)]; }
 
   // Bytes of a span in a rank's present block.
   double bytes(int r, const Span& span) const {
@@ -191,35 +222,39 @@ class Simulator {
     ++rank.unread;
     result_.bytes[static_cast<std::size_t>(i)] += count;
     ++result_.messages[static_cast<std::size_t>(i)];
-    if (i > 0 && queued_[static_cast<std::size_t>(i) - 1]) {
+    if (shares(i)) {
       events_.push({rank.time, number_++, r, peer, count, false});
+    } else {
+      leave(rank.time, i, r, peer, count);
+    }
+  }
+
+  void leave(double time, int i, int from, int to, double count) {
+    double& free = out_[static_cast<std::size_t>(i)][owner(from, i)];
+    double seconds = count / link(i).bandwidth, start = std::max(time, free);
+    free = start + seconds;
+    double head = start + link(i).latency;
+    if (ordered(to, i)) {
+      events_.push({head, number_++, from, to, count, true});
+    } else {
+      deliver(from, to, {head + seconds, count});
+    }
+  }
+
+  void serve(const Event& event) {
+    int i = link_of(event.from, event.to);
+    if (!event.arrives) {
+      leave(event.time, i, event.from, event.to, event.bytes);
       return;
     }
-    double& free = out_[port(r, i)];
-    double seconds = count / way.bandwidth, start = std::max(rank.time, free);
-    free = start + seconds;
-    deliver(r, peer, {start + way.latency, seconds, count});
+    double& free = in_[static_cast<std::size_t>(i)][owner(event.to, i)];
+    free = std::max(event.time, free) + event.bytes / link(i).bandwidth;
+    deliver(event.from, event.to, {free, event.bytes});
   }
 
   void deliver(int from, int to, const Message& message) {
     mail_.put(from, to, message);
     walk_.wake_if_waiting(to, from);
-  }
-
-  void serve(const Event& event) {
-    int i = link_of(event.from, event.to);
-    const Link& way = link(i);
-    auto level = static_cast<std::size_t>(i) - 1;
-    auto& ports = event.arrives ? places_in_[level] : places_out_[level];
-    int owner = place(i - 1, event.arrives ? event.to : event.from);
-    double& free = ports[static_cast<std::size_t>(owner)];
-    double start = std::max(event.time, free), seconds = event.bytes / way.bandwidth;
-    free = start + seconds;
-    if (event.arrives) {
-      deliver(event.from, event.to, {free, 0, event.bytes});
-    } else {
-      events_.push({start + way.latency, number_++, event.from, event.to, event.bytes, true});
-    }
   }
 
   bool receive(int r, const Step& step, double count) {
@@ -236,12 +271,7 @@ class Simulator {
     }
     Rank& rank = at(r);
     int i = link_of(step.peer, r);
-    double there = message.head;
-    if (message.seconds > 0) {
-      double& free = in_[port(r, i)];
-      free = there = std::max(there, free) + message.seconds;
-    }
-    rank.time = std::max(rank.time, there) + link(i).overhead;
+    rank.time = std::max(rank.time, message.there) + link(i).overhead;
     if (step.verb == Verb::recv_reduce) {
       rank.time += count / cluster_.reduce_rate;
     } else if (link(i).receiver_copies) {
@@ -261,9 +291,9 @@ class Simulator {
   Walk walk_;
   Mail<Message> mail_;
   std::vector<Rank> ranks_;
-  std::vector<double> out_, in_;  // when each rank's port of a link is free
-  std::vector<bool> queued_;      // by level: its places' ports are shared
-  std::vector<std::vector<double>> places_out_, places_in_;  // by level and place
+  std::vector<std::vector<double>> out_, in_;  // by link and owner: when the port is free
+  std::vector<bool> shares_;                   // by link: a place's ranks have one port together
+  std::vector<char> ordered_;                  // by rank and link: several send to this port
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t number_ = 0;
   Simulation result_;

@@ -8,16 +8,16 @@
 //   copies.
 //                The message then leaves through the rank's port of that link class, one after the
 //                other, bytes / bandwidth each, and is at the receiver `latency` later.
-//   recv         the rank waits for the message to come in through its own port (in the order in
-//                which it receives), is busy for `overhead`, and for bytes / copy_rate where the
-//                receiver copies.
+//   recv         the rank waits until the message has come in through its port of that link class,
+//                what comes first being served first, bytes / bandwidth each. It is busy for
+//                `overhead`, and for bytes / copy_rate where the receiver copies.
 //   recv_reduce  the same with bytes / reduce_rate.
 //   copy, reduce bytes / copy_rate, bytes / reduce_rate.
 //
-// Where a link is *shared*, all ranks of a place (a host) send through one port and receive through
-// another, whatever comes first being served first. Sends never wait for room; the verifier has
-// shown that one message of room is enough. A rank is done when its steps are and all it has sent
-// has been read. Buffers are run through in blocks, as the executor does.
+// Where a link is *shared*, all ranks of a place (a host) have these two ports together. Sends
+// never wait for room; the verifier has shown that one message of room is enough. A rank is done
+// when its steps are and all it has sent has been read. Buffers are run through in blocks, as the
+// executor does.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ struct Simulation {
 
 // `bytes` is the size of the largest buffer of the call: a rank's, or the one of all parts.
 // Throws std::invalid_argument for a cluster or a schedule that does not make sense, with who waits
-// for whom where a schedule deadlocks.
+// for whom where a schedule deadlocks. The algorithm's steps must fit (misfit() in verify.h).
 Simulation simulate(const Algorithm& algorithm, const Cluster& cluster, double bytes,
                     double segment_bytes, const Watch& watch = {});
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -130,6 +131,21 @@ class Cluster:
         return cls.of_hosts(
             place, within, between, reduce_rate=reduce_rate, copy_rate=copy_rate, name=name
         )
+
+    def changed(
+        self,
+        *,
+        latency: float | None = None,
+        bandwidth: float | None = None,
+        overhead: float | None = None,
+        reduce_rate: float | None = None,
+        copy_rate: float | None = None,
+    ) -> Cluster:
+        """Return the cluster with other rates, and with other numbers of its outermost link."""
+        link: dict[str, Any] = {"latency": latency, "bandwidth": bandwidth, "overhead": overhead}
+        rates: dict[str, Any] = {"reduce_rate": reduce_rate, "copy_rate": copy_rate}
+        link, rates = ({k: v for k, v in new.items() if v is not None} for new in (link, rates))
+        return replace(self, links=(*self.links[:-1], replace(self.links[-1], **link)), **rates)
 
     @classmethod
     def this_machine(cls, ranks: int, bytes: int = 1 << 20) -> Cluster:
