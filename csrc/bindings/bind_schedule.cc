@@ -33,7 +33,7 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
 // By name, or a table.
 using Named = std::variant<std::string, const Schedule*>;
 
-// Calls work(algorithm); a table has to make sense.
+// Calls work(algorithm).
 template <class Work>
 auto with_algorithm(Collective collective, const Named& named, int size, Work work) {
   if (const auto* name = std::get_if<std::string>(&named)) {
@@ -43,9 +43,6 @@ auto with_algorithm(Collective collective, const Named& named, int size, Work wo
   if (schedule.steps.size() != static_cast<std::size_t>(size)) {
     throw std::invalid_argument("a schedule among " + std::to_string(schedule.steps.size()) +
                                 " ranks, not " + std::to_string(size));
-  }
-  if (std::string problem = misfit(schedule); !problem.empty()) {
-    throw std::invalid_argument(problem);
   }
   return work(ScheduleView(schedule));
 }
@@ -182,6 +179,10 @@ void bind_schedule(py::module_& m) {
           Cluster cluster =
               cluster_of(ranks, std::move(places), links, reduce_rate, copy_rate, call_overhead);
           made = with_algorithm(collective, algorithm, ranks, [&](const Algorithm& found) {
+            if (const auto* table = std::get_if<const Schedule*>(&algorithm)) {
+              std::string problem = misfit(**table);
+              if (!problem.empty()) throw std::invalid_argument(problem);
+            }
             return simulate(found, cluster, bytes, segment_bytes, watch_of(watch));
           });
         }

@@ -35,6 +35,7 @@ class Simulator {
   Simulator(const Algorithm& algorithm, const Cluster& cluster, double bytes, double segment_bytes,
             const Watch& watch)
       : cluster_(cluster),
+        watch_(watch),
         parts_(in_parts(algorithm.collective())),
         scratch_(algorithm.num_scratch(cluster.ranks) > 0),
         chunks_(algorithm.num_chunks(cluster.ranks)),
@@ -134,6 +135,8 @@ class Simulator {
   void find_senders(const Algorithm& algorithm) {
     ordered_.resize(static_cast<std::size_t>(cluster_.ranks * links_));
     std::vector<int> only(static_cast<std::size_t>(links_));
+    constexpr std::uint64_t kLook = (1 << 20) - 1;
+    std::uint64_t looked = 0;
     for (int r = 0; r < cluster_.ranks; ++r) {
       std::fill(only.begin(), only.end(), -1);
       int open = 0;  // links about which there is still something to find out
@@ -144,6 +147,7 @@ class Simulator {
       }
       int count = algorithm.num_steps(r, cluster_.ranks);
       for (int k = 0; k < count && open > 0; ++k) {
+        if ((++looked & kLook) == 0 && watch_) watch_(0);
         Step step = algorithm.step(r, cluster_.ranks, k);
         if (step.verb != Verb::recv && step.verb != Verb::recv_reduce) continue;
         int i = link_of(r, step.peer);
@@ -282,6 +286,7 @@ class Simulator {
   }
 
   const Cluster& cluster_;
+  const Watch& watch_;
   bool parts_, scratch_;
   int chunks_, links_;
   double buffer_;  // bytes of a rank's buffer, or of a part
