@@ -1,9 +1,10 @@
 """The simulator beside the machine: all-reduce among threads, predicted and measured.
 
 For each number of ranks and each size, `Cluster.this_machine` measures what a message, a copy and a
-reduction cost; then every all-reduce algorithm is timed for real (float32 sums in place, on threads inside
-the core) and simulated. Measured is the best median of several turns of the slowest rank; ring and reduce_to_one at
-64 bytes a rank are what the latency was taken from, everything else is a prediction.
+reduction cost; then every all-reduce algorithm is timed for real (float32 sums in place, on threads
+inside the core) and simulated. Measured is the best median of several turns of the slowest rank; ring
+and reduce_to_one at 64 bytes a rank are what the latency was taken from, everything else is a
+prediction.
 
     python benchmarks/simulator.py [--ranks 2,3,4] [--json FILE]
 """

@@ -62,8 +62,8 @@ using LinkTuple = std::tuple<double, double, double, bool, bool, bool>;
 
 Cluster cluster_of(int ranks, std::vector<std::vector<int>> places,
                    const std::vector<LinkTuple>& links, double reduce_rate, double copy_rate,
-                   double call_overhead) {
-  Cluster cluster{ranks, std::move(places), {}, reduce_rate, copy_rate, call_overhead};
+                   double call_overhead, int cores) {
+  Cluster cluster{ranks, std::move(places), {}, reduce_rate, copy_rate, call_overhead, cores};
   for (const auto& [latency, bandwidth, overhead, sends, receives, shared] : links) {
     cluster.links.push_back({latency, bandwidth, overhead, sends, receives, shared});
   }
@@ -171,13 +171,14 @@ void bind_schedule(py::module_& m) {
       "simulate",
       [](Collective collective, const Named& algorithm, double bytes, double segment_bytes,
          int ranks, std::vector<std::vector<int>> places, const std::vector<LinkTuple>& links,
-         double reduce_rate, double copy_rate, double call_overhead, const PythonWatch& watch) {
+         double reduce_rate, double copy_rate, double call_overhead, int cores,
+         const PythonWatch& watch) {
         check_size(ranks);
         Simulation made;
         {
           py::gil_scoped_release release;
-          Cluster cluster =
-              cluster_of(ranks, std::move(places), links, reduce_rate, copy_rate, call_overhead);
+          Cluster cluster = cluster_of(ranks, std::move(places), links, reduce_rate, copy_rate,
+                                       call_overhead, cores);
           made = with_algorithm(collective, algorithm, ranks, [&](const Algorithm& found) {
             if (const auto* table = std::get_if<const Schedule*>(&algorithm)) {
               std::string problem = misfit(**table);
@@ -192,7 +193,8 @@ void bind_schedule(py::module_& m) {
       },
       py::arg("collective"), py::arg("algorithm"), py::arg("bytes"), py::arg("segment_bytes"),
       py::arg("ranks"), py::arg("places"), py::arg("links"), py::arg("reduce_rate"),
-      py::arg("copy_rate"), py::arg("call_overhead"), py::arg("watch") = py::none(),
+      py::arg("copy_rate"), py::arg("call_overhead"), py::arg("cores"),
+      py::arg("watch") = py::none(),
       "Seconds, each rank's finish, bytes and messages of each link, steps.");
   m.attr("SEGMENT_BYTES") = kSegmentBytes;
 }

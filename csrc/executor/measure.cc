@@ -216,10 +216,14 @@ Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
       move();
       return Span{begin, Clock::now()};
     };
+    // What is read must have been written by the neighbour since: otherwise it is in one's own
+    // cache.
+    auto write = [&] { std::memcpy(shared[rank].data(), mine.data(), count * 4); };
     for (int i = 0; i < iterations; ++i) {
+      together(write);
       added[rank].push_back(
           together([&] { sum.combine(mine.data(), mine.data(), theirs.data(), count); }));
-      together([&] { std::memcpy(shared[rank].data(), mine.data(), count * 4); });
+      together(write);
       copied[rank].push_back(together([&] { std::memcpy(mine.data(), theirs.data(), count * 4); }));
       std::fill(mine.begin(), mine.end(), 1e-30f);
     }

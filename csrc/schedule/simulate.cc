@@ -17,13 +17,18 @@ struct Message {
   double bytes;
 };
 
-// What happens at ports that are used by several ranks: in the order of time.
+// What ranks want of something that they share, in the order of time.
+enum class Want : std::uint8_t {
+  leave,   // a message is at the port of the sender's place
+  arrive,  // a message is at the port of the receiver, or of its place
+  work,    // a rank needs a core
+};
 struct Event {
   double time;
   std::uint64_t number;  // of two at one time, the first asked for is served first
+  Want want;
   int from, to;
-  double bytes;
-  bool arrives;  // at the port of the receiver's place; otherwise at that of the sender's
+  double amount;  // bytes, or seconds of a core
 
   bool operator>(const Event& other) const {
     return time != other.time ? time > other.time : number > other.number;
@@ -55,6 +60,16 @@ class Simulator {
       shares_.push_back(i > 0 && link(i).shared && several_in_a_place(i - 1));
     }
     find_senders(algorithm);
+    for (int r = 0; r < cluster.ranks; ++r) {
+      auto h = static_cast<std::size_t>(host(r));
+      if (h >= cores_.size()) cores_.resize(h + 1);
+      ++cores_[h].ranks;
+    }
+    for (Cores& cores : cores_) {
+      if (cluster.cores > 0 && cores.ranks > cluster.cores) {
+        cores.free.resize(static_cast<std::size_t>(cluster.cores));
+      }
+    }
   }
 
   Simulation run() {
@@ -88,8 +103,13 @@ class Simulator {
  private:
   struct Rank {
     double time;
-    double last_read;  // when the latest of what it sent was read
-    int unread;        // of what it sent
+    double last_read;   // when the latest of what it sent was read
+    int unread;         // of what it sent
+    double moving = 0;  // bytes of the step for which it waits for a core
+  };
+  struct Cores {
+    int ranks = 0;
+    std::vector<double> free;  // when each core is; empty where there are enough
   };
 
   // A run of the schedule over a segment of every chunk, or of every part.
@@ -115,6 +135,7 @@ class Simulator {
     return level;
   }
   const Link& link(int i) const { return cluster_.links[static_cast<std::size_t>(i)]; }
+  int host(int r) const { return cluster_.places.empty() ? 0 : place(0, r); }
   // Of whom rank r's port of a link is: its place, or itself.
   std::size_t owner(int r, int i) const {
     return static_cast<std::size_t>(shares(i) ? place(i - 1, r) : r);
@@ -200,36 +221,60 @@ class Simulator {
     const Span& moved = step.verb == Verb::send ? step.source : step.target;
     double count = bytes(r, moved);
     if (count == 0 && moved.count != 0) return true;
+    double ready = rank.time, seconds = 0;  // of the rank's own work
     switch (step.verb) {
-      case Verb::send:
-        send(r, step.peer, count);
-        return true;
+      case Verb::send: {
+        const Link& way = link(link_of(r, step.peer));
+        seconds = way.overhead + (way.sender_copies ? count / cluster_.copy_rate : 0);
+        break;
+      }
       case Verb::recv:
-      case Verb::recv_reduce:
-        return receive(r, step, count);
+      case Verb::recv_reduce: {
+        if (!receive(r, step, count, &ready)) return false;
+        const Link& way = link(link_of(step.peer, r));
+        seconds = way.overhead;
+        if (step.verb == Verb::recv_reduce) {
+          seconds += count / cluster_.reduce_rate;
+        } else if (way.receiver_copies) {
+          seconds += count / cluster_.copy_rate;
+        }
+        break;
+      }
       case Verb::copy:
-        rank.time += count / cluster_.copy_rate;
-        return true;
+        seconds = count / cluster_.copy_rate;
+        break;
       case Verb::reduce:
-        rank.time += count / cluster_.reduce_rate;
-        return true;
+        seconds = count / cluster_.reduce_rate;
+        break;
     }
+    if (seconds > 0 && !cores_[static_cast<std::size_t>(host(r))].free.empty()) {
+      rank.moving = count;
+      events_.push({ready, number_++, Want::work, r, -1, seconds});
+      return false;
+    }
+    worked(r, step, count, ready + seconds);
     return true;
   }
 
+  // The rank's own part of a step is over.
+  void worked(int r, const Step& step, double count, double time) {
+    at(r).time = time;
+    if (step.verb == Verb::send) {
+      send(r, step.peer, count);
+    } else if (step.verb == Verb::recv || step.verb == Verb::recv_reduce) {
+      received(step.peer, time);
+    }
+  }
+
   void send(int r, int peer, double count) {
-    Rank& rank = at(r);
     int i = link_of(r, peer);
-    const Link& way = link(i);
-    rank.time += way.overhead;
-    if (way.sender_copies) rank.time += count / cluster_.copy_rate;
-    ++rank.unread;
+    ++at(r).unread;
     result_.bytes[static_cast<std::size_t>(i)] += count;
     ++result_.messages[static_cast<std::size_t>(i)];
     if (shares(i)) {
-      events_.push({rank.time, number_++, r, peer, count, false});
+      events_.push({at(r).time, number_++, Want::leave, r, peer, count});
     } else {
-      leave(rank.time, i, r, peer, count);
+      leave(at(r).time, i, r, peer, count);
     }
   }
 
@@ -239,21 +284,31 @@ class Simulator {
     free = start + seconds;
     double head = start + link(i).latency;
     if (ordered(to, i)) {
-      events_.push({head, number_++, from, to, count, true});
+      events_.push({head, number_++, Want::arrive, from, to, count});
     } else {
       deliver(from, to, {head + seconds, count});
     }
   }
 
   void serve(const Event& event) {
+    if (event.want == Want::work) {
+      int r = event.from;
+      auto& cores = cores_[static_cast<std::size_t>(host(r))].free;
+      double& free = *std::min_element(cores.begin(), cores.end());
+      free = std::max(event.time, free) + event.amount;
+      worked(r, walk_.step(r), at(r).moving, free);
+      advance(r);
+      walk_.wake(r);
+      return;
+    }
     int i = link_of(event.from, event.to);
-    if (!event.arrives) {
-      leave(event.time, i, event.from, event.to, event.bytes);
+    if (event.want == Want::leave) {
+      leave(event.time, i, event.from, event.to, event.amount);
       return;
     }
     double& free = in_[static_cast<std::size_t>(i)][owner(event.to, i)];
-    free = std::max(event.time, free) + event.bytes / link(i).bandwidth;
-    deliver(event.from, event.to, {free, event.bytes});
+    free = std::max(event.time, free) + event.amount / link(i).bandwidth;
+    deliver(event.from, event.to, {free, event.amount});
   }
 
   void deliver(int from, int to, const Message& message) {
@@ -261,7 +316,8 @@ class Simulator {
     walk_.wake_if_waiting(to, from);
   }
 
-  bool receive(int r, const Step& step, double count) {
+  // False when the message has not been sent yet; otherwise *ready is not before it is there.
+  bool receive(int r, const Step& step, double count, double* ready) {
     Message message;
     if (!mail_.take(step.peer, r, &message)) {
       walk_.wait(r, step.peer);
@@ -273,15 +329,7 @@ class Simulator {
                                   "): rank " + std::to_string(step.peer) +
                                   " sent another number of chunks");
     }
-    Rank& rank = at(r);
-    int i = link_of(step.peer, r);
-    rank.time = std::max(rank.time, message.there) + link(i).overhead;
-    if (step.verb == Verb::recv_reduce) {
-      rank.time += count / cluster_.reduce_rate;
-    } else if (link(i).receiver_copies) {
-      rank.time += count / cluster_.copy_rate;
-    }
-    received(step.peer, rank.time);
+    *ready = std::max(*ready, message.there);
     return true;
   }
 
@@ -299,6 +347,7 @@ class Simulator {
   std::vector<std::vector<double>> out_, in_;  // by link and owner: when the port is free
   std::vector<bool> shares_;                   // by link: a place's ranks have one port together
   std::vector<char> ordered_;                  // by rank and link: several send to this port
+  std::vector<Cores> cores_;                   // by host
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t number_ = 0;
   Simulation result_;
@@ -326,6 +375,7 @@ void check(const Cluster& cluster) {
     require(link.bandwidth > 0, "bandwidth is more than 0 bytes a second");
   }
   require(cluster.reduce_rate > 0 && cluster.copy_rate > 0, "rates are more than 0 bytes a second");
+  require(cluster.cores >= 0, "a place has 0 cores, which means enough, or more");
   require(cluster.call_overhead >= 0 && std::isfinite(cluster.call_overhead),
           "call_overhead is seconds, 0 or more");
 }

@@ -14,10 +14,11 @@
 //   recv_reduce  the same with bytes / reduce_rate.
 //   copy, reduce bytes / copy_rate, bytes / reduce_rate.
 //
-// Where a link is *shared*, all ranks of a place (a host) have these two ports together. Sends
-// never wait for room; the verifier has shown that one message of room is enough. A rank is done
-// when its steps are and all it has sent has been read. Buffers are run through in blocks, as the
-// executor does.
+// Where a link is *shared*, all ranks of a place (a host) have these two ports together. Where a
+// place has fewer cores than ranks, a rank that is to be busy waits for a core and keeps it until
+// its part of the step is over. Sends never wait for room; the verifier has shown that one message
+// of room is enough. A rank is done when its steps are and all it has sent has been read. Buffers
+// are run through in blocks, as the executor does.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +49,7 @@ struct Cluster {
   double reduce_rate = std::numeric_limits<double>::infinity();
   double copy_rate = std::numeric_limits<double>::infinity();
   double call_overhead = 0;  // seconds before a rank's first step
+  int cores = 0;             // of each innermost place, or of all ranks; 0: one for each rank
 };
 
 struct Simulation {

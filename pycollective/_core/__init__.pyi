@@ -113,6 +113,7 @@ def simulate(
     reduce_rate: float,
     copy_rate: float,
     call_overhead: float,
+    cores: int,
     watch: Callable[[float], None] | None = None,
 ) -> tuple[float, NDArray[Any], list[float], list[int], int]: ...
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -61,6 +63,9 @@ class Cluster:
         Bytes of a result a second that a rank reduces, and copies.
     call_overhead : float
         Seconds before a rank's first step.
+    cores : int
+        Cores of each innermost place, or of all ranks where there are no places; they are shared by its
+        ranks. 0 means one for each rank.
     name : str
         What it is called in tables.
     """
@@ -71,6 +76,7 @@ class Cluster:
     reduce_rate: float = math.inf
     copy_rate: float = math.inf
     call_overhead: float = 0.0
+    cores: int = 0
     name: str = field(default="cluster", compare=False)
 
     @classmethod
@@ -149,12 +155,12 @@ class Cluster:
 
     @classmethod
     def this_machine(cls, ranks: int, bytes: int = 1 << 20) -> Cluster:
-        """Return ranks that are threads of one process on this machine, measured in about a second.
+        """Return ranks that are threads of one process on this machine, measured in a second or two.
 
-        Copying and reducing are measured in all ranks at the same time, each with what one rank
-        handles of an array of ``bytes``; more ranks than cores share the cores. The time of a
-        message comes from two all-reduces of 64 bytes a rank, ``ring`` and ``reduce_to_one``, of
-        which one is a chain of messages and the other a fan.
+        Copying and reducing are measured on as many threads as there are cores and ranks, each with what
+        one rank handles of an array of ``bytes``. The time of a message comes from two all-reduces of
+        64 bytes a rank, ``ring`` and ``reduce_to_one``, of which one is a chain of messages and
+        the other a fan. On a machine that is busy otherwise, so are the numbers.
 
         Parameters
         ----------
@@ -165,30 +171,30 @@ class Cluster:
         """
         if ranks < 1 or bytes < 1:
             raise ValueError(f"cannot measure {ranks} ranks with {bytes} bytes")
-        part = max(-(-bytes // ranks), 32 << 10)
-        copy_rate, reduce_rate = _core.measure_rates(
-            ranks, part, max(5, min(200, (64 << 20) // part))
-        )
-        if ranks == 1:
-            return cls.flat(
-                1, Link(0.0), reduce_rate=reduce_rate, copy_rate=copy_rate, name="this-machine"
-            )
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        part = max(-(-bytes // ranks), 8 << 10)
+        iterations = max(5, min(100, (32 << 20) // part))
+        turns = [_core.measure_rates(min(ranks, cores), part, iterations) for _ in range(5)]
+        copy_rate, reduce_rate = (float(np.median(rates)) for rates in zip(*turns, strict=True))
+        link = Link(0.0, receiver_copies=True)
+        if ranks > 1:
 
-        def seconds(algorithm: str, size: int) -> float:
-            turns = [_core.measure_all_reduce(algorithm, ranks, size, 300) for _ in range(3)]
-            return float(min(np.median(turn) for turn in turns))
+            def seconds(algorithm: str, size: int) -> float:
+                turns = [_core.measure_all_reduce(algorithm, ranks, size, 200) for _ in range(5)]
+                return float(min(np.median(turn) for turn in turns))
 
-        # In the model the chain takes 2(n-1) (latency + 2 overhead), the fan 2 latency + 2n overhead.
-        one_after_another = seconds("ring", 64 * ranks) / (2 * (ranks - 1))
-        fan = seconds("reduce_to_one", 64) / 2
-        if ranks == 2:  # both are the same: nothing tells latency from overhead
-            overhead = one_after_another / 4
-        else:
-            overhead = min(max((fan - one_after_another) / (ranks - 2), 0.0), one_after_another / 2)
-        link = Link(one_after_another - 2 * overhead, overhead=overhead, receiver_copies=True)
-        return cls.flat(
+            # The chain takes 2(n-1) (latency + 2 overhead), the fan 2 latency + 2n overhead.
+            one = seconds("ring", 64 * ranks) / (2 * (ranks - 1))
+            fan = seconds("reduce_to_one", 64) / 2
+            if ranks == 2:  # both are the same: nothing tells latency from overhead
+                overhead = one / 4
+            else:
+                overhead = min(max((fan - one) / (ranks - 2), 0.0), one / 2)
+            link = replace(link, latency=one - 2 * overhead, overhead=overhead)
+        made = cls.flat(
             ranks, link, reduce_rate=reduce_rate, copy_rate=copy_rate, name="this-machine"
         )
+        return replace(made, cores=cores)
 
     @classmethod
     def ethernet_10g(cls, ranks: int, ranks_per_host: int = 1) -> Cluster:

@@ -178,6 +178,7 @@ def simulate(
             cluster.reduce_rate,
             cluster.copy_rate,
             cluster.call_overhead,
+            cluster.cores,
             watch,
         )
     return Simulation(

@@ -181,6 +181,29 @@ def test_a_fan_comes_in_through_one_port():
     assert time_of(made, cluster, CHUNK) == pytest.approx(late + CHUNK / 1e9)
 
 
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 8])
+def test_ranks_share_cores(cores):
+    """Four ranks that copy for a second each; nothing else takes time."""
+    steps = [[Step(Verb.copy, -1, span("input", 0), span("output", 0))]] * 4
+    made = Schedule(Collective.all_reduce, 1, steps)
+    flat = replace(Cluster.flat(4, Link(0.0), copy_rate=64.0), cores=cores)
+    assert time_of(made, flat, 64) == math.ceil(4 / cores)
+    hosts = replace(Cluster.grid(2, 2, Link(0.0), Link(0.0), copy_rate=64.0), cores=cores)
+    assert time_of(made, hosts, 64) == math.ceil(2 / cores)
+
+
+def test_cores_and_messages():
+    """A core is not held while a rank waits for a message: the others go on."""
+    n, chunk = 6, 64
+    link = Link(0.0, overhead=1.0)
+    one = replace(Cluster.flat(n, link), cores=1)
+    # Every message costs its sender a second and its receiver one, and there is one core.
+    result = simulate("ring", one, n * chunk)
+    assert result.seconds == pytest.approx(2 * result.messages)
+    result = simulate("ring", replace(one, cores=n), n * chunk)
+    assert result.seconds == pytest.approx(2 * (n - 1) * 2)
+
+
 def test_levels_of_places():
     """Sockets in hosts in racks: the innermost place that two ranks share decides."""
     ranks = range(8)
@@ -315,6 +338,7 @@ def test_what_makes_no_sense_is_refused():
         ("ring", replace(good, links=(Link(0.0, 0.0),)), 64, "bandwidth is more than 0"),
         ("ring", replace(good, reduce_rate=math.nan), 64, "rates are more than 0"),
         ("ring", replace(good, call_overhead=math.inf), 64, "call_overhead"),
+        ("ring", replace(good, cores=-1), 64, "0 cores"),
     ):
         with pytest.raises(ValueError, match=message):
             simulate(what, cluster, bytes)
