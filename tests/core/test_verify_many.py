@@ -234,5 +234,5 @@ def test_marks_of_many_ranks():
 def test_too_many_ranks_are_an_error_not_a_crash():
     with pytest.raises(ValueError, match="too many chunks"):
         verify_many(Collective.all_to_all, "direct", 50_000)
-    with pytest.raises(MemoryError):
-        verify_many(Collective.all_reduce, "ring", 3_000_000)
+    with pytest.raises(MemoryError):  # more than there are addresses
+        verify_many(Collective.all_reduce, "ring", 4_400_000)
