@@ -197,17 +197,19 @@ Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
     Clock::time_point begin, end;
   };
   auto n = static_cast<std::size_t>(ranks), count = bytes / 4;
-  std::vector<std::vector<float>> shared(n), own(n);
+  std::vector<std::vector<float>> sums(n), copies(n);
   std::vector<std::vector<Span>> added(n), copied(n);  // by rank and iteration
   std::vector<std::exception_ptr> errors(n);
   std::atomic<unsigned> met{0};
 
+  // As in an all-reduce, what a rank reads its neighbour has written last, and what it writes its
+  // neighbour has read: nothing is in the right cache already.
   auto work = [&](std::size_t rank) {
     const auto& sum = reduction(DType::f32, Op::sum);
-    const std::vector<float>& theirs = shared[(rank + n - 1) % n];
-    std::vector<float>& mine = own[rank];
-    shared[rank].assign(count, 1e-30f);
-    mine.assign(count, 1e-30f);
+    std::size_t neighbour = (rank + n - 1) % n;
+    sums[rank].assign(count, 0);
+    copies[rank].assign(count, 0);
+    float *own_sums = sums[rank].data(), *own_copies = copies[rank].data();
     unsigned meetings = 0;
     auto together = [&](auto move) {
       met.fetch_add(1);
@@ -216,17 +218,14 @@ Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
       move();
       return Span{begin, Clock::now()};
     };
-    // What is read must have been written by the neighbour since: otherwise it is in one's own
-    // cache.
-    auto write = [&] { std::memcpy(shared[rank].data(), mine.data(), count * 4); };
+    together([] {});  // all vectors are there
     for (int i = 0; i < iterations; ++i) {
-      together(write);
       added[rank].push_back(
-          together([&] { sum.combine(mine.data(), mine.data(), theirs.data(), count); }));
-      together(write);
-      copied[rank].push_back(together([&] { std::memcpy(mine.data(), theirs.data(), count * 4); }));
-      std::fill(mine.begin(), mine.end(), 1e-30f);
+          together([&] { sum.combine(own_sums, own_sums, copies[neighbour].data(), count); }));
+      copied[rank].push_back(
+          together([&] { std::memcpy(own_copies, sums[neighbour].data(), count * 4); }));
     }
+    together([] {});  // nobody reads any more
   };
   {
     std::vector<std::jthread> threads;

@@ -174,13 +174,13 @@ class Cluster:
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         part = max(-(-bytes // ranks), 8 << 10)
         iterations = max(5, min(100, (32 << 20) // part))
-        turns = [_core.measure_rates(min(ranks, cores), part, iterations) for _ in range(5)]
+        turns = [_core.measure_rates(min(ranks, cores), part, iterations) for _ in range(3)]
         copy_rate, reduce_rate = (float(np.median(rates)) for rates in zip(*turns, strict=True))
         link = Link(0.0, receiver_copies=True)
         if ranks > 1:
 
             def seconds(algorithm: str, size: int) -> float:
-                turns = [_core.measure_all_reduce(algorithm, ranks, size, 200) for _ in range(5)]
+                turns = [_core.measure_all_reduce(algorithm, ranks, size, 200) for _ in range(3)]
                 return float(min(np.median(turn) for turn in turns))
 
             # The chain takes 2(n-1) (latency + 2 overhead), the fan 2 latency + 2n overhead.
