@@ -70,9 +70,16 @@ Cluster cluster_of(int ranks, std::vector<std::vector<int>> places,
   return cluster;
 }
 
+// Far beyond, the numbers of steps would not be ints any more.
+constexpr int kMostRanks = 1 << 24;
+
 void check_size(int size) {
   if (size < 1)
     throw std::invalid_argument("a group has at least 1 rank, not " + std::to_string(size));
+  if (size > kMostRanks) {
+    throw std::invalid_argument("schedules are for at most " + std::to_string(kMostRanks) +
+                                " ranks, not " + std::to_string(size));
+  }
 }
 
 }  // namespace

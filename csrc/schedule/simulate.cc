@@ -154,7 +154,7 @@ class Simulator {
   // Messages of one sender come in one after the other, as they left; those of several have to be
   // put in order. Finds out by walking through all steps, where a link's bandwidth matters.
   void find_senders(const Algorithm& algorithm) {
-    ordered_.resize(static_cast<std::size_t>(cluster_.ranks * links_));
+    ordered_.resize(static_cast<std::size_t>(cluster_.ranks) * cluster_.links.size());
     std::vector<int> only(static_cast<std::size_t>(links_));
     constexpr std::uint64_t kLook = (1 << 20) - 1;
     std::uint64_t looked = 0;
@@ -180,7 +180,10 @@ class Simulator {
       }
     }
   }
-  char& ordered(int r, int i) { return ordered_[static_cast<std::size_t>(r * links_ + i)]; }
+  char& ordered(int r, int i) {
+    return ordered_[static_cast<std::size_t>(r) * cluster_.links.size() +
+                    static_cast<std::size_t>(i)];
+  }
 
   // Bytes of a span in a rank's present block.
   double bytes(int r, const Span& span) const {

@@ -4,8 +4,7 @@
 // that of the ranks and of the messages under way. The model is LogGP's (Alexandrov, Ionescu,
 // Schauser and Scheiman, 1995) with links of several classes:
 //
-//   send         the rank is busy for `overhead`, and for bytes / copy_rate where the sender
-//   copies.
+//   send         the rank is busy for `overhead`, and for bytes / copy_rate if the sender copies.
 //                The message then leaves through the rank's port of that link class, one after the
 //                other, bytes / bandwidth each, and is at the receiver `latency` later.
 //   recv         the rank waits until the message has come in through its port of that link class,

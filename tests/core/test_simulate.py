@@ -330,6 +330,7 @@ def test_what_makes_no_sense_is_refused():
         ("ring", good, -1, "0 bytes or more"),
         ("ring", good, 1 << 70, "bytes are 0 to"),
         ("ring", 0, 64, "at least 1 rank"),
+        ("ring", Cluster.flat(1 << 25, link), 64, "at most 16777216 ranks"),
         ("ring", replace(good, links=()), 64, "a link for each level"),
         ("ring", replace(good, places=([0],), links=(link, link)), 64, "place of each rank"),
         ("ring", replace(good, places=([0, 5],), links=(link, link)), 64, "numbered from 0"),
