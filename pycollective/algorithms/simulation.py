@@ -145,7 +145,7 @@ def simulate(
     --------
     >>> from pycollective.algorithms import Cluster, Link, simulate
     >>> cluster = Cluster.flat(4, Link(latency=1e-6, bandwidth=1e9))
-    >>> simulate("ring", cluster, 4_096_000).seconds  # 6 turns of 1 µs and 1,024,000 bytes
+    >>> print(f"{simulate('ring', cluster, 4_096_000).seconds:.5f}")  # 6 of 1 µs and 1,024,000 bytes
     0.00615
     """
     cluster = size_or_cluster

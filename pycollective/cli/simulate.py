@@ -125,6 +125,8 @@ def _run(args: argparse.Namespace) -> int:
     sizes = [args.min_bytes]
     while sizes[-1] * args.factor <= args.max_bytes:
         sizes.append(sizes[-1] * args.factor)
+    if args.collective == "barrier":  # it has no size
+        del sizes[1:]
     counts = sorted(set(args.ranks))
     if args.verify:
         for ranks in counts:

@@ -104,6 +104,10 @@ def test_simulate_with_numbers_of_ones_own(capsys):
     assert main([*words.split(), *numbers.split(), "--copy-rate", "inf"]) == 0
     assert float(capsys.readouterr().out.splitlines()[-1].split()[3]) == 14_000
     assert main("simulate --cluster this-machine --ranks 2 -b 1K -e 1K".split()) == 0
+    capsys.readouterr()
+    assert main("simulate --collective barrier --ranks 5".split()) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert row.split()[:3] == ["5", "0", "dissemination"]
 
 
 def test_simulate_draws(tmp_path, capsys):
