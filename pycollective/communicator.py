@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pycollective import _core
 from pycollective.algorithms import Algorithm
@@ -135,7 +136,7 @@ class _Gone:
         raise CollectiveError(self._why)
 
 
-class Communicator:
+class Communicator(_core.CommunicatorBase):
     """One rank of a group.
 
     Every rank of the group makes the same calls in the same order, each from its own thread; a call
@@ -156,14 +157,15 @@ class Communicator:
     def __init__(self, group: _core.Group, rank: int, timeout: float) -> None:
         self._group = group
         self._core: Any = _core.Communicator(group, rank)
+        self._attach(self._core)
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
 
     def __repr__(self) -> str:
-        kind = "threads" if isinstance(self._group, _core.ThreadGroup) else "shared memory"
-        return f"<Communicator rank {self.rank} of {self.size}, {kind}>"
+        return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
 
+    @_core.fast_all_reduce
     def all_reduce(
         self,
         x: ArrayLike,
@@ -171,6 +173,7 @@ class Communicator:
         *,
         out: Array | None = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        reproducible: bool = False,
         timeout: float | None = None,
     ) -> Array:
         """Reduce the ranks' arrays element by element and give every rank the result.
@@ -193,6 +196,11 @@ class Communicator:
             "auto" chooses by the size in bytes and the number of ranks; other names are listed by
             `pycollective.algorithms.names`, and one's own are made by
             `pycollective.algorithms.algorithm`.
+        reproducible : bool
+            The bits of the result depend on the contributions alone, not on the transport: they are
+            combined in the order of the ranks, float16 and bfloat16 rounded after each. Only "direct"
+            does that, which "auto" then means. Without it the same calls in the same group give the
+            same bits again, too.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
@@ -214,7 +222,14 @@ class Communicator:
         """
         source, target, result = self._arrays(x, out)
         how = algorithm if isinstance(algorithm, str) else algorithm.for_ranks(self.size)
-        self._core.all_reduce(source, target, op, how, self._seconds(timeout))
+        if reproducible:
+            if how not in ("auto", "direct"):
+                raise ValueError(
+                    "reproducible=True needs the algorithm 'direct', which keeps the order of the "
+                    f"ranks: leave out algorithm={how!r}"
+                )
+            how = "direct"
+        self._core.all_reduce(source, target, op, how, reproducible, self._seconds(timeout))
         return self._deliver(target, result)
 
     def broadcast(
@@ -612,6 +627,54 @@ class Communicator:
                 begin = end
         return results
 
+    def empty(
+        self, shape: int | Sequence[int], dtype: DTypeLike = float, *, timeout: float | None = None
+    ) -> Array:
+        """Make an array that `all_reduce` reduces without a copy; every rank calls it.
+
+        Processes of one host reach each other's such arrays: an all-reduce in place, or from one of
+        them to another, reads and writes them where they are. Everywhere else it is an ordinary
+        array. What it holds is whatever was there.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            The same on every rank.
+        dtype : dtype
+            The same on every rank; without Python objects.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray
+            On a cache line at least. Its memory is given back when all ranks have dropped theirs.
+
+        Raises
+        ------
+        MemoryError
+            On every rank, if one of them finds no memory.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
+        sizes = [operator.index(n) for n in sizes]
+        kind = np.dtype(dtype)
+        if any(n < 0 for n in sizes):
+            raise ValueError(f"a shape has no negative numbers, as {sizes} does")
+        if kind.hasobject:
+            raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
+        if math.prod(sizes) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
+            raise MemoryError(f"no memory has room for {sizes} of {kind} from each rank")
+        try:
+            shared: Array | None = self._core.empty(sizes, kind, self._seconds(timeout))
+        except MemoryError:
+            raise MemoryError(
+                f"a rank of the group has no memory for {math.prod(sizes) * kind.itemsize} bytes "
+                "that are shared"
+            ) from None
+        return np.empty(sizes, kind) if shared is None else shared
+
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""
         self._core.barrier(self._seconds(timeout))
@@ -626,12 +689,14 @@ class Communicator:
 
     def close(self) -> None:
         """Leave the group in good order; peers that still wait for this rank get PeerLostError."""
-        if isinstance(self._group, _core.ShmGroup):
-            self._group.leave(self.rank)
+        self._detach()
+        self._group.leave(self.rank)
         self._core = _Gone("this communicator is closed")
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
+        self._detach()
+        self._group.abandon()
         self._core = _Gone(
             "this communicator belongs to the parent process: a forked child has no rank of its own"
         )

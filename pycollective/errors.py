@@ -10,6 +10,7 @@ __all__ = [
     "DataError",
     "MismatchError",
     "PeerLostError",
+    "RendezvousError",
 ]
 
 
@@ -35,6 +36,10 @@ class AbortedError(CollectiveError):
 
 class DataError(ValueError):
     """A data file is missing, truncated or not what it should be."""
+
+
+class RendezvousError(CollectiveError):
+    """The group cannot be made as the environment describes it."""
 
 
 class CheckpointError(ValueError):

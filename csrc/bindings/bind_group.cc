@@ -1,7 +1,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -11,30 +10,19 @@
 #include "algorithms/algorithms.h"
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
+#include "bindings/errors.h"
 #include "executor/communicator.h"
 #include "executor/measure.h"
 #include "schedule/tabulated.h"
+#include "transport/shared_heap.h"
 #include "transport/shm.h"
+#include "transport/tcp.h"
 #include "transport/thread.h"
 
 namespace py = pybind11;
 
 namespace pycollective {
 namespace {
-
-const char* error_name(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::timeout:
-      return "CollectiveTimeoutError";
-    case FailureKind::mismatch:
-      return "MismatchError";
-    case FailureKind::peer_lost:
-      return "PeerLostError";
-    case FailureKind::aborted:
-      return "AbortedError";
-  }
-  return "CollectiveError";
-}
 
 // Arrays that Python has made fit; what would crash is still refused here.
 struct Ends {
@@ -101,7 +89,7 @@ void check_root(int root, int size) {
 
 Reducing reducing_of(const py::dtype& dtype, const std::string& op) {
   auto [type, which] = reduction_of(dtype, op);
-  return {type, which};
+  return {type, which, false};
 }
 
 const Algorithm& algorithm_of(Collective collective, const std::string& name) {
@@ -114,9 +102,12 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
 // By name, or one that a user has written.
 using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
 
-const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, int size) {
+const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, int size,
+                                      bool has_board) {
   if (const auto* name = std::get_if<std::string>(&named)) {
-    if (*name == "auto") return select_all_reduce(array.count * array.item, size);
+    if (*name == "auto") {
+      return has_board ? direct_all_reduce() : select_all_reduce(array.count * array.item, size);
+    }
     return algorithm_of(Collective::all_reduce, *name);
   }
   const TabulatedAlgorithm& table = *std::get<1>(named);
@@ -129,17 +120,6 @@ const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, in
   return table;
 }
 
-Waiting waiting_for(double seconds) {
-  // A year stands for "for ever": the clock cannot hold every double.
-  double bounded = seconds < 3e7 ? seconds : 3e7;
-  return {Clock::now() +
-              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded)),
-          [] {
-            py::gil_scoped_acquire acquire;
-            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-          }};
-}
-
 }  // namespace
 
 void bind_group(py::module_& m) {
@@ -147,8 +127,7 @@ void bind_group(py::module_& m) {
     try {
       if (error) std::rethrow_exception(error);
     } catch (const Failure& failure) {
-      py::object type = py::module_::import("pycollective.errors").attr(error_name(failure.kind));
-      PyErr_SetString(type.ptr(), failure.what());
+      set_python_error(failure);
     }
   });
 
@@ -170,6 +149,11 @@ void bind_group(py::module_& m) {
             return std::string(failure->what());
           },
           "Why the group is dead, or None.")
+      .def("leave", &Group::leave, py::arg("rank"), py::call_guard<py::gil_scoped_release>(),
+           "Leave the group in good order.")
+      .def("abandon", &Group::abandon,
+           "Let go of the group without a word to the peers: for a forked child.")
+      .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
       .def("describe", &Group::describe_ranks, "What each rank is doing.");
 
   py::class_<ThreadGroup, Group, std::shared_ptr<ThreadGroup>>(
@@ -190,8 +174,15 @@ void bind_group(py::module_& m) {
                   "The group whose memory a descriptor, which is duplicated, stands for.")
       .def_property_readonly("descriptor", &ShmGroup::descriptor)
       .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
-      .def("leave", &ShmGroup::leave, py::arg("rank"), "Leave the group in good order.")
       .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.");
+
+  py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
+      m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")
+      .def(py::init<int, const std::vector<std::vector<int>>&>(), py::arg("rank"),
+           py::arg("streams"),
+           "A rank, and for each rank its connected, authenticated sockets: the control connection "
+           "and one or more for messages. They are duplicated.")
+      .def_property_readonly("rank", &TcpGroup::rank);
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
                                                           "One rank's end of a group.")
@@ -205,16 +196,18 @@ void bind_group(py::module_& m) {
       .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
-             const Named& algorithm, double timeout) {
+             const Named& algorithm, bool reproducible, double timeout) {
             Array array = array_of(input, output);
             Reducing reducing = reducing_of(input.dtype(), op);
-            const Algorithm& how = all_reduce_algorithm(algorithm, array, self.size());
+            reducing.reproducible = reproducible;
+            const Algorithm& how =
+                all_reduce_algorithm(algorithm, array, self.size(), self.has_board());
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
             self.reduce(how, array, reducing, 0, waiting);
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
-          py::arg("timeout"))
+          py::arg("reproducible"), py::arg("timeout"))
       .def(
           "reduce",
           [](Communicator& self, const py::array& input, std::optional<py::array> output,
@@ -318,6 +311,36 @@ void bind_group(py::module_& m) {
           py::arg("input"), py::arg("output"), py::arg("input_counts"), py::arg("output_counts"),
           py::arg("shape"), py::arg("timeout"))
       .def(
+          "empty",
+          [](Communicator& self, const std::vector<py::ssize_t>& shape, const py::dtype& dtype,
+             double timeout) -> std::optional<py::array> {
+            Array array;
+            array.shape.assign(shape.begin(), shape.end());
+            array.type = py::str(dtype);
+            auto bytes = static_cast<std::size_t>(dtype.itemsize());
+            for (py::ssize_t items : shape) bytes *= static_cast<std::size_t>(items);
+            Waiting waiting = waiting_for(timeout);
+            std::shared_ptr<SharedHeap> heap = self.group().heap();
+            std::byte* part = nullptr;
+            {
+              py::gil_scoped_release release;
+              self.meet("empty", array, waiting);
+              if (!heap) return {};
+              part = self.allocate(*heap, bytes, waiting);
+            }
+            struct Owner {
+              std::shared_ptr<SharedHeap> heap;
+              std::byte* part;
+              ~Owner() { heap->release(part); }
+            };
+            auto owner = std::make_unique<Owner>(std::move(heap), part);
+            py::capsule keeper(owner.get(), [](void* kept) { delete static_cast<Owner*>(kept); });
+            owner.release();
+            return py::array(dtype, shape, part, keeper);
+          },
+          py::arg("shape"), py::arg("dtype"), py::arg("timeout"),
+          "An array that all ranks of a host reach, or None where there is nothing to gain.")
+      .def(
           "barrier",
           [](Communicator& self, double timeout) {
             Waiting waiting = waiting_for(timeout);
@@ -345,8 +368,8 @@ void bind_group(py::module_& m) {
           pointers.push_back(communicators[r].get());
         }
         Reducing reducing = reducing_of(inputs[0].dtype(), op);
-        const Algorithm& how =
-            all_reduce_algorithm(algorithm, arrays[0], static_cast<int>(arrays.size()));
+        const Algorithm& how = all_reduce_algorithm(
+            algorithm, arrays[0], static_cast<int>(arrays.size()), pointers[0]->has_board());
         Waiting waiting = waiting_for(timeout);
         py::gil_scoped_release release;
         Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);

@@ -1,7 +1,8 @@
 #include "executor/communicator.h"
 
 #include <algorithm>
-#include <cstring>
+#include <new>
+#include <thread>
 
 #include "algorithms/algorithms.h"
 
@@ -10,15 +11,16 @@ namespace {
 
 CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   CallRecord call;
-  call.collective = to_string(algorithm.collective()).data();
-  std::strncpy(call.algorithm, algorithm.name().data(), sizeof call.algorithm - 1);
-  std::strncpy(call.dtype, array.type.c_str(), sizeof call.dtype - 1);
+  set_name(call.collective, to_string(algorithm.collective()));
+  set_name(call.algorithm, algorithm.name());
+  set_name(call.dtype, array.type);
   call.root = has_root(algorithm.collective()) ? root : -1;
   call.detail = algorithm.fingerprint();
   call.dims = static_cast<int>(array.shape.size());
   for (int i = 0; i < std::min(call.dims, CallRecord::kMaxDims); ++i) {
     call.shape[i] = array.shape[static_cast<std::size_t>(i)];
   }
+  call.seal();
   return call;
 }
 
@@ -37,6 +39,64 @@ std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
 
 Communicator::Communicator(std::shared_ptr<Group> group, int rank)
     : group_(std::move(group)), rank_(rank) {}
+
+Endpoint& Communicator::endpoint() {
+  if (!endpoint_) endpoint_ = &group_->endpoint(rank_);
+  return *endpoint_;
+}
+
+PreparedAllReduce Communicator::prepare(const Array& array, Reducing reducing) {
+  PreparedAllReduce prepared;
+  prepared.call = record_of(direct_all_reduce(), array, 0);
+  set_name(prepared.call.op, to_string(reducing.op));
+  prepared.call.detail = reducing.reproducible;
+  prepared.call.seal();
+  prepared.data = {nullptr,
+                   nullptr,
+                   array.count,
+                   array.item,
+                   reducing.dtype,
+                   reducing.op,
+                   &reduction(reducing.dtype, reducing.op),
+                   !reducing.reproducible};
+  return prepared;
+}
+
+bool Communicator::begin(const PreparedAllReduce& prepared, const void* input, void* output,
+                         int looks) {
+  Endpoint& end = endpoint();
+  end.check();
+  end.enter(prepared.call);
+  try {
+    DirectCall call = prepared.data;
+    call.input = static_cast<const std::byte*>(input);
+    call.output = static_cast<std::byte*>(output);
+    begun_.emplace(end, call);
+    for (int look = 0; look < looks; ++look) {
+      Progress progress = begun_->advance();
+      if (progress == Progress::done) {
+        end.leave();
+        return true;
+      }
+      if (progress == Progress::blocked) pause();
+    }
+  } catch (...) {
+    abandon(end, prepared.call);
+    throw;
+  }
+  return false;
+}
+
+void Communicator::finish(const PreparedAllReduce& prepared, const Waiting& waiting) {
+  Endpoint& end = endpoint();
+  try {
+    end.wait([&] { return begun_->advance(); }, waiting.deadline, waiting.interrupt);
+  } catch (...) {
+    abandon(end, prepared.call);
+    throw;
+  }
+  end.leave();
+}
 
 const Plan& Communicator::plan(const Algorithm& algorithm, int root, std::size_t count) {
   const Algorithm& chosen = count == 0 ? dissemination_barrier() : algorithm;
@@ -63,7 +123,7 @@ Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction)
 void Communicator::run(const Algorithm& algorithm, int root, const Buffers& buffers,
                        const CallRecord& call, const Waiting& waiting) {
   run_blocking(plan(algorithm, root, buffers.pairwise ? 1 : buffers.count), buffers, call,
-               group_->endpoint(rank_), waiting.deadline, waiting.interrupt);
+               endpoint(), waiting.deadline, waiting.interrupt);
 }
 
 void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffers,
@@ -84,8 +144,15 @@ void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffe
 
 void Communicator::reduce(const Algorithm& algorithm, const Array& array, Reducing reducing,
                           int root, const Waiting& waiting) {
+  if (&algorithm == &direct_all_reduce() && array.count > 0 && has_board()) {
+    PreparedAllReduce prepared = prepare(array, reducing);
+    if (!begin(prepared, array.input, array.output, 1)) finish(prepared, waiting);
+    return;
+  }
   CallRecord call = record_of(algorithm, array, root);
-  call.op = to_string(reducing.op).data();
+  set_name(call.op, to_string(reducing.op));
+  call.detail += reducing.reproducible;
+  call.seal();
   run_equal(algorithm, root, buffers_of(array, &reduction(reducing.dtype, reducing.op)), call,
             waiting);
 }
@@ -94,6 +161,31 @@ void Communicator::move(const Algorithm& algorithm, const Array& array, int root
                         const Waiting& waiting) {
   run_equal(algorithm, root, buffers_of(array, nullptr), record_of(algorithm, array, root),
             waiting);
+}
+
+void Communicator::meet(const char* what, const Array& array, const Waiting& waiting) {
+  CallRecord call = record_of(dissemination_barrier(), array, 0);
+  set_name(call.collective, what);
+  set_name(call.algorithm, "");
+  call.seal();
+  run(dissemination_barrier(), 0, Buffers{}, call, waiting);
+}
+
+std::byte* Communicator::allocate(SharedHeap& heap, std::size_t bytes, const Waiting& waiting) {
+  std::byte* part = nullptr;
+  try {
+    part = heap.allocate(bytes);
+  } catch (const std::bad_alloc&) {
+    // The others are told first.
+  }
+  std::uint8_t found = part != nullptr;
+  reduce(direct_all_reduce(), {&found, &found, {}, 1, 1, "uint8"}, {DType::u8, Op::min}, 0,
+         waiting);
+  if (!found) {
+    if (part) heap.take_back(part);
+    throw std::bad_alloc();
+  }
+  return part;
 }
 
 void Communicator::barrier(const Waiting& waiting) {
@@ -123,11 +215,57 @@ void Communicator::all_to_all(const Array& array, const std::vector<std::size_t>
   run(direct_all_to_all(), 0, buffers, record_of(direct_all_to_all(), array, 0), waiting);
 }
 
+// All of it is in this thread's hands: one pass over all arrays, cut among threads if it is long.
+void Communicator::directly_together(const std::vector<Communicator*>& communicators,
+                                     const std::vector<Array>& arrays, Reducing reducing,
+                                     const Waiting& waiting) {
+  std::size_t ranks = communicators.size(), entered = 0;
+  PreparedAllReduce prepared = communicators[0]->prepare(arrays[0], reducing);
+  if (waiting.interrupt) waiting.interrupt();
+  try {
+    for (; entered < ranks; ++entered) {
+      Endpoint& end = communicators[entered]->endpoint();
+      end.check();
+      end.enter(prepared.call);
+    }
+    std::size_t bytes = arrays[0].count * arrays[0].item;
+    std::size_t parts = bytes < kTogetherThreadsFrom ? 1 : ranks;
+    auto combine = [&](std::size_t part) {
+      std::size_t length = (arrays[0].count / parts + kCacheLine) / kCacheLine * kCacheLine;
+      std::size_t first = std::min(part * length, arrays[0].count);
+      std::size_t count = std::min(length, arrays[0].count - first);
+      std::vector<const void*> sources;
+      std::vector<void*> targets;
+      for (const Array& array : arrays) {
+        sources.push_back(static_cast<const std::byte*>(array.input) + first * array.item);
+        targets.push_back(static_cast<std::byte*>(array.output) + first * array.item);
+      }
+      combine_all(prepared.data, targets.data(), ranks, sources.data(), static_cast<int>(ranks),
+                  count);
+    };
+    std::vector<std::jthread> threads;
+    for (std::size_t part = 1; part < parts; ++part) threads.emplace_back(combine, part);
+    combine(0);
+  } catch (...) {
+    for (std::size_t r = 0; r < entered; ++r) {
+      abandon(communicators[r]->endpoint(), prepared.call);
+    }
+    throw;
+  }
+  for (Communicator* communicator : communicators) communicator->endpoint().leave();
+}
+
 void Communicator::all_reduce_together(const std::vector<Communicator*>& communicators,
                                        const std::vector<Array>& arrays, Reducing reducing,
                                        const Algorithm& algorithm, const Waiting& waiting) {
+  if (&algorithm == &direct_all_reduce() && arrays.at(0).count > 0 &&
+      communicators.at(0)->has_board()) {
+    directly_together(communicators, arrays, reducing, waiting);
+    return;
+  }
   CallRecord call = record_of(algorithm, arrays.at(0), 0);
-  call.op = to_string(reducing.op).data();
+  set_name(call.op, to_string(reducing.op));
+  call.seal();
   std::vector<const Plan*> plans;
   std::vector<Buffers> buffers;
   std::vector<Endpoint*> endpoints;

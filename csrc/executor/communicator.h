@@ -5,12 +5,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "executor/direct.h"
 #include "executor/executor.h"
 #include "transport/group.h"
+#include "transport/shared_heap.h"
 
 namespace pycollective {
 
@@ -34,6 +37,15 @@ struct Waiting {
 struct Reducing {
   DType dtype;
   Op op;
+  // Whether the bits of a result may depend on nothing but the contributions: with "direct".
+  bool reproducible = false;
+};
+
+// An all-reduce of arrays of one shape and type, in one way: what a program that repeats it need
+// not find out again.
+struct PreparedAllReduce {
+  CallRecord call;
+  DirectCall data;  // without the arrays
 };
 
 class Communicator {
@@ -49,6 +61,21 @@ class Communicator {
               const Waiting& waiting);
   void move(const Algorithm& algorithm, const Array& array, int root, const Waiting& waiting);
   void barrier(const Waiting& waiting);
+
+  // Meets all ranks in a call that moves nothing, and of which all must have the same idea.
+  void meet(const char* what, const Array& array, const Waiting& waiting);
+
+  // This rank's part of memory that all ranks reach. Where one of them finds none left, all throw
+  // std::bad_alloc.
+  std::byte* allocate(SharedHeap& heap, std::size_t bytes, const Waiting& waiting);
+
+  // Whether all ranks share a board, so that all-reduce has a direct path.
+  bool has_board() { return endpoint().board() != nullptr; }
+  // What reduce() does with direct_all_reduce(), in two parts: begin() looks so many times whether
+  // the peers have come, and says whether all is done; if not, finish() waits for them.
+  PreparedAllReduce prepare(const Array& array, Reducing reducing);
+  bool begin(const PreparedAllReduce& prepared, const void* input, void* output, int looks);
+  void finish(const PreparedAllReduce& prepared, const Waiting& waiting);
 
   // Parts of different lengths, in items, one after the other in each buffer. Of an all-gather's
   // parts all ranks know all lengths; an all-to-all's are known to sender and receiver.
@@ -68,6 +95,9 @@ class Communicator {
     std::shared_ptr<const Algorithm> kept;  // of an algorithm that is not there for ever
   };
 
+  static void directly_together(const std::vector<Communicator*>& communicators,
+                                const std::vector<Array>& arrays, Reducing reducing,
+                                const Waiting& waiting);
   // Ranks without data still meet, so that calls which do not belong together are found out.
   const Plan& plan(const Algorithm& algorithm, int root, std::size_t count);
   Buffers buffers_of(const Array& array, const Reduction* reduction);
@@ -77,8 +107,12 @@ class Communicator {
   void run(const Algorithm& algorithm, int root, const Buffers& buffers, const CallRecord& call,
            const Waiting& waiting);
 
+  Endpoint& endpoint();
+
   std::shared_ptr<Group> group_;
   int rank_;
+  Endpoint* endpoint_ = nullptr;  // once it was asked for
+  std::optional<DirectAllReduce> begun_;
   Scratch scratch_;
   std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;

@@ -17,13 +17,6 @@ std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// After an error in the middle of a call: nobody is to wait for this rank.
-void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
-  endpoint.fail(FailureKind::aborted,
-                "a rank left " + std::string(call.collective) + " because of an error of its own");
-  endpoint.leave();
-}
-
 void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
                     const CallRecord& call, const std::vector<Endpoint*>& endpoints,
                     Clock::time_point deadline, const Interrupt& interrupt) {
@@ -176,20 +169,15 @@ bool Execution::try_step(const Step& step) {
   return true;
 }
 
+void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
+  endpoint.fail(FailureKind::aborted,
+                "a rank left " + std::string(call.collective) + " because of an error of its own");
+  endpoint.leave();
+}
+
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
                   Endpoint& endpoint, Clock::time_point deadline, const Interrupt& interrupt) {
-  endpoint.check();
-  endpoint.enter(call);
-  try {
-    Execution execution(plan, buffers, endpoint);
-    if (execution.advance() != Progress::done) {
-      endpoint.wait([&] { return execution.advance(); }, deadline, interrupt);
-    }
-  } catch (...) {
-    abandon(endpoint, call);
-    throw;
-  }
-  endpoint.leave();
+  run_call(call, endpoint, deadline, interrupt, [&] { return Execution(plan, buffers, endpoint); });
 }
 
 void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,

@@ -85,7 +85,29 @@ class Execution {
   std::size_t received_ = 0;     // bytes of the next step's message
 };
 
-// Runs a call of one rank to its end, waiting for the peers. Any exception leaves the group failed.
+// After an error in the middle of a call: nobody is to wait for this rank.
+void abandon(Endpoint& endpoint, const CallRecord& call) noexcept;
+
+// Runs a call of one rank to its end: what `make()` gives has an advance() as Execution's. Any
+// exception leaves the group failed.
+template <class Make>
+void run_call(const CallRecord& call, Endpoint& endpoint, Clock::time_point deadline,
+              const Interrupt& interrupt, Make make) {
+  endpoint.check();
+  endpoint.enter(call);
+  try {
+    auto execution = make();
+    if (execution.advance() != Progress::done) {
+      endpoint.wait([&] { return execution.advance(); }, deadline, interrupt);
+    }
+  } catch (...) {
+    abandon(endpoint, call);
+    throw;
+  }
+  endpoint.leave();
+}
+
+// Runs a plan of one rank to its end, waiting for the peers. Any exception leaves the group failed.
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
                   Endpoint& endpoint, Clock::time_point deadline, const Interrupt& interrupt);
 

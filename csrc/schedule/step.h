@@ -56,6 +56,9 @@ inline Step recv(int peer, Span target) { return {Verb::recv, peer, {}, target, 
 inline Step recv_reduce(int peer, Span source, Span target, bool completes) {
   return {Verb::recv_reduce, peer, source, target, completes};
 }
+inline Step reduce(Span source, Span target, bool completes) {
+  return {Verb::reduce, -1, source, target, completes};
+}
 inline Step copy(Span source, Span target) { return {Verb::copy, -1, source, target, false}; }
 
 inline Span input(int first, int count = 1) { return {Buffer::input, first, count}; }

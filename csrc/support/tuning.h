@@ -30,6 +30,35 @@ inline constexpr int kShmSlots = 4;
 inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
 inline constexpr std::size_t kShmInlineBytes = 224;
 
+// Over TCP: bytes of a part (64 KiB took 1.6 times as long at 64 MiB between two processes, 1 MiB
+// as long), and how often a waiting rank looks before it yields and sleeps; a look is a system
+// call.
+inline constexpr std::size_t kTcpPartBytes = 256 * 1024;
+inline constexpr int kTcpSpins = 100;
+
+// The direct path of an all-reduce (executor/direct.h). Up to which size of an array, and of all
+// ranks' arrays together, everyone combines everything itself.
+inline constexpr std::size_t kOneShotBytes = 8 * 1024;
+inline constexpr std::size_t kOneShotTotalBytes = 64 * 1024;
+
+// While a call of so many bytes looks so often for its peers, it keeps Python's interpreter lock:
+// letting it go and getting it back takes as long as the call.
+inline constexpr std::size_t kHeldBytes = 64 * 1024;
+inline constexpr int kHeldLooks = 200;
+
+// Staging of a rank, and the chunks that pass through it. A ring that fits into the second-level
+// cache keeps dirty lines going to and fro between cores; one beyond the third level is slow too.
+inline constexpr std::size_t kInputStagingBytes = std::size_t{4} << 20;
+inline constexpr std::size_t kOutputStagingBytes = std::size_t{2} << 20;
+inline constexpr std::size_t kStagedChunkBytes = 128 * 1024;
+
+// Up to which size the memory of a group's direct path is put into page tables at its start.
+inline constexpr std::size_t kPopulatedBytes = std::size_t{64} << 20;
+
+// Blocks that a rank stages ahead; more with more ranks than cores.
+inline constexpr int kLookahead = 2;
+inline constexpr int kCrowdedLookahead = 6;
+
 // A waiting rank looks this often before it yields, and yields this often before it sleeps. With
 // more ranks than cores, spinning only keeps the others from working.
 inline constexpr int kSpins = 300;

@@ -22,31 +22,39 @@ std::string CallRecord::describe() const {
   return text + ")";
 }
 
-std::uint64_t CallRecord::fingerprint() const {
+namespace {
+
+// The finalizer of splitmix64.
+std::uint64_t mix(std::uint64_t hash, std::uint64_t word) {
+  hash += word + 0x9e3779b97f4a7c15;
+  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;
+  hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
+  return hash ^ (hash >> 31);
+}
+
+}  // namespace
+
+void CallRecord::seal() {
   std::uint64_t hash = 0x9e3779b97f4a7c15;
-  auto mix = [&hash](std::uint64_t word) {  // the finalizer of splitmix64
-    hash += word + 0x9e3779b97f4a7c15;
-    hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;
-    hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
-    hash ^= hash >> 31;
-  };
-  auto mix_name = [&mix](std::string_view name) {
+  auto mix_name = [&hash](std::string_view name) {
     for (std::size_t i = 0; i == 0 || i < name.size(); i += 8) {
       std::uint64_t word = 0;
       std::memcpy(&word, name.data() + i, std::min(name.size() - i, sizeof word));
-      mix(word);
+      hash = mix(hash, word);
     }
   };
   mix_name(collective);
   mix_name(algorithm);
   mix_name(op);
   mix_name(dtype);
-  mix(static_cast<std::uint64_t>(root));
-  mix(static_cast<std::uint64_t>(dims));
-  for (int i = 0; i < std::min(dims, kMaxDims); ++i) mix(static_cast<std::uint64_t>(shape[i]));
-  mix(detail);
-  mix(number);
-  return hash;
+  hash = mix(hash, static_cast<std::uint64_t>(root));
+  hash = mix(hash, static_cast<std::uint64_t>(dims));
+  for (int i = 0; i < std::min(dims, kMaxDims); ++i) {
+    hash = mix(hash, static_cast<std::uint64_t>(shape[i]));
+  }
+  identity = mix(hash, detail);
 }
+
+std::uint64_t CallRecord::fingerprint() const { return mix(identity, number); }
 
 }  // namespace pycollective

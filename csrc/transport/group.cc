@@ -10,9 +10,14 @@ std::string describe_rank(int rank, bool busy, const CallRecord& call) {
 }
 
 std::string describe_mismatch(int rank, const CallRecord& call, int peer, const CallRecord& other) {
+  return describe_mismatch(rank, call.describe(), peer, other.describe());
+}
+
+std::string describe_mismatch(int rank, const std::string& call, int peer,
+                              const std::string& other) {
   if (peer < rank) return describe_mismatch(peer, other, rank, call);
   return "ranks made calls that do not belong together: rank " + std::to_string(rank) + " called " +
-         call.describe() + ", rank " + std::to_string(peer) + " called " + other.describe() +
+         call + ", rank " + std::to_string(peer) + " called " + other +
          ". All ranks must make the same calls in the same order, with equal shape, dtype, op, "
          "algorithm and root.";
 }

@@ -1,12 +1,16 @@
 // A group of ranks over some transport.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "transport/transport.h"
 
 namespace pycollective {
+
+class SharedHeap;
 
 class Group {
  public:
@@ -18,6 +22,15 @@ class Group {
   virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
   // Why the group is dead, if it is.
   virtual std::optional<Failure> failure() const = 0;
+  // Leaves in good order: not a failure, unless somebody still waits for this rank.
+  virtual void leave(int /*rank*/) noexcept {}
+  // Lets go of what a forked child has inherited, without a word to the peers.
+  virtual void abandon() noexcept {}
+  // What moves the bytes, in words.
+  virtual std::string_view transport() const = 0;
+  // Where arrays that all ranks reach are made; nullptr where every rank has memory of its own, or
+  // all the same.
+  virtual std::shared_ptr<SharedHeap> heap() { return nullptr; }
   // What each rank is doing: "rank 0 is in …; rank 1 has …".
   virtual std::string describe_ranks() const = 0;
 };
@@ -27,5 +40,8 @@ std::string describe_rank(int rank, bool busy, const CallRecord& call);
 
 // The text of a mismatch between two ranks' calls.
 std::string describe_mismatch(int rank, const CallRecord& call, int peer, const CallRecord& other);
+// The same where what the peer called is known in words only.
+std::string describe_mismatch(int rank, const std::string& call, int peer,
+                              const std::string& other);
 
 }  // namespace pycollective

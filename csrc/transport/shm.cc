@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <new>
-#include <set>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -18,7 +16,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 // Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
@@ -27,29 +25,8 @@ constexpr std::uint64_t kHistory = kShmSlots + 2;
 
 std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// A call as other processes can read it: no pointers.
-struct SharedCall {
-  std::uint64_t number;
-  std::uint64_t fingerprint;
-  char collective[24], algorithm[32], op[24], dtype[16];
-  std::int32_t root, dims;
-  std::int64_t shape[CallRecord::kMaxDims];
-};
-
-template <std::size_t N>
-void copy_name(char (&target)[N], const char* name) {
-  std::strncpy(target, name, N - 1);
-  target[N - 1] = 0;
-}
-
-// The names in a CallRecord live as long as the program; those that come from memory are kept here.
-const char* intern(char (&name)[24]) {
-  static std::mutex mutex;
-  static std::set<std::string> names;
-  name[sizeof name - 1] = 0;
-  std::lock_guard lock(mutex);
-  return names.insert(name).first->c_str();
-}
+// A new record is written only when a call differs from the one before; more are kept than calls.
+constexpr std::uint64_t kRecords = kHistory + 2;
 
 }  // namespace
 
@@ -70,7 +47,8 @@ struct alignas(kCacheLine) ShmGroup::RankState {
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
   std::atomic<std::uint64_t> number;  // of the last call
-  SharedCall history[kHistory];
+  std::uint64_t record_of[kHistory];  // by a call's number
+  CallRecord records[kRecords];
 };
 
 struct alignas(kCacheLine) ShmGroup::Channel {
@@ -86,10 +64,26 @@ struct alignas(kCacheLine) ShmGroup::Channel {
   Slot slots[kShmSlots];
 };
 
+class ShmEndpoint;
+
+class ShmBoard final : public Board {
+ public:
+  explicit ShmBoard(ShmEndpoint& endpoint);
+  std::uint64_t place_of(const void* data, std::size_t bytes) const override;
+  std::byte* reach(std::uint64_t place) const override;
+  [[noreturn]] void mismatch(int peer) override;
+
+ private:
+  ShmEndpoint& endpoint_;
+};
+
 class ShmEndpoint final : public Endpoint {
  public:
   ShmEndpoint(ShmGroup& group, int rank)
-      : group_(group), rank_(rank), pending_(static_cast<std::size_t>(group.size())) {}
+      : group_(group),
+        rank_(rank),
+        pending_(static_cast<std::size_t>(group.size())),
+        board_(*this) {}
 
   void enter(const CallRecord& call) override {
     auto& me = state();
@@ -98,28 +92,26 @@ class ShmEndpoint final : public Endpoint {
                              " is already in a collective call in another thread; a rank makes one "
                              "call at a time");
     }
-    call_ = call;
-    call_.number = me.number.load(std::memory_order_relaxed) + 1;
+    std::uint64_t number = me.number.load(std::memory_order_relaxed) + 1;
+    if (call.identity != call_.identity || number == 1) {
+      call_ = call;
+      me.writing.fetch_add(1);
+      me.records[++record_ % kRecords] = call;
+      me.writing.fetch_add(1);
+    }
+    call_.number = number;
     fingerprint_ = call_.fingerprint();
-    me.writing.fetch_add(1);
-    SharedCall& shared = me.history[call_.number % kHistory];
-    shared.number = call_.number;
-    shared.fingerprint = fingerprint_;
-    copy_name(shared.collective, call.collective);
-    copy_name(shared.algorithm, call.algorithm);
-    copy_name(shared.op, call.op);
-    copy_name(shared.dtype, call.dtype);
-    shared.root = call.root;
-    shared.dims = call.dims;
-    std::copy_n(call.shape, CallRecord::kMaxDims, shared.shape);
-    me.number.store(call_.number);
-    me.writing.fetch_add(1);
+    board_.fingerprint = fingerprint_;
+    me.record_of[number % kHistory] = record_;
+    me.number.store(number, std::memory_order_release);
   }
 
   void leave() noexcept override {
-    for (Pending& pending : pending_) pending = {};
-    unsent_ = 0;
-    state().busy.store(0);
+    if (unsent_ > 0) {  // after a failure
+      for (Pending& pending : pending_) pending = {};
+      unsent_ = 0;
+    }
+    state().busy.store(0, std::memory_order_release);
   }
 
   bool try_send(int peer, const void* data, std::size_t bytes) override {
@@ -163,7 +155,7 @@ class ShmEndpoint final : public Endpoint {
             const Interrupt& interrupt) override {
     wait_until_done(
         attempt, state().bed, group_.spins_, deadline, interrupt,
-        [this] { return group_.header().failed.load() == 2; }, [this] { group_.check(); },
+        [this] { return group_.header().failed.load() != 0; }, [this] { group_.check(); },
         [this] { look_up(); }, [this] { time_out(); });
   }
 
@@ -171,8 +163,10 @@ class ShmEndpoint final : public Endpoint {
   void fail(FailureKind kind, const std::string& message) noexcept override {
     group_.fail(kind, message);
   }
+  Board* board() override { return &board_; }
 
  private:
+  friend class ShmBoard;
   // A message, or the rest of one, that is still to be copied into the channel.
   struct Pending {
     const std::byte* data = nullptr;
@@ -246,15 +240,44 @@ class ShmEndpoint final : public Endpoint {
   ShmGroup& group_;
   int rank_;
   CallRecord call_;
+  std::uint64_t record_ = 0;  // the last that was written
   std::uint64_t fingerprint_ = 0;
   std::vector<Pending> pending_;
   int unsent_ = 0;  // peers with something pending
+  ShmBoard board_;
 };
+
+ShmBoard::ShmBoard(ShmEndpoint& endpoint)
+    : Board(endpoint.group_.board(), endpoint.rank_, endpoint.group_.beds(), /*with_staging=*/true),
+      endpoint_(endpoint) {}
+
+std::uint64_t ShmBoard::place_of(const void* data, std::size_t bytes) const {
+  return endpoint_.group_.heap_->place_of(data, bytes);
+}
+
+std::byte* ShmBoard::reach(std::uint64_t place) const {
+  return endpoint_.group_.heap_->reach(place);
+}
+
+void ShmBoard::mismatch(int peer) {
+  endpoint_.mismatch(peer, endpoint_.group_.call_of(peer, endpoint_.call_.number));
+}
 
 std::size_t ShmGroup::bytes_for(int size) {
   auto n = static_cast<std::size_t>(size);
   return page_up(sizeof(Header)) + page_up(n * sizeof(RankState)) +
-         page_up(n * n * sizeof(Channel)) + n * n * kShmSlots * kShmSlotBytes;
+         page_up(n * n * sizeof(Channel)) + n * n * kShmSlots * kShmSlotBytes +
+         Board::bytes_for(size, /*with_staging=*/true);
+}
+
+std::byte* ShmGroup::board() const {
+  return memory_.data() + bytes_for(size()) - Board::bytes_for(size(), /*with_staging=*/true);
+}
+
+std::vector<Bed*> ShmGroup::beds() const {
+  std::vector<Bed*> beds;
+  for (int r = 0; r < size(); ++r) beds.push_back(&state(r).bed);
+  return beds;
 }
 
 std::shared_ptr<ShmGroup> ShmGroup::create(int size) {
@@ -328,6 +351,11 @@ void ShmGroup::join(int rank) {
                                 " of the group is taken: every process needs a rank of its own");
   }
   rank_ = rank;
+  // Pages that are touched for the first time in a call would make it slow.
+  std::size_t bytes = Board::bytes_for(size(), /*with_staging=*/true);
+  if (bytes <= kPopulatedBytes) memory_.populate(board(), bytes);
+  heap_ =
+      std::make_shared<SharedHeap>(memory_.descriptor(), page_up(bytes_for(size())), size(), rank);
   endpoint_ = std::make_unique<ShmEndpoint>(*this, rank);
 }
 
@@ -348,13 +376,21 @@ void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
   std::uint32_t whole = 0;
   if (!header().failed.compare_exchange_strong(whole, 1)) return;
   header().kind = static_cast<std::uint32_t>(kind);
-  copy_name(header().message, message.c_str());
+  set_name(header().message, message);
   header().failed.store(2);
   for (int r = 0; r < size(); ++r) state(r).bed.ring();
 }
 
 std::optional<Failure> ShmGroup::failure() const {
-  if (header().failed.load() != 2) return {};
+  if (header().failed.load() == 0) return {};
+  // Another rank writes the reason just now; it may also have been killed while it did.
+  auto patience = Clock::now() + std::chrono::seconds(1);
+  while (header().failed.load() != 2) {
+    if (Clock::now() > patience) {
+      return Failure(FailureKind::aborted, "a rank was lost while it said why the group failed");
+    }
+    std::this_thread::yield();
+  }
   char text[sizeof(Header::message)];
   std::memcpy(text, header().message, sizeof text);
   text[sizeof text - 1] = 0;
@@ -363,29 +399,26 @@ std::optional<Failure> ShmGroup::failure() const {
 
 void ShmGroup::check() const {
   if (header().failed.load(std::memory_order_relaxed) == 0) return;
-  if (auto failed = failure()) throw *failed;
+  throw *failure();
 }
 
 CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
   const RankState& from = state(rank);
-  SharedCall copy;
+  CallRecord call;
   for (int tries = 0;; ++tries) {
-    std::uint64_t before = from.writing.load();
-    std::memcpy(&copy, &from.history[number % kHistory], sizeof copy);
+    std::uint64_t before = from.writing.load(), last = from.number.load();
+    // A call that has not begun, or is long over: the last one says more.
+    if (number > last || last - number >= kHistory) number = last;
+    call = from.records[from.record_of[number % kHistory] % kRecords];
     std::atomic_thread_fence(std::memory_order_acquire);
     if (before % 2 == 0 && from.writing.load() == before) break;
     if (tries == 1000) break;  // a process that was stopped while it wrote: what there is must do
     std::this_thread::yield();
   }
-  CallRecord call;
-  call.collective = intern(copy.collective);
-  copy_name(call.algorithm, copy.algorithm);
-  call.op = intern(copy.op);
-  copy_name(call.dtype, copy.dtype);
-  call.root = copy.root;
-  call.dims = copy.dims;
-  std::copy_n(copy.shape, CallRecord::kMaxDims, call.shape);
-  call.number = copy.number;
+  // Whatever the memory holds: names end.
+  call.collective[sizeof call.collective - 1] = call.algorithm[sizeof call.algorithm - 1] = 0;
+  call.op[sizeof call.op - 1] = call.dtype[sizeof call.dtype - 1] = 0;
+  call.number = number;
   return call;
 }
 

@@ -13,9 +13,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "support/shared_memory.h"
+#include "transport/board.h"
 #include "transport/group.h"
+#include "transport/shared_heap.h"
 
 namespace pycollective {
 
@@ -31,8 +34,10 @@ class ShmGroup final : public Group {
   int descriptor() const { return memory_.descriptor(); }
   // Takes the place of a rank; throws std::invalid_argument if it is taken or there is none.
   void join(int rank);
-  // Leaves it: not a failure, unless somebody still waits for this rank.
-  void leave(int rank) noexcept;
+  void leave(int rank) noexcept override;
+  std::shared_ptr<SharedHeap> heap() override { return heap_; }
+  void abandon() noexcept override { rank_ = -1; }
+  std::string_view transport() const override { return "shared memory"; }
   // Whether the rank has joined and not left.
   bool is_in(int rank) const;
 
@@ -43,6 +48,7 @@ class ShmGroup final : public Group {
 
  private:
   friend class ShmEndpoint;
+  friend class ShmBoard;
   struct Header;
   struct RankState;
   struct Channel;
@@ -53,11 +59,14 @@ class ShmGroup final : public Group {
   RankState& state(int rank) const;
   Channel& channel(int from, int to) const;
   std::byte* slots(int from, int to) const;
+  std::byte* board() const;
+  std::vector<Bed*> beds() const;
   CallRecord call_of(int rank, std::uint64_t number) const;
   void check() const;
 
   SharedMemory memory_;
   int spins_;
+  std::shared_ptr<SharedHeap> heap_;
   std::unique_ptr<Endpoint> endpoint_;  // of the rank that this process has
   int rank_ = -1;
 };

@@ -1,6 +1,9 @@
 #include "transport/thread.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <thread>
 
 #include "support/tuning.h"
@@ -23,14 +26,31 @@ struct alignas(kCacheLine) ThreadGroup::Channel {
 struct alignas(kCacheLine) ThreadGroup::RankState {
   Bed bed;
   alignas(kCacheLine) std::atomic<bool> busy{false};
-  mutable std::mutex mutex;  // guards call
+  mutable std::mutex mutex;  // guards what follows
   CallRecord call;
   std::uint64_t fingerprint = 0;
 };
 
+class ThreadBoard final : public Board {
+ public:
+  ThreadBoard(ThreadGroup& group, int rank)
+      : Board(group.board_, rank, group.beds(), /*with_staging=*/false), group_(group) {}
+  // Threads reach everything.
+  std::uint64_t place_of(const void* data, std::size_t) const override {
+    return reinterpret_cast<std::uintptr_t>(data);
+  }
+  std::byte* reach(std::uint64_t place) const override {
+    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(place));
+  }
+  [[noreturn]] void mismatch(int peer) override { group_.throw_mismatch(rank(), peer); }
+
+ private:
+  ThreadGroup& group_;
+};
+
 class ThreadEndpoint final : public Endpoint {
  public:
-  ThreadEndpoint(ThreadGroup& group, int rank) : group_(group), rank_(rank) {}
+  ThreadEndpoint(ThreadGroup& group, int rank) : group_(group), rank_(rank), board_(group, rank) {}
 
   void enter(const CallRecord& call) override {
     auto& me = state();
@@ -41,9 +61,9 @@ class ThreadEndpoint final : public Endpoint {
     }
     std::lock_guard lock(me.mutex);
     std::uint64_t number = me.call.number + 1;
-    me.call = call;
+    if (me.call.identity != call.identity || number == 1) me.call = call;
     me.call.number = number;
-    me.fingerprint = me.call.fingerprint();
+    me.fingerprint = board_.fingerprint = me.call.fingerprint();
   }
 
   void leave() noexcept override {
@@ -51,10 +71,12 @@ class ThreadEndpoint final : public Endpoint {
       // A peer that has begun to read finishes; none begins any more, because it looks at failed_
       // after it has said that it reads.
       for (int peer = 0; peer < group_.size_; ++peer) {
-        while (group_.channel(rank_, peer).reading.load()) std::this_thread::yield();
+        while (group_.channel(rank_, peer).reading.load() || reaching(peer)) {
+          std::this_thread::yield();
+        }
       }
     }
-    state().busy.store(false);
+    state().busy.store(false, std::memory_order_release);
   }
 
   bool try_send(int peer, const void* data, std::size_t bytes) override {
@@ -115,8 +137,12 @@ class ThreadEndpoint final : public Endpoint {
   void fail(FailureKind kind, const std::string& message) noexcept override {
     group_.fail(kind, message);
   }
+  Board* board() override { return &board_; }
 
  private:
+  bool reaching(int peer) const {
+    return peer != rank_ && board_.counters(peer).reaching.load() != 0;
+  }
   ThreadGroup::RankState& state() { return group_.ranks_[rank_]; }
 
   void ring(int peer) { group_.ranks_[peer].bed.ring_if_asleep(); }
@@ -144,12 +170,20 @@ class ThreadEndpoint final : public Endpoint {
 
   ThreadGroup& group_;
   int rank_;
+  ThreadBoard board_;
 };
 
 ThreadGroup::ThreadGroup(int size)
     : size_(size),
       channels_(new Channel[static_cast<std::size_t>(size) * static_cast<std::size_t>(size)]),
       ranks_(new RankState[static_cast<std::size_t>(size)]) {
+  board_memory_.reset(static_cast<std::byte*>(  // pages that are never touched are never there
+      std::calloc(1, Board::bytes_for(size, /*with_staging=*/false) + kCacheLine)));
+  if (!board_memory_) throw std::bad_alloc();
+  void* place = board_memory_.get();
+  std::size_t room = Board::bytes_for(size, false) + kCacheLine;
+  board_ =
+      static_cast<std::byte*>(std::align(kCacheLine, Board::bytes_for(size, false), place, room));
   spins_ = spins_for(size);
   for (int r = 0; r < size; ++r) endpoints_.push_back(std::make_unique<ThreadEndpoint>(*this, r));
 }
@@ -157,6 +191,12 @@ ThreadGroup::ThreadGroup(int size)
 ThreadGroup::~ThreadGroup() = default;
 
 Endpoint& ThreadGroup::endpoint(int rank) { return *endpoints_.at(static_cast<std::size_t>(rank)); }
+
+std::vector<Bed*> ThreadGroup::beds() const {
+  std::vector<Bed*> beds;
+  for (int r = 0; r < size_; ++r) beds.push_back(&ranks_[static_cast<std::size_t>(r)].bed);
+  return beds;
+}
 
 ThreadGroup::Channel& ThreadGroup::channel(int from, int to) {
   return channels_[static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) +
@@ -179,7 +219,7 @@ std::optional<Failure> ThreadGroup::failure() const {
 }
 
 void ThreadGroup::check() const {
-  if (!failed_.load(std::memory_order_relaxed)) return;
+  if (!failed_.load()) return;
   std::lock_guard lock(failure_mutex_);
   throw *failure_;
 }

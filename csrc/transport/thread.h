@@ -7,12 +7,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "transport/board.h"
 #include "transport/group.h"
 
 namespace pycollective {
@@ -28,21 +30,29 @@ class ThreadGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  std::string_view transport() const override { return "threads"; }
   std::string describe_ranks() const override;
 
  private:
   friend class ThreadEndpoint;
+  friend class ThreadBoard;
   struct Channel;
   struct RankState;
 
   Channel& channel(int from, int to);
   void check() const;
   [[noreturn]] void throw_mismatch(int rank, int peer);
+  std::vector<Bed*> beds() const;
 
   int size_;
   int spins_;  // how often a waiting rank looks again before it sleeps
   std::unique_ptr<Channel[]> channels_;
   std::unique_ptr<RankState[]> ranks_;
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> board_memory_;
+  std::byte* board_ = nullptr;  // in it, on a cache line
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;

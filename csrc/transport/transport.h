@@ -5,11 +5,14 @@
 // than its own fails the group with a mismatch that names both calls.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "support/failure.h"
 
@@ -17,23 +20,34 @@ namespace pycollective {
 
 using Clock = std::chrono::steady_clock;
 
-// What a rank is doing, for messages about it. Plain data: written at every call, formatted rarely.
+// What a rank is doing, for messages about it, and for finding out calls that do not belong
+// together. Plain data, which processes share.
 struct CallRecord {
   static constexpr int kMaxDims = 8;
-  const char* collective = "";
+  char collective[24] = "";
   char algorithm[32] = "";
-  const char* op = "";  // empty where there is none
+  char op[8] = "";  // empty where there is none
   char dtype[16] = "";
-  int root = -1;                      // -1 where there is none
-  int dims = 0;                       // the first kMaxDims are kept
+  std::int32_t root = -1;             // -1 where there is none
+  std::int32_t dims = 0;              // the first kMaxDims are kept
   std::int64_t shape[kMaxDims] = {};  // -1: any
   std::uint64_t detail = 0;           // a hash of what else must agree
+  std::uint64_t identity = 0;         // a hash of all the above: seal()
   std::uint64_t number = 0;           // calls of this rank so far, this one included
 
+  void seal();
   std::string describe() const;
   // Equal on two ranks exactly when their calls belong together (up to 64-bit collisions).
   std::uint64_t fingerprint() const;
 };
+
+// Copies a name, or as much of it as there is room for.
+template <std::size_t N>
+void set_name(char (&target)[N], std::string_view name) {
+  std::size_t bytes = std::min(name.size(), N - 1);
+  std::memcpy(target, name.data(), bytes);
+  std::memset(target + bytes, 0, N - bytes);
+}
 
 // Called now and then by a waiting rank, with no lock held; may throw to end the wait.
 using Interrupt = std::function<void()>;
@@ -47,14 +61,18 @@ struct Piece {
   std::size_t bytes = 0;
 };
 
+class Board;
+
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
 
-  // Begins / ends a collective call of this rank. `leave` waits until no peer reads this rank's
-  // memory.
+  // Begins / ends a collective call of this rank, whose record is sealed. `leave` waits until no
+  // peer reads this rank's memory.
   virtual void enter(const CallRecord& call) = 0;
   virtual void leave() noexcept = 0;
+  // What the ranks share besides messages; nullptr where they are not all on one host.
+  virtual Board* board() { return nullptr; }
 
   // Offers a message to a peer, which may read it until flushed() is true. False: no room yet.
   virtual bool try_send(int peer, const void* data, std::size_t bytes) = 0;

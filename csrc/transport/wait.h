@@ -35,11 +35,15 @@ struct Bed {
   }
 };
 
-// How many looks are worth while: with more ranks than cores, spinning keeps the others from
-// working.
+// Whether there are more ranks than cores.
+inline bool crowded(int ranks_on_this_host) {
+  static const unsigned cores = std::thread::hardware_concurrency();
+  return static_cast<unsigned>(ranks_on_this_host) > cores;
+}
+
+// How many looks are worth while: in a crowd, spinning keeps the others from working.
 inline int spins_for(int ranks_on_this_host) {
-  bool crowded = static_cast<unsigned>(ranks_on_this_host) > std::thread::hardware_concurrency();
-  return crowded ? kCrowdedSpins : kSpins;
+  return crowded(ranks_on_this_host) ? kCrowdedSpins : kSpins;
 }
 
 // Calls `attempt` until it is done. `failed()` says whether the group has failed, `check()` then
@@ -63,6 +67,10 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
       continue;
     }
     if (failed()) {
+      // A peer that has done its part of this call may have failed in the next one.
+      progress = attempt();
+      if (progress == Progress::done) return;
+      if (progress == Progress::moved) continue;
       if (interrupt) interrupt();  // Ctrl-C says more than the peers' leaving because of it
       check();
     }

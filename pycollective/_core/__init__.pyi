@@ -4,14 +4,17 @@ CI holds these stubs against the module: names by mypy's stubtest, parameters by
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pycollective._core import cuda as cuda
 from pycollective._core import nn as nn
 
 __version__: str
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 class _Enum:
     __members__: ClassVar[dict[str, Any]]
@@ -125,6 +128,10 @@ class Group:
     @property
     def failure(self) -> str | None: ...
     def abort(self, message: str, peer_lost: bool = False) -> None: ...
+    def leave(self, rank: int) -> None: ...
+    def abandon(self) -> None: ...
+    @property
+    def transport(self) -> str: ...
     def describe(self) -> str: ...
 
 class ThreadGroup(Group):
@@ -138,8 +145,18 @@ class ShmGroup(Group):
     @property
     def descriptor(self) -> int: ...
     def join(self, rank: int) -> None: ...
-    def leave(self, rank: int) -> None: ...
     def is_in(self, rank: int) -> bool: ...
+
+class TcpGroup(Group):
+    def __init__(self, rank: int, streams: Sequence[Sequence[int]]) -> None: ...
+    @property
+    def rank(self) -> int: ...
+
+class CommunicatorBase:
+    def _attach(self, core: Communicator, /) -> None: ...
+    def _detach(self, /) -> None: ...
+
+def fast_all_reduce(method: _Method, /) -> _Method: ...
 
 class Communicator:
     def __init__(self, group: Group, rank: int) -> None: ...
@@ -153,6 +170,7 @@ class Communicator:
         output: NDArray[Any],
         op: str,
         algorithm: str | Algorithm,
+        reproducible: bool,
         timeout: float,
     ) -> None: ...
     def reduce(
@@ -191,6 +209,9 @@ class Communicator:
         shape: Sequence[int],
         timeout: float,
     ) -> None: ...
+    def empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], timeout: float
+    ) -> NDArray[Any] | None: ...
     def barrier(self, timeout: float) -> None: ...
 
 def all_reduce_together(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -13,7 +14,8 @@ __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
 Start N processes of a program as the ranks of one group. In the program, pycollective.init() returns
-the process's communicator; the ranks talk through shared memory. Nothing has to be configured.
+the process's communicator; the ranks talk through shared memory, or over TCP on the loopback address.
+Nothing has to be configured; for TCP a secret is made and handed out.
 
 Signals are passed on. When a rank fails, the others' calls raise PeerLostError, and what has not ended
 10 seconds later is ended. The exit status is that of the rank that failed first.
@@ -39,6 +41,12 @@ def add_parser(commands: Any) -> None:
         "-n", "--ranks", type=options.positive, required=True, metavar="N", help="processes"
     )
     p.add_argument(
+        "--transport",
+        choices=["shm", "tcp"],
+        default="tcp" if os.environ.get("PYCOLLECTIVE_TRANSPORT") == "tcp" else "shm",
+        help="what the ranks talk through (default: %(default)s)",
+    )
+    p.add_argument(
         "--prefix",
         choices=["auto", "always", "never"],
         default="auto",
@@ -57,6 +65,6 @@ def run(args: argparse.Namespace) -> int:
         command = [sys.executable, *command]
     prefix = args.prefix == "always" or (args.prefix == "auto" and sys.stdout.isatty())
     try:
-        return launcher.run(command, args.ranks, prefix)
+        return launcher.run(command, args.ranks, prefix, args.transport)
     except OSError as error:
         raise SystemExit(f"pycollective run: cannot start {command[0]!r}: {error}") from None

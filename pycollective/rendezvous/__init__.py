@@ -1,20 +1,27 @@
 """Who is in the group: from what the environment says to a communicator.
 
-So far: the processes that ``pycollective run`` starts on this host. The launcher makes the shared
-memory of the group and hands its descriptor down; whoever has it is on this host and was meant to
-come, so there is nothing to find and nobody to keep out.
+``pycollective run`` makes the shared memory of a group on this host and hands its descriptor down;
+whoever has it is on this host and was meant to come, so there is nothing to find and nobody to keep
+out. Processes of several hosts, or with ``--transport tcp``, meet over TCP at the address of rank 0
+and prove to each other that they know the group's secret (`tcp`, `handshake`).
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pycollective import _core
 from pycollective.communicator import DEFAULT_TIMEOUT, Communicator, local_group
-from pycollective.errors import CollectiveError
+from pycollective.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from pycollective.rendezvous.tcp import Description
 
 __all__ = ["RendezvousError", "init", "launched_environment"]
 
@@ -22,10 +29,20 @@ RANK = "PYCOLLECTIVE_RANK"
 SIZE = "PYCOLLECTIVE_SIZE"
 MEMORY = "PYCOLLECTIVE_MEMORY_FD"
 TRANSPORT = "PYCOLLECTIVE_TRANSPORT"
+ADDRESS = "PYCOLLECTIVE_ADDRESS"
+SECRET = "PYCOLLECTIVE_SECRET"
+SECRET_FILE = "PYCOLLECTIVE_SECRET_FILE"
+INSECURE = "PYCOLLECTIVE_INSECURE"
+INTERFACE = "PYCOLLECTIVE_SOCKET_IFNAME"
+STREAMS = "PYCOLLECTIVE_SOCKET_STREAMS"
+LISTENER = "PYCOLLECTIVE_LISTEN_FD"
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+JOIN_TIMEOUT = 300.0
+"""Seconds that the ranks wait for each other when a group is made."""
+SHORTEST_SECRET = 16
 
-class RendezvousError(CollectiveError):
-    """The group cannot be made as the environment describes it."""
+_log = logging.getLogger("pycollective")
 
 
 _live: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -37,32 +54,44 @@ def launched_environment(rank: int, size: int, descriptor: int) -> dict[str, str
 
 
 def init(
-    *, timeout: float = DEFAULT_TIMEOUT, environment: Mapping[str, str] | None = None
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    join_timeout: float = JOIN_TIMEOUT,
+    environment: Mapping[str, str] | None = None,
 ) -> Communicator:
     """Return this process's communicator.
 
-    Under ``pycollective run`` it is this process's rank of the launched group, through shared memory;
-    without a launcher a group of one rank, so that the same script runs alone.
+    Under ``pycollective run`` it is this process's rank of the launched group, through shared memory or
+    TCP. Where ``PYCOLLECTIVE_ADDRESS`` is set (host:port, on which rank 0 listens), or torchrun's
+    ``MASTER_ADDR``, the ranks meet there, in any order of starting, and talk over TCP; the variables
+    are listed in ``docs/architecture.md``. Without any of them it is a
+    group of one rank, so that the same script runs alone.
 
     Parameters
     ----------
     timeout : float
         Seconds that a call waits for the other ranks.
+    join_timeout : float
+        Seconds that this call waits for the other ranks.
     environment : mapping, optional
         Instead of ``os.environ``.
 
     Raises
     ------
     RendezvousError
-        If the environment contradicts itself, the rank is taken, or the transport is not there.
+        If the environment contradicts itself, the rank is taken, the transport is not there, the
+        secrets differ, or a rank does not come in time.
     """
     env = os.environ if environment is None else environment
-    given = [name for name in (RANK, SIZE, MEMORY) if name in env]
     wanted = env.get(TRANSPORT, "")
-    if wanted not in ("", "shm", "thread"):
+    if wanted not in ("", "shm", "thread", "tcp"):
         raise RendezvousError(
-            f"{TRANSPORT}={wanted!r}: there are 'shm' (processes of one host) and 'thread'"
+            f"{TRANSPORT}={wanted!r}: there are 'shm' (processes of one host), 'tcp' and 'thread'"
         )
+    torchrun = all(name in env for name in _TORCHRUN)
+    if wanted == "tcp" or (not wanted and MEMORY not in env and (ADDRESS in env or torchrun)):
+        return _meet(env, timeout, join_timeout)
+    given = [name for name in (RANK, SIZE, MEMORY) if name in env]
     if not given:
         if wanted == "shm":
             raise RendezvousError(
@@ -72,7 +101,8 @@ def init(
         return alone
     if len(given) < 3:
         missing = [name for name in (RANK, SIZE, MEMORY) if name not in env]
-        raise RendezvousError(f"{', '.join(given)} is set and {', '.join(missing)} is not")
+        hint = "" if MEMORY in env else f"; for TCP set {ADDRESS}=host:port of rank 0"
+        raise RendezvousError(f"{', '.join(given)} is set and {', '.join(missing)} is not{hint}")
     try:
         rank, size, descriptor = (int(env[name]) for name in (RANK, SIZE, MEMORY))
         group = _core.ShmGroup.open(descriptor)
@@ -84,9 +114,100 @@ def init(
             f"cannot join the group that {RANK}={env[RANK]!r}, {SIZE}={env[SIZE]!r} and "
             f"{MEMORY}={env[MEMORY]!r} describe: {error}"
         ) from None
+    _log.info("rank %d of %d, through shared memory; described by pycollective run", rank, size)
     communicator = Communicator(group, rank, timeout)
     _live.add(communicator)
     return communicator
+
+
+def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Communicator:
+    from pycollective.rendezvous import tcp
+
+    if not timeout > 0 or not join_timeout > 0:
+        raise ValueError("timeout and join_timeout must be positive numbers of seconds")
+    about, source = _description(env)
+    group, name = tcp.connect(about, join_timeout)
+    _log.info(
+        "group %s: rank %d of %d, over TCP, %s; described by %s",
+        name,
+        about.rank,
+        about.size,
+        "authenticated" if about.secret else "without a secret",
+        source,
+    )
+    communicator = Communicator(group, about.rank, timeout)
+    _live.add(communicator)
+    return communicator
+
+
+def _description(env: Mapping[str, str]) -> tuple[Description, str]:
+    """Return the group as the environment describes it, and where that was found."""
+    from pycollective.rendezvous import tcp
+
+    names = (RANK, SIZE, ADDRESS)
+    given = [name for name in names if name in env]
+    try:
+        if len(given) == 3:
+            rank, size = _number(env, RANK, 0, 1 << 20), _number(env, SIZE, 1, tcp.MAX_RANKS)
+            host, colon, digits = env[ADDRESS].rpartition(":")
+            host = host.removeprefix("[").removesuffix("]")
+            if not colon or not host or not digits.isdecimal() or not 0 < int(digits) < 65536:
+                raise ValueError(f"{ADDRESS}={env[ADDRESS]!r} is not host:port")
+            port, source = int(digits), ADDRESS
+        elif all(name in env for name in _TORCHRUN):
+            rank = _number(env, "RANK", 0, 1 << 20)
+            size = _number(env, "WORLD_SIZE", 1, tcp.MAX_RANKS)
+            host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65534)
+            # There torchrun itself listens on that port.
+            port += env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            source = "MASTER_ADDR (torchrun)"
+        else:
+            missing = ", ".join(name for name in names if name not in env)
+            raise ValueError(
+                f"TCP needs {missing} as well; pycollective run --transport tcp -n 2 script.py sets "
+                "them"
+            )
+        if rank >= size:
+            raise ValueError(f"rank {rank} is not among the {size} ranks of the group")
+        about = tcp.Description(
+            rank,
+            size,
+            host,
+            port,
+            secret=_secret(env),
+            insecure=env.get(INSECURE) == "1",
+            interface=env.get(INTERFACE, ""),
+            streams=_number(env, STREAMS, 1, tcp.MAX_STREAMS) if STREAMS in env else 1,
+            listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
+        )
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
+    return about, source
+
+
+def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
+    try:
+        value = int(env[name])
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise ValueError(f"{name}={env[name]!r} is not a number from {low} to {high}")
+    return value
+
+
+def _secret(env: Mapping[str, str]) -> bytes:
+    if SECRET in env:
+        secret, source = env[SECRET].strip().encode(), SECRET
+    elif SECRET_FILE in env:
+        secret, source = Path(env[SECRET_FILE]).read_bytes().strip(), SECRET_FILE
+    else:
+        return b""
+    if len(secret) < SHORTEST_SECRET:
+        raise ValueError(
+            f"the secret of {source} has {len(secret)} bytes, and less than {SHORTEST_SECRET} can be "
+            "guessed: python -c 'import secrets; print(secrets.token_hex())' makes a good one"
+        )
+    return secret
 
 
 @atexit.register

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +15,16 @@ from typing import IO, Any
 
 from pycollective import _core
 from pycollective.distribute.blas_threads import available_cores
-from pycollective.rendezvous import launched_environment
+from pycollective.rendezvous import (
+    ADDRESS,
+    LISTENER,
+    MEMORY,
+    RANK,
+    SECRET,
+    SIZE,
+    TRANSPORT,
+    launched_environment,
+)
 
 __all__ = ["run"]
 
@@ -25,7 +36,57 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(command: Sequence[str], size: int, prefix: bool) -> int:
+class _SharedMemory:
+    """A group through shared memory: the launcher tells the others of a rank that dies."""
+
+    def __init__(self, size: int) -> None:
+        self._group = _core.ShmGroup.create(size)
+        self._size = size
+
+    def given_to(self, rank: int) -> tuple[dict[str, str], list[int]]:
+        """Return the variables and the descriptors of a rank."""
+        descriptor = self._group.descriptor
+        env = launched_environment(rank, self._size, descriptor)
+        return {TRANSPORT: "shm", **env}, [descriptor]
+
+    def started(self) -> None:
+        pass
+
+    def ended(self, rank: int, lost: str) -> None:
+        if lost:
+            self._group.abort(lost, peer_lost=True)
+        elif self._group.is_in(rank):
+            self._group.leave(rank)  # it ended without leaving: os._exit
+
+
+class _Tcp:
+    """A group over TCP, on the loopback address; the connections say when a rank dies."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._secret = secrets.token_hex(32)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=min(size + 64, 1024))
+
+    def given_to(self, rank: int) -> tuple[dict[str, str], list[int]]:
+        env = {
+            TRANSPORT: "tcp",
+            RANK: str(rank),
+            SIZE: str(self._size),
+            ADDRESS: f"127.0.0.1:{self._listener.getsockname()[1]}",
+            SECRET: self._secret,
+        }
+        if rank:
+            return env, []
+        return {**env, LISTENER: str(self._listener.fileno())}, [self._listener.fileno()]
+
+    def started(self) -> None:
+        self._listener.close()  # rank 0 has it now
+
+    def ended(self, rank: int, lost: str) -> None:
+        pass
+
+
+def run(command: Sequence[str], size: int, prefix: bool, transport: str = "shm") -> int:
     """Run ``size`` processes of a command as the ranks of one group; return the exit status.
 
     Output comes through line by line, so that lines of different ranks do not mix; with ``prefix`` each
@@ -33,7 +94,7 @@ def run(command: Sequence[str], size: int, prefix: bool) -> int:
     (the others' calls raise `PeerLostError`), and what does not end is ended. The status is that of the
     rank that failed first, 128 + n for signal n, else 0.
     """
-    group = _core.ShmGroup.create(size)
+    group = _Tcp(size) if transport == "tcp" else _SharedMemory(size)
     threads = str(max(1, available_cores() // size))
     processes: list[subprocess.Popen[bytes]] = []
     copiers: list[threading.Thread] = []
@@ -45,11 +106,14 @@ def run(command: Sequence[str], size: int, prefix: bool) -> int:
         for rank in range(size):
             env = {name: threads for name in _THREAD_VARIABLES}  # the user's own setting wins
             env |= {"PYTHONUNBUFFERED": "1", **os.environ}
-            env |= launched_environment(rank, size, group.descriptor)
+            for name in (MEMORY, ADDRESS, LISTENER):  # of a group that this launcher is in itself
+                env.pop(name, None)
+            variables, descriptors = group.given_to(rank)
+            env |= variables
             process = subprocess.Popen(
                 command,
                 env=env,
-                pass_fds=[group.descriptor],
+                pass_fds=descriptors,
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -58,8 +122,10 @@ def run(command: Sequence[str], size: int, prefix: bool) -> int:
             processes.append(process)
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 copiers.append(_copy_lines(source, target, f"[{rank}] " if prefix else ""))
+        group.started()
         return _watch(group, processes, received)
     finally:
+        group.started()
         for process in processes:
             if process.poll() is None:
                 process.kill()
@@ -71,7 +137,9 @@ def run(command: Sequence[str], size: int, prefix: bool) -> int:
 
 
 def _watch(
-    group: _core.ShmGroup, processes: Sequence[subprocess.Popen[bytes]], received: list[int]
+    group: _SharedMemory | _Tcp,
+    processes: Sequence[subprocess.Popen[bytes]],
+    received: list[int],
 ) -> int:
     """Wait for all processes; tell the group of the first that fails, and end the others."""
     running = set(range(len(processes)))
@@ -88,11 +156,11 @@ def _watch(
             if code is None:
                 continue
             running.discard(rank)
-            if group.is_in(rank) and not code:
-                group.leave(rank)  # it ended without leaving: os._exit
+            if not code:
+                group.ended(rank, "")
             if code and not status:
                 how = _how_it_ended(code)
-                group.abort(f"rank {rank} (process {processes[rank].pid}) {how}", peer_lost=True)
+                group.ended(rank, f"rank {rank} (process {processes[rank].pid}) {how}")
                 print(f"pycollective run: rank {rank} {how}", file=sys.stderr, flush=True)
                 status = code if code > 0 else 128 - code
                 ending = time.monotonic()

@@ -133,7 +133,7 @@ def test_broken_ones_raise_and_do_not_run(on_ranks):
         input[:2]
     with pytest.raises(ValueError, match="schedule for all_reduce among 3 ranks"):
         (comm,) = local_group(1)
-        comm._core.all_reduce(np.ones(1), np.ones(1), "sum", ring.for_ranks(3), 1.0)
+        comm._core.all_reduce(np.ones(1), np.ones(1), "sum", ring.for_ranks(3), False, 1.0)
 
 
 def test_absurd_spans_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -25,14 +26,18 @@ def declared(stub: Path) -> dict[str, list[str]]:
             elif isinstance(node, ast.FunctionDef):
                 if any(getattr(d, "id", "") == "property" for d in node.decorator_list):
                     continue
-                found[prefix + node.name] = [a.arg for a in node.args.args]
+                if node.name.startswith("_") and node.name != "__init__":
+                    continue
+                found[prefix + node.name] = [a.arg for a in node.args.posonlyargs + node.args.args]
 
     visit(ast.parse(stub.read_text()).body, "")
     return found
 
 
 def documented(function) -> list[str]:
-    """Return the parameters that pybind11 writes into a docstring's first line."""
+    """Return the parameters: what pybind11 writes into a docstring's first line, or a signature."""
+    if "->" not in function.__doc__.splitlines()[0]:
+        return list(inspect.signature(function).parameters)
     signature = re.match(r"\w+\((.*)\) ->", function.__doc__.splitlines()[0])[1]
     depth, parts, part = 0, [], ""
     for letter in signature + ",":

@@ -193,8 +193,8 @@ except pc.MismatchError as error:
     _, out, _ = run(tmp_path, 2, body)
     assert len(out.splitlines()) == 2
     for line in out.splitlines():
-        assert "rank 0 called all_reduce #2 (float64[4], sum, reduce_to_one)" in line
-        assert "rank 1 called all_reduce #2 (float32[2, 2], max, reduce_to_one)" in line
+        assert "rank 0 called all_reduce #2 (float64[4], sum, direct)" in line
+        assert "rank 1 called all_reduce #2 (float32[2, 2], max, direct)" in line
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,107 @@
+// A board: memory that all ranks of a group on one host reach, where they post what they bring to a
+// call. It is what the direct path of an all-reduce (executor/direct.h) works on.
+//
+// Every rank has on it two notes in turn, counters that only grow, and rings of staging memory. A
+// rank that posts a note for turn t knows that nobody reads its note of turn t - 2 any more: it has
+// seen everyone's note of turn t - 1. All ranks make the same calls, so that each knows where in
+// its staging the others will look without being told.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "support/tuning.h"
+#include "transport/wait.h"
+
+namespace pycollective {
+
+class Board {
+ public:
+  // Where a rank's arrays are.
+  struct Places {
+    std::uint64_t input, output;              // as place_of() gave it; 0: peers cannot reach it
+    std::uint32_t input_shift, output_shift;  // address modulo a cache line, which staging keeps
+  };
+
+  // A rank's entry into a call.
+  struct alignas(kCacheLine) Note {
+    std::atomic<std::uint64_t> turn;  // written last
+    std::uint64_t fingerprint;
+    union {
+      Places places;
+      std::byte data[48];  // an array that is this short
+    };
+  };
+
+  // What a rank has done so far. The first two are positions in everyone's input staging, the third
+  // one in the output staging.
+  struct alignas(kCacheLine) Counters {
+    std::atomic<std::uint64_t> staged, reduced, taken;
+    std::atomic<std::uint64_t> finished;  // turns in which it has written all peers' outputs
+    std::atomic<std::uint32_t> reaching;  // it reads or writes memory of its peers now
+  };
+
+  // `memory`, all zero at first, has bytes_for(...) bytes; beds[r] is where rank r sleeps.
+  Board(std::byte* memory, int rank, std::vector<Bed*> beds, bool with_staging);
+  virtual ~Board() = default;
+  static std::size_t bytes_for(int size, bool with_staging);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(beds_.size()); }
+  Note& note(int rank, std::uint64_t turn) const {
+    return *reinterpret_cast<Note*>(at(rank) + turn % 2 * sizeof(Note));
+  }
+  // Where the data of a one-shot call is that does not fit into the note.
+  std::byte* data(int rank, std::uint64_t turn) const {
+    return at(rank) + sizeof(Note) * 2 + sizeof(Counters) + turn % 2 * kOneShotBytes;
+  }
+  Counters& counters(int rank) const {
+    return *reinterpret_cast<Counters*>(at(rank) + sizeof(Note) * 2);
+  }
+  std::byte* input_staging(int rank) const { return at(rank) + kStagingAt; }
+  std::byte* output_staging(int rank) const { return input_staging(rank) + kInputStagingBytes; }
+
+  // Wakes the peers that sleep.
+  void ring_others() const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // as in Bed::ring_if_asleep
+    for (Bed* bed : beds_) {
+      if (bed != own_bed_ && bed->sleeping.load(std::memory_order_relaxed)) bed->ring();
+    }
+  }
+
+  // How peers name a rank's array, 0 if they cannot reach it; and what another rank's name means.
+  virtual std::uint64_t place_of(const void* data, std::size_t bytes) const = 0;
+  virtual std::byte* reach(std::uint64_t place) const = 0;
+
+  // How many blocks a rank goes ahead of its peers: far, where they do not all run at once.
+  int lookahead() const { return lookahead_; }
+
+  // Room for an address in each rank's memory.
+  std::vector<const void*> sources;
+  std::vector<void*> targets;
+
+  // Fails the group because a peer has posted a call that does not belong to this rank's.
+  [[noreturn]] virtual void mismatch(int peer) = 0;
+
+  std::uint64_t fingerprint = 0;  // of the call that this rank is in
+
+  // Of this rank, and the same on all: calls so far, and where the next ones' staging begins.
+  std::uint64_t turn = 0;
+  std::uint64_t input_position = 0, output_position = 0;
+
+ private:
+  static constexpr std::size_t kStagingAt =
+      (2 * (sizeof(Note) + kOneShotBytes) + sizeof(Counters) + 4095) / 4096 * 4096;
+  std::byte* at(int rank) const { return memory_ + static_cast<std::size_t>(rank) * stride_; }
+
+  std::byte* memory_;
+  std::size_t stride_;
+  int rank_;
+  std::vector<Bed*> beds_;
+  Bed* own_bed_;
+  int lookahead_;
+};
+
+}  // namespace pycollective

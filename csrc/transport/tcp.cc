@@ -1,0 +1,920 @@
+#include "transport/tcp.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "support/tuning.h"
+#include "transport/wait.h"
+
+namespace pycollective {
+namespace {
+
+#if defined(MSG_NOSIGNAL)
+constexpr int kSendFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
+#else  // macOS: SO_NOSIGPIPE, set on every socket
+constexpr int kSendFlags = MSG_DONTWAIT;
+#endif
+
+constexpr std::uint32_t kMagic = 0x6c6c6f63;  // "coll"; another byte order shows here
+constexpr std::uint16_t kVersion = 1;
+// Parts are multiples of this, but for the last of a message: whole items of every type.
+constexpr std::size_t kPartUnit = 16;
+// Most bytes of a call's description in a message, and of a control frame's text.
+constexpr std::size_t kCallText = 256;
+constexpr std::size_t kControlText = 2048;
+// The first read of a frame asks for this much: a small message comes with one system call.
+constexpr std::size_t kGulp = 4096;
+// A connection that breaks says less than the control frame that may be on its way.
+constexpr auto kGrace = std::chrono::milliseconds(300);
+// A rank that never waits looks at its control connections this often.
+constexpr auto kControlEvery = std::chrono::milliseconds(100);
+
+// Calls of this rank that are remembered.
+constexpr std::uint64_t kHistory = 16;
+
+enum class Kind : std::uint16_t { message = 1, in_call = 2, failed = 3, left = 4 };
+
+// Before every frame; then come `text` bytes of text and `bytes` bytes of a message.
+struct Header {
+  std::uint32_t magic = kMagic;
+  std::uint16_t version = kVersion;
+  std::uint16_t kind = 0;
+  std::uint64_t fingerprint = 0;
+  std::uint64_t call = 0;       // its number; of a rank that leaves, its last call's
+  std::uint64_t remaining = 0;  // bytes of the message, this part's and those to come
+  std::uint32_t bytes = 0;      // of this part
+  std::uint32_t text = 0;
+  std::uint32_t failure = 0;  // the FailureKind of a failure
+  std::uint32_t reserved[5] = {};
+};
+static_assert(sizeof(Header) == 64);  // so that what follows is aligned
+
+std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Text from elsewhere: valid UTF-8 without control characters, whatever came.
+std::string clean(std::string_view text) {
+  std::size_t bytes = text.size();
+  std::string result;
+  for (std::size_t i = 0; i < bytes;) {
+    auto byte = static_cast<unsigned char>(text[i]);
+    std::size_t length = byte < 0x80                   ? 1
+                         : byte >= 0xc2 && byte < 0xe0 ? 2
+                         : byte >= 0xe1 && byte < 0xed ? 3
+                                                       : 0;
+    bool good = length > 0 && i + length <= bytes && byte >= 0x20 && byte != 0x7f;
+    for (std::size_t k = 1; good && k < length; ++k) {
+      good = (static_cast<unsigned char>(text[i + k]) & 0xc0) == 0x80;
+    }
+    if (good) result.append(text.substr(i, length));
+    if (!good) result += '?';
+    i += good ? length : 1;
+  }
+  return result;
+}
+
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor() { close(); }
+  int get() const { return fd_; }
+  void close() noexcept {
+    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+[[noreturn]] void throw_errno(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+void set_non_blocking(int fd) {
+  int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) throw_errno("fcntl");
+}
+
+Descriptor duplicate_socket(int given) {
+  int type = 0;
+  socklen_t length = sizeof type;
+  sockaddr_storage address{};
+  socklen_t address_length = sizeof address;
+  bool connected = given >= 0 && getsockopt(given, SOL_SOCKET, SO_TYPE, &type, &length) == 0 &&
+                   type == SOCK_STREAM &&
+                   getpeername(given, reinterpret_cast<sockaddr*>(&address), &address_length) == 0;
+  if (!connected) {
+    throw std::invalid_argument("descriptor " + std::to_string(given) +
+                                " is not a connected stream socket");
+  }
+  Descriptor copy(fcntl(given, F_DUPFD_CLOEXEC, 0));
+  if (copy.get() < 0) throw_errno("cannot duplicate a socket");
+  set_non_blocking(copy.get());
+  int on = 1;
+  // Refused by sockets that are not TCP, which need neither.
+  setsockopt(copy.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(copy.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+#if defined(SO_NOSIGPIPE)
+  setsockopt(copy.get(), SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
+  return copy;
+}
+
+// The numeric address of one end of a socket; empty where there is none.
+std::string address_of(int fd, bool of_peer) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  auto* plain = reinterpret_cast<sockaddr*>(&address);
+  if ((of_peer ? getpeername(fd, plain, &length) : getsockname(fd, plain, &length)) != 0) return {};
+  char host[64];
+  if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return {};
+  if (getnameinfo(plain, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return {};
+  return host;
+}
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+// Memory of a stream for what arrives: aligned, kept, growing to the largest frame.
+class Staging {
+ public:
+  std::byte* data() { return data_.get(); }
+  void reserve(std::size_t bytes, std::size_t used) {
+    if (bytes <= capacity_) return;
+    bytes = round_up(bytes, kCacheLine);
+    std::unique_ptr<std::byte[], Free> larger(
+        static_cast<std::byte*>(operator new(bytes, std::align_val_t{kCacheLine})));
+    if (used) std::memcpy(larger.get(), data_.get(), used);
+    data_ = std::move(larger);
+    capacity_ = bytes;
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { operator delete(data, std::align_val_t{kCacheLine}); }
+  };
+  std::unique_ptr<std::byte[], Free> data_;
+  std::size_t capacity_ = 0;
+};
+
+// One connection that carries messages.
+struct Stream {
+  Descriptor socket;
+  bool broken = false;
+
+  // Going out: `prefix` (header and text), then the part.
+  alignas(kCacheLine) std::byte prefix[sizeof(Header) + kCallText];
+  std::size_t prefix_bytes = 0;
+  const std::byte* part = nullptr;
+  std::size_t part_bytes = 0;
+  std::size_t written = 0;
+  bool sending = false;
+
+  // Coming in: a frame begins where the staging memory does; the next one may follow it.
+  Staging staging;
+  std::size_t filled = 0;
+  std::size_t frame_bytes = 0;  // 0 until the header is there
+  bool whole = false;
+  Header& header() { return *reinterpret_cast<Header*>(staging.data()); }
+  std::byte* payload() { return staging.data() + sizeof(Header) + header().text; }
+};
+
+struct Peer {
+  std::string name;  // "rank 1 (10.0.0.2)"
+  std::vector<Stream> streams;
+  // A message that is being sent, or the rest of one.
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  bool to_begin = false;  // parts are still to be put into streams
+  bool sending = false;
+  std::uint64_t parts_out = 0, parts_in = 0;
+  std::uint64_t told = 0;            // the call whose description it was sent
+  Clock::time_point broken_since{};  // of a stream of messages; zero: none is broken
+
+  // Guarded by the member's mutex.
+  Descriptor control;
+  bool closed = false;  // nothing more comes over the control connection
+  std::string control_out;
+  std::vector<char> control_in;
+  bool left = false;
+  std::uint64_t calls = 0;  // when it left
+  struct Call {
+    std::uint64_t number = 0;
+    std::uint64_t fingerprint = 0;
+    std::string text;
+  };
+  Call heard;    // the last call of which a message came
+  Call waiting;  // the last in which it said that it waits
+};
+
+std::string describe(const Peer& peer) {
+  if (peer.left) {
+    return peer.name + " has left the group after " + std::to_string(peer.calls) + " calls";
+  }
+  if (peer.waiting.number > 0 && peer.waiting.number >= peer.heard.number) {
+    return peer.name + " is in " + peer.waiting.text;
+  }
+  if (peer.heard.number == 0) return peer.name + " has not been heard of yet";
+  return peer.name + " was last heard of in " + clean(peer.heard.text);
+}
+
+}  // namespace
+
+// This process's rank: its connections, and its endpoint.
+class TcpGroup::Member final : public Endpoint {
+ public:
+  Member(int rank, const std::vector<std::vector<int>>& streams)
+      : rank_(rank), size_(static_cast<int>(streams.size())), owner_(getpid()) {
+    if (rank < 0 || rank >= size_) throw std::invalid_argument("no such rank in the group");
+    peers_.resize(streams.size());
+    std::size_t most = 0;
+    int here = 1;
+    for (int r = 0; r < size_; ++r) {
+      const auto& given = streams[static_cast<std::size_t>(r)];
+      if (r == rank_ ? !given.empty() : given.size() < 2) {
+        throw std::invalid_argument(
+            "every peer needs a control connection and one or more for messages");
+      }
+      Peer& peer = peers_[static_cast<std::size_t>(r)];
+      peer.name = "rank " + std::to_string(r);
+      if (r == rank_) continue;
+      peer.control = duplicate_socket(given[0]);
+      peer.streams = std::vector<Stream>(given.size() - 1);
+      for (std::size_t s = 1; s < given.size(); ++s) {
+        peer.streams[s - 1].socket = duplicate_socket(given[s]);
+        peer.streams[s - 1].staging.reserve(2 * kGulp, 0);
+      }
+      std::string there = address_of(peer.control.get(), true);
+      if (there.empty() || there == address_of(peer.control.get(), false)) {
+        ++here;
+      } else {
+        peer.name += " (" + there + ")";
+      }
+      most = std::max(most, peer.streams.size());
+    }
+    spins_ = spins_for(here) == kSpins ? kTcpSpins : kCrowdedSpins;
+    int ends[2];
+    if (pipe(ends) != 0) throw_errno("cannot make a pipe");
+    wake_read_ = Descriptor(ends[0]);
+    wake_write_ = Descriptor(ends[1]);
+    for (int end : ends) {
+      set_non_blocking(end);
+      fcntl(end, F_SETFD, FD_CLOEXEC);
+    }
+    polled_.reserve(1 + peers_.size() * (1 + most));
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Endpoint -----------------------------------------------------------------------------------
+
+  void enter(const CallRecord& call) override {
+    if (busy_.exchange(true)) {
+      std::lock_guard lock(mutex_);
+      throw std::logic_error(
+          closed_ ? "rank " + std::to_string(rank_) + " has left the group"
+                  : "rank " + std::to_string(rank_) +
+                        " is already in a collective call in another thread; a rank makes one "
+                        "call at a time");
+    }
+    std::lock_guard lock(mutex_);
+    std::uint64_t number = call_.number + 1;
+    call_ = call;
+    call_.number = number;
+    history_[number % kHistory] = call_;
+    fingerprint_ = call_.fingerprint();
+    text_.clear();
+    said_ = false;
+  }
+
+  void leave() noexcept override {
+    if (unsent_ > 0) {  // after a failure: the memory is the caller's again
+      for (Peer& peer : peers_) {
+        peer.sending = peer.to_begin = false;
+        for (Stream& stream : peer.streams) stream.sending = false;
+      }
+      unsent_ = 0;
+    }
+    busy_.store(false);
+  }
+
+  bool try_send(int to, const void* data, std::size_t bytes) override {
+    Peer& peer = at(to);
+    if (peer.sending && !push(peer)) return false;
+    peer.data = static_cast<const std::byte*>(data);
+    peer.bytes = bytes;
+    peer.to_begin = peer.sending = true;
+    ++unsent_;
+    push(peer);
+    return true;
+  }
+
+  Piece try_receive(int from, std::size_t remaining) override {
+    if (unsent_ > 0) progress();
+    Peer& peer = at(from);
+    Stream& stream = peer.streams[peer.parts_in % peer.streams.size()];
+    if (!stream.whole) fill(peer, stream);
+    if (!stream.whole) {
+      wanted_ = &stream;
+      if (stream.broken) judge(peer);
+      return {};
+    }
+    wanted_ = nullptr;
+    const Header& header = stream.header();
+    if (header.fingerprint != fingerprint_ || header.remaining != remaining) {
+      mismatch(from, header.call, clean(peer.heard.text));
+    }
+    return {stream.payload(), header.bytes};
+  }
+
+  void release(int from) override {
+    Peer& peer = at(from);
+    Stream& stream = peer.streams[peer.parts_in % peer.streams.size()];
+    stream.filled -= stream.frame_bytes;
+    if (stream.filled) {
+      std::memmove(stream.staging.data(), stream.staging.data() + stream.frame_bytes,
+                   stream.filled);
+    }
+    stream.frame_bytes = 0;
+    stream.whole = false;
+    ++peer.parts_in;
+  }
+
+  void progress() override {
+    if (unsent_ == 0) return;
+    for (Peer& peer : peers_) {
+      if (peer.sending) push(peer);
+    }
+  }
+
+  // Written to the kernel, which delivers it also when this process ends.
+  bool flushed() override { return unsent_ == 0; }
+
+  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
+            const Interrupt& interrupt) override {
+    int looks = 0;  // in vain, since the last progress
+    auto next_look_up = Clock::now() + kWaitSlice;
+    std::uint64_t moved_before = moved_;
+    for (;;) {
+      Progress progress = attempt();
+      if (progress == Progress::done) return;
+      if (progress == Progress::moved || moved_ != moved_before) {
+        looks = 0;
+        moved_before = moved_;
+        // Bytes that keep coming do not keep a rank from its deadline.
+        if (Clock::now() < next_look_up) continue;
+      }
+      ++looks;
+      if (looks <= spins_ && looks % 16 != 0) {
+        pause();
+        continue;
+      }
+      bool interrupted = false;
+      auto now = Clock::now();
+      if (looks > spins_ + kYields && now < next_look_up) {
+        interrupted = !sleep(next_look_up - now);
+        if (interrupted && interrupt) interrupt();  // before what the peers say of theirs
+        now = Clock::now();
+      }
+      read_control();
+      if (failed_.load()) {
+        // What has come already may be all that this call needs: then the next one fails.
+        while ((progress = attempt()) == Progress::moved) continue;
+        if (progress == Progress::done) return;
+      }
+      check_failure();
+      if (now < next_look_up) {
+        if (looks > spins_) std::this_thread::yield();
+        continue;
+      }
+      next_look_up = now + kWaitSlice;
+      say_what_i_call();
+      if (now >= deadline) time_out();
+      if (interrupt) interrupt();
+    }
+  }
+
+  void check() override {
+    auto now = Clock::now();
+    if (now - control_read_ > kControlEvery) read_control();
+    check_failure();
+  }
+
+  void fail(FailureKind kind, const std::string& message) noexcept override {
+    if (getpid() != owner_) return;  // a forked child does not speak for the rank
+    std::lock_guard lock(mutex_);
+    fail_locked(kind, message, true);
+  }
+
+  // Group --------------------------------------------------------------------------------------
+
+  std::optional<Failure> failure() {
+    if (!failed_.load() && getpid() == owner_) read_control();
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  std::string describe_ranks() {
+    std::lock_guard lock(mutex_);
+    std::string text;
+    for (int r = 0; r < size_; ++r) {
+      if (r) text += "; ";
+      bool busy = busy_.load() && !closed_;
+      text += r == rank_ ? describe_rank(r, busy, call_) : describe(at(r));
+    }
+    return text;
+  }
+
+  void leave_group() noexcept {
+    if (getpid() != owner_) return close_all();
+    if (busy_.exchange(true)) {
+      bool closed;
+      {
+        std::lock_guard lock(mutex_);
+        closed = closed_;
+      }
+      // Another thread is in a call: it is to end, and what it uses stays open until it has.
+      if (!closed) {
+        fail(FailureKind::aborted, "rank " + std::to_string(rank_) + " left the group in a call");
+      }
+      return;
+    }
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    if (!failed_.load()) {
+      Header header;
+      header.kind = static_cast<std::uint16_t>(Kind::left);
+      header.call = call_.number;
+      tell_all(header, "");
+    }
+    for (Peer& peer : peers_) {
+      if (peer.control.get() < 0) continue;
+      shutdown(peer.control.get(), SHUT_WR);
+      // Closing a socket with unread data resets it, and what was sent may be lost with that.
+      char rest[1024];
+      for (int i = 0; i < 64 && recv(peer.control.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;) ++i;
+    }
+    close_all();
+  }
+
+  // Stays busy for ever, so that no call begins.
+  void close_all() noexcept {
+    closed_ = true;
+    busy_.store(true);
+    for (Peer& peer : peers_) {
+      peer.control.close();
+      for (Stream& stream : peer.streams) stream.socket.close();
+    }
+    wake_read_.close();
+    wake_write_.close();
+  }
+
+ private:
+  Peer& at(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+
+  void check_failure() {
+    if (!failed_.load(std::memory_order_relaxed)) return;
+    std::lock_guard lock(mutex_);
+    throw *failure_;
+  }
+
+  // Sending ------------------------------------------------------------------------------------
+
+  // Writes what there is room for; true when nothing is left to send to this peer.
+  bool push(Peer& peer) {
+    std::size_t count = peer.streams.size();
+    for (bool more = true; more;) {
+      more = false;
+      while (peer.to_begin && !peer.streams[peer.parts_out % count].sending) {
+        begin_part(peer, peer.streams[peer.parts_out % count]);
+        more = true;
+      }
+      bool sending = peer.to_begin;
+      for (Stream& stream : peer.streams) {
+        if (!stream.sending) continue;
+        if (!write(peer, stream))
+          sending = true;
+        else if (peer.to_begin)
+          more = true;
+      }
+      if (!sending && !peer.to_begin) {
+        peer.sending = false;
+        --unsent_;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void begin_part(Peer& peer, Stream& stream) {
+    Header header;
+    header.kind = static_cast<std::uint16_t>(Kind::message);
+    header.fingerprint = fingerprint_;
+    header.call = call_.number;
+    header.remaining = peer.bytes;
+    std::size_t part = std::min(peer.bytes, kTcpPartBytes);
+    header.bytes = static_cast<std::uint32_t>(part);
+    if (peer.told != call_.number) {  // the first message of the call says what the call is
+      peer.told = call_.number;
+      const std::string& text = my_text();
+      header.text = static_cast<std::uint32_t>(text.size());
+      std::memcpy(stream.prefix + sizeof header, text.data(), text.size());
+    }
+    std::memcpy(stream.prefix, &header, sizeof header);
+    stream.prefix_bytes = sizeof header + header.text;
+    stream.part = peer.data;
+    stream.part_bytes = part;
+    stream.written = 0;
+    stream.sending = true;
+    if (part) peer.data += part;
+    peer.bytes -= part;
+    peer.to_begin = peer.bytes > 0;
+    ++peer.parts_out;
+  }
+
+  // This rank's call in words, filled up with spaces so that what follows is aligned.
+  const std::string& my_text() {
+    if (text_.empty()) {
+      text_ = call_.describe();
+      text_.resize(std::min(round_up(text_.size(), kCacheLine), kCallText), ' ');
+    }
+    return text_;
+  }
+
+  // True when the stream's part is all written.
+  bool write(Peer& peer, Stream& stream) {
+    if (stream.broken) {
+      judge(peer);
+      return false;
+    }
+    std::size_t whole = stream.prefix_bytes + stream.part_bytes;
+    while (stream.written < whole) {
+      iovec pieces[2];
+      int count = 0;
+      std::size_t from = 0;
+      if (stream.written < stream.prefix_bytes) {
+        pieces[count++] = {stream.prefix + stream.written, stream.prefix_bytes - stream.written};
+      } else {
+        from = stream.written - stream.prefix_bytes;
+      }
+      if (from < stream.part_bytes) {
+        pieces[count++] = {const_cast<std::byte*>(stream.part) + from, stream.part_bytes - from};
+      }
+      msghdr message{};
+      message.msg_iov = pieces;
+      message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count);
+      ssize_t sent = sendmsg(stream.socket.get(), &message, kSendFlags);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0 && would_block()) return false;
+      if (sent < 0) {
+        broke(peer, stream);
+        return false;
+      }
+      stream.written += static_cast<std::size_t>(sent);
+      ++moved_;
+    }
+    stream.sending = false;
+    return true;
+  }
+
+  // Receiving ----------------------------------------------------------------------------------
+
+  void fill(Peer& peer, Stream& stream) {
+    for (;;) {
+      if (!stream.frame_bytes && stream.filled >= sizeof(Header)) begin_frame(peer, stream);
+      if (stream.frame_bytes && stream.filled >= stream.frame_bytes) {
+        end_frame(peer, stream);
+        return;
+      }
+      if (stream.broken) return;
+      std::size_t until = stream.frame_bytes ? stream.frame_bytes : kGulp;
+      ssize_t got = recv(stream.socket.get(), stream.staging.data() + stream.filled,
+                         until - stream.filled, MSG_DONTWAIT);
+      if (got > 0) {
+        stream.filled += static_cast<std::size_t>(got);
+        ++moved_;
+        continue;
+      }
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && would_block()) return;
+      broke(peer, stream);
+      return;
+    }
+  }
+
+  void begin_frame(Peer& peer, Stream& stream) {
+    const Header& header = stream.header();
+    const char* wrong = nullptr;
+    if (header.magic != kMagic) {
+      wrong = "no message of pycollective";
+    } else if (header.version != kVersion) {
+      wrong = "a message of another version of pycollective";
+    } else if (header.kind != static_cast<std::uint16_t>(Kind::message)) {
+      wrong = "a frame of an unknown kind";
+    } else if (header.text > kCallText || header.bytes > kTcpPartBytes ||
+               header.bytes > header.remaining) {
+      wrong = "a message longer than it may be";
+    } else if (header.bytes < header.remaining &&
+               (header.bytes == 0 || header.bytes % kPartUnit != 0)) {
+      wrong = "a part of a message that is not whole";
+    }
+    if (wrong) not_a_member(peer, wrong);
+    stream.frame_bytes = sizeof(Header) + header.text + header.bytes;
+    stream.staging.reserve(stream.frame_bytes + kGulp, stream.filled);
+  }
+
+  void end_frame(Peer& peer, Stream& stream) {
+    stream.whole = true;
+    const Header& header = stream.header();
+    if (header.text == 0) return;
+    const char* text = reinterpret_cast<const char*>(stream.staging.data() + sizeof(Header));
+    std::size_t length = header.text;
+    while (length > 0 && text[length - 1] == ' ') --length;
+    std::lock_guard lock(mutex_);
+    peer.heard.number = header.call;
+    peer.heard.fingerprint = header.fingerprint;
+    peer.heard.text.assign(text, length);
+  }
+
+  void not_a_member(const Peer& peer, const char* wrong) {
+    fail(FailureKind::peer_lost,
+         peer.name + " sent " + wrong + " to rank " + std::to_string(rank_));
+    check_failure();
+  }
+
+  // A broken connection: the control connection says why, if anything does.
+  void broke(Peer& peer, Stream& stream) {
+    stream.broken = true;
+    if (peer.broken_since == Clock::time_point{}) peer.broken_since = Clock::now();
+    judge(peer);
+  }
+
+  void judge(Peer& peer) {
+    read_control();
+    check_failure();
+    if (Clock::now() - peer.broken_since < kGrace) return;
+    std::lock_guard lock(mutex_);
+    fail_locked(FailureKind::peer_lost, lost_text(peer, "its connection broke"), true);
+    throw *failure_;
+  }
+
+  // Waiting ------------------------------------------------------------------------------------
+
+  // Sleeps until a connection has something, or there is something else to look at; false when a
+  // signal came.
+  bool sleep(Clock::duration limit) {
+    polled_.clear();
+    polled_.push_back({wake_read_.get(), POLLIN, 0});
+    bool broken = false;
+    for (Peer& peer : peers_) {
+      if (peer.control.get() >= 0 && !peer.closed) {
+        polled_.push_back({peer.control.get(), POLLIN, 0});
+      }
+      broken = broken || peer.broken_since != Clock::time_point{};
+      for (Stream& stream : peer.streams) {
+        int events = (&stream == wanted_ ? POLLIN : 0) | (stream.sending ? POLLOUT : 0);
+        if (!events || stream.broken) continue;
+        polled_.push_back({stream.socket.get(), static_cast<short>(events), 0});
+      }
+    }
+    auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count() + 1;
+    if (broken) ms = std::min<decltype(ms)>(ms, 10);
+    int ready = poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(ms));
+    if (ready > 0 && polled_[0].revents) {
+      char rest[64];
+      while (::read(wake_read_.get(), rest, sizeof rest) > 0) continue;
+    }
+    return ready >= 0;
+  }
+
+  void say_what_i_call() {
+    if (std::exchange(said_, true)) return;
+    Header header;
+    header.kind = static_cast<std::uint16_t>(Kind::in_call);
+    header.fingerprint = fingerprint_;
+    header.call = call_.number;
+    std::lock_guard lock(mutex_);
+    tell_all(header, call_.describe());
+  }
+
+  // A call that this rank has left already, as a root may, is named by its number.
+  [[noreturn]] void mismatch(int from, std::uint64_t number, const std::string& theirs) {
+    const CallRecord& before = history_[number % kHistory];
+    const CallRecord& mine = before.number == number ? before : call_;
+    fail(FailureKind::mismatch, describe_mismatch(rank_, mine.describe(), from, theirs));
+    check_failure();
+    throw std::logic_error("unreachable");
+  }
+
+  void time_out() {
+    fail(FailureKind::timeout,
+         "rank " + std::to_string(rank_) + " waited until its deadline. " + describe_ranks());
+    check_failure();
+  }
+
+  // Control frames -----------------------------------------------------------------------------
+
+  void tell_all(const Header& header, const std::string& text) noexcept {
+    for (Peer& peer : peers_) tell(peer, header, text);
+  }
+
+  // With the mutex held. A peer that does not read gets no more than a failure and a leave.
+  void tell(Peer& peer, Header header, const std::string& text) noexcept {
+    if (peer.control.get() < 0 || peer.closed) return;
+    bool optional = header.kind == static_cast<std::uint16_t>(Kind::in_call);
+    if (optional && !peer.control_out.empty()) return;
+    header.text = static_cast<std::uint32_t>(std::min(text.size(), kControlText));
+    peer.control_out.append(reinterpret_cast<const char*>(&header), sizeof header);
+    peer.control_out.append(text, 0, header.text);
+    write_control(peer);
+  }
+
+  void write_control(Peer& peer) noexcept {
+    while (!peer.control_out.empty()) {
+      ssize_t sent =
+          send(peer.control.get(), peer.control_out.data(), peer.control_out.size(), kSendFlags);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0 && !would_block()) peer.control_out.clear();  // reading says what happened
+      if (sent < 0) return;
+      peer.control_out.erase(0, static_cast<std::size_t>(sent));
+    }
+  }
+
+  void read_control() {
+    std::lock_guard lock(mutex_);
+    control_read_ = Clock::now();
+    if (closed_) return;
+    control_polled_.clear();
+    for (Peer& peer : peers_) {
+      if (!peer.control_out.empty()) write_control(peer);
+      bool open = peer.control.get() >= 0 && !peer.closed;
+      control_polled_.push_back({open ? peer.control.get() : -1, POLLIN, 0});
+    }
+    int ready = poll(control_polled_.data(), static_cast<nfds_t>(control_polled_.size()), 0);
+    for (std::size_t p = 0; ready > 0 && p < peers_.size(); ++p) {
+      if (control_polled_[p].revents) read_control_of(peers_[p]);
+    }
+    if (!busy_.load() || failed_.load()) return;
+    for (int r = 0; r < size_; ++r) {
+      Peer& peer = at(r);
+      if (peer.left && peer.calls < call_.number) {
+        fail_locked(
+            FailureKind::peer_lost,
+            describe(peer) + ", while rank " + std::to_string(rank_) + " is in " + call_.describe(),
+            true);
+      } else if (peer.waiting.number == call_.number && peer.waiting.fingerprint != fingerprint_) {
+        fail_locked(FailureKind::mismatch,
+                    describe_mismatch(rank_, call_.describe(), r, peer.waiting.text), true);
+      }
+    }
+  }
+
+  void read_control_of(Peer& peer) {
+    bool ended = false;
+    // Bounded, so that a peer cannot keep this rank here.
+    for (int reads = 0; reads < 64 && !ended; ++reads) {
+      char bytes[sizeof(Header) + kControlText];
+      ssize_t got = recv(peer.control.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && would_block()) break;
+      if (got > 0) peer.control_in.insert(peer.control_in.end(), bytes, bytes + got);
+      ended = got <= 0;
+      if (!take_control_frames(peer)) return;
+    }
+    if (!ended) return;
+    peer.closed = true;
+    if (!peer.left) {
+      fail_locked(FailureKind::peer_lost, lost_text(peer, "it ended, or its connection broke"),
+                  true);
+    }
+  }
+
+  // False when the peer sends what it must not.
+  bool take_control_frames(Peer& peer) {
+    std::size_t done = 0;
+    while (peer.control_in.size() - done >= sizeof(Header)) {
+      Header header;
+      std::memcpy(&header, peer.control_in.data() + done, sizeof header);
+      auto kind = static_cast<Kind>(header.kind);
+      bool good = header.magic == kMagic && header.version == kVersion &&
+                  header.text <= kControlText && header.bytes == 0 &&
+                  (kind == Kind::in_call || kind == Kind::failed || kind == Kind::left) &&
+                  header.failure <= static_cast<std::uint32_t>(FailureKind::aborted);
+      if (!good) {
+        peer.closed = true;
+        fail_locked(FailureKind::peer_lost, lost_text(peer, "it sent a control frame that is none"),
+                    true);
+        return false;
+      }
+      if (peer.control_in.size() - done < sizeof header + header.text) break;
+      std::string text = clean({peer.control_in.data() + done + sizeof header, header.text});
+      done += sizeof header + header.text;
+      if (kind == Kind::in_call) {
+        peer.waiting = {header.call, header.fingerprint, text};
+      } else if (kind == Kind::failed) {
+        fail_locked(static_cast<FailureKind>(header.failure), text, false);
+      } else {
+        peer.left = true;
+        peer.calls = header.call;
+      }
+    }
+    peer.control_in.erase(peer.control_in.begin(),
+                          peer.control_in.begin() + static_cast<std::ptrdiff_t>(done));
+    return true;
+  }
+
+  std::string lost_text(const Peer& peer, const char* how) const {
+    std::string text = peer.name + " is lost to rank " + std::to_string(rank_) + ": " + how;
+    if (busy_.load() && !closed_) text += ", while this rank is in " + call_.describe();
+    return text;
+  }
+
+  void fail_locked(FailureKind kind, const std::string& message, bool tell_others) noexcept {
+    if (failure_ || closed_) return;
+    failure_.emplace(kind, message);
+    failed_.store(true);
+    if (tell_others) {
+      Header header;
+      header.kind = static_cast<std::uint16_t>(Kind::failed);
+      header.failure = static_cast<std::uint32_t>(kind);
+      tell_all(header, message);
+    }
+    char byte = 0;
+    // Full is as good: the reader wakes.
+    if (::write(wake_write_.get(), &byte, 1) < 0) return;
+  }
+
+  const int rank_, size_;
+  const pid_t owner_;
+  int spins_ = 0;
+  std::vector<Peer> peers_;
+  Descriptor wake_read_, wake_write_;  // a pipe: another thread has failed the group
+
+  // Of the thread that is in a call.
+  std::atomic<bool> busy_{false};
+  std::uint64_t fingerprint_ = 0;
+  CallRecord history_[kHistory];
+  std::string text_;
+  bool said_ = false;  // to the others, what this call is
+  int unsent_ = 0;     // peers with something to send
+  std::uint64_t moved_ = 0;
+  const Stream* wanted_ = nullptr;  // on which the next part is to come
+  std::vector<pollfd> polled_;
+
+  mutable std::mutex mutex_;  // guards what follows, and the control side of the peers
+  CallRecord call_;           // written by the thread in a call, which reads it without
+  Clock::time_point control_read_{};
+  std::vector<pollfd> control_polled_;
+  std::optional<Failure> failure_;
+  std::atomic<bool> failed_{false};
+  bool closed_ = false;
+};
+
+TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams)
+    : member_(std::make_unique<Member>(rank, streams)) {}
+
+TcpGroup::~TcpGroup() { member_->leave_group(); }
+
+int TcpGroup::rank() const { return member_->rank(); }
+int TcpGroup::size() const { return member_->size(); }
+void TcpGroup::leave(int) noexcept { member_->leave_group(); }
+void TcpGroup::abandon() noexcept { member_->close_all(); }
+
+Endpoint& TcpGroup::endpoint(int rank) {
+  if (rank != member_->rank()) throw std::logic_error("this process has another rank of the group");
+  return *member_;
+}
+
+void TcpGroup::fail(FailureKind kind, const std::string& message) noexcept {
+  member_->fail(kind, message);
+}
+
+std::optional<Failure> TcpGroup::failure() const { return member_->failure(); }
+
+std::string TcpGroup::describe_ranks() const { return member_->describe_ranks(); }
+
+}  // namespace pycollective

@@ -1,0 +1,50 @@
+// Ranks that are processes of any hosts, over TCP.
+//
+// Every pair of ranks has two or more connections. The first carries control frames only: what a
+// waiting rank calls, the failure of a rank, and a rank's leave; they are never held up by data.
+// The others carry messages, in parts, in turns. Who connects and proves to be a member is not
+// decided here (pycollective/rendezvous); what comes from a peer is checked all the same, and no
+// length in it is believed beyond the bounds of this file.
+//
+// A message is written from the sender's own memory, which must stay until flushed(). The receiver
+// reads each part into a buffer that is kept, and reduces or copies out of it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/group.h"
+
+namespace pycollective {
+
+class TcpGroup final : public Group {
+ public:
+  // streams[p] are connected sockets to rank p in an order that both sides have, the control
+  // connection first; empty for this rank. They are duplicated. Throws std::invalid_argument.
+  TcpGroup(int rank, const std::vector<std::vector<int>>& streams);
+  ~TcpGroup() override;
+  TcpGroup(const TcpGroup&) = delete;
+  TcpGroup& operator=(const TcpGroup&) = delete;
+
+  int rank() const;
+  // Tells the others that this rank leaves, and closes the connections.
+  void leave(int rank) noexcept override;
+  // Closes the connections: a copy of one in a forked child would keep the peers from seeing that
+  // the parent ends.
+  void abandon() noexcept override;
+  std::string_view transport() const override { return "TCP"; }
+
+  int size() const override;
+  Endpoint& endpoint(int rank) override;
+  void fail(FailureKind kind, const std::string& message) noexcept override;
+  std::optional<Failure> failure() const override;
+  std::string describe_ranks() const override;
+
+ private:
+  class Member;
+  std::unique_ptr<Member> member_;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,177 @@
+"""How two processes prove to each other that they know the secret, and talk afterwards.
+
+Four messages; each side gives a nonce, and proves that it knows the key by an HMAC-SHA256 over both
+nonces and everything that was said. The one that connects proves first. Each later message carries
+an HMAC under a key of this conversation, over its direction and number, so that none can be changed,
+repeated, or sent back. Messages are JSON of bounded length; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+__all__ = ["Channel", "HandshakeError", "Refused", "answer", "introduce", "key_of"]
+
+VERSION = 1
+STRANGER_LIMIT = 1024
+"""Bytes of a message from somebody who has not proved to be a member."""
+MEMBER_LIMIT = 1 << 20
+_MAC = hashlib.sha256().digest_size
+
+
+class HandshakeError(Exception):
+    """The other side does not speak this protocol, or does not know the secret."""
+
+
+class Refused(HandshakeError):
+    """The other side says why it does not want us."""
+
+
+def key_of(secret: bytes) -> bytes:
+    """Return the key of a secret."""
+    return _mac(secret, b"pycollective rendezvous 1")
+
+
+def _mac(key: bytes, *parts: bytes) -> bytes:
+    code = hmac.new(key, digestmod=hashlib.sha256)
+    for part in parts:
+        code.update(struct.pack("!Q", len(part)))
+        code.update(part)
+    return code.digest()
+
+
+class Channel:
+    """Messages over a socket, each way in order; every wait ends at a deadline (time.monotonic)."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._key = b""
+        self._us, self._them = b"", b""
+        self._sent = self._received = 0
+
+    def seal(self, key: bytes, connected: bool) -> None:
+        """From now on, every message carries its HMAC."""
+        self._key = key
+        self._us, self._them = (b"c", b"l") if connected else (b"l", b"c")
+
+    def send(self, message: dict[str, Any], deadline: float) -> None:
+        """Send one message."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        if self._key:
+            data += _mac(self._key, self._us, struct.pack("!Q", self._sent), data)
+            self._sent += 1
+        self.socket.settimeout(max(0.001, deadline - time.monotonic()))
+        self.socket.sendall(struct.pack("!I", len(data)) + data)
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Return the next message; raise HandshakeError if it is none, OSError if none comes."""
+        limit = MEMBER_LIMIT if self._key else STRANGER_LIMIT
+        (length,) = struct.unpack("!I", self._exactly(4, deadline))
+        if length > limit:
+            raise HandshakeError(f"a message of {length} bytes, where {limit} are allowed")
+        data = self._exactly(length, deadline)
+        if self._key:
+            data, code = data[:-_MAC], data[-_MAC:]
+            want = _mac(self._key, self._them, struct.pack("!Q", self._received), data)
+            if not hmac.compare_digest(code, want):
+                raise HandshakeError("a message that was changed on its way")
+            self._received += 1
+        try:
+            message = json.loads(data)
+        except (ValueError, RecursionError):
+            raise HandshakeError("a message that is not JSON") from None
+        if not isinstance(message, dict):
+            raise HandshakeError("a message that is not a JSON object")
+        return message
+
+    def _exactly(self, count: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("nothing came in time")
+            self.socket.settimeout(left)
+            part = self.socket.recv(min(count - len(data), 1 << 16))
+            if not part:
+                raise ConnectionResetError("the other side has closed the connection")
+            data += part
+        return bytes(data)
+
+    def readable(self) -> bool:
+        """Whether a message, or the end, has come."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def ended(self) -> bool:
+        """Whether the other side has closed the connection, and all it said has been read."""
+        try:
+            self.socket.setblocking(False)
+            return self.socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+
+def introduce(sock: socket.socket, key: bytes, about: dict[str, Any], deadline: float) -> Channel:
+    """As the one that connects: say what this connection is about, and prove both sides' membership."""
+    channel = Channel(sock)
+    hello = {"pycollective": VERSION, "nonce": secrets.token_hex(16), **about}
+    channel.send(hello, deadline)
+    challenge = channel.receive(deadline)
+    _raise_refusal(challenge)
+    said = _said(hello, challenge)
+    channel.send({"proof": _mac(key, b"connects", said).hex()}, deadline)
+    answer = channel.receive(deadline)
+    _raise_refusal(answer)
+    _check(answer, _mac(key, b"listens", said))
+    channel.seal(_mac(key, b"conversation", said), connected=True)
+    return channel
+
+
+def answer(sock: socket.socket, key: bytes, deadline: float) -> tuple[Channel, dict[str, Any]]:
+    """As the one that listens: return the channel and what the other side says it is about."""
+    channel = Channel(sock)
+    hello = channel.receive(deadline)
+    if hello.get("pycollective") != VERSION:
+        raise HandshakeError("no greeting of this version of pycollective")
+    challenge = {"nonce": secrets.token_hex(16)}
+    channel.send(challenge, deadline)
+    said = _said(hello, challenge)
+    try:
+        _check(channel.receive(deadline), _mac(key, b"connects", said))
+    except HandshakeError:
+        channel.send({"refused": "the secrets differ"}, deadline)
+        raise
+    channel.send({"proof": _mac(key, b"listens", said).hex()}, deadline)
+    channel.seal(_mac(key, b"conversation", said), connected=False)
+    return channel, hello
+
+
+def _said(hello: dict[str, Any], challenge: dict[str, Any]) -> bytes:
+    return json.dumps([hello, challenge], sort_keys=True, separators=(",", ":")).encode()
+
+
+def _raise_refusal(message: dict[str, Any]) -> None:
+    if "refused" in message:
+        why = "".join(c if c.isprintable() else "?" for c in str(message["refused"])[:200])
+        raise Refused(why)
+
+
+def _check(message: dict[str, Any], want: bytes) -> None:
+    proof = message.get("proof")
+    if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), want.hex().encode()):
+        raise HandshakeError("the secrets differ")

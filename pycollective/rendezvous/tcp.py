@@ -1,0 +1,562 @@
+"""The meeting of processes over TCP: rank 0 listens, all come, and every two ranks connect.
+
+Every connection is authenticated (`handshake`) before anything else is read from it. What the core gets
+are the connected descriptors; from then on nobody listens, so nobody can come any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pycollective import _core
+from pycollective.errors import RendezvousError
+from pycollective.rendezvous import interfaces
+from pycollective.rendezvous.handshake import (
+    Channel,
+    HandshakeError,
+    Refused,
+    answer,
+    introduce,
+    key_of,
+)
+
+__all__ = ["Description", "connect"]
+
+_log = logging.getLogger("pycollective")
+
+LOG_EVERY = 10.0
+"""Seconds between two messages about who is missing."""
+STRANGER_SECONDS = 10.0
+"""How long a connection may take to prove that it is one of ours."""
+MAX_STRANGERS = 64
+"""Connections beyond the group's size that may be proving at the same time; the oldest makes room."""
+MAX_RANKS = 1024
+MAX_STREAMS = 8
+
+
+@dataclass
+class Description:
+    """What the environment says of the group, and of this process in it."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    secret: bytes  # empty: none
+    insecure: bool = False
+    interface: str = ""
+    streams: int = 1  # for messages, of every pair of ranks; rank 0's word counts
+    listener: int = -1  # the descriptor of rank 0's listening socket, if the launcher made it
+
+
+def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
+    """Meet the other ranks; return the core's group and the group's name.
+
+    Raises
+    ------
+    RendezvousError
+        The others did not come, are not who they should be, or say that they cannot go on.
+    """
+    if about.size == 1:
+        return _core.TcpGroup(0, [[]]), "of one"
+    with contextlib.ExitStack() as cleanup:
+        try:
+            return _Meeting(about, seconds, cleanup).group()
+        except HandshakeError as error:
+            raise RendezvousError(
+                f"rank {about.rank} was refused at {about.host}:{about.port}: {error}"
+                + (
+                    ". All ranks need the same PYCOLLECTIVE_SECRET"
+                    if "secrets" in str(error)
+                    else ""
+                )
+            ) from None
+        except OSError as error:
+            raise RendezvousError(
+                f"rank {about.rank} cannot meet the group at {about.host}:{about.port}: {error}"
+            ) from None
+
+
+class _Door:
+    """A listening socket; who comes in has proved to know the key. Strangers cost little and go soon."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        key: bytes,
+        size: int,
+        enter: Callable[[Channel, dict[str, Any]], None],
+    ) -> None:
+        self._socket = sock
+        self._key = key
+        self._room = MAX_STRANGERS + size
+        self._enter = enter
+        self._lock = threading.Lock()
+        self._strangers: dict[int, socket.socket] = {}  # in the order of their coming
+        self._closed = threading.Event()
+        self.turned_away = 0
+        self.address: tuple[str, int] = sock.getsockname()[:2]
+        sock.settimeout(0.2)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._closed.is_set():
+            try:
+                guest, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # closed, or out of descriptors
+                time.sleep(0.01)
+                continue
+            with self._lock:
+                if self._closed.is_set():
+                    guest.close()
+                    return
+                if len(self._strangers) >= self._room:
+                    _hang_up(self._strangers.pop(next(iter(self._strangers))))
+                self._strangers[id(guest)] = guest
+            try:
+                threading.Thread(target=self._greet, args=(guest,), daemon=True).start()
+            except RuntimeError:  # no more threads
+                self._forget(guest)
+                guest.close()
+
+    def _forget(self, guest: socket.socket) -> bool:
+        with self._lock:
+            return self._strangers.pop(id(guest), None) is not None
+
+    def _greet(self, guest: socket.socket) -> None:
+        try:
+            guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            channel, hello = answer(guest, self._key, time.monotonic() + STRANGER_SECONDS)
+        except (HandshakeError, OSError):
+            self.turned_away += 1
+            self._forget(guest)
+            guest.close()
+            return
+        if not self._forget(guest) or self._closed.is_set():
+            guest.close()
+            return
+        try:
+            self._enter(channel, hello)
+        except (HandshakeError, OSError):
+            guest.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+        _hang_up(self._socket)  # wakes accept
+        with self._lock:
+            for guest in self._strangers.values():
+                _hang_up(guest)
+        self._thread.join()
+        self._socket.close()
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Wake whoever reads from a socket, who then closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _int(message: dict[str, Any], name: str, low: int, high: int) -> int:
+    value = message.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise HandshakeError(f"{name} is not a number from {low} to {high}")
+    return value
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+class _Meeting:
+    def __init__(self, about: Description, seconds: float, cleanup: contextlib.ExitStack) -> None:
+        self.about = about
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
+        self.key = key_of(about.secret)
+        self.cleanup = cleanup
+        self.changed = threading.Condition()
+        self.joined: dict[int, Channel] = {}  # rank 0's: the others
+        self.places: dict[int, tuple[str, int]] = {}  # where they listen
+        self.peers: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
+        self.error = ""
+        cleanup.callback(self._close_all)
+
+    def _close_all(self) -> None:
+        with self.changed:
+            for channel in [*self.joined.values(), *self.peers.values()]:
+                channel.close()
+
+    def group(self) -> tuple[_core.TcpGroup, str]:
+        name, door = self._gather() if self.about.rank == 0 else self._join()
+        self._connect_peers(name)
+        self._wait(
+            lambda: [
+                r
+                for r in range(self.about.size)
+                if r != self.about.rank
+                and any((r, s) not in self.peers for s in range(self.streams))
+            ],
+            "to connect",
+        )
+        self._leave_together()
+        door.close()
+        sockets = [
+            []
+            if r == self.about.rank
+            else [self.peers[r, s].socket.fileno() for s in range(self.streams)]
+            for r in range(self.about.size)
+        ]
+        return _core.TcpGroup(self.about.rank, sockets), name
+
+    # Addresses ------------------------------------------------------------------------------
+
+    def _allow(self, address: str) -> None:
+        if not self.about.secret and not self.about.insecure and not _is_loopback(address):
+            raise RendezvousError(
+                f"{address} is not a loopback address, and there is no secret: set "
+                "PYCOLLECTIVE_SECRET (or PYCOLLECTIVE_SECRET_FILE) to the same long random text on "
+                "every rank, or PYCOLLECTIVE_INSECURE=1 where everybody on the network is trusted"
+            )
+
+    def _resolve(self) -> tuple[Any, Any]:
+        found = socket.getaddrinfo(self.about.host, self.about.port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        self._allow(str(address[0]))
+        return family, address
+
+    def _own_address(self, default: str) -> str:
+        """Where this rank listens for its peers."""
+        if not self.about.interface:
+            return default
+        try:
+            _, address = interfaces.choose(self.about.interface, interfaces.interface_addresses())
+        except ValueError as error:
+            raise RendezvousError(f"PYCOLLECTIVE_SOCKET_IFNAME: {error}") from None
+        self._allow(address)
+        return address
+
+    def _listen(self, family: Any, address: Any) -> socket.socket:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(min(self.about.size + MAX_STRANGERS, 1024))
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _peer_door(self, address: str, group: str) -> _Door:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        door = _Door(
+            self._listen(family, (address, 0)),
+            self.key,
+            self.about.size * self.streams,
+            lambda channel, hello: self._enter_peer(channel, hello, group),
+        )
+        self.cleanup.callback(door.close)
+        return door
+
+    # Rank 0 ---------------------------------------------------------------------------------
+
+    def _gather(self) -> tuple[str, _Door]:
+        family, address = self._resolve()
+        sock = self._inherited() or self._listen(family, address)
+        self.cleanup.callback(sock.close)
+        own = self._own_address(str(sock.getsockname()[0]))
+        self.streams = 1 + self.about.streams
+        name = secrets.token_hex(8)
+        front = _Door(sock, self.key, self.about.size, self._enter_group)
+        try:
+            others = range(1, self.about.size)
+            self._wait(
+                lambda: [r for r in others if r not in self.joined or self.joined[r].ended()],
+                f"to come to {self.about.host}:{self.about.port}",
+                front,
+            )
+        except RendezvousError as error:
+            self._tell_all({"error": str(error)})
+            raise
+        finally:
+            front.close()
+        door = self._peer_door(own, name)
+        self.places[0] = door.address
+        places = [list(self.places[r]) for r in range(self.about.size)]
+        self._tell_all({"group": name, "streams": self.streams, "places": places})
+        return name, door
+
+    def _inherited(self) -> socket.socket | None:
+        """The launcher's listening socket, if it is still the one that was meant."""
+        if self.about.listener < 0:
+            return None
+        try:
+            sock = socket.socket(fileno=self.about.listener)
+        except OSError:
+            return None
+        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if listens and sock.getsockname()[1] == self.about.port:
+            return sock
+        sock.detach()
+        return None
+
+    def _enter_group(self, channel: Channel, hello: dict[str, Any]) -> None:
+        soon = time.monotonic() + STRANGER_SECONDS
+        try:
+            if hello.get("purpose") != "join":
+                raise HandshakeError("this is not where ranks meet")
+            size = _int(hello, "size", 1, MAX_RANKS)
+            if size != self.about.size:
+                raise HandshakeError(
+                    f"the group has {self.about.size} ranks for rank 0, and {size} for you"
+                )
+            rank = _int(hello, "rank", 1, self.about.size - 1)
+            place = channel.receive(soon)
+            host = str(ipaddress.ip_address(str(place.get("host"))))
+            port = _int(place, "port", 1, 65535)
+        except (HandshakeError, ValueError) as error:
+            channel.send({"error": str(error)}, soon)
+            channel.close()
+            return
+        with self.changed:
+            before = self.joined.get(rank)
+            if before is not None and not before.ended():
+                taken = True
+            else:  # it is new, or its connection has ended: it was started again
+                if before is not None:
+                    before.close()
+                taken = False
+                self.joined[rank] = channel
+                self.places[rank] = (host, port)
+                self.changed.notify_all()
+        if taken:
+            channel.send({"error": f"rank {rank} is taken: every process needs its own"}, soon)
+            channel.close()
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for channel in self.joined.values():
+            with contextlib.suppress(OSError):  # who is gone is found out below
+                channel.send(message, time.monotonic() + STRANGER_SECONDS)
+
+    # The others -----------------------------------------------------------------------------
+
+    def _join(self) -> tuple[str, _Door]:
+        hello = {"purpose": "join", "rank": self.about.rank, "size": self.about.size}
+        where = f"{self.about.host}:{self.about.port}"
+
+        def reach() -> Channel:
+            family, address = self._resolve()
+            return self._introduce(family, address, hello)
+
+        self.store = self._until_reached(reach, f"rank 0 at {where}")
+        self.cleanup.callback(self.store.close)
+        own = self._own_address(str(self.store.socket.getsockname()[0]))
+        # The name of the group is not known yet: who comes early waits for it.
+        self.streams = 1 + MAX_STREAMS
+        door = self._peer_door(own, "")
+        self.store.send({"host": door.address[0], "port": door.address[1]}, self.deadline)
+        table = self._hear(f"for rank 0 at {where} to have everybody")
+        name = table.get("group")
+        places = table.get("places")
+        if not isinstance(name, str) or not isinstance(places, list):
+            raise HandshakeError("no table of the group")
+        if len(places) != self.about.size:
+            raise HandshakeError("a table of another size")
+        self.streams = _int(table, "streams", 2, 1 + MAX_STREAMS)
+        for rank, place in enumerate(places):
+            if not isinstance(place, list) or len(place) != 2:
+                raise HandshakeError("a table without addresses")
+            self.places[rank] = (str(place[0]), _int({"port": place[1]}, "port", 1, 65535))
+        with self.changed:
+            self.name = name
+            self.changed.notify_all()
+        return name, door
+
+    name = ""
+
+    def _until_reached(self, reach: Callable[[], Channel], whom: str) -> Channel:
+        pause, say = 0.02, time.monotonic() + LOG_EVERY
+        while True:
+            try:
+                return reach()
+            except Refused:
+                raise
+            except (OSError, HandshakeError) as error:
+                now = time.monotonic()
+                if now >= self.deadline:
+                    raise RendezvousError(
+                        f"rank {self.about.rank} did not reach {whom} within {self.seconds:g} s: "
+                        f"{error}"
+                    ) from None
+                if now >= say:
+                    _log.warning(
+                        "rank %d still tries to reach %s: %s", self.about.rank, whom, error
+                    )
+                    say = now + LOG_EVERY
+                time.sleep(min(pause, max(0.0, self.deadline - now)))
+                pause = min(2 * pause, 0.5)
+
+    def _introduce(self, family: Any, address: Any, hello: dict[str, Any]) -> Channel:
+        soon = min(self.deadline, time.monotonic() + STRANGER_SECONDS)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(0.001, soon - time.monotonic()))
+            sock.connect(address)
+            if sock.getsockname() == sock.getpeername():  # TCP can connect a port to itself
+                raise ConnectionRefusedError("nobody listens")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return introduce(sock, self.key, hello, soon)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _hear(self, what: str) -> dict[str, Any]:
+        """The next message of rank 0."""
+        say = time.monotonic() + LOG_EVERY
+        while not self.store.readable():
+            now = time.monotonic()
+            # Rank 0 names the missing at its own deadline, which may be a little later.
+            if now >= self.deadline + 2:
+                raise RendezvousError(f"rank {self.about.rank} waited {self.seconds:g} s {what}")
+            if now >= say:
+                _log.warning("rank %d waits %s", self.about.rank, what)
+                say = now + LOG_EVERY
+            time.sleep(0.005)
+        try:
+            message = self.store.receive(time.monotonic() + STRANGER_SECONDS)
+        except OSError as error:
+            raise RendezvousError(f"rank 0 is gone before the group was made: {error}") from None
+        if "error" in message:
+            raise RendezvousError(str(message["error"]))
+        return message
+
+    # All ------------------------------------------------------------------------------------
+
+    def _enter_peer(self, channel: Channel, hello: dict[str, Any], name: str) -> None:
+        if not name:
+            with self.changed:
+                self.changed.wait_for(lambda: self.name or self.error, STRANGER_SECONDS)
+                name = self.name
+        rank = _int(hello, "from", self.about.rank + 1, self.about.size - 1)
+        stream = _int(hello, "stream", 0, self.streams - 1)
+        if hello.get("purpose") != "peer" or hello.get("group") != name or not name:
+            raise HandshakeError("another group's")
+        if hello.get("to") != self.about.rank:
+            raise HandshakeError("another rank's")
+        with self.changed:
+            if (rank, stream) in self.peers:
+                raise HandshakeError("a connection that is there already")
+            self.peers[rank, stream] = channel
+            self.changed.notify_all()
+
+    def _connect_peers(self, name: str) -> None:
+        for peer in range(self.about.rank):
+            host, port = self.places[peer]
+            self._allow(host)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            for stream in range(self.streams):
+                hello = {
+                    "purpose": "peer",
+                    "group": name,
+                    "from": self.about.rank,
+                    "to": peer,
+                    "stream": stream,
+                }
+
+                def reach(
+                    family: Any = family,
+                    address: Any = (host, port),
+                    hello: dict[str, Any] = hello,
+                ) -> Channel:
+                    self._watch_others()
+                    return self._introduce(family, address, hello)
+
+                channel = self._until_reached(reach, f"rank {peer} at {host}:{port}")
+                with self.changed:
+                    self.peers[peer, stream] = channel
+
+    def _watch_others(self) -> None:
+        """Raise if rank 0 says that the group fails, or for rank 0 if one has ended."""
+        if self.about.rank != 0:
+            if self.store.readable():
+                self._hear("")  # an error, or the end
+                raise HandshakeError("rank 0 went on without this rank")
+            return
+        for rank, channel in self.joined.items():
+            if channel.ended():
+                error = f"rank {rank} is gone before the group was made"
+                self._tell_all({"error": error})
+                raise RendezvousError(error)
+
+    def _wait(
+        self, missing: Callable[[], list[int]], what: str, front: _Door | None = None
+    ) -> None:
+        """Wait until no rank is missing."""
+        say = time.monotonic() + LOG_EVERY
+        while True:
+            with self.changed:
+                absent = missing()
+                if not absent:
+                    return
+                self.changed.wait(0.05)
+            if front is None:
+                self._watch_others()
+            now = time.monotonic()
+            who = _ranks(absent) + f" of {self.about.size}"
+            away = front.turned_away if front else 0
+            strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
+            if now >= self.deadline:
+                raise RendezvousError(
+                    f"rank {self.about.rank} waited {self.seconds:g} s for {who} {what}{strangers}"
+                )
+            if now >= say:
+                _log.warning("rank %d waits for %s %s%s", self.about.rank, who, what, strangers)
+                say = now + LOG_EVERY
+
+    def _leave_together(self) -> None:
+        """Nobody goes before everybody has all connections."""
+        if self.about.rank != 0:
+            self.store.send({"ready": True}, self.deadline)
+            if self._hear("for the others to connect") != {"go": True}:
+                raise HandshakeError("rank 0 went on without this rank")
+            return
+        waiting = dict(self.joined)
+        try:
+            while waiting:
+                for rank, channel in list(waiting.items()):
+                    if not channel.readable():
+                        continue
+                    try:
+                        channel.receive(time.monotonic() + STRANGER_SECONDS)
+                    except (OSError, HandshakeError) as error:
+                        raise RendezvousError(
+                            f"rank {rank} is gone before the group was made: {error}"
+                        ) from None
+                    del waiting[rank]
+                if time.monotonic() >= self.deadline:
+                    raise RendezvousError(
+                        f"rank 0 waited {self.seconds:g} s for {_ranks(list(waiting))} to connect"
+                    )
+                if waiting:
+                    time.sleep(0.002)
+        except RendezvousError as error:
+            self._tell_all({"error": str(error)})
+            raise
+        self._tell_all({"go": True})
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:20])) + (", …" if len(ranks) > 20 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

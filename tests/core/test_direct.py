@@ -1,0 +1,253 @@
+"""The direct path of all_reduce: ranks that share a board, as threads and through shared memory."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective import _core, algorithms
+from pycollective.communicator import Communicator, local_group
+
+KINDS = ["threads", "shm"]
+# Around the edges of what a note holds, of one shot, of chunks and blocks, and round the staging.
+SIZES = [1, 11, 12, 13, 2047, 2048, 2049, 16385, 65_536, 65_537, 131_087, 2_300_011]
+
+
+def group(kind: str, size: int) -> list[Communicator]:
+    if kind == "threads":
+        return local_group(size, timeout=30)
+    memory = _core.ShmGroup.create(size)
+    comms = []
+    for rank in range(size):
+        one = _core.ShmGroup.open(memory.descriptor)
+        one.join(rank)
+        comms.append(Communicator(one, rank, 30.0))
+    return comms
+
+
+def off_by(x: np.ndarray, items: int) -> np.ndarray:
+    """Return a copy whose address differs from other ranks' modulo a cache line."""
+    room = np.empty(x.size + 32, x.dtype)
+    copy = room[items : items + x.size]
+    copy[...] = x
+    return copy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+def test_every_size_in_place_and_not(kind, ranks, on_ranks):
+    comms = group(kind, ranks)
+    for size in SIZES:
+        x = np.random.default_rng(size).integers(-9, 9, (ranks, size)).astype("float32")
+        want = x.sum(axis=0)
+
+        def work(c, x=x):
+            mine = off_by(x[c.rank], c.rank * 5 % 16)
+            apart = c.all_reduce(mine)
+            np.testing.assert_array_equal(mine, x[c.rank])
+            same = c.all_reduce(mine, out=mine)
+            assert same is mine
+            return apart, same
+
+        for apart, same in on_ranks(comms, work):
+            np.testing.assert_array_equal(apart, want)
+            np.testing.assert_array_equal(same, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_calls_round_the_staging(kind, on_ranks):
+    sizes = np.random.default_rng(1).integers(1, 60_000, 400).tolist()
+
+    def work(c):
+        for i, size in enumerate(sizes):
+            x = np.full(size, c.rank + i, "int64")
+            assert (c.all_reduce(x, "max") == i + c.size - 1).all()
+
+    on_ranks(group(kind, 3), work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("size", [5, 3_000, 30_000])
+def test_halves_are_rounded_once(kind, dtype, size, on_ranks):
+    x = np.random.default_rng(2).standard_normal((3, size)).astype(dtype)
+    want = x.astype("float32").sum(axis=0, dtype="float32").astype(dtype)
+    for result in on_ranks(group(kind, 3), lambda c: c.all_reduce(x[c.rank])):
+        assert result.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32", "complex64"])
+@pytest.mark.parametrize("op", ["sum", "mean", "prod"])
+def test_reproducible_on_every_transport(dtype, op, on_ranks):
+    for ranks, size in [(2, 7), (3, 5_000), (4, 70_001)]:
+        x = np.random.default_rng(3).standard_normal((ranks, size)).astype(dtype)
+        want = x[0]
+        for other in x[1:]:
+            want = (want * other if op == "prod" else want + other).astype(dtype)
+        if op == "mean":
+            want = (want.astype("float32") if want.dtype.itemsize == 2 else want) / ranks
+            want = want.astype(dtype)
+
+        def work(c, x=x):
+            return c.all_reduce(x[c.rank], op, reproducible=True)
+
+        results = [r for kind in KINDS for r in on_ranks(group(kind, ranks), work)]
+        if dtype != "complex64" or op == "sum":  # NumPy fuses products, and divides otherwise
+            assert results[0].tobytes() == want.tobytes()
+        assert all(r.tobytes() == results[0].tobytes() for r in results)
+
+
+def test_reproducible_needs_direct():
+    (alone,) = local_group(1)
+    with pytest.raises(ValueError, match="leave out algorithm='ring'"):
+        alone.all_reduce(np.ones(3), algorithm="ring", reproducible=True)
+
+
+def test_the_messages_of_direct_give_the_same_bits(on_ranks):
+    # A user's table of the same schedule goes through the executor, not the direct path.
+    for ranks in (2, 3, 5):
+        x = np.random.default_rng(4).standard_normal((ranks, 9_001)).astype("float32")
+        x[:, 0] = [-0.0 if r % 2 else 0.0 for r in range(ranks)]
+        mine = _core.Algorithm("mine", algorithms.schedule("direct", ranks))
+        for op in ("sum", "min", "prod"):
+
+            def by(algorithm, op=op, ranks=ranks, x=x):
+                def work(c):
+                    out = np.empty_like(x[0])
+                    c._core.all_reduce(x[c.rank], out, op, algorithm, False, 30.0)
+                    return out
+
+                return on_ranks(local_group(ranks, timeout=30), work)
+
+            assert by(mine)[0].tobytes() == by("direct")[0].tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [(3, 4), (3, 30_000), (30_000, 30_001), (300_000, 5)])
+def test_other_lengths_are_a_mismatch_at_once(kind, sizes, on_ranks):
+    def work(c):
+        with pytest.raises(pc.MismatchError) as error:
+            c.all_reduce(np.zeros(sizes[c.rank]))
+        return str(error.value)
+
+    for text in on_ranks(group(kind, 2), work):
+        assert f"float64[{sizes[0]}]" in text
+        assert f"float64[{sizes[1]}]" in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [2, 30_000])
+def test_a_rank_that_does_not_come_is_waited_for(kind, size, on_ranks):
+    comms = group(kind, 2)
+
+    def work(c):
+        if c.rank == 1:
+            return
+        with pytest.raises(pc.CollectiveTimeoutError, match="waited until its deadline"):
+            c.all_reduce(np.zeros(size), timeout=0.2)
+
+    on_ranks(comms, work)
+    with pytest.raises(pc.CollectiveTimeoutError):
+        comms[1].all_reduce(np.zeros(size))
+
+
+class TestShortWay:
+    """What goes straight to the core, and what does not, give the same answers."""
+
+    @pytest.fixture
+    def alone(self):
+        (comm,) = local_group(1, timeout=30)
+        return comm
+
+    def test_it_is_a_method(self, alone):
+        assert "element by element" in pc.Communicator.all_reduce.__doc__
+        assert pc.Communicator.all_reduce.__name__ == "all_reduce"
+        assert callable(alone.all_reduce)
+        np.testing.assert_array_equal(pc.Communicator.all_reduce(alone, np.ones(3)), np.ones(3))
+
+    def test_arguments(self, alone):
+        x = np.arange(6.0).reshape(2, 3)
+        ways = [
+            lambda: alone.all_reduce(x),
+            lambda: alone.all_reduce(x=x),
+            lambda: alone.all_reduce(x, "max"),
+            lambda: alone.all_reduce(x, op="max", out=None),
+            lambda: alone.all_reduce(x, out=np.empty_like(x), algorithm="direct"),
+            lambda: alone.all_reduce(x, algorithm="".join(["au", "to"])),
+            lambda: alone.all_reduce(x.tolist()),
+            lambda: alone.all_reduce(np.asfortranarray(x)),
+            lambda: alone.all_reduce(x, out=np.empty_like(x, order="F")),
+            lambda: alone.all_reduce(x, timeout=3),
+        ]
+        for way in ways:
+            np.testing.assert_array_equal(way(), x)
+        assert alone.all_reduce(x) is not x
+
+    def test_more_kinds_of_calls_than_are_kept(self, alone):
+        for _ in range(3):
+            for size in range(1, 30):
+                x = np.arange(size, dtype="int16")
+                np.testing.assert_array_equal(alone.all_reduce(x, "max"), x)
+
+    def test_errors(self, alone):
+        x = np.ones(4)
+        with pytest.raises(ValueError, match="read-only"):
+            frozen = np.ones(4)
+            frozen.flags.writeable = False
+            alone.all_reduce(x, out=frozen)
+        with pytest.raises(ValueError, match="out must be like the input"):
+            alone.all_reduce(x, out=np.ones(5))
+        with pytest.raises(ValueError, match="out must be like the input"):
+            alone.all_reduce(x, out=np.ones(4, "float32"))
+        with pytest.raises(ValueError, match="unknown op 'add'"):
+            alone.all_reduce(x, "add")
+        with pytest.raises(TypeError, match="bools"):
+            alone.all_reduce(np.ones(3, bool))
+        with pytest.raises(TypeError):
+            alone.all_reduce()
+        with pytest.raises(TypeError):
+            alone.all_reduce(x, x=x)
+        with pytest.raises(TypeError):
+            alone.all_reduce(x, "sum", op="sum")
+        with pytest.raises(ValueError, match="timeout must be"):
+            alone.all_reduce(x, timeout=-1)
+
+    def test_overlapping_arrays(self, alone):
+        x = np.arange(10.0)
+        want = x[:8].copy()
+        np.testing.assert_array_equal(alone.all_reduce(x[:8], out=x[2:]), want)
+
+    def test_closed(self, alone):
+        alone.all_reduce(np.ones(2))
+        alone.close()
+        with pytest.raises(pc.CollectiveError, match="closed"):
+            alone.all_reduce(np.ones(2))
+
+    def test_subclasses_and_other_byte_orders(self, alone):
+        class Mine(np.ndarray):
+            pass
+
+        np.testing.assert_array_equal(alone.all_reduce(np.ones(3).view(Mine)), np.ones(3))
+        with pytest.raises(TypeError, match="dtype >f8"):
+            alone.all_reduce(np.ones(3, ">f8"))
+
+    def test_threads_may_share_the_interpreter(self):
+        comms = local_group(4, timeout=30)
+        results = []
+
+        def work(c):
+            for _ in range(200):
+                x = np.ones(3)
+                c.all_reduce(x, out=x)
+            results.append(x[0])
+
+        threads = [threading.Thread(target=work, args=(c,)) for c in comms]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [4.0] * 4

@@ -1,0 +1,680 @@
+"""Groups of real processes over TCP: collectives, faults, and who must not get in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective import _core
+from pycollective.rendezvous import RendezvousError, handshake, init, interfaces
+from pycollective.rendezvous.tcp import _Door
+
+PREAMBLE = """
+import os, signal, sys, time
+import numpy as np
+import pycollective as pc
+comm = pc.init(timeout=20)
+assert "TCP" in repr(comm)
+"""
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+def start(tmp_path, ranks, body):
+    script = tmp_path / "script.py"
+    script.write_text(PREAMBLE + body)
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "pycollective",
+            "run",
+            "--transport",
+            "tcp",
+            "-n",
+            str(ranks),
+            script,
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(tmp_path, ranks, body):
+    process = start(tmp_path, ranks, body)
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_collectives(tmp_path, ranks):
+    body = """
+from pycollective import algorithms
+r, n = comm.rank, comm.size
+for name in algorithms.names():
+    for size in (0, 1, 17, 4096, 65_537, 1_500_007):
+        x = (np.arange(size) % 11 + r).astype("float32")
+        want = (np.arange(size) % 11 * n + n * (n - 1) // 2).astype("float32")
+        assert np.array_equal(comm.all_reduce(x, algorithm=name), want), (name, size)
+        comm.all_reduce(x, out=x, algorithm=name)
+        assert np.array_equal(x, want)
+for root in range(n):
+    got = comm.broadcast(np.full(300_000, float(r)), root)
+    assert (got == root).all()
+# Parts of messages are no multiple of these items.
+odd = np.zeros(50_001, "i4, u1, f8")
+odd["f2"] = comm.rank
+assert (comm.broadcast(odd, n - 1)["f2"] == n - 1).all()
+comm.barrier()
+x = np.random.default_rng(comm.rank).standard_normal(70_001).astype("float32")
+import hashlib
+print(hashlib.sha256(comm.all_reduce(x).tobytes()).hexdigest())
+"""
+    status, out, err = run(tmp_path, ranks, body)
+    assert (status, err) == (0, "")
+    # The bits are those of threads.
+    group = pc.local_group(ranks)
+    results = [None] * ranks
+
+    def work(c):
+        x = np.random.default_rng(c.rank).standard_normal(70_001).astype("float32")
+        results[c.rank] = hashlib.sha256(c.all_reduce(x).tobytes()).hexdigest()
+
+    threads = [threading.Thread(target=work, args=(c,)) for c in group]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert out.split() == results
+
+
+@pytest.mark.parametrize(
+    ("death", "how", "status"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", 137),
+     ("os._exit(3)", "exited with status 3", 3),
+     ("raise ValueError('broken')", "exited with status 1", 1)],
+)  # fmt: skip
+def test_a_rank_that_dies_is_named_by_all_others(tmp_path, death, how, status):
+    body = f"""
+began = time.monotonic()
+try:
+    comm.barrier()  # a rank may still be in it when another one hears of the death
+    if comm.rank == 1:
+        {death}
+    while True:
+        comm.all_reduce(np.ones(100_000))
+except pc.PeerLostError as error:
+    print(comm.rank, time.monotonic() - began < 5, error)
+    sys.exit(0)
+"""
+    returned, out, err = run(tmp_path, 3, body)
+    assert returned == status
+    assert f"pycollective run: rank 1 {how}" in err
+    lines = sorted(out.splitlines())
+    assert [line[:6] for line in lines] == ["0 True", "2 True"]
+    assert all(" rank 1 " in line and "all_reduce #2 (float64[100000]" in line for line in lines)
+
+
+def test_a_rank_killed_in_the_middle_of_a_call(tmp_path):
+    body = """
+x = np.ones(4_000_000)
+comm.all_reduce(x, out=x)
+if comm.rank == 2:
+    import threading
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+try:
+    while True:
+        comm.all_reduce(x, "max", out=x)
+except pc.PeerLostError as error:
+    print(comm.rank, error)
+    sys.exit(0)
+"""
+    returned, out, _ = run(tmp_path, 3, body)
+    assert returned == 137
+    lines = sorted(out.splitlines())
+    assert [line[0] for line in lines] == ["0", "1"]
+    assert all(" rank 2 is lost" in line for line in lines)
+
+
+def test_a_rank_that_leaves_early_is_named(tmp_path):
+    body = """
+comm.barrier()
+if comm.rank == 1:
+    sys.exit(0)
+try:
+    comm.all_reduce(np.ones(4))
+except pc.PeerLostError as error:
+    print(error)
+"""
+    status, out, _ = run(tmp_path, 2, body)
+    assert status == 0
+    assert out.startswith(
+        "rank 1 has left the group after 1 calls, while rank 0 is in all_reduce #2"
+    )
+
+
+@pytest.mark.parametrize("count", [4, 3_000_000])  # beyond what the kernel takes in
+def test_a_stopped_rank_is_named_at_the_deadline(tmp_path, count):
+    body = """
+if comm.rank == 1:
+    open("pid", "w").write(str(os.getpid()))
+comm.barrier()
+comm.timeout = 0.7
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+else:
+    try:
+        comm.all_reduce(np.ones(COUNT))
+    except pc.CollectiveTimeoutError as error:
+        print(error, flush=True)
+    # Let the stopped rank go on: its call fails as well.
+    os.kill(int(open("pid").read()), signal.SIGCONT)
+    sys.exit(0)
+try:
+    comm.all_reduce(np.ones(COUNT))
+except pc.CollectiveTimeoutError as error:
+    print("rank 1 heard of it", flush=True)
+"""
+    status, out, err = run(tmp_path, 2, body.replace("COUNT", str(count)))
+    assert (status, err) == (0, "")
+    assert "rank 1 was last heard of in barrier #1" in out
+    assert "rank 1 heard of it" in out
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "comm.all_reduce(np.ones((2, 2), 'float32'), 'max', algorithm='ring')",
+        "comm.broadcast(np.ones(4), 1)",
+    ],
+)
+def test_calls_that_do_not_belong_together(tmp_path, other):
+    body = f"""
+comm.barrier()
+try:
+    if comm.rank == 0:
+        comm.all_reduce(np.ones(4), algorithm='ring')
+    else:
+        {other}
+        comm.barrier()
+except pc.MismatchError as error:
+    print(error)
+"""
+    _, out, _ = run(tmp_path, 2, body)
+    assert len(out.splitlines()) == 2
+    for line in out.splitlines():
+        assert "rank 0 called all_reduce #2 (float64[4], sum, ring)" in line
+        if "max" in other:
+            assert "rank 1 called all_reduce #2 (float32[2, 2], max, ring)" in line
+        else:
+            assert "rank 1 called broadcast #2 (float64[4], tree, root 1)" in line
+
+
+def test_ctrl_c(tmp_path):
+    body = """
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print("ready", flush=True)
+try:
+    if comm.rank == 0:
+        comm.barrier()   # waits in the core
+    else:
+        time.sleep(30)
+except KeyboardInterrupt:
+    print("got SIGINT", flush=True)
+except pc.CollectiveError:  # the other rank was faster
+    pass
+"""
+    process = start(tmp_path, 2, body)
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert out.count("got SIGINT") >= 1
+    assert process.returncode == 0
+
+
+def test_a_forked_child_is_told_and_holds_no_connection(tmp_path):
+    body = """
+comm.barrier()
+child = os.fork()
+if child == 0:
+    try:
+        comm.barrier()
+    except pc.CollectiveError as error:
+        print(str(error)[:17], sum(os.readlink(f"/proc/self/fd/{n}").startswith("socket:")
+              for n in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{n}")))
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(child, 0)
+comm.barrier()
+"""
+    status, out, err = run(tmp_path, 2, body)
+    assert (status, err) == (0, "")
+    assert out.splitlines() == ["this communicator 0"] * 2
+
+
+# In this process ------------------------------------------------------------------------------
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def environment(rank, size, port, **more):
+    return {
+        "PYCOLLECTIVE_RANK": str(rank),
+        "PYCOLLECTIVE_SIZE": str(size),
+        "PYCOLLECTIVE_ADDRESS": f"127.0.0.1:{port}",
+        "PYCOLLECTIVE_SECRET": SECRET,
+        **{f"PYCOLLECTIVE_{name}": value for name, value in more.items()},
+    }
+
+
+def join(environments, seconds=15.0):
+    """Call init for each in a thread of its own; return communicators or errors."""
+    results = [None] * len(environments)
+
+    def one(i):
+        try:
+            results[i] = init(environment=environments[i], timeout=15, join_timeout=seconds)
+        except RendezvousError as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(environments))]
+    for thread in reversed(threads):  # rank 0 comes last
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a rank hangs"
+    return results
+
+
+def works(comms, on_ranks):
+    want = [float(sum(range(1, len(comms) + 1)))] * len(comms)
+    return on_ranks(comms, lambda c: float(c.all_reduce([c.rank + 1.0])[0])) == want
+
+
+def close(comms):
+    for c in comms:
+        c.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_groups_leave_nothing_behind(on_ranks):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = descriptors(), threading.active_count()
+    for i in range(50):
+        port = free_port()
+        comms = join([environment(r, 2, port) for r in range(2)])
+        assert works(comms, on_ranks)
+        if i % 2:
+            close(comms)
+        del comms
+    assert descriptors() == before
+    time.sleep(0.1)
+    assert threading.active_count() == threads
+
+
+def test_streams_ipv6_and_torchrun(on_ranks, caplog):
+    caplog.set_level("INFO", "pycollective")
+    port = free_port()
+    comms = join(
+        [environment(r, 3, port, SOCKET_STREAMS="3", SOCKET_IFNAME="=lo") for r in range(3)]
+    )
+    assert works(comms, on_ranks)
+    big = on_ranks(comms, lambda c: c.all_reduce(np.arange(3_000_000.0))[-1])
+    assert big == [3 * 2_999_999.0] * 3
+    close(comms)
+    assert "rank 2 of 3, over TCP, authenticated; described by PYCOLLECTIVE_ADDRESS" in caplog.text
+    torch = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    comms = join([{**torch, "RANK": str(r)} for r in range(2)])
+    assert works(comms, on_ranks)
+    close(comms)
+    assert "without a secret; described by MASTER_ADDR (torchrun)" in caplog.text
+
+
+def test_a_failed_group_can_be_made_again(on_ranks):
+    port = free_port()
+    for _ in range(3):
+        comms = join([environment(r, 2, port) for r in range(2)])
+        comms[0].abort("grün …")
+        assert [str(e) for e in on_ranks(comms, lambda c: c.barrier())] == ["grün …"] * 2
+        assert comms[1]._group.failure == "grün …"
+        close(comms)
+        with pytest.raises(pc.CollectiveError, match="closed"):
+            comms[0].barrier()
+
+
+def test_a_wrong_secret_is_refused(caplog):
+    port = free_port()
+    good, bad = environment(0, 2, port), environment(1, 2, port, SECRET="f" * 32)
+    first, second = join([good, bad], 1.0)
+    assert "the secrets differ" in str(second)
+    assert "waited 1 s for rank 1 of 2" in str(first)
+    assert "could not prove that they belong here" in str(first)
+    without = environment(1, 2, port)
+    del without["PYCOLLECTIVE_SECRET"]
+    first, second = join([good, without], 0.5)
+    assert "the secrets differ" in str(second)
+
+
+def test_without_a_secret_only_loopback():
+    for rank in range(2):
+        for address in ("192.0.2.1", "0.0.0.0"):
+            env = environment(rank, 2, 29_999, ADDRESS=f"{address}:29999")
+            del env["PYCOLLECTIVE_SECRET"]
+            with pytest.raises(RendezvousError, match="not a loopback address"):
+                init(environment=env, join_timeout=1)
+    env["PYCOLLECTIVE_INSECURE"] = "1"
+    env["PYCOLLECTIVE_ADDRESS"] = "127.0.0.1:1"
+    with pytest.raises(RendezvousError, match="did not reach rank 0"):
+        init(environment=env, join_timeout=0.3)
+
+
+def test_bad_descriptions(tmp_path):
+    short = tmp_path / "secret"
+    short.write_text("short\n")
+    for broken, text in (
+        ({"RANK": "2"}, "rank 2 is not among the 2 ranks"),
+        ({"RANK": "one"}, "PYCOLLECTIVE_RANK='one'"),
+        ({"SIZE": "0"}, "PYCOLLECTIVE_SIZE='0'"),
+        ({"ADDRESS": "nowhere"}, "is not host:port"),
+        ({"ADDRESS": "h:99999"}, "is not host:port"),
+        ({"SECRET": "short"}, "can be guessed"),
+        ({"SOCKET_IFNAME": "=none0"}, "matches none of the interfaces"),
+        ({"SOCKET_STREAMS": "99"}, "SOCKET_STREAMS='99'"),
+    ):
+        with pytest.raises(RendezvousError, match=text):
+            init(
+                environment={
+                    **environment(0, 2, free_port()),
+                    **{f"PYCOLLECTIVE_{k}": v for k, v in broken.items()},
+                },
+                join_timeout=1,
+            )
+    env = environment(0, 2, free_port(), SECRET_FILE=str(short))
+    del env["PYCOLLECTIVE_SECRET"]
+    with pytest.raises(RendezvousError, match="SECRET_FILE has 5 bytes"):
+        init(environment=env)
+    with pytest.raises(RendezvousError, match="TCP needs PYCOLLECTIVE_RANK"):
+        init(environment={"PYCOLLECTIVE_TRANSPORT": "tcp"})
+
+
+def test_ranks_and_sizes_that_do_not_fit():
+    port = free_port()
+    envs = [environment(0, 2, port), environment(1, 3, port)]
+    first, second = join(envs, 0.7)
+    assert "the group has 2 ranks for rank 0, and 3 for you" in str(second)
+    assert "rank 1 of 2" in str(first)
+    port = free_port()
+    results = join([environment(r, 3, port) for r in (0, 1, 1)], 1.0)
+    assert sum("rank 1 is taken" in str(r) for r in results) == 1
+    assert sum("waited 1 s for rank 2 of 3" in str(r) for r in results) == 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [("eth", "eth0"), ("=eth1", "eth1"), ("^eth", "ib0"), ("^=eth0", "eth1"), ("ib,eth", "eth0"),
+     ("^eth,ib", "lo"), ("=lo", "lo")],
+)  # fmt: skip
+def test_interface_grammar(pattern, name):
+    there = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("eth1", "10.0.1.1"), ("ib0", "10.1.0.1")]
+    assert interfaces.choose(pattern, there)[0] == name
+    with pytest.raises(ValueError, match="matches none"):
+        interfaces.choose("=et", there)
+
+
+# Strangers ------------------------------------------------------------------------------------
+
+
+def frames(rng):
+    """What a stranger may send: noise, broken greetings, lies about lengths."""
+    hello = {"pycollective": 1, "nonce": "00" * 16, "purpose": "join", "rank": 1, "size": 2}
+    data = json.dumps(hello).encode()
+    yield rng.randbytes(rng.randrange(1, 3000))
+    yield struct.pack("!I", 0xFFFFFFFF) + rng.randbytes(100)
+    yield struct.pack("!I", 1024) + b"[" * 1024
+    yield struct.pack("!I", 1000) + b"x"
+    yield b"\0\0"
+    yield struct.pack("!I", 4) + b"null"
+    yield struct.pack("!I", len(data)) + data + struct.pack("!I", 14) + b'{"proof": "0"}'
+    yield struct.pack("!I", len(data)) + data + struct.pack("!I", 12) + b'{"proof": 1}'
+    yield struct.pack("!I", 15) + b'{"pycollective"' + b"GET / HTTP/1.1\r\n\r\n"
+
+
+def bother(port, stop, seed, counts):
+    """Send at most 400 bad greetings; hold a few connections open."""
+    rng = random.Random(seed)
+    held = []
+    for i in range(45):
+        for data in frames(rng):
+            if stop.is_set():
+                break
+            try:
+                sock = socket.create_connection(("127.0.0.1", port), timeout=1)
+                sock.sendall(data)
+                counts.append(1)
+            except OSError:
+                time.sleep(0.005)
+                continue
+            held.append(sock)
+            if len(held) > 20:
+                held.pop(rng.randrange(20)).close()
+        time.sleep(0.002 * (i % 3))
+    for sock in held:
+        sock.close()
+
+
+def test_strangers_do_not_disturb(on_ranks):
+    port, stop, counts = free_port(), threading.Event(), []
+    strangers = [threading.Thread(target=bother, args=(port, stop, s, counts)) for s in range(2)]
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for t in strangers:
+        t.start()
+    results = []
+    zero = threading.Thread(target=lambda: results.extend(join([environment(0, 2, port)])))
+    zero.start()
+    while len(counts) < 100:  # rank 0 waits among strangers for a while
+        time.sleep(0.01)
+    results.extend(join([environment(1, 2, port)]))
+    zero.join(20)
+    comms = sorted(results, key=lambda c: c.rank)
+    # While they knock on, the group works; nobody listens any more.
+    for _ in range(50):
+        assert works(comms, on_ranks)
+    stop.set()
+    for t in strangers:
+        t.join(20)
+    assert works(comms, on_ranks)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+    unit = 1 if sys.platform == "darwin" else 1024
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * unit
+    assert grown < 100 << 20
+    close(comms)
+
+
+def test_what_was_recorded_cannot_be_played_again():
+    """A stranger who heard a whole conversation repeats it."""
+    entered = []
+    door = _Door(
+        socket.create_server(("127.0.0.1", 0)),
+        handshake.key_of(SECRET.encode()),
+        2,
+        lambda channel, hello: entered.append(channel),
+    )
+    soon = time.monotonic() + 10
+    said = []
+
+    class Tape(socket.socket):
+        def sendall(self, data, *flags):
+            said.append(bytes(data))
+            return super().sendall(data, *flags)
+
+    with Tape() as sock:
+        sock.connect(door.address)
+        handshake.introduce(sock, handshake.key_of(SECRET.encode()), {"purpose": "join"}, soon)
+        while not entered:
+            time.sleep(0.01)
+    assert len(said) == 2
+    with socket.create_connection(door.address) as sock:
+        channel = handshake.Channel(sock)
+        sock.sendall(said[0])
+        assert "nonce" in channel.receive(soon)
+        sock.sendall(said[1])
+        assert channel.receive(soon) == {"refused": "the secrets differ"}
+    # A member's own proof sent back to it is none, nor is a changed message.
+    with socket.create_connection(door.address) as sock, pytest.raises(handshake.Refused):
+        handshake.introduce(sock, handshake.key_of(b"other"), {}, soon)
+    assert len(entered) == 1
+    entered[0].close()
+    door.close()
+
+
+def test_changed_and_repeated_messages_are_noticed():
+    a, b = socket.socketpair()
+    soon = time.monotonic() + 5
+    ours, theirs = handshake.Channel(a), handshake.Channel(b)
+    ours.seal(b"key", True)
+    theirs.seal(b"key", False)
+    ours.send({"n": 1}, soon)
+    frame = b.recv(1000)
+    for wrong in (frame[:-1] + b"\0", frame[:5] + b"m" + frame[6:]):
+        a.sendall(wrong)
+        with pytest.raises(handshake.HandshakeError, match="changed"):
+            theirs.receive(soon)
+    a.sendall(frame + frame)
+    assert theirs.receive(soon) == {"n": 1}
+    with pytest.raises(handshake.HandshakeError, match="changed"):
+        theirs.receive(soon)
+    b.sendall(frame)  # sent back
+    with pytest.raises(handshake.HandshakeError, match="changed"):
+        ours.receive(soon)
+    a.close()
+    b.close()
+
+
+def test_lengths_are_bounded_before_anything_is_read():
+    for key, allowed in ((b"", 1024), (b"key", 1 << 20)):
+        a, b = socket.socketpair()
+        channel = handshake.Channel(b)
+        channel.seal(key, False)
+        a.sendall(struct.pack("!I", allowed + 1))
+        with pytest.raises(handshake.HandshakeError, match=f"where {allowed} are allowed"):
+            channel.receive(time.monotonic() + 1)
+        a.close()
+        b.close()
+
+
+# What the core makes of bytes that are no frames -----------------------------------------------
+
+
+def pair_with_a_stranger():
+    """A rank 0 of 2 whose peer is this test: control and message connection."""
+    (c0, c1), (m0, m1) = socket.socketpair(), socket.socketpair()
+    group = _core.TcpGroup(0, [[], [c0.fileno(), m0.fileno()]])
+    c0.close()
+    m0.close()
+    return group, _core.Communicator(group, 0), c1, m1
+
+
+def header(kind=1, remaining=8, size=8, text=0, magic=0x6C6C6F63, version=1, failure=0, call=1):
+    return struct.pack(
+        "=IHHQQQIII20x", magic, version, kind, 5, call, remaining, size, text, failure
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [(b"\xff" * 200, "sent no message of pycollective"),
+     (header(version=9), "another version"),
+     (header(kind=2), "unknown kind"),
+     (header(size=1 << 31, remaining=1 << 40), "longer than it may be"),
+     (header(text=1 << 30), "longer than it may be"),
+     (header(size=9), "longer than it may be"),
+     (header(size=3, remaining=8), "not whole"),
+     (header(size=0, remaining=8), "not whole")],
+)  # fmt: skip
+def test_bad_message_frames(data, text):
+    group, comm, control, messages = pair_with_a_stranger()
+    messages.sendall(data)
+    with pytest.raises(pc.PeerLostError, match=text):
+        comm.barrier(5.0)
+    control.close()
+    messages.close()
+    assert text in group.failure
+
+
+def test_a_message_of_another_call_is_a_mismatch_and_its_text_is_cleaned():
+    _, comm, control, messages = pair_with_a_stranger()
+    messages.sendall(header(text=16, size=0, remaining=0) + b"all\n\x1b[1m\xff\xc0_thing")
+    with pytest.raises(pc.MismatchError, match=r"rank 1 called all\?\?\[1m\?\?_thing\."):
+        comm.barrier(5.0)
+    # The other side is told.
+    assert b"rank 1 called all" in control.recv(10_000)
+    control.close()
+    messages.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\0" * 64, header(kind=9, size=0), header(kind=2, text=1 << 20, size=0),
+     header(kind=3, size=0, failure=77), header(kind=1)],
+)  # fmt: skip
+def test_bad_control_frames(data):
+    _, comm, control, messages = pair_with_a_stranger()
+    control.sendall(data)
+    with pytest.raises(pc.PeerLostError, match="control frame that is none"):
+        comm.barrier(5.0)
+    control.close()
+    messages.close()
+
+
+def test_noise_never_crashes_the_core():
+    rng = random.Random(1)
+    for _ in range(200):
+        _, comm, control, messages = pair_with_a_stranger()
+        for sock in (control, messages):
+            data = bytearray(
+                header(kind=rng.randrange(5), text=rng.randrange(300), size=rng.randrange(64))
+            )
+            for _ in range(rng.randrange(3)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            sock.sendall(data + rng.randbytes(rng.randrange(400)))
+            sock.close()
+        with pytest.raises(pc.CollectiveError):
+            comm.barrier(2.0)
+
+
+def test_descriptors_that_are_no_connections(tmp_path):
+    with open(tmp_path / "file", "w") as f, socket.socket() as loose:
+        for wrong in (f.fileno(), loose.fileno(), 9999, -1):
+            with pytest.raises(ValueError, match="not a connected stream socket"):
+                _core.TcpGroup(0, [[], [wrong, wrong]])
+    with pytest.raises(ValueError, match="every peer needs a control connection"):
+        _core.TcpGroup(0, [[], [1]])
+    with pytest.raises(ValueError, match="no such rank"):
+        _core.TcpGroup(3, [[], []])
