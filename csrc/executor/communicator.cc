@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "algorithms/algorithms.h"
-
 namespace pycollective {
 namespace {
 
@@ -42,6 +40,13 @@ Communicator::Communicator(std::shared_ptr<Group> group, int rank)
 Endpoint& Communicator::endpoint() {
   if (!endpoint_) endpoint_ = &group_->endpoint(rank_);
   return *endpoint_;
+}
+
+const Algorithm& Communicator::select(Collective collective, std::size_t bytes) const {
+  for (const Choice& choice : choices_) {
+    if (choice.collective == collective && bytes <= choice.most_bytes) return *choice.algorithm;
+  }
+  return pycollective::select(collective, bytes, size(), group_->transport());
 }
 
 PreparedAllReduce Communicator::prepare(const Array& array, Reducing reducing) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/algorithms.h"
 #include "executor/direct.h"
 #include "executor/executor.h"
 #include "transport/group.h"
@@ -61,6 +62,11 @@ class Communicator {
   void move(const Algorithm& algorithm, const Array& array, int root, const Waiting& waiting);
   void barrier(const Waiting& waiting);
 
+  // What algorithm="auto" means here, for so many bytes; and rows that are asked before the
+  // built-in ones, the same on all ranks, to be given before the first call.
+  const Algorithm& select(Collective collective, std::size_t bytes) const;
+  void prefer(std::vector<Choice> choices) { choices_ = std::move(choices); }
+
   // Whether all ranks share a board, so that all-reduce has a direct path.
   bool has_board() { return endpoint().board() != nullptr; }
   // What reduce() does with direct_all_reduce(), in two parts: begin() looks so many times whether
@@ -106,6 +112,7 @@ class Communicator {
   Endpoint* endpoint_ = nullptr;  // once it was asked for
   std::optional<DirectAllReduce> begun_;
   Scratch scratch_;
+  std::vector<Choice> choices_;
   std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
 };

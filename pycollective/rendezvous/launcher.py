@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from pycollective import _core
+from pycollective import _core, tuning
 from pycollective.distribute.blas_threads import available_cores
 from pycollective.rendezvous import (
     ADDRESS,
@@ -52,7 +53,8 @@ class _SharedMemory:
         """Return the variables and the descriptors of a rank."""
         descriptor = self._group.descriptor
         env = launched_environment(rank, self._size, descriptor)
-        return {TRANSPORT: "shm", **env}, [descriptor]
+        choices = json.dumps(tuning.as_json(tuning.rows(self._group.transport, self._size)))
+        return {TRANSPORT: "shm", tuning.CHOICES: choices, **env}, [descriptor]
 
     def started(self) -> None:
         pass
@@ -133,7 +135,12 @@ def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str 
         for rank in range(size):
             env = {name: threads for name in _THREAD_VARIABLES}  # the user's own setting wins
             env |= {"PYTHONUNBUFFERED": "1", **os.environ}
-            for name in (MEMORY, ADDRESS, LISTENER):  # of a group that this launcher is in itself
+            for name in (
+                MEMORY,
+                ADDRESS,
+                LISTENER,
+                tuning.CHOICES,
+            ):  # of a group that this launcher is in itself
                 env.pop(name, None)
             variables, descriptors = group.given_to(rank)
             process = subprocess.Popen(
