@@ -200,10 +200,12 @@ def time_size(group: Any, size: int, seconds: float) -> dict[str, float]:
     clock = time.perf_counter
     for _ in range(3):
         call.run()
-    begin = clock()
-    for _ in range(5):
+    first = np.empty(7)
+    for i in range(len(first)):
+        begin = clock()
         call.run()
-    estimate = float(slowest(group, [(clock() - begin) / 5])[0])
+        first[i] = clock() - begin
+    estimate = float(np.median(slowest(group, first)))  # one hiccup does not count
     iterations = int(max(5, min(5000, seconds / max(estimate, 1e-7))))
     times = np.empty(iterations)
     group.barrier()

@@ -146,10 +146,12 @@ def measure(
     for _ in range(warmup):
         call()
     comm.barrier()
-    begin = clock()
-    for _ in range(3):
+    first = np.empty(5)
+    for i in range(len(first)):
+        begin = clock()
         call()
-    estimate = max(float(_slowest(comm, clock() - begin)) / 3, 1e-7)
+        first[i] = clock() - begin
+    estimate = max(float(np.median(_slowest(comm, first))), 1e-7)  # one hiccup does not count
     if iterations is None:
         iterations = max(5, min(_MOST_ITERATIONS, int(seconds / estimate)))
     if comm.rank == 0 and estimate * iterations > _LONG:
