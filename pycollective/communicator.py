@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pycollective import _core, tuning
 from pycollective.algorithms import Algorithm
@@ -626,6 +627,54 @@ class Communicator(_core.CommunicatorBase):
                 results[i] = joined[begin:end].reshape(sources[i].shape)
                 begin = end
         return results
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: DTypeLike = float, *, timeout: float | None = None
+    ) -> Array:
+        """Make an array that `all_reduce` reduces without a copy; every rank calls it.
+
+        Processes of one host reach each other's such arrays: an all-reduce in place, or from one of
+        them to another, reads and writes them where they are. Everywhere else it is an ordinary
+        array. What it holds is whatever was there.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            The same on every rank.
+        dtype : dtype
+            The same on every rank; without Python objects.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray
+            On a cache line at least. Its memory is given back when all ranks have dropped theirs.
+
+        Raises
+        ------
+        MemoryError
+            On every rank, if one of them finds no memory.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
+        sizes = [operator.index(n) for n in sizes]
+        kind = np.dtype(dtype)
+        if any(n < 0 for n in sizes):
+            raise ValueError(f"a shape has no negative numbers, as {sizes} does")
+        if kind.hasobject:
+            raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
+        if math.prod(sizes) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
+            raise MemoryError(f"no memory has room for {sizes} of {kind} from each rank")
+        try:
+            shared: Array | None = self._core.empty(sizes, kind, self._seconds(timeout))
+        except MemoryError:
+            raise MemoryError(
+                f"a rank of the group has no memory for {math.prod(sizes) * kind.itemsize} bytes "
+                "that are shared"
+            ) from None
+        return np.empty(sizes, kind) if shared is None else shared
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""

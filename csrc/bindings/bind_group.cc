@@ -16,6 +16,7 @@
 #include "executor/communicator.h"
 #include "executor/measure.h"
 #include "schedule/tabulated.h"
+#include "transport/shared_heap.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
 #include "transport/thread.h"
@@ -335,6 +336,36 @@ void bind_group(py::module_& m) {
           },
           py::arg("input"), py::arg("output"), py::arg("input_counts"), py::arg("output_counts"),
           py::arg("shape"), py::arg("timeout"))
+      .def(
+          "empty",
+          [](Communicator& self, const std::vector<py::ssize_t>& shape, const py::dtype& dtype,
+             double timeout) -> std::optional<py::array> {
+            Array array;
+            array.shape.assign(shape.begin(), shape.end());
+            array.type = py::str(dtype);
+            auto bytes = static_cast<std::size_t>(dtype.itemsize());
+            for (py::ssize_t items : shape) bytes *= static_cast<std::size_t>(items);
+            Waiting waiting = waiting_for(timeout);
+            std::shared_ptr<SharedHeap> heap = self.group().heap();
+            std::byte* part = nullptr;
+            {
+              py::gil_scoped_release release;
+              self.meet("empty", array, waiting);
+              if (!heap) return {};
+              part = self.allocate(*heap, bytes, waiting);
+            }
+            struct Owner {
+              std::shared_ptr<SharedHeap> heap;
+              std::byte* part;
+              ~Owner() { heap->release(part); }
+            };
+            auto owner = std::make_unique<Owner>(std::move(heap), part);
+            py::capsule keeper(owner.get(), [](void* kept) { delete static_cast<Owner*>(kept); });
+            owner.release();
+            return py::array(dtype, shape, part, keeper);
+          },
+          py::arg("shape"), py::arg("dtype"), py::arg("timeout"),
+          "An array that all ranks of a host reach, or None where there is nothing to gain.")
       .def(
           "barrier",
           [](Communicator& self, double timeout) {

@@ -21,6 +21,7 @@
 #include "bindings/errors.h"
 #include "executor/communicator.h"
 #include "support/tuning.h"
+#include "transport/wait.h"
 
 namespace py = pybind11;
 
@@ -43,6 +44,7 @@ struct Known {
 struct State {
   std::shared_ptr<Communicator> communicator;
   bool threads = false;
+  int looks = 1;  // for the peers, while the interpreter is kept
   std::array<Known, 8> known;
   std::size_t last = 0, oldest = 0;
 };
@@ -191,7 +193,7 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   // While the interpreter is kept, peers that are threads cannot come.
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   try {
-    if (!brief || !communicator.begin(prepared, x->data, output, state.threads ? 1 : kHeldLooks)) {
+    if (!brief || !communicator.begin(prepared, x->data, output, state.looks)) {
       std::shared_ptr<Communicator> kept = state.communicator;
       PreparedAllReduce copy = prepared;  // another thread may use the place
       Waiting waiting = waiting_for(timeout_of(self));
@@ -291,6 +293,9 @@ PyObject* attach(PyObject* self, PyObject* core) {
     auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
     auto state = std::make_unique<State>();
     state->threads = communicator->group().transport() == "threads";
+    if (!state->threads) {
+      state->looks = crowded(communicator->size()) ? kCrowdedSpins : kHeldLooks;
+    }
     // Without a board there is no short way.
     bool direct = communicator->has_board();
     state->communicator = std::move(communicator);

@@ -1,6 +1,7 @@
 #include "executor/communicator.h"
 
 #include <algorithm>
+#include <new>
 #include <thread>
 
 namespace pycollective {
@@ -165,6 +166,31 @@ void Communicator::move(const Algorithm& algorithm, const Array& array, int root
                         const Waiting& waiting) {
   run_equal(algorithm, root, buffers_of(array, nullptr), record_of(algorithm, array, root),
             waiting);
+}
+
+void Communicator::meet(const char* what, const Array& array, const Waiting& waiting) {
+  CallRecord call = record_of(dissemination_barrier(), array, 0);
+  set_name(call.collective, what);
+  set_name(call.algorithm, "");
+  call.seal();
+  run(dissemination_barrier(), 0, Buffers{}, call, waiting);
+}
+
+std::byte* Communicator::allocate(SharedHeap& heap, std::size_t bytes, const Waiting& waiting) {
+  std::byte* part = nullptr;
+  try {
+    part = heap.allocate(bytes);
+  } catch (const std::bad_alloc&) {
+    // The others are told first.
+  }
+  std::uint8_t found = part != nullptr;
+  reduce(direct_all_reduce(), {&found, &found, {}, 1, 1, "uint8"}, {DType::u8, Op::min}, 0,
+         waiting);
+  if (!found) {
+    if (part) heap.take_back(part);
+    throw std::bad_alloc();
+  }
+  return part;
 }
 
 void Communicator::barrier(const Waiting& waiting) {

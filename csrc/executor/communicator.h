@@ -14,6 +14,7 @@
 #include "executor/direct.h"
 #include "executor/executor.h"
 #include "transport/group.h"
+#include "transport/shared_heap.h"
 
 namespace pycollective {
 
@@ -66,6 +67,13 @@ class Communicator {
   // built-in ones, the same on all ranks, to be given before the first call.
   const Algorithm& select(Collective collective, std::size_t bytes) const;
   void prefer(std::vector<Choice> choices) { choices_ = std::move(choices); }
+
+  // Meets all ranks in a call that moves nothing, and of which all must have the same idea.
+  void meet(const char* what, const Array& array, const Waiting& waiting);
+
+  // This rank's part of memory that all ranks reach. Where one of them finds none left, all throw
+  // std::bad_alloc.
+  std::byte* allocate(SharedHeap& heap, std::size_t bytes, const Waiting& waiting);
 
   // Whether all ranks share a board, so that all-reduce has a direct path.
   bool has_board() { return endpoint().board() != nullptr; }

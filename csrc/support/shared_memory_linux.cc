@@ -27,7 +27,7 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
     errno = error;
     fail("cannot size shared memory");
   }
-  return SharedMemory(descriptor, bytes);
+  return SharedMemory(descriptor, 0, bytes);
 }
 
 SharedMemory SharedMemory::open(int descriptor) {
@@ -39,12 +39,27 @@ SharedMemory SharedMemory::open(int descriptor) {
     errno = EINVAL;
     fail("not a descriptor of shared memory");
   }
-  return SharedMemory(copy, static_cast<std::size_t>(facts.st_size));
+  return SharedMemory(copy, 0, static_cast<std::size_t>(facts.st_size));
 }
 
-SharedMemory::SharedMemory(int descriptor, std::size_t size)
-    : descriptor_(descriptor), size_(size) {
-  void* place = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+SharedMemory SharedMemory::part(int descriptor, std::size_t begin, std::size_t bytes) {
+  int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) fail("not a descriptor of shared memory");
+  struct stat facts;
+  auto needed = static_cast<off_t>(begin + bytes);
+  if (fstat(copy, &facts) != 0 || (facts.st_size < needed && ftruncate(copy, needed) != 0)) {
+    int error = errno;
+    close(copy);
+    errno = error;
+    fail("cannot enlarge shared memory");
+  }
+  return SharedMemory(copy, begin, bytes);
+}
+
+SharedMemory::SharedMemory(int descriptor, std::size_t begin, std::size_t size)
+    : descriptor_(descriptor), begin_(begin), size_(size) {
+  void* place = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
+                     static_cast<off_t>(begin));
   if (place == MAP_FAILED) {
     int error = errno;
     close(descriptor);
@@ -62,10 +77,31 @@ void SharedMemory::populate(std::byte* begin, std::size_t bytes) noexcept {
 #endif
 }
 
+void SharedMemory::reserve(std::byte* begin, std::size_t bytes) {
+  auto at = static_cast<off_t>(begin_ + static_cast<std::size_t>(begin - data_));
+  if (fallocate(descriptor_, 0, at, static_cast<off_t>(bytes)) != 0) fail("no memory to share");
+  populate(begin, bytes);
+}
+
+void SharedMemory::discard(std::byte* begin, std::size_t bytes) const noexcept {
+  auto at = static_cast<off_t>(begin_ + static_cast<std::size_t>(begin - data_));
+  (void)fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at,
+                  static_cast<off_t>(bytes));
+}
+
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)),
+      begin_(other.begin_),
       data_(std::exchange(other.data_, nullptr)),
       size_(other.size_) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(begin_, other.begin_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
 
 SharedMemory::~SharedMemory() {
   if (data_) munmap(data_, size_);

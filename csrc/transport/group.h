@@ -1,6 +1,7 @@
 // A group of ranks over some transport.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -8,6 +9,8 @@
 #include "transport/transport.h"
 
 namespace pycollective {
+
+class SharedHeap;
 
 class Group {
  public:
@@ -25,6 +28,9 @@ class Group {
   virtual void abandon() noexcept {}
   // What moves the bytes, in words.
   virtual std::string_view transport() const = 0;
+  // Where arrays that all ranks reach are made; nullptr where every rank has memory of its own, or
+  // all the same.
+  virtual std::shared_ptr<SharedHeap> heap() { return nullptr; }
   // What each rank is doing: "rank 0 is in …; rank 1 has …".
   virtual std::string describe_ranks() const = 0;
 };

@@ -42,7 +42,8 @@ struct ShmGroup::Header {
 
 struct alignas(kCacheLine) ShmGroup::RankState {
   Bed bed;
-  std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
+  alignas(kCacheLine)
+      std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
   std::atomic<std::uint32_t> busy;
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
@@ -69,8 +70,8 @@ class ShmEndpoint;
 class ShmBoard final : public Board {
  public:
   explicit ShmBoard(ShmEndpoint& endpoint);
-  std::uint64_t place_of(const void*, std::size_t) const override { return 0; }
-  std::byte* reach(std::uint64_t) const override { return nullptr; }
+  std::uint64_t place_of(const void* data, std::size_t bytes) const override;
+  std::byte* reach(std::uint64_t place) const override;
   [[noreturn]] void mismatch(int peer) override;
 
  private:
@@ -251,6 +252,14 @@ ShmBoard::ShmBoard(ShmEndpoint& endpoint)
     : Board(endpoint.group_.board(), endpoint.rank_, endpoint.group_.beds(), /*with_staging=*/true),
       endpoint_(endpoint) {}
 
+std::uint64_t ShmBoard::place_of(const void* data, std::size_t bytes) const {
+  return endpoint_.group_.heap_->place_of(data, bytes);
+}
+
+std::byte* ShmBoard::reach(std::uint64_t place) const {
+  return endpoint_.group_.heap_->reach(place);
+}
+
 void ShmBoard::mismatch(int peer) {
   endpoint_.mismatch(peer, endpoint_.group_.call_of(peer, endpoint_.call_.number));
 }
@@ -346,6 +355,8 @@ void ShmGroup::join(int rank) {
   // Pages that are touched for the first time in a call would make it slow.
   std::size_t bytes = Board::bytes_for(size(), /*with_staging=*/true);
   if (bytes <= kPopulatedBytes) memory_.populate(board(), bytes);
+  heap_ =
+      std::make_shared<SharedHeap>(memory_.descriptor(), page_up(bytes_for(size())), size(), rank);
   endpoint_ = std::make_unique<ShmEndpoint>(*this, rank);
 }
 

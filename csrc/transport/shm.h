@@ -18,6 +18,7 @@
 #include "support/shared_memory.h"
 #include "transport/board.h"
 #include "transport/group.h"
+#include "transport/shared_heap.h"
 
 namespace pycollective {
 
@@ -34,6 +35,7 @@ class ShmGroup final : public Group {
   // Takes the place of a rank; throws std::invalid_argument if it is taken or there is none.
   void join(int rank);
   void leave(int rank) noexcept override;
+  std::shared_ptr<SharedHeap> heap() override { return heap_; }
   void abandon() noexcept override { rank_ = -1; }
   std::string_view transport() const override { return "shared memory"; }
   // Whether the rank has joined and not left.
@@ -64,6 +66,7 @@ class ShmGroup final : public Group {
 
   SharedMemory memory_;
   int spins_;
+  std::shared_ptr<SharedHeap> heap_;
   std::unique_ptr<Endpoint> endpoint_;  // of the rank that this process has
   int rank_ = -1;
 };

@@ -6,6 +6,7 @@ CI holds these stubs against the module: names by mypy's stubtest, parameters by
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pycollective._core import cuda as cuda
@@ -187,6 +188,9 @@ class Communicator:
         shape: Sequence[int],
         timeout: float,
     ) -> None: ...
+    def empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], timeout: float
+    ) -> NDArray[Any] | None: ...
     def barrier(self, timeout: float) -> None: ...
 
 def all_reduce_together(
