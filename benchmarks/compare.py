@@ -321,7 +321,7 @@ def of_loopback(part: Part, results: dict[str, Any], size: int) -> float | None:
     return ours / max(latency, 2 * size / (rate * 1e3))
 
 
-_RATIO, _MICROSECONDS, _TIMES = "{:.2f} × best peer", "{:.3g} µs", "{:.2f} × the limit's time"
+_RATIO, _MICROSECONDS, _TIMES = "{:.2f} × best peer", "{:,.4g} µs", "{:.2f} × the limit's time"
 BARS = [
     Bar("processes2", "2 processes", (8,), 0.35, best_peer(), _RATIO),
     Bar("processes2", "2 processes", (64 * KI,), 0.5, best_peer(), _RATIO),
