@@ -36,6 +36,7 @@ struct Known {
   py::object descr, op;  // compared by identity, so they are kept
   int dims = -1;         // -1: nothing is known here
   std::array<Py_intptr_t, CallRecord::kMaxDims> shape{};
+  bool automatic = false;  // whether "auto" means "direct" for it
   PreparedAllReduce prepared;
 };
 
@@ -64,6 +65,7 @@ PyObject *name_x, *name_op, *name_out, *name_algorithm, *name_sum, *name_auto, *
 
 struct Arguments {
   PyObject *x = nullptr, *out = nullptr, *op = name_sum;
+  bool automatic = true;  // "auto", not "direct"
 };
 
 bool is_name(PyObject* object, PyObject* name) {
@@ -85,8 +87,9 @@ bool parse(PyObject* const* args, std::size_t positional, PyObject* names, Argum
       found.op = value;
     } else if (name == name_x && positional < 1) {
       found.x = value;
-    } else if (name != name_algorithm ||
-               (!is_name(value, name_auto) && !is_name(value, name_direct))) {
+    } else if (name == name_algorithm && is_name(value, name_direct)) {
+      found.automatic = false;
+    } else if (name != name_algorithm || !is_name(value, name_auto)) {
       return false;
     }
   }
@@ -134,6 +137,9 @@ const Known* learn(State& state, const ArrayStruct& x, PyObject* op) {
     Known& known = state.known[state.oldest];
     known.dims = -1;
     known.prepared = state.communicator->prepare(array, {type, which});
+    const Algorithm& selected =
+        state.communicator->select(Collective::all_reduce, array.count * array.item);
+    known.automatic = &selected == &direct_all_reduce();
     known.descr = dtype;
     known.op = py::reinterpret_borrow<py::object>(op);
     std::copy_n(x.dimensions, x.nd, known.shape.begin());
@@ -163,7 +169,7 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   if (!x) return Py_None;
   const Known* known = find(state, *x, arguments.op);
   if (!known) known = learn(state, *x, arguments.op);
-  if (!known) return Py_None;
+  if (!known || (arguments.automatic && !known->automatic)) return Py_None;
   const PreparedAllReduce& prepared = known->prepared;
   std::size_t bytes = prepared.data.count * prepared.data.item;
 

@@ -4,8 +4,6 @@
 #include <new>
 #include <thread>
 
-#include "algorithms/algorithms.h"
-
 namespace pycollective {
 namespace {
 
@@ -43,6 +41,13 @@ Communicator::Communicator(std::shared_ptr<Group> group, int rank)
 Endpoint& Communicator::endpoint() {
   if (!endpoint_) endpoint_ = &group_->endpoint(rank_);
   return *endpoint_;
+}
+
+const Algorithm& Communicator::select(Collective collective, std::size_t bytes) const {
+  for (const Choice& choice : choices_) {
+    if (choice.collective == collective && bytes <= choice.most_bytes) return *choice.algorithm;
+  }
+  return pycollective::select(collective, bytes, size(), group_->transport());
 }
 
 PreparedAllReduce Communicator::prepare(const Array& array, Reducing reducing) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/algorithms.h"
 #include "executor/direct.h"
 #include "executor/executor.h"
 #include "transport/group.h"
@@ -61,6 +62,11 @@ class Communicator {
               const Waiting& waiting);
   void move(const Algorithm& algorithm, const Array& array, int root, const Waiting& waiting);
   void barrier(const Waiting& waiting);
+
+  // What algorithm="auto" means here, for so many bytes; and rows that are asked before the
+  // built-in ones, the same on all ranks, to be given before the first call.
+  const Algorithm& select(Collective collective, std::size_t bytes) const;
+  void prefer(std::vector<Choice> choices) { choices_ = std::move(choices); }
 
   // Meets all ranks in a call that moves nothing, and of which all must have the same idea.
   void meet(const char* what, const Array& array, const Waiting& waiting);
@@ -114,6 +120,7 @@ class Communicator {
   Endpoint* endpoint_ = nullptr;  // once it was asked for
   std::optional<DirectAllReduce> begun_;
   Scratch scratch_;
+  std::vector<Choice> choices_;
   std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
 };

@@ -17,7 +17,7 @@ _EPILOG = """\
 examples:
   pycollective train                          train a CNN on handwritten digits, 2 replicas
   pycollective train --data auto --epochs 1   … on whatever digits can be had without a network
-  pycollective bench --ranks 4                time all-reduce among 4 threads
+  pycollective bench --transport shm -n 4     time all-reduce among 4 processes
   pycollective simulate --ranks 256           time every all-reduce on a cluster that need not be there
   pycollective run -n 4 script.py             start the processes of a group on this host
 'pycollective COMMAND --help' tells more about a command.
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     args = parser().parse_args(argv)
+    args.words = list(sys.argv[1:] if argv is None else argv)
     try:
         return int(args.function(args))
     except (DataError, CheckpointError, CollectiveError, ImportError) as error:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pycollective import _core
+from pycollective import _core, tuning
 from pycollective.communicator import DEFAULT_TIMEOUT, Communicator, local_group
 from pycollective.errors import RendezvousError
 
@@ -108,6 +108,7 @@ def init(
         group = _core.ShmGroup.open(descriptor)
         if group.size != size:
             raise ValueError(f"{SIZE} is {size}, and the group has {group.size} ranks")
+        choices = tuning.given(env, group.transport, size)
         group.join(rank)
     except (ValueError, OSError, RuntimeError) as error:
         raise RendezvousError(
@@ -116,6 +117,7 @@ def init(
         ) from None
     _log.info("rank %d of %d, through shared memory; described by pycollective run", rank, size)
     communicator = Communicator(group, rank, timeout)
+    communicator._prefer(choices)
     _live.add(communicator)
     return communicator
 
@@ -136,6 +138,7 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
         source,
     )
     communicator = Communicator(group, about.rank, timeout)
+    communicator._prefer(about.choices)
     _live.add(communicator)
     return communicator
 
@@ -179,6 +182,7 @@ def _description(env: Mapping[str, str]) -> tuple[Description, str]:
             interface=env.get(INTERFACE, ""),
             streams=_number(env, STREAMS, 1, tcp.MAX_STREAMS) if STREAMS in env else 1,
             listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
+            choices=tuning.given(env, "TCP", size) if rank == 0 else [],
         )
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None

@@ -14,10 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from pycollective import _core
+from pycollective import _core, tuning
 from pycollective.errors import RendezvousError
 from pycollective.rendezvous import interfaces
 from pycollective.rendezvous.handshake import (
@@ -56,6 +56,7 @@ class Description:
     interface: str = ""
     streams: int = 1  # for messages, of every pair of ranks; rank 0's word counts
     listener: int = -1  # the descriptor of rank 0's listening socket, if the launcher made it
+    choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
 
 
 def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
@@ -295,7 +296,10 @@ class _Meeting:
         door = self._peer_door(own, name)
         self.places[0] = door.address
         places = [list(self.places[r]) for r in range(self.about.size)]
-        self._tell_all({"group": name, "streams": self.streams, "places": places})
+        choices = tuning.as_json(self.about.choices)
+        self._tell_all(
+            {"group": name, "streams": self.streams, "places": places, "choices": choices}
+        )
         return name, door
 
     def _inherited(self) -> socket.socket | None:
@@ -375,6 +379,10 @@ class _Meeting:
         if len(places) != self.about.size:
             raise HandshakeError("a table of another size")
         self.streams = _int(table, "streams", 2, 1 + MAX_STREAMS)
+        try:
+            self.about.choices = tuning.checked(table.get("choices"))
+        except ValueError as error:
+            raise HandshakeError(f"rank 0's table of algorithms cannot be used: {error}") from None
         for rank, place in enumerate(places):
             if not isinstance(place, list) or len(place) != 2:
                 raise HandshakeError("a table without addresses")

@@ -59,6 +59,7 @@ def test_data_that_are_not_there(tmp_path, capsys):
     "words",
     [["train", "--replicas", "0"], ["train", "--epochs", "x"], ["train", "--strategy", "tpu"],
      ["train", "--cross-device-ops", "bus"], ["bench", "-b", "8Q"], ["bench", "-n", "0"],
+     ["bench", "--seconds", "-1"], ["bench", "-c", "shout"],
      ["simulate", "--ranks", "4,x"], ["simulate", "--latency", "-1"],
      ["simulate", "--bandwidth", "nan"], []],
 )  # fmt: skip
@@ -72,10 +73,6 @@ def test_bad_options(words, capsys):
 def test_options_that_do_not_fit_together(capsys, tmp_path):
     with pytest.raises(SystemExit, match="has one replica"):
         main(["train", "--strategy", "one_device", "--replicas", "2", "--data", "digits"])
-    with pytest.raises(SystemExit, match="sizes must grow"):
-        main(["bench", "-b", "1M", "-e", "1K"])
-    with pytest.raises(SystemExit, match="-f must be at least 2"):
-        main(["bench", "-f", "1"])
 
 
 def test_simulate(tmp_path, capsys):
@@ -128,36 +125,3 @@ def test_simulate_says_what_is_wrong():
     ):
         with pytest.raises(SystemExit, match=message):
             main(["simulate", *words.split()])
-
-
-@pytest.mark.parametrize("op", ["sum", "min", "max", "prod", "mean"])
-@pytest.mark.parametrize("datatype", ["float32", "float64", "int32", "int64"])
-def test_bench(tmp_path, capsys, op, datatype):
-    report = tmp_path / "bench.json"
-    words = "bench -b 8 -e 128K -f 64 -n 3 -w 1 --ranks 3 --algorithm all".split()
-    assert main([*words, "-o", op, "-d", datatype, "--json", str(report)]) == 0
-    out = capsys.readouterr().out
-    assert "# wrong values: 0 OK" in out
-    rows = json.loads(report.read_text())["results"]
-    names = algorithms.names("all_reduce")
-    assert [r["size"] for r in rows] == [s for s in (8, 512, 32768) for _ in names]
-    assert {r["algorithm"] for r in rows} == set(names)
-    for row in rows:
-        assert row["wrong"] == 0
-        assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * 4 / 3)
-
-
-def test_bench_sees_wrong_values(capsys, monkeypatch):
-    from pycollective.communicator import Communicator
-
-    right = Communicator.all_reduce
-
-    def wrong(self, x, op="sum", *, out=None, **others):
-        result = right(self, x, op, out=out, **others)
-        if self.rank == 1:
-            result[0] += 1
-        return result
-
-    monkeypatch.setattr(Communicator, "all_reduce", wrong)
-    assert main("bench -b 64 -e 64 -n 1 -w 1".split()) == 1
-    assert "# wrong values: 1 FAILED" in capsys.readouterr().out
