@@ -30,9 +30,13 @@ esac
 export LD_PRELOAD="$("$compiler" -print-file-name="$library") $("$compiler" -print-file-name=libstdc++.so.6)"
 # CPython keeps memory until it ends, which is no leak of ours.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS="halt_on_error=0 exitcode=66 suppressions=$top/tests/thread_sanitizer.supp"
+export TSAN_OPTIONS="log_path=$work/report exitcode=66 suppressions=$top/tests/thread_sanitizer.supp"
 export PYTHONPATH="$work" OPENBLAS_NUM_THREADS=1
 cd "$top"
 tests=("$@")
 [ ${#tests[@]} -gt 0 ] || tests=(tests/core)
-python -m pytest -q -p no:cacheprovider "${tests[@]}"
+status=0
+python -m pytest -q -p no:cacheprovider "${tests[@]}" || status=$?
+unset LD_PRELOAD
+cat "$work"/report* 2>/dev/null || true
+exit "$status"

@@ -12,6 +12,7 @@ import pycollective as pc
 from pycollective import _core, algorithms
 from pycollective.communicator import Communicator, local_group
 
+TIMEOUT = 300.0  # sanitizers are slow
 KINDS = ["threads", "shm"]
 # Around the edges of what a note holds, of one shot, of chunks and blocks, and round the staging.
 SIZES = [1, 11, 12, 13, 2047, 2048, 2049, 16385, 65_536, 65_537, 131_087, 2_300_011]
@@ -19,13 +20,13 @@ SIZES = [1, 11, 12, 13, 2047, 2048, 2049, 16385, 65_536, 65_537, 131_087, 2_300_
 
 def group(kind: str, size: int) -> list[Communicator]:
     if kind == "threads":
-        return local_group(size, timeout=30)
+        return local_group(size, timeout=TIMEOUT)
     memory = _core.ShmGroup.create(size)
     comms = []
     for rank in range(size):
         one = _core.ShmGroup.open(memory.descriptor)
         one.join(rank)
-        comms.append(Communicator(one, rank, 30.0))
+        comms.append(Communicator(one, rank, TIMEOUT))
     return comms
 
 
