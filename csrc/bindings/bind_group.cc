@@ -14,6 +14,7 @@
 #include "executor/communicator.h"
 #include "executor/measure.h"
 #include "schedule/tabulated.h"
+#include "transport/mixed.h"
 #include "transport/shared_heap.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -102,12 +103,16 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
 // By name, or one that a user has written.
 using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
 
-const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, int size,
-                                      bool has_board) {
+const Algorithm& all_reduce_algorithm(const Named& named, const Array& array,
+                                      Communicator& communicator) {
+  int size = communicator.size();
   if (const auto* name = std::get_if<std::string>(&named)) {
     if (*name == "auto") {
-      return has_board ? direct_all_reduce() : select_all_reduce(array.count * array.item, size);
+      if (communicator.has_board()) return direct_all_reduce();
+      if (communicator.has_levels()) return communicator.hierarchical();
+      return select_all_reduce(array.count * array.item, size);
     }
+    if (*name == "hierarchical") return communicator.hierarchical();
     return algorithm_of(Collective::all_reduce, *name);
   }
   const TabulatedAlgorithm& table = *std::get<1>(named);
@@ -154,6 +159,8 @@ void bind_group(py::module_& m) {
       .def("abandon", &Group::abandon,
            "Let go of the group without a word to the peers: for a forked child.")
       .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
+      .def_property_readonly("hosts", &Group::hosts,
+                             "Each rank's host, by number: ranks of one number share memory.")
       .def("describe", &Group::describe_ranks, "What each rank is doing.");
 
   py::class_<ThreadGroup, Group, std::shared_ptr<ThreadGroup>>(
@@ -178,11 +185,21 @@ void bind_group(py::module_& m) {
 
   py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
       m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")
-      .def(py::init<int, const std::vector<std::vector<int>>&>(), py::arg("rank"),
-           py::arg("streams"),
+      .def(py::init([](int rank, const std::vector<std::vector<int>>& streams) {
+             return std::make_shared<TcpGroup>(rank, streams);
+           }),
+           py::arg("rank"), py::arg("streams"),
            "A rank, and for each rank its connected, authenticated sockets: the control connection "
            "and one or more for messages. They are duplicated.")
       .def_property_readonly("rank", &TcpGroup::rank);
+
+  py::class_<MixedGroup, Group, std::shared_ptr<MixedGroup>>(
+      m, "MixedGroup", "One rank of a group of which some share a host.")
+      .def(py::init<int, const std::vector<std::vector<int>>&, std::shared_ptr<ShmGroup>,
+                    std::vector<int>>(),
+           py::arg("rank"), py::arg("streams"), py::arg("memory"), py::arg("hosts"),
+           "As TcpGroup; of ranks of this host only the control connection is needed. `memory` has "
+           "the ranks of this host, and this rank has joined it.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
                                                           "One rank's end of a group.")
@@ -200,8 +217,7 @@ void bind_group(py::module_& m) {
             Array array = array_of(input, output);
             Reducing reducing = reducing_of(input.dtype(), op);
             reducing.reproducible = reproducible;
-            const Algorithm& how =
-                all_reduce_algorithm(algorithm, array, self.size(), self.has_board());
+            const Algorithm& how = all_reduce_algorithm(algorithm, array, self);
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
             self.reduce(how, array, reducing, 0, waiting);
@@ -368,8 +384,7 @@ void bind_group(py::module_& m) {
           pointers.push_back(communicators[r].get());
         }
         Reducing reducing = reducing_of(inputs[0].dtype(), op);
-        const Algorithm& how = all_reduce_algorithm(
-            algorithm, arrays[0], static_cast<int>(arrays.size()), pointers[0]->has_board());
+        const Algorithm& how = all_reduce_algorithm(algorithm, arrays[0], *pointers[0]);
         Waiting waiting = waiting_for(timeout);
         py::gil_scoped_release release;
         Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);

@@ -45,6 +45,18 @@ Endpoint& Communicator::endpoint() {
   return *endpoint_;
 }
 
+const Algorithm& Communicator::hierarchical() {
+  std::lock_guard lock(plans_mutex_);
+  if (!hierarchical_) hierarchical_ = std::make_shared<const Hierarchical>(group_->hosts());
+  return *hierarchical_;
+}
+
+bool Communicator::has_levels() {
+  std::vector<int> hosts = group_->hosts();
+  int last = *std::max_element(hosts.begin(), hosts.end());
+  return last > 0 && last + 1 < size();
+}
+
 PreparedAllReduce Communicator::prepare(const Array& array, Reducing reducing) {
   PreparedAllReduce prepared;
   prepared.call = record_of(direct_all_reduce(), array, 0);

@@ -36,6 +36,10 @@ inline constexpr std::size_t kShmInlineBytes = 224;
 inline constexpr std::size_t kTcpPartBytes = 256 * 1024;
 inline constexpr int kTcpSpins = 100;
 
+// A rank that waits for shared memory and for connections at once looks at these so often: nothing
+// wakes it for both.
+inline constexpr auto kMixedSlice = std::chrono::microseconds(200);
+
 // The direct path of an all-reduce (executor/direct.h). Up to which size of an array, and of all
 // ranks' arrays together, everyone combines everything itself.
 inline constexpr std::size_t kOneShotBytes = 8 * 1024;

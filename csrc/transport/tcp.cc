@@ -15,6 +15,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -230,7 +231,7 @@ struct Peer {
   Call waiting;  // the last in which it said that it waits
 };
 
-std::string describe(const Peer& peer) {
+std::string state_of(const Peer& peer) {
   if (peer.left) {
     return peer.name + " has left the group after " + std::to_string(peer.calls) + " calls";
   }
@@ -246,7 +247,7 @@ std::string describe(const Peer& peer) {
 // This process's rank: its connections, and its endpoint.
 class TcpGroup::Member final : public Endpoint {
  public:
-  Member(int rank, const std::vector<std::vector<int>>& streams)
+  Member(int rank, const std::vector<std::vector<int>>& streams, bool others)
       : rank_(rank), size_(static_cast<int>(streams.size())), owner_(getpid()) {
     if (rank < 0 || rank >= size_) throw std::invalid_argument("no such rank in the group");
     peers_.resize(streams.size());
@@ -254,7 +255,7 @@ class TcpGroup::Member final : public Endpoint {
     int here = 1;
     for (int r = 0; r < size_; ++r) {
       const auto& given = streams[static_cast<std::size_t>(r)];
-      if (r == rank_ ? !given.empty() : given.size() < 2) {
+      if (r == rank_ ? !given.empty() : given.size() < (others ? 1U : 2U)) {
         throw std::invalid_argument(
             "every peer needs a control connection and one or more for messages");
       }
@@ -289,6 +290,9 @@ class TcpGroup::Member final : public Endpoint {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int spins() const { return spins_; }
+  std::uint64_t moved() const { return moved_; }
+  bool has_failed() const { return failed_.load(); }
 
   // Endpoint -----------------------------------------------------------------------------------
 
@@ -439,14 +443,18 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   std::string describe_ranks() {
-    std::lock_guard lock(mutex_);
     std::string text;
     for (int r = 0; r < size_; ++r) {
       if (r) text += "; ";
-      bool busy = busy_.load() && !closed_;
-      text += r == rank_ ? describe_rank(r, busy, call_) : describe(at(r));
+      text += describe_one(r);
     }
     return text;
+  }
+
+  std::string describe_one(int rank) {
+    std::lock_guard lock(mutex_);
+    if (rank != rank_) return state_of(at(rank));
+    return describe_rank(rank, busy_.load() && !closed_, call_);
   }
 
   void leave_group() noexcept {
@@ -491,6 +499,74 @@ class TcpGroup::Member final : public Endpoint {
     }
     wake_read_.close();
     wake_write_.close();
+  }
+
+  // Waiting ------------------------------------------------------------------------------------
+
+  // Sleeps until a connection has something, or there is something else to look at; false when a
+  // signal came.
+  bool sleep(Clock::duration limit) {
+    polled_.clear();
+    polled_.push_back({wake_read_.get(), POLLIN, 0});
+    bool broken = false;
+    for (Peer& peer : peers_) {
+      if (peer.control.get() >= 0 && !peer.closed) {
+        polled_.push_back({peer.control.get(), POLLIN, 0});
+      }
+      broken = broken || peer.broken_since != Clock::time_point{};
+      for (Stream& stream : peer.streams) {
+        int events = (&stream == wanted_ ? POLLIN : 0) | (stream.sending ? POLLOUT : 0);
+        if (!events || stream.broken) continue;
+        polled_.push_back({stream.socket.get(), static_cast<short>(events), 0});
+      }
+    }
+    auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count() + 1;
+    if (broken) ms = std::min<decltype(ms)>(ms, 10);
+    int ready = poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(ms));
+    if (ready > 0 && polled_[0].revents) {
+      char rest[64];
+      while (::read(wake_read_.get(), rest, sizeof rest) > 0) continue;
+    }
+    return ready >= 0;
+  }
+
+  void say_what_i_call() {
+    if (std::exchange(said_, true)) return;
+    Header header;
+    header.kind = static_cast<std::uint16_t>(Kind::in_call);
+    header.fingerprint = fingerprint_;
+    header.call = call_.number;
+    std::lock_guard lock(mutex_);
+    tell_all(header, call_.describe());
+  }
+
+  void read_control() {
+    std::lock_guard lock(mutex_);
+    control_read_ = Clock::now();
+    if (closed_) return;
+    control_polled_.clear();
+    for (Peer& peer : peers_) {
+      if (!peer.control_out.empty()) write_control(peer);
+      bool open = peer.control.get() >= 0 && !peer.closed;
+      control_polled_.push_back({open ? peer.control.get() : -1, POLLIN, 0});
+    }
+    int ready = poll(control_polled_.data(), static_cast<nfds_t>(control_polled_.size()), 0);
+    for (std::size_t p = 0; ready > 0 && p < peers_.size(); ++p) {
+      if (control_polled_[p].revents) read_control_of(peers_[p]);
+    }
+    if (!busy_.load() || failed_.load()) return;
+    for (int r = 0; r < size_; ++r) {
+      Peer& peer = at(r);
+      if (peer.left && peer.calls < call_.number) {
+        fail_locked(
+            FailureKind::peer_lost,
+            state_of(peer) + ", while rank " + std::to_string(rank_) + " is in " + call_.describe(),
+            true);
+      } else if (peer.waiting.number == call_.number && peer.waiting.fingerprint != fingerprint_) {
+        fail_locked(FailureKind::mismatch,
+                    describe_mismatch(rank_, call_.describe(), r, peer.waiting.text), true);
+      }
+    }
   }
 
  private:
@@ -682,44 +758,7 @@ class TcpGroup::Member final : public Endpoint {
     throw *failure_;
   }
 
-  // Waiting ------------------------------------------------------------------------------------
-
-  // Sleeps until a connection has something, or there is something else to look at; false when a
-  // signal came.
-  bool sleep(Clock::duration limit) {
-    polled_.clear();
-    polled_.push_back({wake_read_.get(), POLLIN, 0});
-    bool broken = false;
-    for (Peer& peer : peers_) {
-      if (peer.control.get() >= 0 && !peer.closed) {
-        polled_.push_back({peer.control.get(), POLLIN, 0});
-      }
-      broken = broken || peer.broken_since != Clock::time_point{};
-      for (Stream& stream : peer.streams) {
-        int events = (&stream == wanted_ ? POLLIN : 0) | (stream.sending ? POLLOUT : 0);
-        if (!events || stream.broken) continue;
-        polled_.push_back({stream.socket.get(), static_cast<short>(events), 0});
-      }
-    }
-    auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count() + 1;
-    if (broken) ms = std::min<decltype(ms)>(ms, 10);
-    int ready = poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(ms));
-    if (ready > 0 && polled_[0].revents) {
-      char rest[64];
-      while (::read(wake_read_.get(), rest, sizeof rest) > 0) continue;
-    }
-    return ready >= 0;
-  }
-
-  void say_what_i_call() {
-    if (std::exchange(said_, true)) return;
-    Header header;
-    header.kind = static_cast<std::uint16_t>(Kind::in_call);
-    header.fingerprint = fingerprint_;
-    header.call = call_.number;
-    std::lock_guard lock(mutex_);
-    tell_all(header, call_.describe());
-  }
+  // Failing ------------------------------------------------------------------------------------
 
   // A call that this rank has left already, as a root may, is named by its number.
   [[noreturn]] void mismatch(int from, std::uint64_t number, const std::string& theirs) {
@@ -761,35 +800,6 @@ class TcpGroup::Member final : public Endpoint {
       if (sent < 0 && !would_block()) peer.control_out.clear();  // reading says what happened
       if (sent < 0) return;
       peer.control_out.erase(0, static_cast<std::size_t>(sent));
-    }
-  }
-
-  void read_control() {
-    std::lock_guard lock(mutex_);
-    control_read_ = Clock::now();
-    if (closed_) return;
-    control_polled_.clear();
-    for (Peer& peer : peers_) {
-      if (!peer.control_out.empty()) write_control(peer);
-      bool open = peer.control.get() >= 0 && !peer.closed;
-      control_polled_.push_back({open ? peer.control.get() : -1, POLLIN, 0});
-    }
-    int ready = poll(control_polled_.data(), static_cast<nfds_t>(control_polled_.size()), 0);
-    for (std::size_t p = 0; ready > 0 && p < peers_.size(); ++p) {
-      if (control_polled_[p].revents) read_control_of(peers_[p]);
-    }
-    if (!busy_.load() || failed_.load()) return;
-    for (int r = 0; r < size_; ++r) {
-      Peer& peer = at(r);
-      if (peer.left && peer.calls < call_.number) {
-        fail_locked(
-            FailureKind::peer_lost,
-            describe(peer) + ", while rank " + std::to_string(rank_) + " is in " + call_.describe(),
-            true);
-      } else if (peer.waiting.number == call_.number && peer.waiting.fingerprint != fingerprint_) {
-        fail_locked(FailureKind::mismatch,
-                    describe_mismatch(rank_, call_.describe(), r, peer.waiting.text), true);
-      }
     }
   }
 
@@ -894,8 +904,8 @@ class TcpGroup::Member final : public Endpoint {
   bool closed_ = false;
 };
 
-TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams)
-    : member_(std::make_unique<Member>(rank, streams)) {}
+TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams, bool others)
+    : member_(std::make_unique<Member>(rank, streams, others)) {}
 
 TcpGroup::~TcpGroup() { member_->leave_group(); }
 
@@ -916,5 +926,20 @@ void TcpGroup::fail(FailureKind kind, const std::string& message) noexcept {
 std::optional<Failure> TcpGroup::failure() const { return member_->failure(); }
 
 std::string TcpGroup::describe_ranks() const { return member_->describe_ranks(); }
+
+std::vector<int> TcpGroup::hosts() const {
+  std::vector<int> hosts(static_cast<std::size_t>(size()));
+  std::iota(hosts.begin(), hosts.end(), 0);
+  return hosts;
+}
+
+std::string TcpGroup::describe(int rank) const { return member_->describe_one(rank); }
+int TcpGroup::spins() const { return member_->spins(); }
+std::uint64_t TcpGroup::moved() const { return member_->moved(); }
+bool TcpGroup::sending() const { return !member_->flushed(); }
+bool TcpGroup::has_failed() const { return member_->has_failed(); }
+void TcpGroup::read_control() { member_->read_control(); }
+void TcpGroup::say_what_i_call() { member_->say_what_i_call(); }
+bool TcpGroup::sleep(Clock::duration limit) { return member_->sleep(limit); }
 
 }  // namespace pycollective

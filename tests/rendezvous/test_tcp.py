@@ -287,6 +287,7 @@ def environment(rank, size, port, **more):
         "PYCOLLECTIVE_SIZE": str(size),
         "PYCOLLECTIVE_ADDRESS": f"127.0.0.1:{port}",
         "PYCOLLECTIVE_SECRET": SECRET,
+        "PYCOLLECTIVE_TRANSPORT": "tcp",
         **{f"PYCOLLECTIVE_{name}": value for name, value in more.items()},
     }
 
@@ -349,7 +350,12 @@ def test_streams_ipv6_and_torchrun(on_ranks, caplog):
     assert big == [3 * 2_999_999.0] * 3
     close(comms)
     assert "rank 2 of 3, over TCP, authenticated; described by PYCOLLECTIVE_ADDRESS" in caplog.text
-    torch = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    torch = {
+        "PYCOLLECTIVE_TRANSPORT": "tcp",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+    }
     comms = join([{**torch, "RANK": str(r)} for r in range(2)])
     assert works(comms, on_ranks)
     close(comms)
