@@ -215,6 +215,8 @@ std::optional<Failure> MixedGroup::failure() const {
 }
 
 void MixedGroup::leave(int rank) noexcept {
+  // What this rank has heard through memory, other hosts may not have.
+  if (auto failed = shm_->failure()) tcp_.fail(failed->kind, failed->what());
   tcp_.leave(rank);
   shm_->leave(place(rank));
 }

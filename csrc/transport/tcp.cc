@@ -473,8 +473,12 @@ class TcpGroup::Member final : public Endpoint {
     }
     std::lock_guard lock(mutex_);
     if (closed_) return;
-    if (!failed_.load()) {
-      Header header;
+    Header header;
+    if (failure_) {  // a peer may hear of this end before it hears the reason from whom it began
+      header.kind = static_cast<std::uint16_t>(Kind::failed);
+      header.failure = static_cast<std::uint32_t>(failure_->kind);
+      tell_all(header, failure_->what());
+    } else {
       header.kind = static_cast<std::uint16_t>(Kind::left);
       header.call = call_.number;
       tell_all(header, "");
