@@ -42,9 +42,13 @@ class MixedEndpoint final : public Endpoint {
   }
 
   Piece try_receive(int peer, std::size_t remaining) override {
+    return try_receive_into(peer, remaining, nullptr);
+  }
+
+  Piece try_receive_into(int peer, std::size_t remaining, void* target) override {
     int place = group_.place(peer);
-    Piece piece =
-        place < 0 ? tcp_.try_receive(peer, remaining) : shm_.try_receive(place, remaining);
+    Piece piece = place < 0 ? tcp_.try_receive_into(peer, remaining, target)
+                            : shm_.try_receive_into(place, remaining, target);
     wanted_ = piece.data ? Wanted::nothing : place < 0 ? Wanted::tcp : Wanted::memory;
     return piece;
   }

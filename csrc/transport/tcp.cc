@@ -42,6 +42,7 @@ constexpr std::size_t kCallText = 256;
 constexpr std::size_t kControlText = 2048;
 // The first read of a frame asks for this much: a small message comes with one system call.
 constexpr std::size_t kGulp = 4096;
+static_assert(kGulp < kTcpDirectBytes);
 // A connection that breaks says less than the control frame that may be on its way.
 constexpr auto kGrace = std::chrono::milliseconds(300);
 // A rank that never waits looks at its control connections this often.
@@ -199,8 +200,15 @@ struct Stream {
   std::size_t filled = 0;
   std::size_t frame_bytes = 0;  // 0 until the header is there
   bool whole = false;
+  // Where a part is read to instead, and how much of it is there; the staging memory has the rest
+  // of the frame.
+  std::byte* target = nullptr;
+  std::size_t in_target = 0;
   Header& header() { return *reinterpret_cast<Header*>(staging.data()); }
-  std::byte* payload() { return staging.data() + sizeof(Header) + header().text; }
+  std::byte* payload() { return target ? target : staging.data() + sizeof(Header) + header().text; }
+  bool complete() {
+    return frame_bytes && (target ? in_target == header().bytes : filled >= frame_bytes);
+  }
 };
 
 struct Peer {
@@ -338,10 +346,14 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   Piece try_receive(int from, std::size_t remaining) override {
+    return try_receive_into(from, remaining, nullptr);
+  }
+
+  Piece try_receive_into(int from, std::size_t remaining, void* target) override {
     if (unsent_ > 0) progress();
     Peer& peer = at(from);
     Stream& stream = peer.streams[peer.parts_in % peer.streams.size()];
-    if (!stream.whole) fill(peer, stream);
+    if (!stream.whole) fill(peer, stream, static_cast<std::byte*>(target), remaining);
     if (!stream.whole) {
       wanted_ = &stream;
       if (stream.broken) judge(peer);
@@ -358,7 +370,8 @@ class TcpGroup::Member final : public Endpoint {
   void release(int from) override {
     Peer& peer = at(from);
     Stream& stream = peer.streams[peer.parts_in % peer.streams.size()];
-    stream.filled -= stream.frame_bytes;
+    stream.filled -= stream.target ? stream.filled : stream.frame_bytes;
+    stream.target = nullptr;
     if (stream.filled) {
       std::memmove(stream.staging.data(), stream.staging.data() + stream.frame_bytes,
                    stream.filled);
@@ -683,19 +696,25 @@ class TcpGroup::Member final : public Endpoint {
 
   // Receiving ----------------------------------------------------------------------------------
 
-  void fill(Peer& peer, Stream& stream) {
+  void fill(Peer& peer, Stream& stream, std::byte* target, std::size_t remaining) {
     for (;;) {
-      if (!stream.frame_bytes && stream.filled >= sizeof(Header)) begin_frame(peer, stream);
-      if (stream.frame_bytes && stream.filled >= stream.frame_bytes) {
+      if (!stream.frame_bytes && stream.filled >= sizeof(Header)) {
+        begin_frame(peer, stream);
+        if (target) aim(stream, target, remaining);
+      }
+      if (stream.complete()) {
         end_frame(peer, stream);
         return;
       }
       if (stream.broken) return;
-      std::size_t until = stream.frame_bytes ? stream.frame_bytes : kGulp;
-      ssize_t got = recv(stream.socket.get(), stream.staging.data() + stream.filled,
-                         until - stream.filled, MSG_DONTWAIT);
+      std::byte* to = stream.target ? stream.target : stream.staging.data();
+      std::size_t& have = stream.target ? stream.in_target : stream.filled;
+      std::size_t until = stream.target        ? stream.header().bytes
+                          : stream.frame_bytes ? stream.frame_bytes
+                                               : kGulp;
+      ssize_t got = recv(stream.socket.get(), to + have, until - have, MSG_DONTWAIT);
       if (got > 0) {
-        stream.filled += static_cast<std::size_t>(got);
+        have += static_cast<std::size_t>(got);
         ++moved_;
         continue;
       }
@@ -725,6 +744,19 @@ class TcpGroup::Member final : public Endpoint {
     if (wrong) not_a_member(peer, wrong);
     stream.frame_bytes = sizeof(Header) + header.text + header.bytes;
     stream.staging.reserve(stream.frame_bytes + kGulp, stream.filled);
+  }
+
+  // Has the rest of a long part of the message that is waited for read to where it belongs.
+  void aim(Stream& stream, std::byte* target, std::size_t remaining) {
+    const Header& header = stream.header();
+    std::size_t before = sizeof(Header) + header.text;
+    if (header.bytes < kTcpDirectBytes || header.fingerprint != fingerprint_ ||
+        header.remaining != remaining || stream.filled < before) {
+      return;
+    }
+    stream.in_target = stream.filled - before;
+    std::memcpy(target, stream.staging.data() + before, stream.in_target);
+    stream.target = target;
   }
 
   void end_frame(Peer& peer, Stream& stream) {

@@ -73,6 +73,8 @@ def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str]:
     with contextlib.ExitStack() as cleanup:
         try:
             return _Meeting(about, seconds, cleanup).group()
+        except RendezvousError:
+            raise
         except HandshakeError as error:
             raise RendezvousError(
                 f"rank {about.rank} was refused at {about.host}:{about.port}: {error}"
@@ -82,7 +84,7 @@ def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str]:
                     else ""
                 )
             ) from None
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the core's too: it duplicates the descriptors
             raise RendezvousError(
                 f"rank {about.rank} cannot meet the group at {about.host}:{about.port}: {error}"
             ) from None
