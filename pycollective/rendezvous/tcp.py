@@ -288,7 +288,9 @@ class _Meeting:
         if not self.about.interface:
             return default
         try:
-            _, address = interfaces.choose(self.about.interface, interfaces.interface_addresses())
+            family = socket.AF_INET6 if ":" in default else socket.AF_INET  # as rank 0's
+            there = interfaces.interface_addresses(family)
+            _, address = interfaces.choose(self.about.interface, there)
         except ValueError as error:
             raise RendezvousError(f"PYCOLLECTIVE_SOCKET_IFNAME: {error}") from None
         self._allow(address)
@@ -606,7 +608,7 @@ class _Meeting:
                             f"rank {rank} is gone before the group was made: {error}"
                         ) from None
                     del waiting[rank]
-                if time.monotonic() >= self.deadline:
+                if waiting and time.monotonic() >= self.deadline:
                     raise RendezvousError(
                         f"rank 0 waited {self.seconds:g} s for {_ranks(list(waiting))} to connect"
                     )

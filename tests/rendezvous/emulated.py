@@ -25,13 +25,14 @@ def free_port():
 
 def environments(hosts, **more):
     """Return the variables of each rank; hosts[r] is its host's name, empty for the real one."""
-    port = free_port()
+    port, second = free_port(), free_port()
     return [
         {
             "PYCOLLECTIVE_RANK": str(rank),
             "PYCOLLECTIVE_SIZE": str(len(hosts)),
             "PYCOLLECTIVE_ADDRESS": f"127.0.0.1:{port}",
             "PYCOLLECTIVE_SECRET": SECRET,
+            "SECOND_ADDRESS": f"127.0.0.1:{second}",  # of another meeting of the same ranks
             **({"PYCOLLECTIVE_HOST_ID": host} if host else {}),
             **more,
         }
