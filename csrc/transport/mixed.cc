@@ -128,10 +128,11 @@ class MixedEndpoint final : public Endpoint {
     return wanted_ == Wanted::memory || group_.shm_->sending() || !waits_for_tcp();
   }
 
-  // A look at a connection is a system call.
+  // A look at a connection is a system call. Addresses tell of more ranks that share the cores than
+  // the memory does: those of other containers.
   int spins_now() const {
-    int spins = spins_for(group_.shm_->size());
-    return waits_for_tcp() ? std::min(spins, group_.tcp_.spins()) : spins;
+    int spins = group_.tcp_.spins();
+    return spins == kCrowdedSpins || waits_for_tcp() ? spins : kSpins;
   }
 
   Progress sleep(const std::function<Progress()>& attempt, Clock::time_point until,
