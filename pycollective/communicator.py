@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from pycollective import _core
+from pycollective import _core, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.errors import CollectiveError
 
@@ -193,7 +193,8 @@ class Communicator(_core.CommunicatorBase):
         out : ndarray, optional
             Where the result goes; ``out=x`` works in place.
         algorithm : str or Algorithm
-            "auto" chooses by the size in bytes and the number of ranks; other names are listed by
+            "auto" chooses by the size in bytes, the number of ranks and the transport, from a table that
+            ``pycollective bench --tune`` can measure; other names are listed by
             `pycollective.algorithms.names`, and one's own are made by
             `pycollective.algorithms.algorithm`.
         reproducible : bool
@@ -238,7 +239,7 @@ class Communicator(_core.CommunicatorBase):
         root: int = 0,
         *,
         out: Array | None = None,
-        algorithm: str = "tree",
+        algorithm: str = DEFAULT_ALGORITHM,
         timeout: float | None = None,
     ) -> Array:
         """Give every rank the root's array.
@@ -252,7 +253,7 @@ class Communicator(_core.CommunicatorBase):
             The rank whose array it is.
         out : ndarray, optional
             Where the result goes; ``out=x`` works in place.
-        algorithm : {"tree", "chain"}
+        algorithm : {"auto", "tree", "chain"}
             See `pycollective.algorithms`; the chain is for large arrays.
         timeout : float, optional
             Seconds to wait for the other ranks.
@@ -318,7 +319,7 @@ class Communicator(_core.CommunicatorBase):
         op: str = "sum",
         *,
         out: Array | None = None,
-        algorithm: str = "ring",
+        algorithm: str = DEFAULT_ALGORITHM,
         timeout: float | None = None,
     ) -> Array:
         """Reduce the ranks' arrays element by element and give rank i the i-th part of the result.
@@ -333,7 +334,7 @@ class Communicator(_core.CommunicatorBase):
         out : ndarray, optional
             Where the result goes; this rank's own part of ``x`` works in place. Where a part is one
             row, ``out`` may be without the first axis.
-        algorithm : {"ring", "direct"}
+        algorithm : {"auto", "ring", "direct"}
             See `pycollective.algorithms`.
         timeout : float, optional
             Seconds to wait for the other ranks.
@@ -709,6 +710,10 @@ class Communicator(_core.CommunicatorBase):
             "this communicator belongs to the parent process: a forked child has no rank of its own"
         )
 
+    def _prefer(self, choices: tuning.Rows) -> None:
+        """Take rows for algorithm="auto", the same on all ranks, before the first call."""
+        self._core.prefer(choices)
+
     def _place(self, whole: Array, count: int) -> Array:
         """Return this rank's part, of ``count`` elements, of a contiguous array of all parts."""
         return whole.reshape(-1)[self.rank * count : (self.rank + 1) * count]
@@ -779,7 +784,11 @@ def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communic
     if not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
     group = _core.ThreadGroup(size)
-    return [Communicator(group, rank, timeout) for rank in range(size)]
+    choices = tuning.rows(group.transport, size)
+    communicators = [Communicator(group, rank, timeout) for rank in range(size)]
+    for communicator in communicators:
+        communicator._prefer(choices)
+    return communicators
 
 
 def all_reduce_together(

@@ -31,8 +31,17 @@ const std::vector<const Algorithm*>& all_algorithms();
 
 const Algorithm& default_algorithm(Collective collective);
 
-// What algorithm="auto" means for an all-reduce of so many bytes.
-const Algorithm& select_all_reduce(std::size_t bytes, int ranks);
+// What algorithm="auto" means: of a collective of so many bytes (nccl-tests' count: of the whole
+// array), in a group whose Group::transport() is this.
+const Algorithm& select(Collective collective, std::size_t bytes, int ranks,
+                        std::string_view transport);
+
+// A row that is asked before those: one of a table measured on this machine.
+struct Choice {
+  Collective collective;
+  std::size_t most_bytes;
+  const Algorithm* algorithm;
+};
 
 // nullptr when there is none of that name.
 const Algorithm* find_algorithm(Collective collective, std::string_view name);

@@ -1,7 +1,10 @@
-// Which algorithm algorithm="auto" means for an all-reduce: one table, the first row that fits.
+// Which algorithm algorithm="auto" means: one table, the first row that fits. A collective without
+// a row has its default. `pycollective bench --tune` measures rows for a machine, which come first.
 //
-// Measured among threads on two cores, float32 sums in place, by pycollective._core.
-// measure_all_reduce(algorithm, ranks, bytes, iterations), best median of three turns, in µs:
+// Ranks that share a board have a direct path for all-reduce, which no schedule overtakes. The
+// others' rows are from schedules measured among threads on two cores, float32 sums in place, by
+// pycollective._core. measure_all_reduce(algorithm, ranks, bytes, iterations), best median of three
+// turns, in µs:
 //
 //   ranks    bytes     ring   reduce_to_one   halving_doubling   direct
 //       2   16 Ki        35              17                 35       35
@@ -23,6 +26,7 @@
 // Small arrays are a matter of how often a rank is woken, large ones of how much each rank moves.
 #include <climits>
 #include <cstdint>
+#include <string_view>
 
 #include "algorithms/algorithms.h"
 
@@ -30,25 +34,37 @@ namespace pycollective {
 namespace {
 
 struct Row {
+  std::string_view transport;  // "": any
+  Collective collective;
   std::size_t most_bytes;
   int most_ranks;
   const Algorithm& (*algorithm)();
 };
 
-constexpr Row kAllReduce[] = {
-    {8 << 10, 4, reduce_to_one_all_reduce},
-    {SIZE_MAX, 4, ring_all_reduce},
-    {128 << 10, INT_MAX, reduce_to_one_all_reduce},
-    {SIZE_MAX, INT_MAX, direct_all_reduce},
+constexpr std::string_view kThreads = "threads", kProcesses = "shared memory", kAny;
+constexpr std::size_t kAllBytes = SIZE_MAX;
+constexpr int kAllRanks = INT_MAX;
+
+constexpr Row kRows[] = {
+    {kThreads, Collective::all_reduce, kAllBytes, kAllRanks, direct_all_reduce},
+    {kProcesses, Collective::all_reduce, kAllBytes, kAllRanks, direct_all_reduce},
+    {kAny, Collective::all_reduce, 8 << 10, 4, reduce_to_one_all_reduce},
+    {kAny, Collective::all_reduce, kAllBytes, 4, ring_all_reduce},
+    {kAny, Collective::all_reduce, 128 << 10, kAllRanks, reduce_to_one_all_reduce},
+    {kAny, Collective::all_reduce, kAllBytes, kAllRanks, direct_all_reduce},
 };
 
 }  // namespace
 
-const Algorithm& select_all_reduce(std::size_t bytes, int ranks) {
-  for (const Row& row : kAllReduce) {
-    if (bytes <= row.most_bytes && ranks <= row.most_ranks) return row.algorithm();
+const Algorithm& select(Collective collective, std::size_t bytes, int ranks,
+                        std::string_view transport) {
+  for (const Row& row : kRows) {
+    if (row.collective == collective && bytes <= row.most_bytes && ranks <= row.most_ranks &&
+        (row.transport == kAny || row.transport == transport)) {
+      return row.algorithm();
+    }
   }
-  return ring_all_reduce();
+  return default_algorithm(collective);
 }
 
 }  // namespace pycollective

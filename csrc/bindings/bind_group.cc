@@ -5,6 +5,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <variant>
 
 #include "algorithms/algorithms.h"
@@ -100,20 +102,20 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
                               "'; pycollective.algorithms.names(\"" + what + "\") lists them");
 }
 
+// The same, where "auto" may be asked for.
+const Algorithm& algorithm_of(const Communicator& self, Collective collective,
+                              const std::string& name, std::size_t bytes) {
+  return name == "auto" ? self.select(collective, bytes) : algorithm_of(collective, name);
+}
+
 // By name, or one that a user has written.
 using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
 
-const Algorithm& all_reduce_algorithm(const Named& named, const Array& array,
-                                      Communicator& communicator) {
-  int size = communicator.size();
+const Algorithm& all_reduce_algorithm(Communicator& self, const Named& named, const Array& array) {
+  int size = self.size();
   if (const auto* name = std::get_if<std::string>(&named)) {
-    if (*name == "auto") {
-      if (communicator.has_board()) return direct_all_reduce();
-      if (communicator.has_levels()) return communicator.hierarchical();
-      return select_all_reduce(array.count * array.item, size);
-    }
-    if (*name == "hierarchical") return communicator.hierarchical();
-    return algorithm_of(Collective::all_reduce, *name);
+    if (*name == "hierarchical") return self.hierarchical();
+    return algorithm_of(self, Collective::all_reduce, *name, array.count * array.item);
   }
   const TabulatedAlgorithm& table = *std::get<1>(named);
   if (table.collective() != Collective::all_reduce || table.size() != size) {
@@ -211,13 +213,32 @@ void bind_group(py::module_& m) {
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def(
+          "prefer",
+          [](Communicator& self,
+             const std::vector<std::tuple<Collective, std::size_t, std::string>>& rows) {
+            std::vector<Choice> choices;
+            for (const auto& [collective, most_bytes, name] : rows) {
+              choices.push_back({collective, most_bytes, &algorithm_of(collective, name)});
+            }
+            self.prefer(std::move(choices));
+          },
+          py::arg("rows"),
+          "What algorithm=\"auto\" means before the built-in table: (collective, most bytes, "
+          "algorithm), the first row that fits. The same on all ranks, before the first call.")
+      .def(
+          "select",
+          [](const Communicator& self, Collective collective, std::size_t bytes) {
+            return std::string(self.select(collective, bytes).name());
+          },
+          py::arg("collective"), py::arg("bytes"), "What algorithm=\"auto\" means here.")
+      .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
              const Named& algorithm, bool reproducible, double timeout) {
             Array array = array_of(input, output);
             Reducing reducing = reducing_of(input.dtype(), op);
             reducing.reproducible = reproducible;
-            const Algorithm& how = all_reduce_algorithm(algorithm, array, self);
+            const Algorithm& how = all_reduce_algorithm(self, algorithm, array);
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
             self.reduce(how, array, reducing, 0, waiting);
@@ -246,7 +267,8 @@ void bind_group(py::module_& m) {
                 array_of_parts({input, output}, Collective::reduce_scatter,
                                static_cast<std::size_t>(output.size()), self.rank(), self.size());
             Reducing reducing = reducing_of(input.dtype(), op);
-            const Algorithm& how = algorithm_of(Collective::reduce_scatter, algorithm);
+            const Algorithm& how = algorithm_of(self, Collective::reduce_scatter, algorithm,
+                                                static_cast<std::size_t>(input.nbytes()));
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
             self.reduce(how, array, reducing, 0, waiting);
@@ -259,7 +281,8 @@ void bind_group(py::module_& m) {
              const std::string& algorithm, double timeout) {
             check_root(root, self.size());
             Array array = array_of(input, output);
-            const Algorithm& how = algorithm_of(Collective::broadcast, algorithm);
+            const Algorithm& how = algorithm_of(self, Collective::broadcast, algorithm,
+                                                static_cast<std::size_t>(input.nbytes()));
             Waiting waiting = waiting_for(timeout);
             py::gil_scoped_release release;
             self.move(how, array, root, waiting);
@@ -384,7 +407,7 @@ void bind_group(py::module_& m) {
           pointers.push_back(communicators[r].get());
         }
         Reducing reducing = reducing_of(inputs[0].dtype(), op);
-        const Algorithm& how = all_reduce_algorithm(algorithm, arrays[0], *pointers[0]);
+        const Algorithm& how = all_reduce_algorithm(*pointers[0], algorithm, arrays[0]);
         Waiting waiting = waiting_for(timeout);
         py::gil_scoped_release release;
         Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);
@@ -396,6 +419,15 @@ void bind_group(py::module_& m) {
   m.def("measure_all_reduce", &measure_all_reduce, py::arg("how"), py::arg("ranks"),
         py::arg("bytes"), py::arg("iterations"), py::call_guard<py::gil_scoped_release>(),
         "Seconds of each iteration of a float32 sum among threads, done in the way `how`.");
+  m.def(
+      "measure_rates",
+      [](int ranks, std::size_t bytes, int iterations) {
+        Rates rates = measure_rates(ranks, bytes, iterations);
+        return std::pair(rates.copy, rates.reduce);
+      },
+      py::arg("ranks"), py::arg("bytes"), py::arg("iterations"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Bytes a second that each of `ranks` threads copies, and adds, at the same time.");
 }
 
 }  // namespace pycollective

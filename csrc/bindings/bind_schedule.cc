@@ -1,12 +1,19 @@
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <variant>
 
 #include "algorithms/algorithms.h"
 #include "algorithms/hierarchical.h"
 #include "bindings/bindings.h"
+#include "schedule/simulate.h"
 #include "schedule/tabulated.h"
+#include "support/tuning.h"
 
 namespace py = pybind11;
 
@@ -24,9 +31,56 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
                               " algorithm is called '" + name + "'; there are: " + known);
 }
 
+// By name, or a table.
+using Named = std::variant<std::string, const Schedule*>;
+
+// Calls work(algorithm).
+template <class Work>
+auto with_algorithm(Collective collective, const Named& named, int size, Work work) {
+  if (const auto* name = std::get_if<std::string>(&named)) {
+    return work(algorithm_of(collective, *name));
+  }
+  const Schedule& schedule = *std::get<const Schedule*>(named);
+  if (schedule.steps.size() != static_cast<std::size_t>(size)) {
+    throw std::invalid_argument("a schedule among " + std::to_string(schedule.steps.size()) +
+                                " ranks, not " + std::to_string(size));
+  }
+  return work(ScheduleView(schedule));
+}
+
+using PythonWatch = std::optional<py::function>;
+
+// Lets Ctrl-C through and tells Python how far it is. Called without the GIL.
+Watch watch_of(const PythonWatch& told) {
+  return [&told](double share) {
+    py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (told) (*told)(share);
+  };
+}
+
+using LinkTuple = std::tuple<double, double, double, bool, bool, bool>;
+
+Cluster cluster_of(int ranks, std::vector<std::vector<int>> places,
+                   const std::vector<LinkTuple>& links, double reduce_rate, double copy_rate,
+                   double call_overhead, int cores) {
+  Cluster cluster{ranks, std::move(places), {}, reduce_rate, copy_rate, call_overhead, cores};
+  for (const auto& [latency, bandwidth, overhead, sends, receives, shared] : links) {
+    cluster.links.push_back({latency, bandwidth, overhead, sends, receives, shared});
+  }
+  return cluster;
+}
+
+// Far beyond, the numbers of steps would not be ints any more.
+constexpr int kMostRanks = 1 << 24;
+
 void check_size(int size) {
   if (size < 1)
     throw std::invalid_argument("a group has at least 1 rank, not " + std::to_string(size));
+  if (size > kMostRanks) {
+    throw std::invalid_argument("schedules are for at most " + std::to_string(kMostRanks) +
+                                " ranks, not " + std::to_string(size));
+  }
 }
 
 }  // namespace
@@ -114,6 +168,50 @@ void bind_schedule(py::module_& m) {
         "The first thing that is wrong with a schedule, or an empty string.");
   m.def("prove", &prove, py::arg("schedule"), py::call_guard<py::gil_scoped_release>(),
         "verify() out of place and in place, for every number of filled chunks.");
+  m.def(
+      "verify_many",
+      [](Collective collective, const Named& algorithm, int size, bool marks,
+         const PythonWatch& watch) {
+        check_size(size);
+        py::gil_scoped_release release;
+        return with_algorithm(collective, algorithm, size, [&](const Algorithm& found) {
+          return verify_by_fingerprints(found, size, marks ? Marks::checked : Marks::ignored,
+                                        watch_of(watch));
+        });
+      },
+      py::arg("collective"), py::arg("algorithm"), py::arg("size"), py::arg("marks") = true,
+      py::arg("watch") = py::none(),
+      "The first thing that is wrong among any number of ranks, by random fingerprints.");
+  m.def(
+      "simulate",
+      [](Collective collective, const Named& algorithm, double bytes, double segment_bytes,
+         int ranks, std::vector<std::vector<int>> places, const std::vector<LinkTuple>& links,
+         double reduce_rate, double copy_rate, double call_overhead, int cores,
+         const PythonWatch& watch) {
+        check_size(ranks);
+        Simulation made;
+        {
+          py::gil_scoped_release release;
+          Cluster cluster = cluster_of(ranks, std::move(places), links, reduce_rate, copy_rate,
+                                       call_overhead, cores);
+          made = with_algorithm(collective, algorithm, ranks, [&](const Algorithm& found) {
+            if (const auto* table = std::get_if<const Schedule*>(&algorithm)) {
+              std::string problem = misfit(**table);
+              if (!problem.empty()) throw std::invalid_argument(problem);
+            }
+            return simulate(found, cluster, bytes, segment_bytes, watch_of(watch));
+          });
+        }
+        auto count = static_cast<py::ssize_t>(made.finish.size());
+        return py::make_tuple(made.seconds, py::array_t<double>(count, made.finish.data()),
+                              made.bytes, made.messages, made.steps);
+      },
+      py::arg("collective"), py::arg("algorithm"), py::arg("bytes"), py::arg("segment_bytes"),
+      py::arg("ranks"), py::arg("places"), py::arg("links"), py::arg("reduce_rate"),
+      py::arg("copy_rate"), py::arg("call_overhead"), py::arg("cores"),
+      py::arg("watch") = py::none(),
+      "Seconds, each rank's finish, bytes and messages of each link, steps.");
+  m.attr("SEGMENT_BYTES") = kSegmentBytes;
 }
 
 }  // namespace pycollective

@@ -21,6 +21,7 @@
 #include "bindings/errors.h"
 #include "executor/communicator.h"
 #include "support/tuning.h"
+#include "transport/wait.h"
 
 namespace py = pybind11;
 
@@ -35,6 +36,7 @@ struct Known {
   py::object descr, op;  // compared by identity, so they are kept
   int dims = -1;         // -1: nothing is known here
   std::array<Py_intptr_t, CallRecord::kMaxDims> shape{};
+  bool automatic = false;  // whether "auto" means "direct" for it
   PreparedAllReduce prepared;
 };
 
@@ -42,6 +44,7 @@ struct Known {
 struct State {
   std::shared_ptr<Communicator> communicator;
   bool threads = false;
+  int looks = 1;  // for the peers, while the interpreter is kept
   std::array<Known, 8> known;
   std::size_t last = 0, oldest = 0;
 };
@@ -62,6 +65,7 @@ PyObject *name_x, *name_op, *name_out, *name_algorithm, *name_sum, *name_auto, *
 
 struct Arguments {
   PyObject *x = nullptr, *out = nullptr, *op = name_sum;
+  bool automatic = true;  // "auto", not "direct"
 };
 
 bool is_name(PyObject* object, PyObject* name) {
@@ -83,8 +87,9 @@ bool parse(PyObject* const* args, std::size_t positional, PyObject* names, Argum
       found.op = value;
     } else if (name == name_x && positional < 1) {
       found.x = value;
-    } else if (name != name_algorithm ||
-               (!is_name(value, name_auto) && !is_name(value, name_direct))) {
+    } else if (name == name_algorithm && is_name(value, name_direct)) {
+      found.automatic = false;
+    } else if (name != name_algorithm || !is_name(value, name_auto)) {
       return false;
     }
   }
@@ -132,6 +137,9 @@ const Known* learn(State& state, const ArrayStruct& x, PyObject* op) {
     Known& known = state.known[state.oldest];
     known.dims = -1;
     known.prepared = state.communicator->prepare(array, {type, which});
+    const Algorithm& selected =
+        state.communicator->select(Collective::all_reduce, array.count * array.item);
+    known.automatic = &selected == &direct_all_reduce();
     known.descr = dtype;
     known.op = py::reinterpret_borrow<py::object>(op);
     std::copy_n(x.dimensions, x.nd, known.shape.begin());
@@ -161,7 +169,7 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   if (!x) return Py_None;
   const Known* known = find(state, *x, arguments.op);
   if (!known) known = learn(state, *x, arguments.op);
-  if (!known) return Py_None;
+  if (!known || (arguments.automatic && !known->automatic)) return Py_None;
   const PreparedAllReduce& prepared = known->prepared;
   std::size_t bytes = prepared.data.count * prepared.data.item;
 
@@ -185,7 +193,7 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   // While the interpreter is kept, peers that are threads cannot come.
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   try {
-    if (!brief || !communicator.begin(prepared, x->data, output, state.threads ? 1 : kHeldLooks)) {
+    if (!brief || !communicator.begin(prepared, x->data, output, state.looks)) {
       std::shared_ptr<Communicator> kept = state.communicator;
       PreparedAllReduce copy = prepared;  // another thread may use the place
       Waiting waiting = waiting_for(timeout_of(self));
@@ -285,6 +293,9 @@ PyObject* attach(PyObject* self, PyObject* core) {
     auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
     auto state = std::make_unique<State>();
     state->threads = communicator->group().transport() == "threads";
+    if (!state->threads) {
+      state->looks = crowded(communicator->size()) ? kCrowdedSpins : kHeldLooks;
+    }
     // Without a board there is no short way.
     bool direct = communicator->has_board();
     state->communicator = std::move(communicator);

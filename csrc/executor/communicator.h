@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/algorithms.h"
 #include "algorithms/hierarchical.h"
 #include "executor/direct.h"
 #include "executor/executor.h"
@@ -63,6 +64,11 @@ class Communicator {
   void move(const Algorithm& algorithm, const Array& array, int root, const Waiting& waiting);
   void barrier(const Waiting& waiting);
 
+  // What algorithm="auto" means here, for so many bytes; and rows that are asked before the
+  // built-in ones, the same on all ranks, to be given before the first call.
+  const Algorithm& select(Collective collective, std::size_t bytes) const;
+  void prefer(std::vector<Choice> choices) { choices_ = std::move(choices); }
+
   // Meets all ranks in a call that moves nothing, and of which all must have the same idea.
   void meet(const char* what, const Array& array, const Waiting& waiting);
 
@@ -74,8 +80,8 @@ class Communicator {
   bool has_board() { return endpoint().board() != nullptr; }
   // The hierarchical all-reduce for the hosts of this group, and whether it is of use: there are
   // several hosts, and one of them has several ranks.
-  const Algorithm& hierarchical();
-  bool has_levels();
+  const Algorithm& hierarchical() const;
+  bool has_levels() const;
   // What reduce() does with direct_all_reduce(), in two parts: begin() looks so many times whether
   // the peers have come, and says whether all is done; if not, finish() waits for them.
   PreparedAllReduce prepare(const Array& array, Reducing reducing);
@@ -116,11 +122,12 @@ class Communicator {
 
   std::shared_ptr<Group> group_;
   int rank_;
-  Endpoint* endpoint_ = nullptr;                      // once it was asked for
-  std::shared_ptr<const Hierarchical> hierarchical_;  // once it was asked for
+  Endpoint* endpoint_ = nullptr;                              // once it was asked for
+  mutable std::shared_ptr<const Hierarchical> hierarchical_;  // once it was asked for
   std::optional<DirectAllReduce> begun_;
   Scratch scratch_;
-  std::mutex plans_mutex_;
+  std::vector<Choice> choices_;
+  mutable std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
 };
 

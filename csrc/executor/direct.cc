@@ -43,8 +43,13 @@ DirectAllReduce::DirectAllReduce(Endpoint& endpoint, const DirectCall& call)
     mode_ = Mode::alone;
   } else if (bytes_ <= kOneShotBytes && bytes_ * size <= kOneShotTotalBytes) {
     mode_ = Mode::one_shot;
-    std::byte* data = bytes_ <= sizeof note.data ? note.data : board_.data(board_.rank(), turn_);
-    std::memcpy(data, call_.input, bytes_);
+    if (bytes_ <= sizeof note.data) {
+      std::memcpy(note.data, call_.input, bytes_);
+    } else {
+      staging_.input_at = place_in_ring(board_.input_position, bytes_, board_.input_bytes());
+      board_.input_position = round_up(staging_.input_at + bytes_, kCacheLine);
+      std::memcpy(shot(board_.rank()), call_.input, bytes_);
+    }
   } else {
     note.places = {board_.place_of(call_.input, bytes_), board_.place_of(call_.output, bytes_),
                    shift_of(call_.input), shift_of(call_.output)};
@@ -56,6 +61,10 @@ DirectAllReduce::DirectAllReduce(Endpoint& endpoint, const DirectCall& call)
     reducing_ = taking_ = staging_;
   }
   note.turn.store(turn_, std::memory_order_release);
+  // Looking at once for what the peers bring would hold up what is still on its way to them.
+  if (mode_ == Mode::one_shot && bytes_ > sizeof note.data) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
   board_.ring_others();
 }
 
@@ -103,12 +112,17 @@ void DirectAllReduce::reduce_one_shot() {
   auto& sources = board_.sources;
   for (int r = 0; r < board_.size(); ++r) {
     const auto& note = board_.note(r, turn_);
-    sources[static_cast<std::size_t>(r)] =
-        bytes_ <= sizeof note.data ? note.data : board_.data(r, turn_);
+    sources[static_cast<std::size_t>(r)] = bytes_ <= sizeof note.data ? note.data : shot(r);
   }
   // A rank's own part is read from its note as well: the output may be the input.
   void* target = call_.output;
   combine(&target, 1, sources.data(), bytes_);
+  // What was staged before can be overwritten, when all peers are so far.
+  board_.counters(board_.rank()).reduced.store(board_.input_position, std::memory_order_release);
+}
+
+std::byte* DirectAllReduce::shot(int rank) const {
+  return board_.input_staging(rank) + staging_.input_at % board_.input_bytes();
 }
 
 void DirectAllReduce::reduce_mapped() {
@@ -153,9 +167,10 @@ void DirectAllReduce::lay_out(Block& block) const {
   std::size_t left = bytes_ - block.begin;
   block.chunk = std::min(full_chunk(board_.size()), round_up((left + size - 1) / size, kCacheLine));
   block.bytes = std::min(left, size * block.chunk);
-  block.stride = block.chunk + kCacheLine;  // room for the shift
-  block.input_at = place_in_ring(block.input_end, size * block.stride, kInputStagingBytes);
-  block.input_end = block.input_at + size * block.stride;
+  block.stride = block.chunk + kCacheLine;         // room for the shift
+  std::size_t staged = (size - 1) * block.stride;  // a rank's own chunk is not
+  block.input_at = place_in_ring(block.input_end, staged, kInputStagingBytes);
+  block.input_end = block.input_at + staged;
   block.output_at = place_in_ring(block.output_end, block.stride, kOutputStagingBytes);
   block.output_end = block.output_at + block.stride;
 }
@@ -186,6 +201,11 @@ Progress DirectAllReduce::advance_staged() {
   return Progress::done;
 }
 
+// Where in a block's staging of a rank the chunk for another one lies.
+std::size_t DirectAllReduce::staged_place(int rank, int peer, const Block& block) {
+  return static_cast<std::size_t>(peer < rank ? peer : peer - 1) * block.stride;
+}
+
 bool DirectAllReduce::try_stage() {
   if (!staging_.bytes || staged_ahead_ > board_.lookahead()) return false;
   if (staging_.input_end > kInputStagingBytes &&
@@ -198,8 +218,8 @@ bool DirectAllReduce::try_stage() {
     int peer = (board_.rank() + i) % board_.size();
     Span chunk = chunk_of(staging_, peer);
     if (!chunk.bytes) continue;
-    std::memcpy(staging + static_cast<std::size_t>(peer) * staging_.stride,
-                call_.input + chunk.offset, chunk.bytes);
+    std::memcpy(staging + staged_place(board_.rank(), peer, staging_), call_.input + chunk.offset,
+                chunk.bytes);
   }
   board_.counters(board_.rank()).staged.store(staging_.input_end, std::memory_order_release);
   board_.ring_others();
@@ -219,12 +239,12 @@ bool DirectAllReduce::try_reduce() {
   }
   int rank = board_.rank();
   Span own = chunk_of(reducing_, rank);
-  std::size_t place =
-      reducing_.input_at % kInputStagingBytes + static_cast<std::size_t>(rank) * reducing_.stride;
+  std::size_t place = reducing_.input_at % kInputStagingBytes;
   for (int r = 0; r < board_.size(); ++r) {
     board_.sources[static_cast<std::size_t>(r)] =
         r == rank ? call_.input + own.offset
-                  : board_.input_staging(r) + place + board_.note(r, turn_).places.input_shift;
+                  : board_.input_staging(r) + place + staged_place(r, rank, reducing_) +
+                        board_.note(r, turn_).places.input_shift;
   }
   void* targets[] = {call_.output + own.offset, board_.output_staging(rank) +
                                                     reducing_.output_at % kOutputStagingBytes +

@@ -63,12 +63,14 @@ class DirectAllReduce {
 
   bool all_have_come();
   void reduce_one_shot();
+  std::byte* shot(int rank) const;  // where a rank's array lies, if not in its note
   void reduce_mapped();
   Progress advance_staged();
   bool try_stage();
   bool try_reduce();
   bool try_take();
   void lay_out(Block& block) const;
+  static std::size_t staged_place(int rank, int peer, const Block& block);
   void go_on(Block& block) const;  // to the next one
   Span chunk_of(const Block& block, int rank) const;
   void combine(void* const* targets, std::size_t num_targets, const void* const* sources,

@@ -189,4 +189,75 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
   return slowest;
 }
 
+Rates measure_rates(int ranks, std::size_t bytes, int iterations) {
+  if (ranks < 1 || iterations < 1 || bytes < 4) {
+    throw std::invalid_argument("measure_rates needs 1 rank, 1 iteration and 4 bytes or more");
+  }
+  struct Span {
+    Clock::time_point begin, end;
+  };
+  auto n = static_cast<std::size_t>(ranks), count = bytes / 4;
+  std::vector<std::vector<float>> sums(n), copies(n);
+  std::vector<std::vector<Span>> added(n), copied(n);  // by rank and iteration
+  std::vector<std::exception_ptr> errors(n);
+  std::atomic<unsigned> met{0};
+
+  // As in an all-reduce, what a rank reads its neighbour has written last, and what it writes its
+  // neighbour has read: nothing is in the right cache already.
+  auto work = [&](std::size_t rank) {
+    const auto& sum = reduction(DType::f32, Op::sum);
+    std::size_t neighbour = (rank + n - 1) % n;
+    sums[rank].assign(count, 0);
+    copies[rank].assign(count, 0);
+    float *own_sums = sums[rank].data(), *own_copies = copies[rank].data();
+    unsigned meetings = 0;
+    auto together = [&](auto move) {
+      met.fetch_add(1);
+      wait_for(met, ++meetings * static_cast<unsigned>(ranks));
+      auto begin = Clock::now();
+      move();
+      return Span{begin, Clock::now()};
+    };
+    together([] {});  // all vectors are there
+    for (int i = 0; i < iterations; ++i) {
+      added[rank].push_back(
+          together([&] { sum.combine(own_sums, own_sums, copies[neighbour].data(), count); }));
+      copied[rank].push_back(
+          together([&] { std::memcpy(own_copies, sums[neighbour].data(), count * 4); }));
+    }
+    together([] {});  // nobody reads any more
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t rank = 0; rank < n; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          work(rank);
+        } catch (...) {
+          errors[rank] = std::current_exception();
+        }
+      });
+    }
+  }
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  // The middle iteration, from the first rank's beginning to the last one's end.
+  auto rate = [&](const std::vector<std::vector<Span>>& spans) {
+    std::vector<double> seconds;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(iterations); ++i) {
+      Span whole = spans[0][i];
+      for (const auto& of_rank : spans) {
+        whole.begin = std::min(whole.begin, of_rank[i].begin);
+        whole.end = std::max(whole.end, of_rank[i].end);
+      }
+      seconds.push_back(std::chrono::duration<double>(whole.end - whole.begin).count());
+    }
+    auto middle = seconds.begin() + iterations / 2;
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    return static_cast<double>(count * 4) / *middle;
+  };
+  return {rate(copied), rate(added)};
+}
+
 }  // namespace pycollective

@@ -18,4 +18,11 @@ namespace pycollective {
 std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::size_t bytes,
                                        int iterations);
 
+// Bytes a second at which each of `ranks` threads copies, and adds, `bytes` that a neighbour has
+// just written, all at the same time: what a simulated cluster needs to know of this machine.
+struct Rates {
+  double copy, reduce;
+};
+Rates measure_rates(int ranks, std::size_t bytes, int iterations);
+
 }  // namespace pycollective

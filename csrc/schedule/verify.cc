@@ -2,22 +2,18 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <map>
-#include <random>
 #include <stdexcept>
 #include <utility>
 
 namespace pycollective {
 namespace {
 
-constexpr int kExactRanks = 64;
-
 // Whose contributions a chunk holds, and of which chunk they are.
 struct Value {
   int chunk = -1;  // -1: never written
   int ranks = 0;
-  std::uint64_t set = 0;  // a bit for each rank, or the sum of the ranks' random numbers
+  std::uint64_t set = 0;  // a bit for each rank
 };
 
 using Clock = std::vector<int>;
@@ -56,16 +52,10 @@ class Play {
         in_place_(in_place && can_be_in_place(what_)),
         in_parts_(in_parts(what_)),
         filled_(filled > 0 && !in_parts_ ? filled : schedule.chunks),
-        size_(static_cast<int>(schedule.steps.size())) {
-    if (size_ < 1) throw std::invalid_argument("a schedule needs at least one rank");
-    if (schedule.chunks < 1) throw std::invalid_argument("a schedule needs at least one chunk");
-    if (schedule.scratch < 0) throw std::invalid_argument("scratch has 0 chunks or more");
-    exact_ = size_ <= kExactRanks;
-    std::mt19937_64 random(20090214);
-    for (int r = 0; r < size_; ++r) {
-      names_.push_back(exact_ ? std::uint64_t{1} << r : random());
-      everyone_.set += names_.back();
-    }
+        size_(static_cast<int>(schedule.steps.size())),
+        shape_{what_, schedule.chunks, schedule.scratch, size_} {
+    check_shape(shape_);
+    for (int r = 0; r < size_; ++r) everyone_.set += std::uint64_t{1} << r;
     everyone_.ranks = size_;
     ranks_.resize(static_cast<std::size_t>(size_));
     for (int r = 0; r < size_; ++r) {
@@ -73,10 +63,8 @@ class Play {
       rank.inputs = input_chunks(what_, schedule.chunks, r, size_);
       rank.outputs = output_chunks(what_, schedule.chunks, r, size_);
       rank.cells.resize(static_cast<std::size_t>(rank.inputs + rank.outputs + schedule.scratch));
-      if (exact_) {
-        rank.clock.assign(static_cast<std::size_t>(size_), 0);
-        rank.clock[static_cast<std::size_t>(r)] = 1;
-      }
+      rank.clock.assign(static_cast<std::size_t>(size_), 0);
+      rank.clock[static_cast<std::size_t>(r)] = 1;
       for (int i = 0; i < rank.inputs; ++i) {
         Content content = initial_content(what_, r, size_, i);
         if (content.from != Content::kNobody) cell(r, Buffer::input, i).value = value_of(content);
@@ -107,11 +95,7 @@ class Play {
   }
   Value value_of(const Content& content) const {
     if (content.from == Content::kEveryone) return {content.chunk, size_, everyone_.set};
-    return {content.chunk, 1, names_[static_cast<std::size_t>(content.from)]};
-  }
-  int chunks_of(int r, Buffer buffer) {
-    if (buffer == Buffer::scratch) return schedule_.scratch;
-    return buffer == Buffer::input ? at(r).inputs : at(r).outputs;
+    return {content.chunk, 1, std::uint64_t{1} << content.from};
   }
   // In place, a place of the smaller buffer is one of the larger.
   Cell& cell(int r, Buffer buffer, int i) {
@@ -149,39 +133,11 @@ class Play {
                to_string(steps(r)[k]) + "): " + what;
   }
 
-  bool step_fits(int r, std::size_t k) {
-    const Step& step = steps(r)[k];
-    bool has_source = step.verb != Verb::recv, has_target = step.verb != Verb::send;
-    for (const Span* span :
-         {has_source ? &step.source : nullptr, has_target ? &step.target : nullptr}) {
-      if (!span || span->count == 0) continue;
-      int chunks = chunks_of(r, span->buffer);
-      if (span->first < 0 || span->count < 0 || span->first > chunks - span->count) {
-        fail(r, k, "chunks outside 0:" + std::to_string(chunks));
-      } else if (in_parts_ && span->count > 1) {
-        fail(r, k, "moves several parts at once, which need not lie side by side");
-      } else if (span->first % schedule_.chunks + span->count > schedule_.chunks && !in_parts_) {
-        fail(r, k, "goes over the last chunk's end in the scratch buffer");
-      }
-    }
-    if (has_source && has_target && step.source.count != step.target.count) {
-      fail(r, k, "source and target have different numbers of chunks");
-    }
-    bool talks = step.verb != Verb::copy && step.verb != Verb::reduce;
-    if (talks && (step.peer < 0 || step.peer >= size_ || step.peer == r)) {
-      fail(r, k, "no such peer among " + std::to_string(size_) + " ranks");
-    }
-    bool adds = step.verb == Verb::recv_reduce || step.verb == Verb::reduce;
-    if (adds && !reduces(what_)) fail(r, k, "reduces in a collective that does not");
-    if (step.completes && !adds) fail(r, k, "is marked complete and does not reduce");
-    return problem_.empty();
-  }
-
   // Plays the next step of rank r; false when it must wait for a peer or something is wrong.
   bool play(int r) {
     std::size_t k = at(r).next;
     const Step& step = steps(r)[k];
-    if (!step_fits(r, k)) return false;
+    if (std::string text = misfit(step, r, shape_); !text.empty()) return fail(r, k, text), false;
     if (is_empty(step)) return ++at(r).next, true;
     Message message;
     if (step.verb == Verb::send) {
@@ -191,7 +147,7 @@ class Play {
         Cell& sent = cell(r, source.buffer, source.first + i);
         if (sent.value.chunk < 0) return fail(r, k, "sends what was never written"), false;
         message.values.push_back(sent.value);
-        if (exact_) sent.readers.push_back({step.peer, 0});
+        sent.readers.push_back({step.peer, 0});
       }
       message.clock = at(r).clock;
       message.sender_step = static_cast<int>(k);
@@ -208,11 +164,11 @@ class Play {
                false;
       }
       if (!write(r, k, &message)) return false;
-      if (exact_) hear(r, step.peer, message);
+      hear(r, step.peer, message);
     } else if (!write(r, k, nullptr)) {
       return false;
     }
-    if (exact_) ++at(r).clock[static_cast<std::size_t>(r)];
+    ++at(r).clock[static_cast<std::size_t>(r)];
     ++at(r).next;
     return true;
   }
@@ -281,7 +237,7 @@ class Play {
       other = message ? message->values[static_cast<std::size_t>(i)]
                       : cell(r, step.target.buffer, step.target.first + i).value;
       if (other.chunk != source.chunk) return fail(r, k, "reduces different chunks"), false;
-      if (exact_ && (source.set & other.set)) {
+      if (source.set & other.set) {
         return fail(r, k, "a contribution would be counted twice"), false;
       }
       source.ranks += other.ranks;
@@ -342,7 +298,7 @@ class Play {
   }
 
   void check_heard_everyone(int r) {
-    for (int p = 0; exact_ && p < size_; ++p) {
+    for (int p = 0; p < size_; ++p) {
       if (at(r).clock[static_cast<std::size_t>(p)] == 0) {
         problem_ = "rank " + std::to_string(r) + " leaves the barrier before rank " +
                    std::to_string(p) + " has entered";
@@ -355,7 +311,6 @@ class Play {
     if (v.chunk < 0) return "never written";
     std::string text =
         "chunk " + std::to_string(v.chunk) + " with " + std::to_string(v.ranks) + " contributions";
-    if (!exact_) return text;
     text += " from ranks";
     for (int r = 0; r < size_; ++r) {
       if (v.set >> r & 1) text += " " + std::to_string(r);
@@ -369,8 +324,7 @@ class Play {
   bool in_parts_;
   int filled_;
   int size_;
-  bool exact_ = true;
-  std::vector<std::uint64_t> names_;
+  Shape shape_;
   Value everyone_;
   std::vector<Rank> ranks_;
   std::map<std::pair<int, int>, Message> channels_;
@@ -379,6 +333,63 @@ class Play {
 };
 
 }  // namespace
+
+void check_shape(const Shape& shape) {
+  if (shape.size < 1) throw std::invalid_argument("a schedule needs at least one rank");
+  if (shape.chunks < 1) throw std::invalid_argument("a schedule needs at least one chunk");
+  if (shape.scratch < 0) throw std::invalid_argument("scratch has 0 chunks or more");
+}
+
+std::string misfit(const Step& step, int rank, const Shape& shape) {
+  bool parts = in_parts(shape.collective);
+  bool has_source = step.verb != Verb::recv, has_target = step.verb != Verb::send;
+  for (const Span* span :
+       {has_source ? &step.source : nullptr, has_target ? &step.target : nullptr}) {
+    if (!span || span->count == 0) continue;
+    int chunks = shape.scratch;
+    if (span->buffer == Buffer::input) {
+      chunks = input_chunks(shape.collective, shape.chunks, rank, shape.size);
+    } else if (span->buffer == Buffer::output) {
+      chunks = output_chunks(shape.collective, shape.chunks, rank, shape.size);
+    }
+    if (span->first < 0 || span->count < 0 || span->first > chunks - span->count) {
+      return "chunks outside 0:" + std::to_string(chunks);
+    }
+    if (parts && span->count > 1) {
+      return "moves several parts at once, which need not lie side by side";
+    }
+    if (!parts && span->first % shape.chunks + span->count > shape.chunks) {
+      return "goes over the last chunk's end in the scratch buffer";
+    }
+  }
+  if (has_source && has_target && step.source.count != step.target.count) {
+    return "source and target have different numbers of chunks";
+  }
+  bool talks = step.verb != Verb::copy && step.verb != Verb::reduce;
+  if (talks && (step.peer < 0 || step.peer >= shape.size || step.peer == rank)) {
+    return "no such peer among " + std::to_string(shape.size) + " ranks";
+  }
+  bool adds = step.verb == Verb::recv_reduce || step.verb == Verb::reduce;
+  if (adds && !reduces(shape.collective)) return "reduces in a collective that does not";
+  if (step.completes && !adds) return "is marked complete and does not reduce";
+  return {};
+}
+
+std::string misfit(const Schedule& schedule) {
+  Shape shape{schedule.collective, schedule.chunks, schedule.scratch,
+              static_cast<int>(schedule.steps.size())};
+  check_shape(shape);
+  for (int r = 0; r < shape.size; ++r) {
+    const auto& steps = schedule.steps[static_cast<std::size_t>(r)];
+    for (std::size_t k = 0; k < steps.size(); ++k) {
+      std::string text = misfit(steps[k], r, shape);
+      if (text.empty()) continue;
+      return "rank " + std::to_string(r) + ", step " + std::to_string(k) + " (" +
+             to_string(steps[k]) + "): " + text;
+    }
+  }
+  return "";
+}
 
 Schedule make_schedule(const Algorithm& algorithm, int size) {
   Schedule schedule;
@@ -392,12 +403,16 @@ Schedule make_schedule(const Algorithm& algorithm, int size) {
 }
 
 std::string verify(const Schedule& schedule, bool in_place, int filled) {
+  if (schedule.steps.size() > kExactRanks) {
+    return verify_by_fingerprints(ScheduleView(schedule), static_cast<int>(schedule.steps.size()),
+                                  Marks::checked);
+  }
   return Play(schedule, in_place, filled).run();
 }
 
 std::string prove(const Schedule& schedule) {
-  // What short arrays leave out are messages that tell of others' reads: it is about races only.
-  bool any_length = !in_parts(schedule.collective) && schedule.steps.size() <= kExactRanks;
+  if (schedule.steps.size() > kExactRanks) return verify(schedule, true);
+  bool any_length = !in_parts(schedule.collective);
   for (bool in_place : {false, true}) {
     // All chunks first: what is wrong with them is said most plainly.
     for (int filled = schedule.chunks; filled > 0; --filled) {
@@ -419,9 +434,14 @@ void mark_complete(Schedule& schedule) {
     for (Step& step : steps) step.completes = false;
   }
   std::vector<std::pair<int, std::size_t>> marks;
-  Play play(schedule, /*in_place=*/false, 0);
-  play.collect_marks(&marks);
-  play.run();
+  if (schedule.steps.size() > kExactRanks) {
+    marks =
+        complete_by_fingerprints(ScheduleView(schedule), static_cast<int>(schedule.steps.size()));
+  } else {
+    Play play(schedule, /*in_place=*/false, 0);
+    play.collect_marks(&marks);
+    play.run();
+  }
   for (auto [rank, step] : marks) {
     schedule.steps[static_cast<std::size_t>(rank)][step].completes = true;
   }

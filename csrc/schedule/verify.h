@@ -11,14 +11,18 @@
 //   * reads of what was never written, writes to the input, a chunk put where another one belongs,
 //     wrong `completes` marks.
 // An array that is shorter than the number of chunks leaves the last ones empty, and nothing is
-// sent for them: `filled` plays that. Up to 64 ranks sets are exact and clocks are kept; beyond, a
-// set is the sum of random 64-bit numbers, one for each rank, and races are not looked for.
+// sent for them: `filled` plays that. All this to 64 ranks. Beyond, sets are random fingerprints
+// (fingerprints.cc), steps are asked for one at a time, and of the races only those are found that
+// show in the one order in which the ranks are played.
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "schedule/step.h"
+#include "schedule/walk.h"
 
 namespace pycollective {
 
@@ -29,14 +33,55 @@ struct Schedule {
   int scratch = 0;                       // chunks of scratch of each rank
 };
 
+inline constexpr std::size_t kExactRanks = 64;
+
+// A table, not yet proved, read as an algorithm.
+class ScheduleView final : public Algorithm {
+ public:
+  explicit ScheduleView(const Schedule& schedule) : schedule_(schedule) {}
+  std::string_view name() const override { return "schedule"; }
+  Collective collective() const override { return schedule_.collective; }
+  int num_chunks(int) const override { return schedule_.chunks; }
+  int num_scratch(int) const override { return schedule_.scratch; }
+  int num_steps(int rank, int) const override { return static_cast<int>(of(rank).size()); }
+  Step step(int rank, int, int k) const override { return of(rank)[static_cast<std::size_t>(k)]; }
+
+ private:
+  const std::vector<Step>& of(int rank) const {
+    return schedule_.steps[static_cast<std::size_t>(rank)];
+  }
+  const Schedule& schedule_;
+};
+
+// What a step has to fit into.
+struct Shape {
+  Collective collective;
+  int chunks, scratch, size;
+};
+// Throws std::invalid_argument when there is nothing to fit into.
+void check_shape(const Shape& shape);
+// Why a step, or the first bad step of a schedule, cannot be played; or an empty string.
+std::string misfit(const Step& step, int rank, const Shape& shape);
+std::string misfit(const Schedule& schedule);
+
 Schedule make_schedule(const Algorithm& algorithm, int size);
 
 // The first thing that is wrong, or an empty string. In place: see can_be_in_place(). Only the
-// first `filled` chunks hold anything, unless it is 0 or chunks are ranks' parts.
+// first `filled` chunks hold anything, unless it is 0 or chunks are ranks' parts. Beyond 64 ranks:
+// out of place and in place at once, all chunks filled.
 std::string verify(const Schedule& schedule, bool in_place, int filled = 0);
 
 // verify() out of place and in place, for every number of filled chunks.
 std::string prove(const Schedule& schedule);
+
+// Verifies any number of ranks, out of place and in place at once, in memory of 8 bytes for each
+// chunk of each rank's output and scratch.
+enum class Marks { checked, ignored };
+std::string verify_by_fingerprints(const Algorithm& algorithm, int size, Marks marks,
+                                   const Watch& watch = {});
+// The reductions that complete a chunk: rank and step.
+std::vector<std::pair<int, std::size_t>> complete_by_fingerprints(const Algorithm& algorithm,
+                                                                  int size);
 
 // Marks the reductions that complete a chunk, as far as the schedule can be played.
 void mark_complete(Schedule& schedule);

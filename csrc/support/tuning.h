@@ -46,7 +46,7 @@ inline constexpr auto kMixedSlice = std::chrono::microseconds(200);
 
 // The direct path of an all-reduce (executor/direct.h). Up to which size of an array, and of all
 // ranks' arrays together, everyone combines everything itself.
-inline constexpr std::size_t kOneShotBytes = 8 * 1024;
+inline constexpr std::size_t kOneShotBytes = 16 * 1024;
 inline constexpr std::size_t kOneShotTotalBytes = 64 * 1024;
 
 // While a call of so many bytes looks so often for its peers, it keeps Python's interpreter lock:
@@ -56,7 +56,7 @@ inline constexpr int kHeldLooks = 200;
 
 // Staging of a rank, and the chunks that pass through it. A ring that fits into the second-level
 // cache keeps dirty lines going to and fro between cores; one beyond the third level is slow too.
-inline constexpr std::size_t kInputStagingBytes = std::size_t{4} << 20;
+inline constexpr std::size_t kInputStagingBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kOutputStagingBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kStagedChunkBytes = 128 * 1024;
 
@@ -71,7 +71,7 @@ inline constexpr int kCrowdedLookahead = 6;
 // more ranks than cores, spinning only keeps the others from working.
 inline constexpr int kSpins = 300;
 inline constexpr int kCrowdedSpins = 10;
-inline constexpr int kYields = 20;
+inline constexpr int kYields = 100;
 
 // How often a sleeping rank looks at its deadline and at the user's interrupt.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);

@@ -53,19 +53,16 @@ class Board {
   Note& note(int rank, std::uint64_t turn) const {
     return *reinterpret_cast<Note*>(at(rank) + turn % 2 * sizeof(Note));
   }
-  // Where the data of a one-shot call is that does not fit into the note.
-  std::byte* data(int rank, std::uint64_t turn) const {
-    return at(rank) + sizeof(Note) * 2 + sizeof(Counters) + turn % 2 * kOneShotBytes;
-  }
   Counters& counters(int rank) const {
     return *reinterpret_cast<Counters*>(at(rank) + sizeof(Note) * 2);
   }
   std::byte* input_staging(int rank) const { return at(rank) + kStagingAt; }
-  std::byte* output_staging(int rank) const { return input_staging(rank) + kInputStagingBytes; }
+  std::byte* output_staging(int rank) const { return input_staging(rank) + input_bytes_; }
+  std::size_t input_bytes() const { return input_bytes_; }
 
   // Wakes the peers that sleep.
   void ring_others() const {
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // as in Bed::ring_if_asleep
+    light_barrier();  // as in Bed::ring_if_asleep
     for (Bed* bed : beds_) {
       if (bed != own_bed_ && bed->sleeping.load(std::memory_order_relaxed)) bed->ring();
     }
@@ -92,12 +89,11 @@ class Board {
   std::uint64_t input_position = 0, output_position = 0;
 
  private:
-  static constexpr std::size_t kStagingAt =
-      (2 * (sizeof(Note) + kOneShotBytes) + sizeof(Counters) + 4095) / 4096 * 4096;
+  static constexpr std::size_t kStagingAt = 4096;
   std::byte* at(int rank) const { return memory_ + static_cast<std::size_t>(rank) * stride_; }
 
   std::byte* memory_;
-  std::size_t stride_;
+  std::size_t stride_, input_bytes_;
   int rank_;
   std::vector<Bed*> beds_;
   Bed* own_bed_;

@@ -42,7 +42,8 @@ struct ShmGroup::Header {
 
 struct alignas(kCacheLine) ShmGroup::RankState {
   Bed bed;
-  std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
+  alignas(kCacheLine)
+      std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
   std::atomic<std::uint32_t> busy;
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;

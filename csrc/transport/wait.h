@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 
+#include "support/asymmetric_barrier.h"
 #include "support/futex.h"
 #include "support/tuning.h"
 #include "transport/transport.h"
@@ -19,14 +20,14 @@ inline void pause() {
 }
 
 // Where a rank sleeps; in memory that its peers can reach.
-struct Bed {
+struct alignas(kCacheLine) Bed {
   std::atomic<std::uint32_t> bell{0};  // rung when a peer has done something and this rank sleeps
   std::atomic<std::uint32_t> sleeping{0};
 
   void ring_if_asleep() {
-    // Pairs with the fence in wait_until_done: either we see that the rank sleeps, or it sees what
-    // we have done before this call.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    // Pairs with wait_until_done: either we see that the rank sleeps, or it sees what we have done
+    // before this call.
+    light_barrier();
     if (sleeping.load(std::memory_order_relaxed)) ring();
   }
   void ring() {
@@ -80,7 +81,7 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
     }
     std::uint32_t heard = bed.bell.load();
     bed.sleeping.store(1);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    heavy_barrier();
     progress = attempt();
     auto now = Clock::now();
     if (progress == Progress::blocked && !failed() && now < next_look_up) {

@@ -99,6 +99,29 @@ def make_schedule(collective: Collective, algorithm: str, size: int) -> Schedule
 def make_hierarchical(hosts: Sequence[int]) -> Schedule: ...
 def verify(schedule: Schedule, in_place: bool, filled: int = 0) -> str: ...
 def prove(schedule: Schedule) -> str: ...
+def verify_many(
+    collective: Collective,
+    algorithm: str | Schedule,
+    size: int,
+    marks: bool = True,
+    watch: Callable[[float], None] | None = None,
+) -> str: ...
+def simulate(
+    collective: Collective,
+    algorithm: str | Schedule,
+    bytes: float,
+    segment_bytes: float,
+    ranks: int,
+    places: Sequence[Sequence[int]],
+    links: Sequence[tuple[float, float, float, bool, bool, bool]],
+    reduce_rate: float,
+    copy_rate: float,
+    call_overhead: float,
+    cores: int,
+    watch: Callable[[float], None] | None = None,
+) -> tuple[float, NDArray[Any], list[float], list[int], int]: ...
+
+SEGMENT_BYTES: int
 
 class Group:
     @property
@@ -153,6 +176,8 @@ class Communicator:
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    def prefer(self, rows: Sequence[tuple[Collective, int, str]]) -> None: ...
+    def select(self, collective: Collective, bytes: int) -> str: ...
     def all_reduce(
         self,
         input: NDArray[Any],
@@ -212,6 +237,7 @@ def all_reduce_together(
     timeout: float,
 ) -> None: ...
 def measure_all_reduce(how: str, ranks: int, bytes: int, iterations: int) -> list[float]: ...
+def measure_rates(ranks: int, bytes: int, iterations: int) -> tuple[float, float]: ...
 def reduce_arrays(
     op: str, sources: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]], size: int = 0
 ) -> None: ...

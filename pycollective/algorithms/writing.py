@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from pycollective import _core
 from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb
 
-_PROVED_RANKS = 64
+if TYPE_CHECKING:
+    from pycollective.algorithms.clusters import Cluster
+    from pycollective.algorithms.simulation import Simulation
+
+#: Up to so many ranks proofs are exact, and schedules of one's own run.
+PROVED_RANKS = 64
 
 
 class Chunks:
@@ -107,14 +113,30 @@ class Algorithm:
 
         return show(self, size)
 
+    def simulate(self, cluster: int | Cluster, bytes: int = 1 << 20) -> Simulation:
+        """Time the schedule on a cluster, as `pycollective.algorithms.simulate` does.
+
+        All steps are written out first, by Python: feasible to some hundred ranks.
+
+        Parameters
+        ----------
+        cluster : Cluster or int
+            Where; a number means so many hosts of `Cluster.ethernet_10g`.
+        bytes : int
+            Size of each rank's array.
+        """
+        from pycollective.algorithms.simulation import simulate
+
+        return simulate(self, cluster, bytes)
+
     def for_ranks(self, size: int) -> _core.Algorithm:
         """Return what the core runs for a number of ranks; proved once."""
         found = self._proved.get(size)
         if found is not None:
             return found
-        if size > _PROVED_RANKS:
+        if size > PROVED_RANKS:
             raise ValueError(
-                f"{self.name}: schedules of one's own run among {_PROVED_RANKS} ranks at most, where "
+                f"{self.name}: schedules of one's own run among {PROVED_RANKS} ranks at most, where "
                 f"they can be proved; this group has {size}"
             )
         with self._lock:

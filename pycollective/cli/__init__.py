@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pycollective import __version__, _core
-from pycollective.cli import bench, run, train
+from pycollective.cli import bench, run, simulate, train
 from pycollective.errors import CheckpointError, CollectiveError, DataError
 
 __all__ = ["main"]
@@ -17,7 +17,8 @@ _EPILOG = """\
 examples:
   pycollective train                          train a CNN on handwritten digits, 2 replicas
   pycollective train --data auto --epochs 1   … on whatever digits can be had without a network
-  pycollective bench --ranks 4                time all-reduce among 4 threads
+  pycollective bench --transport shm -n 4     time all-reduce among 4 processes
+  pycollective simulate --ranks 256           time every all-reduce on a cluster that need not be there
   pycollective run -n 4 script.py             start the processes of a group on this host
 'pycollective COMMAND --help' tells more about a command.
 """
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     main_parser.add_argument("--version", action="version", version=_version())
     commands = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, bench, run):
+    for module in (train, bench, simulate, run):
         module.add_parser(commands)
     return main_parser
 
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     args = parser().parse_args(argv)
+    args.words = list(sys.argv[1:] if argv is None else argv)
     try:
         return int(args.function(args))
     except (DataError, CheckpointError, CollectiveError, ImportError) as error:

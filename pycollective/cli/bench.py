@@ -1,256 +1,248 @@
-"""``pycollective bench``: time all-reduce, in the columns of nccl-tests."""
+"""``pycollective bench``: time collectives, in the columns of nccl-tests."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import threading
-import time
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, algorithms, local_group
+from pycollective import __version__, algorithms, init, local_group, tuning
+from pycollective.benchmark import report
+from pycollective.benchmark.cases import COLLECTIVES, REDUCING, Case, has_choice, kind_of
+from pycollective.benchmark.measure import Row
+from pycollective.benchmark.session import Session, on_threads, sizes
+from pycollective.benchmark.tune import choose
 from pycollective.cli import options
-from pycollective.communicator import Communicator
+from pycollective.rendezvous import RANK, launcher
 
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Time all-reduce of growing arrays among ranks that are threads of this process.
+Time collectives of growing arrays among threads of this process, or among processes of this host, which
+are started for it. Within 'pycollective run', or where PYCOLLECTIVE_ADDRESS describes a group of several
+hosts, the ranks of that group are timed; rank 0 prints.
 
-The columns are those of nccl-tests. time: the median over the iterations of the slowest rank's time
-in the Python call; algbw: size / time; busbw: algbw × 2(n-1)/n, which does not depend on the number
-of ranks and can be compared with the speed of the memory; #wrong: elements of the result that differ
-from the exact one (always checked, before the timing).
+Every result is checked before it is timed. The columns:
+  bytes, count   of the whole array: of all_gather's result, of reduce_scatter's input (as nccl-tests)
+  p50, p99       of the Python call's time, the slowest rank's in each iteration
+  algbw          bytes / p50
+  busbw          algbw × what the collective must move over the slowest link: 2(n-1)/n for all_reduce,
+                 (n-1)/n for those of parts, 1 for the others; comparable between numbers of ranks
+  limit          percent of the speed of the memory: as if every contribution were read once and every
+                 result written once (all_reduce: n·bytes read, n·bytes written) at the rate at which
+                 all ranks at the same time go through arrays of their own of this size, copying one to
+                 another or changing one in place, whichever is faster; measured in the same run, from
+                 64 KiB on. Where the arrays fit into caches it is the caches' speed, and ranks that
+                 share one may pass it; over TCP, too, it is the memory's.
+  errors         items of all ranks' results that differ from the exact ones
 """
 
 _EPILOG = """\
 examples:
-  pycollective bench                               8 B to 16 MiB, 2 ranks, ring
-  pycollective bench --ranks 4 --algorithm all     every algorithm, 4 ranks
-  pycollective bench -b 64K -e 64M -f 4 -d float64
-  pycollective bench --json results.json           also as JSON, with all percentiles
+  pycollective bench                                       all_reduce, 8 B to 16 MiB, 2 threads
+  pycollective bench --transport shm -n 4 -a all           every algorithm, among 4 processes
+  pycollective bench --transport tcp -c all -b 64K -e 4M   every collective, over TCP
+  pycollective bench -c broadcast -a tree chain -f 2       two algorithms side by side
+  pycollective bench -d float64 -o max --no-in-place
+  pycollective bench --json out.json --plot out.svg
+  pycollective bench --tune --transport shm -n 4           what is best for 4 processes here, remembered
+
+--tune times every algorithm, in three turns, and writes which is the fastest at which size into a
+table, which algorithm="auto" then uses for groups of that transport and number of ranks on this machine
+(and of fewer ranks, where those have not been tuned). Tune with nothing else running. The table is the
+file that PYCOLLECTIVE_TUNING names (none: do not use one), else pycollective/tuning.json in the user's
+cache.
 """
+
+
+_TUNING_TURNS = 3
 
 
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
     p = commands.add_parser(
         "bench",
-        help="time all-reduce",
+        help="time collectives",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "-b", "--min-bytes", type=options.size, default=8, metavar="SIZE", help="first size (8)"
-    )
-    p.add_argument(
-        "-e",
-        "--max-bytes",
-        type=options.size,
-        default=16 << 20,
-        metavar="SIZE",
-        help="last size (16M)",
-    )
-    p.add_argument(
-        "-f",
-        "--factor",
-        type=options.positive,
-        default=4,
-        metavar="N",
-        help="from size to size (4)",
-    )
-    p.add_argument(
-        "-n",
-        "--iterations",
-        type=options.positive,
-        default=100,
-        metavar="N",
-        help="timed calls (100)",
-    )
-    p.add_argument(
-        "-w",
-        "--warmup",
-        type=options.positive,
-        default=5,
-        metavar="N",
-        help="calls before those (5)",
-    )
-    p.add_argument("--ranks", type=options.positive, default=2, metavar="N", help="threads (2)")
-    p.add_argument(
-        "--algorithm",
-        default="ring",
-        choices=[*algorithms.names("all_reduce"), "auto", "all"],
-        help="which schedule (ring)",
-    )
-    p.add_argument(
-        "-d",
-        "--datatype",
-        default="float32",
-        choices=["float32", "float64", "int32", "int64"],
-        help="element type (float32)",
-    )
-    p.add_argument(
-        "-o",
-        "--op",
-        default="sum",
-        choices=["sum", "min", "max", "prod", "mean"],
-        help="reduction (sum)",
-    )
-    p.add_argument("--out-of-place", action="store_true", help="into another array (in place)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    add = p.add_argument
+    add("--transport", choices=["thread", "shm", "tcp"],
+        help="what the ranks are and talk through: threads, processes and shared memory, processes "
+        "and TCP (default: thread, or the group that this process is in)")  # fmt: skip
+    add("-n", "--ranks", type=options.positive, default=2, metavar="N", help="ranks (2)")
+    add("-c", "--collective", nargs="+", choices=[*COLLECTIVES, "all"],
+        metavar="NAME", help=f"one or several of {', '.join(COLLECTIVES)}, all (all_reduce)",
+    )  # fmt: skip
+    add("-a", "--algorithm", nargs="+", default=["auto"], metavar="NAME",
+        help="one or several, timed side by side; all; a wrong one gets a list (auto)")  # fmt: skip
+    add("-b", "--begin", type=options.size, default=8, metavar="SIZE", help="first size (8)")
+    add("-e", "--end", type=options.size, default=16 << 20, metavar="SIZE", help="last size (16M)")
+    add("-f", "--factor", type=options.positive, default=4, metavar="N",
+        help="from size to size (4)")  # fmt: skip
+    add("-d", "--dtype", default="float32", metavar="TYPE",
+        help="element type, also bfloat16 (float32)")  # fmt: skip
+    add("-o", "--op", default="sum",
+        choices=["sum", "prod", "min", "max", "mean", "and", "or", "xor"],
+        help="of reductions (sum)")  # fmt: skip
+    add("--in-place", action=argparse.BooleanOptionalAction, default=True,
+        help="let the result replace the input, where the collective can (yes)")  # fmt: skip
+    add("-i", "--iterations", type=options.positive, metavar="N",
+        help="timed calls (default: as many as take --seconds, at least 5)")  # fmt: skip
+    add("--seconds", type=options.seconds, default=0.3, metavar="S",
+        help="about how long each line takes (0.3)")  # fmt: skip
+    add("-w", "--warmup", type=options.positive, default=5, metavar="N",
+        help="calls before the timed ones (5)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write the results there too")
+    add("--plot", type=Path, metavar="FILE",
+        help="draw them there: .svg, .png or .pdf; needs the extra 'plot'")  # fmt: skip
+    add("--tune", action="store_true",
+        help="time all algorithms, and let 'auto' mean the fastest from now on")  # fmt: skip
     p.set_defaults(function=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; status 1 when a result was wrong."""
+    launched = RANK in os.environ
+    transport = args.transport or ("group" if launched else "thread")
+    try:
+        _check(args)
+        if transport in ("shm", "tcp") and not launched:
+            words = [sys.executable, "-m", "pycollective", *args.words]
+            return launcher.run(words, args.ranks, "never", transport)
+        if transport == "thread":
+            return _bench(args, args.ranks, "threads", True, None)
+        comm = init()
+        try:
+            return _bench(args, comm.size, comm._group.transport, comm.rank == 0, comm)
+        finally:
+            comm.close()
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"pycollective bench: {error}") from None
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise ValueError, or what the library says, for what cannot be timed."""
     if args.factor < 2:
-        raise SystemExit("pycollective bench: -f must be at least 2")
-    item = np.dtype(args.datatype).itemsize
-    if args.min_bytes < item or args.max_bytes < args.min_bytes:
-        raise SystemExit(
-            f"pycollective bench: sizes must grow from at least {item} bytes, not from "
-            f"{args.min_bytes} to {args.max_bytes}"
+        raise ValueError("--factor must be at least 2")
+    item = kind_of(args.dtype).itemsize
+    if args.begin < item or args.end < args.begin:
+        raise ValueError(
+            f"sizes must grow from at least {item} bytes, not from {args.begin} to {args.end}"
         )
-    chosen = algorithms.names("all_reduce") if args.algorithm == "all" else [args.algorithm]
-    print(f"# pycollective {__version__} all_reduce: {args.ranks} ranks (threads), ", end="")
-    print(f"{'out of place' if args.out_of_place else 'in place'}, {args.iterations} iterations")
-    print(
-        f"# {'size':>12} {'count':>12} {'type':>8} {'op':>5} {'algorithm':>17} {'time':>10} "
-        f"{'algbw':>8} {'busbw':>8} {'#wrong':>7}"
-    )
-    print(
-        f"# {'(B)':>12} {'(elements)':>12} {'':>8} {'':>5} {'':>17} {'(us)':>10} "
-        f"{'(GB/s)':>8} {'(GB/s)':>8} {'':>7}"
-    )
+    if not _collectives(args):
+        raise ValueError("nothing to tune: these collectives have one algorithm each")
+    if args.tune:
+        file = tuning.path()
+        if file is None:
+            raise ValueError(f"{tuning.TUNING}=none leaves no place for a table")
+        tuning.prepare(file, __version__)
+    if any(what in REDUCING for what in _collectives(args)):
+        (alone,) = local_group(1)
+        alone.all_reduce(np.zeros(1, kind_of(args.dtype)), args.op)
+    _algorithms(args)
+    for path in (args.json, args.plot):
+        if path and not path.absolute().parent.is_dir():
+            raise ValueError(f"{path}: there is no such folder")
+    if args.plot:
+        report.need_plot()
+
+
+def _collectives(args: argparse.Namespace) -> list[str]:
+    if args.tune:
+        asked = args.collective or ["all"]
+        return [
+            what
+            for what in COLLECTIVES
+            if (what in asked or "all" in asked)
+            and has_choice(what)
+            and len(algorithms.names(what)) > 1
+        ]
+    if args.collective is None:
+        return ["all_reduce"]
+    return list(COLLECTIVES) if "all" in args.collective else list(dict.fromkeys(args.collective))
+
+
+def _algorithms(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Return which algorithms of each collective are timed."""
+    known = {what: algorithms.names(what) for what in _collectives(args)}
+    for name in args.algorithm:
+        if name not in ("auto", "all") and not any(name in names for names in known.values()):
+            lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in known.items())
+            raise ValueError(f"no algorithm is called {name!r} here ({lists}; auto; all)")
+    chosen: dict[str, list[str]] = {}
+    for what, names in known.items():
+        if not has_choice(what) or len(names) == 1:
+            chosen[what] = names[:1]
+            continue
+        asked = ["all"] if args.tune else args.algorithm
+        wanted = [n for name in asked for n in (names if name == "all" else [name])]
+        found = [name for name in dict.fromkeys(wanted) if name in names or name == "auto"]
+        if found:
+            chosen[what] = found
+    return chosen
+
+
+def _cases(args: argparse.Namespace, ranks: int) -> list[Case]:
+    return [
+        Case(what, size, ranks, args.dtype, args.op, algorithm, args.in_place)
+        for what, names in _algorithms(args).items()
+        for size in (sizes(args.begin, args.end, args.factor) if what != "barrier" else [0])
+        for algorithm in names
+    ]
+
+
+def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, comm: Any) -> int:
+    """Time everything as the ranks of one group; ``comm``: this process's one."""
+    session = Session(_cases(args, ranks), args.iterations, args.seconds, args.warmup)
+    many = len({case.collective for case in session.cases}) > 1
+    place = "in place" if args.in_place else "out of place"
+    title = ", ".join(_collectives(args))
+    title = f"pycollective {__version__} {title}: {ranks} ranks ({transport}), {place}"
+    if speaks:
+        print(f"# {title}, {len(session.cases)} lines\n{report.header(many)}", flush=True)
+
+    def on_row(row: Row) -> None:
+        print(report.line(row, many), flush=True)
+
+    def on_wait(text: str) -> None:
+        print(f"# {text}", file=sys.stderr, flush=True)
+
     rows = []
-    size = args.min_bytes
-    while size <= args.max_bytes:
-        for algorithm in chosen:
-            row = measure(
-                ranks=args.ranks,
-                count=size // item,
-                dtype=args.datatype,
-                op=args.op,
-                algorithm=algorithm,
-                iterations=args.iterations,
-                warmup=args.warmup,
-                in_place=not args.out_of_place,
-            )
-            rows.append(row)
-            print(
-                f"  {row['size']:>12} {row['count']:>12} {row['type']:>8} {row['op']:>5} "
-                f"{algorithm:>17} {row['time_us']:>10.2f} {row['algbw_gb_s']:>8.3f} "
-                f"{row['busbw_gb_s']:>8.3f} {row['wrong']:>7}",
-                flush=True,
-            )
-        size *= args.factor
-    wrong = sum(row["wrong"] for row in rows)
-    print(f"# wrong values: {wrong} {'OK' if wrong == 0 else 'FAILED'}")
-    if args.json:
-        report = {
-            "command": "pycollective bench",
-            "version": __version__,
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-            "ranks": args.ranks,
-            "in_place": not args.out_of_place,
-            "results": rows,
-        }
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"# written to {args.json}")
+    for _ in range(_TUNING_TURNS if args.tune else 1):
+        if comm is None:
+            rows += on_threads(session, ranks, on_row, on_wait)
+        else:
+            rows += session.run(comm, on_row, on_wait)
+    wrong = sum(row.wrong for row in rows)
+    if speaks:
+        print(f"# errors: {wrong} {'OK' if wrong == 0 else 'FAILED'}")
+        if args.tune:
+            _remember(rows, transport, ranks, wrong)
+        if args.json:
+            about = {"transport": transport, "ranks": ranks, "in_place": args.in_place}
+            report.write(args.json, rows, about)
+            print(f"# written to {args.json}")
+        if args.plot:
+            report.draw(args.plot, rows, title)
+            print(f"# drawn to {args.plot}")
     return 1 if wrong else 0
 
 
-def measure(
-    *,
-    ranks: int,
-    count: int,
-    dtype: str,
-    op: str,
-    algorithm: str,
-    iterations: int,
-    warmup: int,
-    in_place: bool,
-) -> dict[str, Any]:
-    """Check one size and time it; return a row of the table."""
-    # Small whole numbers that no two elements in a row share: every reduction of them is exact, and
-    # a chunk in the wrong place shows. With prod, one rank has the numbers and the others ones.
-    inputs = [
-        (np.arange(count) % 11 + 1 if r == 0 or op != "prod" else np.ones(count)).astype(dtype)
-        * np.asarray(r + 1 if op != "prod" else 1, dtype)
-        for r in range(ranks)
-    ]
-    reductions = {
-        "sum": lambda a: a.sum(0, dtype=a.dtype),
-        "mean": lambda a: _mean(a),
-        "min": lambda a: a.min(0),
-        "max": lambda a: a.max(0),
-        "prod": lambda a: a.prod(0, dtype=a.dtype),
-    }
-    want = reductions[op](np.stack(inputs)) if count else inputs[0]
-    wrong = [0] * ranks
-    times = np.zeros((ranks, iterations))
-    errors: list[BaseException] = []
-
-    def work(comm: Communicator) -> None:
-        data = inputs[comm.rank].copy()
-        out = data if in_place else np.empty_like(data)
-        comm.all_reduce(data, op, out=out, algorithm=algorithm)
-        different = ~np.isclose(out, want, rtol=1e-6) if op == "mean" else out != want
-        wrong[comm.rank] = int(different.sum())
-        # In place, sums grow from call to call: begin with numbers that stay finite.
-        tiny = np.asarray(1e-30 if np.dtype(dtype).kind == "f" else 1, dtype)
-        data[:] = inputs[comm.rank] * tiny if op != "prod" else 1
-        for _ in range(warmup):
-            comm.all_reduce(data, op, out=out, algorithm=algorithm)
-        comm.barrier()
-        clock = time.perf_counter
-        mine = times[comm.rank]
-        for i in range(iterations):
-            begin = clock()
-            comm.all_reduce(data, op, out=out, algorithm=algorithm)
-            mine[i] = clock() - begin
-
-    def guarded(comm: Communicator) -> None:
-        try:
-            work(comm)
-        except BaseException as error:
-            errors.append(error)
-            comm.abort(f"the benchmark failed on rank {comm.rank}")
-
-    comms = local_group(ranks)
-    threads = [threading.Thread(target=guarded, args=(c,)) for c in comms[1:]]
-    for thread in threads:
-        thread.start()
-    guarded(comms[0])
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    slowest = times.max(axis=0)
-    seconds = float(np.median(slowest))
-    size = count * np.dtype(dtype).itemsize
-    return {
-        "size": size,
-        "count": count,
-        "type": dtype,
-        "op": op,
-        "algorithm": algorithm,
-        "time_us": seconds * 1e6,
-        "p99_us": float(np.percentile(slowest, 99)) * 1e6,
-        "min_us": float(slowest.min()) * 1e6,
-        "algbw_gb_s": size / seconds / 1e9,
-        "busbw_gb_s": size / seconds / 1e9 * 2 * (ranks - 1) / ranks,
-        "wrong": sum(wrong),
-    }
-
-
-def _mean(stack: Any) -> Any:
-    if stack.dtype.kind == "f":
-        return stack.mean(0, dtype="float64").astype(stack.dtype)
-    return np.trunc(stack.sum(0, dtype="int64") / len(stack)).astype(stack.dtype)
+def _remember(rows: list[Row], transport: str, ranks: int, wrong: int) -> None:
+    """Write the table, and show what is in it."""
+    file = tuning.path()
+    if wrong or file is None:
+        print("# no table is written: there were errors")
+        return
+    found = choose(rows)
+    tuning.save(file, transport, ranks, found, __version__)
+    for collective, most_bytes, name in found:
+        limit = "above" if most_bytes > 1 << 60 else f"to {report.size_text(most_bytes)}"
+        print(f"# auto: {collective.name} {limit}: {name}")
+    print(f"# for groups of {ranks} ranks ({transport}) on this machine: {file}")

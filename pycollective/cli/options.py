@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-__all__ = ["positive", "size"]
+__all__ = ["positive", "seconds", "size"]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -15,6 +15,17 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"not a positive number: {text!r}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return a positive number of seconds."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"not a number of seconds: {text!r}")
+    return number
 
 
 def size(text: str) -> int:

@@ -17,14 +17,19 @@ Start N processes of a program as the ranks of one group. In the program, pycoll
 the process's communicator; the ranks talk through shared memory, or over TCP on the loopback address.
 Nothing has to be configured; for TCP a secret is made and handed out.
 
-Signals are passed on. When a rank fails, the others' calls raise PeerLostError, and what has not ended
-10 seconds later is ended. The exit status is that of the rank that failed first.
+Signals are passed on; Ctrl-Z stops the ranks too, and a third Ctrl-C kills them. Rank 0 has the standard
+input, the others have none. When a rank fails, the others' calls raise PeerLostError; what still runs
+5 seconds later gets SIGTERM, and after 5 more SIGKILL. What a rank leaves behind is ended, and so is
+everything when this command is killed. The exit status is that of the rank that failed first, 128 + n
+for signal n.
 """
 
 _EPILOG = """\
 examples:
   pycollective run -n 4 script.py --its-own options
-  pycollective run -n 2 -- python -m package.module
+  pycollective run -n 4 -m package.module --its-own options
+  pycollective run -n 2 -- ./any-program that starts Python somewhere
+  pycollective run -n 4 --transport tcp script.py
 """
 
 
@@ -52,19 +57,31 @@ def add_parser(commands: Any) -> None:
         default="auto",
         help="begin each line of output with its rank (auto: on a terminal)",
     )
-    p.add_argument("command", nargs=argparse.REMAINDER, help="a Python script or a program")
+    p.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a Python module, with what follows as its options",
+    )
+    p.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="a Python script (its name ends with .py) or any program, with its options",
+    )
     p.set_defaults(function=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks and return the exit status."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if args.module:
+        command = [sys.executable, "-m", *args.module]
+    elif command and command[0].endswith(".py"):
+        command = [sys.executable, *command]
     if not command:
         raise SystemExit("pycollective run: give a script: pycollective run -n 2 script.py")
-    if command[0].endswith(".py"):
-        command = [sys.executable, *command]
-    prefix = args.prefix == "always" or (args.prefix == "auto" and sys.stdout.isatty())
     try:
-        return launcher.run(command, args.ranks, prefix, args.transport)
+        return launcher.run(command, args.ranks, args.prefix, args.transport)
     except OSError as error:
         raise SystemExit(f"pycollective run: cannot start {command[0]!r}: {error}") from None

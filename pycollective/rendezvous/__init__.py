@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pycollective import _core
+from pycollective import _core, tuning
 from pycollective.communicator import DEFAULT_TIMEOUT, Communicator, local_group
 from pycollective.errors import RendezvousError
 
@@ -110,6 +110,7 @@ def init(
         group = _core.ShmGroup.open(descriptor)
         if group.size != size:
             raise ValueError(f"{SIZE} is {size}, and the group has {group.size} ranks")
+        choices = tuning.given(env, group.transport, size)
         group.join(rank)
     except (ValueError, OSError, RuntimeError) as error:
         raise RendezvousError(
@@ -118,6 +119,7 @@ def init(
         ) from None
     _log.info("rank %d of %d, through shared memory; described by pycollective run", rank, size)
     communicator = Communicator(group, rank, timeout)
+    communicator._prefer(choices)
     _live.add(communicator)
     return communicator
 
@@ -139,6 +141,8 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
         source,
     )
     communicator = Communicator(group, about.rank, timeout)
+    if group.transport == "TCP":  # what was measured for it
+        communicator._prefer(about.choices)
     _live.add(communicator)
     return communicator
 
@@ -183,6 +187,7 @@ def _description(env: Mapping[str, str]) -> tuple[Description, str]:
             streams=_number(env, STREAMS, 1, tcp.MAX_STREAMS) if STREAMS in env else 1,
             host_id="" if env.get(TRANSPORT) == "tcp" else env.get(HOST_ID) or memory.boot_id(),
             listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
+            choices=tuning.given(env, "TCP", size) if rank == 0 else [],
         )
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None

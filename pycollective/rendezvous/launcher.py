@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from typing import IO, Any
 
-from pycollective import _core
+from pycollective import _core, tuning
 from pycollective.distribute.blas_threads import available_cores
 from pycollective.rendezvous import (
     ADDRESS,
@@ -25,6 +25,8 @@ from pycollective.rendezvous import (
     TRANSPORT,
     launched_environment,
 )
+from pycollective.rendezvous.guardian import Guardian
+from pycollective.rendezvous.output import Output
 
 __all__ = ["run"]
 
@@ -32,8 +34,12 @@ GRACE = 5.0
 """Seconds that the other ranks have to end by themselves when one has failed, before SIGTERM and again
 before SIGKILL."""
 
+_LEFT_BEHIND = 1.0
+"""Seconds that processes which a rank has left behind have to end by themselves."""
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
 
 class _SharedMemory:
@@ -47,7 +53,8 @@ class _SharedMemory:
         """Return the variables and the descriptors of a rank."""
         descriptor = self._group.descriptor
         env = launched_environment(rank, self._size, descriptor)
-        return {TRANSPORT: "shm", **env}, [descriptor]
+        choices = json.dumps(tuning.as_json(tuning.rows(self._group.transport, self._size)))
+        return {TRANSPORT: "shm", tuning.CHOICES: choices, **env}, [descriptor]
 
     def started(self) -> None:
         pass
@@ -86,19 +93,41 @@ class _Tcp:
         pass
 
 
-def run(command: Sequence[str], size: int, prefix: bool, transport: str = "shm") -> int:
+def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str = "shm") -> int:
     """Run ``size`` processes of a command as the ranks of one group; return the exit status.
 
-    Output comes through line by line, so that lines of different ranks do not mix; with ``prefix`` each
-    begins with its rank. SIGINT, SIGTERM and SIGHUP are passed on. When a rank fails, the group is told
-    (the others' calls raise `PeerLostError`), and what does not end is ended. The status is that of the
-    rank that failed first, 128 + n for signal n, else 0.
+    Each rank is the leader of a session of its own. Signals come to the launcher, which passes them on;
+    stopped (Ctrl-Z) and continued are the ranks with it. When a rank fails, the group is told (the
+    others' calls raise `PeerLostError`), and what does not end is ended, as is what ranks have left
+    behind. A guardian does that when the launcher itself is killed.
+
+    Parameters
+    ----------
+    command : sequence of str
+        What each rank runs.
+    size : int
+        Number of ranks.
+    prefix : {"auto", "always", "never"}
+        Whether each line of output begins with its rank; auto: on a terminal.
+    transport : {"shm", "tcp"}
+        What the ranks talk through.
+
+    Returns
+    -------
+    int
+        The status of the rank that failed first, 128 + n if signal n killed it, else 0.
+
+    Raises
+    ------
+    OSError
+        If the command cannot be started.
     """
     group = _Tcp(size) if transport == "tcp" else _SharedMemory(size)
     threads = str(max(1, available_cores() // size))
-    processes: list[subprocess.Popen[bytes]] = []
-    copiers: list[threading.Thread] = []
     received: list[int] = []
+    output = Output((sys.stdout, sys.stderr), prefix)
+    guardian = Guardian()
+    ranks = _Ranks(guardian)
     before = {
         s: signal.signal(s, lambda number, _frame: received.append(number)) for s in _FORWARDED
     }
@@ -106,71 +135,154 @@ def run(command: Sequence[str], size: int, prefix: bool, transport: str = "shm")
         for rank in range(size):
             env = {name: threads for name in _THREAD_VARIABLES}  # the user's own setting wins
             env |= {"PYTHONUNBUFFERED": "1", **os.environ}
-            for name in (MEMORY, ADDRESS, LISTENER):  # of a group that this launcher is in itself
+            for name in (
+                MEMORY,
+                ADDRESS,
+                LISTENER,
+                tuning.CHOICES,
+            ):  # of a group that this launcher is in itself
                 env.pop(name, None)
             variables, descriptors = group.given_to(rank)
-            env |= variables
             process = subprocess.Popen(
                 command,
-                env=env,
+                env=env | variables,
                 pass_fds=descriptors,
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                bufsize=0,
                 start_new_session=True,  # Ctrl-C reaches the ranks once: from us
             )
-            processes.append(process)
-            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                copiers.append(_copy_lines(source, target, f"[{rank}] " if prefix else ""))
+            ranks.add(process)
+            assert process.stdout is not None and process.stderr is not None
+            output.add(rank, (process.stdout, process.stderr))
         group.started()
-        return _watch(group, processes, received)
+        output.start()
+        return _watch(group, ranks, received)
     finally:
         group.started()
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        for copier in copiers:
-            copier.join()
+        ranks.kill()
+        output.finish()
+        guardian.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _watch(
-    group: _SharedMemory | _Tcp,
-    processes: Sequence[subprocess.Popen[bytes]],
-    received: list[int],
-) -> int:
+class _Ranks:
+    """The processes of the ranks, and the process groups that they lead."""
+
+    def __init__(self, guardian: Guardian) -> None:
+        self._guardian = guardian
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.running: set[int] = set()
+        self._left: dict[int, float] = {}  # groups without their leader, and since when
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        self._guardian.started(process.pid)
+        self.running.add(len(self.processes))
+        self.processes.append(process)
+
+    def signal(self, number: int, rank: int | None = None) -> None:
+        """Send a signal to what a rank, or every rank, and its children run."""
+        for r in self.running if rank is None else [rank]:
+            process = self.processes[r]
+            if number in (signal.SIGUSR1, signal.SIGUSR2):  # children may not expect them
+                process.send_signal(number)
+            else:
+                _signal_group(process.pid, number)
+
+    def ended(self) -> list[tuple[int, int]]:
+        """Return the ranks that have ended since the last look, with their exit codes."""
+        found = []
+        for rank in sorted(self.running):
+            code = self.processes[rank].poll()
+            if code is not None:
+                self.running.discard(rank)
+                self._left[self.processes[rank].pid] = time.monotonic()
+                found.append((rank, code))
+        return found
+
+    def left_behind(self) -> bool:
+        """Whether children of ranks that have ended still run; they are ended after a while."""
+        for pid, since in list(self._left.items()):
+            age = time.monotonic() - since
+            number = 0 if age < _LEFT_BEHIND else signal.SIGTERM
+            if age > 3 * _LEFT_BEHIND:
+                number = signal.SIGKILL
+            # What nobody reaps (a container without init) stays in its group for ever.
+            if not _signal_group(pid, number) or number == signal.SIGKILL:
+                del self._left[pid]
+                self._guardian.ended(pid)
+        return bool(self._left)
+
+    def kill(self) -> None:
+        """End all that runs."""
+        for rank in self.running:
+            _signal_group(self.processes[rank].pid, signal.SIGKILL)
+            self.processes[rank].wait()
+        for pid in self._left:
+            _signal_group(pid, signal.SIGKILL)
+
+
+def _signal_group(pid: int, number: int) -> bool:
+    """Send a signal to a process group; return whether there is one."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # a program that runs as somebody else
+        pass
+    return True
+
+
+def _watch(group: _SharedMemory | _Tcp, ranks: _Ranks, received: list[int]) -> int:
     """Wait for all processes; tell the group of the first that fails, and end the others."""
-    running = set(range(len(processes)))
     status = 0
-    ending = 0.0  # when we last asked the others to end, 0: not yet
-    asked = 0
-    while running:
+    next_blow = 0.0  # when what still runs is next asked to end, 0: never
+    blows = [signal.SIGTERM, signal.SIGKILL]
+    after: list[str] = []
+    interrupts = 0
+    while ranks.running or ranks.left_behind():
         while received:
-            for rank in running:
-                processes[rank].send_signal(received[0])
-            received.pop(0)
-        for rank in sorted(running):
-            code = processes[rank].poll()
-            if code is None:
-                continue
-            running.discard(rank)
+            number = received.pop(0)
+            interrupts += number == signal.SIGINT
+            if interrupts >= 3:
+                _say("interrupted three times: killing what still runs")
+                ranks.signal(signal.SIGKILL)
+            elif number == signal.SIGTSTP:
+                ranks.signal(signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                ranks.signal(signal.SIGCONT)
+            else:
+                ranks.signal(number)
+        for rank, code in ranks.ended():
+            how = _how_it_ended(code)
             if not code:
                 group.ended(rank, "")
-            if code and not status:
-                how = _how_it_ended(code)
-                group.ended(rank, f"rank {rank} (process {processes[rank].pid}) {how}")
-                print(f"pycollective run: rank {rank} {how}", file=sys.stderr, flush=True)
+            elif not status:
+                group.ended(rank, f"rank {rank} (process {ranks.processes[rank].pid}) {how}")
                 status = code if code > 0 else 128 - code
-                ending = time.monotonic()
-        if ending and running and time.monotonic() - ending > GRACE:
-            asked += 1
-            ending = time.monotonic()
-            for rank in running:
-                processes[rank].send_signal(signal.SIGTERM if asked == 1 else signal.SIGKILL)
+                next_blow = time.monotonic() + GRACE
+                _say(f"rank {rank} {how}")
+            else:
+                after.append(f"rank {rank} {how}")
+        if next_blow and ranks.running and time.monotonic() > next_blow and blows:
+            _say(f"{blows[0].name} to what still runs: {_listed(ranks.running)}")
+            ranks.signal(blows.pop(0))
+            next_blow = time.monotonic() + GRACE
         time.sleep(0.01)
+    if after:
+        _say(f"then {', '.join(after)}")
     return status
+
+
+def _listed(ranks: set[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"pycollective run: {text}", file=sys.stderr, flush=True)
 
 
 def _how_it_ended(code: int) -> str:
@@ -180,25 +292,3 @@ def _how_it_ended(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-_output = threading.Lock()
-
-
-def _copy_lines(source: IO[bytes] | None, target: Any, prefix: str) -> threading.Thread:
-    def copy() -> None:
-        assert source is not None
-        raw = getattr(target, "buffer", None)
-        for line in source:
-            whole = prefix.encode() + line
-            with _output:
-                if raw is not None:
-                    raw.write(whole if whole.endswith(b"\n") else whole + b"\n")
-                    raw.flush()
-                else:
-                    target.write(whole.decode(errors="replace"))
-        source.close()
-
-    thread = threading.Thread(target=copy, daemon=True)
-    thread.start()
-    return thread

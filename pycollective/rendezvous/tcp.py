@@ -14,10 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from pycollective import _core
+from pycollective import _core, tuning
 from pycollective.errors import RendezvousError
 from pycollective.rendezvous import interfaces, memory
 from pycollective.rendezvous.handshake import (
@@ -58,6 +58,7 @@ class Description:
     streams: int = 1  # for messages, of every pair of ranks; rank 0's word counts
     listener: int = -1  # the descriptor of rank 0's listening socket, if the launcher made it
     host_id: str = ""  # what equals on ranks that may share memory; empty: TCP only
+    choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
 
 
 def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str]:
@@ -344,7 +345,10 @@ class _Meeting:
         self.places[0] = door.address
         self.claims[0] = self._claim()
         places = [[*self.places[r], self.claims[r]] for r in range(self.about.size)]
-        self._tell_all({"group": name, "streams": self.streams, "places": places})
+        choices = tuning.as_json(self.about.choices)
+        self._tell_all(
+            {"group": name, "streams": self.streams, "places": places, "choices": choices}
+        )
         return name, door
 
     def _inherited(self) -> socket.socket | None:
@@ -427,6 +431,10 @@ class _Meeting:
         if len(places) != self.about.size:
             raise HandshakeError("a table of another size")
         self.streams = _int(table, "streams", 2, 1 + MAX_STREAMS)
+        try:
+            self.about.choices = tuning.checked(table.get("choices"))
+        except ValueError as error:
+            raise HandshakeError(f"rank 0's table of algorithms cannot be used: {error}") from None
         for rank, place in enumerate(places):
             if not isinstance(place, list) or len(place) != 3:
                 raise HandshakeError("a table without addresses")

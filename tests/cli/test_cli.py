@@ -16,6 +16,7 @@ def test_help_teaches(capsys):
         (["--help"], "pycollective train"),
         (["train", "--help"], "data: auto"),
         (["bench", "--help"], "busbw"),
+        (["simulate", "--help"], "infiniband-nvlink"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(words)
@@ -57,7 +58,10 @@ def test_data_that_are_not_there(tmp_path, capsys):
 @pytest.mark.parametrize(
     "words",
     [["train", "--replicas", "0"], ["train", "--epochs", "x"], ["train", "--strategy", "tpu"],
-     ["train", "--cross-device-ops", "bus"], ["bench", "-b", "8Q"], ["bench", "-n", "0"], []],
+     ["train", "--cross-device-ops", "bus"], ["bench", "-b", "8Q"], ["bench", "-n", "0"],
+     ["bench", "--seconds", "-1"], ["bench", "-c", "shout"],
+     ["simulate", "--ranks", "4,x"], ["simulate", "--latency", "-1"],
+     ["simulate", "--bandwidth", "nan"], []],
 )  # fmt: skip
 def test_bad_options(words, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -69,40 +73,55 @@ def test_bad_options(words, capsys):
 def test_options_that_do_not_fit_together(capsys, tmp_path):
     with pytest.raises(SystemExit, match="has one replica"):
         main(["train", "--strategy", "one_device", "--replicas", "2", "--data", "digits"])
-    with pytest.raises(SystemExit, match="sizes must grow"):
-        main(["bench", "-b", "1M", "-e", "1K"])
-    with pytest.raises(SystemExit, match="-f must be at least 2"):
-        main(["bench", "-f", "1"])
 
 
-@pytest.mark.parametrize("op", ["sum", "min", "max", "prod", "mean"])
-@pytest.mark.parametrize("datatype", ["float32", "float64", "int32", "int64"])
-def test_bench(tmp_path, capsys, op, datatype):
-    report = tmp_path / "bench.json"
-    words = "bench -b 8 -e 128K -f 64 -n 3 -w 1 --ranks 3 --algorithm all".split()
-    assert main([*words, "-o", op, "-d", datatype, "--json", str(report)]) == 0
+def test_simulate(tmp_path, capsys):
+    report = tmp_path / "simulated.json"
+    words = "simulate --ranks 4,70 -b 4K -e 64K --verify --json".split()
+    assert main([*words, str(report)]) == 0
     out = capsys.readouterr().out
-    assert "# wrong values: 0 OK" in out
+    assert "# verified exactly: ring, 4 ranks" in out
+    assert "# verified by fingerprints: double_tree, 70 ranks" in out
     rows = json.loads(report.read_text())["results"]
     names = algorithms.names("all_reduce")
-    assert [r["size"] for r in rows] == [s for s in (8, 512, 32768) for _ in names]
-    assert {r["algorithm"] for r in rows} == set(names)
+    assert [(r["ranks"], r["size"], r["algorithm"]) for r in rows] == [
+        (n, size, name) for n in (4, 70) for size in (4 << 10, 64 << 10) for name in names
+    ]
     for row in rows:
-        assert row["wrong"] == 0
-        assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * 4 / 3)
+        cluster = algorithms.Cluster.ethernet_10g(row["ranks"])
+        want = algorithms.simulate(row["algorithm"], cluster, row["size"])
+        assert row["time_us"] == want.seconds * 1e6
+        assert row["busbw_gb_s"] == want.bus_bandwidth / 1e9
+        assert f"{row['algorithm']:>17} {row['time_us']:>14.2f}" in out
 
 
-def test_bench_sees_wrong_values(capsys, monkeypatch):
-    from pycollective.communicator import Communicator
+def test_simulate_with_numbers_of_ones_own(capsys):
+    words = "simulate --ranks 8 --algorithm ring -b 512 -e 512 --cluster infiniband-nvlink"
+    numbers = "--ranks-per-host 1 --latency 1e-3 --overhead 0 --bandwidth inf --reduce-rate inf"
+    assert main([*words.split(), *numbers.split(), "--copy-rate", "inf"]) == 0
+    assert float(capsys.readouterr().out.splitlines()[-1].split()[3]) == 14_000
+    assert main("simulate --cluster this-machine --ranks 2 -b 1K -e 1K".split()) == 0
+    capsys.readouterr()
+    assert main("simulate --collective barrier --ranks 5".split()) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert row.split()[:3] == ["5", "0", "dissemination"]
 
-    right = Communicator.all_reduce
 
-    def wrong(self, x, op="sum", *, out=None, **others):
-        result = right(self, x, op, out=out, **others)
-        if self.rank == 1:
-            result[0] += 1
-        return result
+def test_simulate_draws(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "s.svg"
+    assert main(["simulate", "--ranks", "2,4", "--plot", str(file)]) == 0
+    assert f"# drawn in {file}" in capsys.readouterr().out
+    assert "<svg" in file.read_text()
 
-    monkeypatch.setattr(Communicator, "all_reduce", wrong)
-    assert main("bench -b 64 -e 64 -n 1 -w 1".split()) == 1
-    assert "# wrong values: 1 FAILED" in capsys.readouterr().out
+
+def test_simulate_says_what_is_wrong():
+    for words, message in (
+        ("--algorithm bus", "no all_reduce algorithm is called 'bus'; there are ring"),
+        ("--collective bus", "no collective is called 'bus'"),
+        ("-b 1M -e 1K", "sizes must grow"),
+        ("-f 1", "-f must be at least 2"),
+        ("--cluster this-machine --ranks 65", "at most 64 threads"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main(["simulate", *words.split()])

@@ -178,3 +178,5 @@ def test_the_documents_example(capsys, monkeypatch):
     assert failed == []
     shown = [text for language, text in blocks if language == ""]
     assert capsys.readouterr().out == shown[0]
+    (simulated,) = [text for language, text in blocks if language == "text"]
+    assert space["text"] == simulated.rstrip("\n")

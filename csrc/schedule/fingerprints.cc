@@ -1,0 +1,373 @@
+// The verifier beyond 64 ranks: what a chunk holds is a number instead of a set.
+//
+// Rank r's contribution to chunk c is a_r b_c modulo the prime p = 2^61 - 1, with a_r and b_c
+// random; a reduction adds numbers. What should hold each contribution to c exactly once must be
+// (sum of all a_r) b_c. Any other collection of contributions is another polynomial of degree two
+// in the random numbers and agrees with that value with probability at most 2 / p for each
+// comparison (Schwartz 1980, Zippel 1979).
+//
+// One number for each chunk of a rank's output and scratch is kept; the input is worked out. So a
+// ring among 10,000 ranks needs 800 MB. A message holds no values: the receiver reads the sender's
+// chunks, as threads do, and a hash of what they were when they were sent shows whether the sender
+// has overwritten them in between, in the order in which the ranks are walked through. Every place
+// holds the chunk that belongs there, so that chunks are compared by their places alone.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <random>
+#include <stdexcept>
+
+#include "schedule/verify.h"
+#include "schedule/walk.h"
+#include "support/huge_pages.h"
+
+namespace pycollective {
+namespace {
+
+constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
+
+std::uint64_t add(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t sum = a + b;
+  return sum >= kPrime ? sum - kPrime : sum;
+}
+
+std::uint64_t multiply(std::uint64_t a, std::uint64_t b) {
+  __extension__ using Wide = unsigned __int128;
+  Wide product = static_cast<Wide>(a) * b;
+  return add(static_cast<std::uint64_t>(product) & kPrime,
+             static_cast<std::uint64_t>(product >> 61));
+}
+
+// 1 … p - 1, the same for the same number (the mixing of SplitMix64; Steele, Lea and Flood 2014).
+std::uint64_t random_of(std::uint64_t number) {
+  std::uint64_t z = (number + 1) * 0x9e3779b97f4a7c15;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+  z = (z ^ z >> 27) * 0x94d049bb133111eb;
+  return (z ^ z >> 31) % (kPrime - 1) + 1;
+}
+
+struct Message {
+  Span span;  // the sender's
+  int step;   // of the sender
+  std::uint64_t
+      sealed;  // hash of what the span held; in a barrier, where the sender's knowledge is
+};
+
+class Fingerprints {
+ public:
+  Fingerprints(const Algorithm& algorithm, int size, const Watch& watch)
+      : shape_{algorithm.collective(), algorithm.num_chunks(size), algorithm.num_scratch(size),
+               size},
+        what_(shape_.collective),
+        in_parts_(in_parts(what_)),
+        chunks_(shape_.chunks),
+        size_(size),
+        walk_(algorithm, size, 1, watch),
+        mail_(size) {
+    check_shape(shape_);
+    if (what_ == Collective::all_to_all && size > kMostChunks / size) {
+      throw std::invalid_argument("an all_to_all among " + std::to_string(size) +
+                                  " ranks has too many chunks to be verified");
+    }
+    std::mt19937_64 random(20090214);
+    for (int r = 0; r < size; ++r) {
+      ranks_.push_back(random() % (kPrime - 1) + 1);
+      everyone_ = add(everyone_, ranks_.back());
+    }
+    chunk_numbers_.resize(static_cast<std::size_t>(in_parts_ ? size : chunks_));
+    for (std::size_t c = 0; c < chunk_numbers_.size(); ++c) chunk_numbers_[c] = random_of(c);
+    std::size_t cells = 0, scratch = static_cast<std::size_t>(shape_.scratch);
+    for (int r = 0; r < size; ++r) {
+      begins_.push_back(cells);
+      cells += static_cast<std::size_t>(outputs(r)) + scratch;
+    }
+    cells_.reset(static_cast<std::uint64_t*>(std::calloc(cells + 1, sizeof(std::uint64_t))));
+    if (!cells_) throw std::bad_alloc();
+    prefer_huge_pages(cells_.get(), (cells + 1) * sizeof(std::uint64_t));
+    if (in_parts_) scratch_chunks_.resize(scratch * static_cast<std::size_t>(size), -1);
+    if (what_ == Collective::barrier) {
+      words_ = static_cast<std::size_t>(size + 63) / 64;
+      heard_.resize(static_cast<std::size_t>(size) * words_);
+      for (int r = 0; r < size; ++r) knowledge(r)[r / 64] |= std::uint64_t{1} << r % 64;
+    }
+  }
+
+  void collect_marks(std::vector<std::pair<int, std::size_t>>* marks) { marks_ = marks; }
+  void ignore_marks() { check_marks_ = false; }
+
+  std::string run() {
+    while (walk_.any() && problem_.empty()) {
+      int r = walk_.pop();
+      while (!walk_.done(r) && play(r)) walk_.advance(r);
+    }
+    if (problem_.empty()) check_ended();
+    if (problem_.empty()) check_result();
+    return problem_;
+  }
+
+ private:
+  static constexpr int kMostChunks = 2147483647;
+
+  int inputs(int r) const { return input_chunks(what_, chunks_, r, size_); }
+  int outputs(int r) const { return output_chunks(what_, chunks_, r, size_); }
+  std::uint64_t number_of(int chunk) const {
+    auto c = static_cast<std::size_t>(chunk);
+    return c < chunk_numbers_.size() ? chunk_numbers_[c] : random_of(c);
+  }
+  std::uint64_t complete(int chunk) const { return multiply(everyone_, number_of(chunk)); }
+  std::uint64_t value_of(const Content& content) const {
+    if (content.from == Content::kNobody) return 0;
+    if (content.from == Content::kEveryone) return complete(content.chunk);
+    return multiply(ranks_[static_cast<std::size_t>(content.from)], number_of(content.chunk));
+  }
+  std::size_t place(int r, Buffer buffer, int i) const {
+    if (buffer == Buffer::scratch) i += outputs(r);
+    return begins_[static_cast<std::size_t>(r)] + static_cast<std::size_t>(i);
+  }
+  int& scratch_chunk(int r, int i) {
+    return scratch_chunks_[static_cast<std::size_t>(r) * static_cast<std::size_t>(shape_.scratch) +
+                           static_cast<std::size_t>(i)];
+  }
+  // The chunk that a place holds; -1 where anything may stand and nothing does.
+  int chunk_at(int r, Buffer buffer, int i) {
+    if (!in_parts_) return buffer == Buffer::scratch ? i % chunks_ : i;
+    if (buffer == Buffer::scratch) return scratch_chunk(r, i);
+    return buffer == Buffer::input ? initial_content(what_, r, size_, i).chunk
+                                   : final_content(what_, r, size_, i).chunk;
+  }
+
+  bool fail(int r, const std::string& what) {
+    problem_ = "rank " + std::to_string(r) + ", step " + std::to_string(walk_.number(r)) + " (" +
+               to_string(walk_.step(r)) + "): " + what;
+    return false;
+  }
+
+  // In place, the part of the output that an input's place is; -1 when it is none.
+  int shared_place(int r, int i) const {
+    if (!can_be_in_place(what_)) return -1;
+    if (!in_parts_) return i < outputs(r) ? i : -1;
+    if (outputs(r) == size_) return r;
+    return inputs(r) == size_ && i == r && outputs(r) == 1 ? 0 : -1;
+  }
+
+  // What rank r's place holds, 0 when it was never written. The answer is the same in place, or
+  // *lost tells that it is not.
+  std::uint64_t read(int r, Buffer buffer, int i, bool* lost) const {
+    if (buffer != Buffer::input) return cells_[place(r, buffer, i)];
+    std::uint64_t value = value_of(initial_content(what_, r, size_, i));
+    int shared = shared_place(r, i);
+    if (shared >= 0) {
+      std::uint64_t now = cells_[place(r, Buffer::output, shared)];
+      *lost = *lost || (now != 0 && now != value);
+    }
+    return value;
+  }
+
+  // Reads a span into values_; what was never written is 0.
+  std::uint64_t read(int r, const Span& span, bool* lost) {
+    values_.clear();
+    std::uint64_t sealed = 0;
+    for (int i = 0; i < span.count; ++i) {
+      values_.push_back(read(r, span.buffer, span.first + i, lost));
+      sealed = sealed * 0x9e3779b97f4a7c15 + values_.back();
+    }
+    return sealed;
+  }
+
+  bool play(int r) {
+    Step step = walk_.step(r);
+    if (std::string text = misfit(step, r, shape_); !text.empty()) return fail(r, text);
+    switch (step.verb) {
+      case Verb::send:
+        return send(r, step);
+      case Verb::recv:
+      case Verb::recv_reduce:
+        return receive(r, step);
+      case Verb::copy:
+      case Verb::reduce:
+        return local(r, step);
+    }
+    return true;
+  }
+
+  bool send(int r, const Step& step) {
+    if (mail_.has(r, step.peer)) return walk_.wait(r, step.peer), false;
+    bool lost = false;
+    Message message{step.source, walk_.number(r), read(r, step.source, &lost)};
+    if (lost) return fail(r, kLost);
+    if (std::count(values_.begin(), values_.end(), 0)) {
+      return fail(r, "sends what was never written");
+    }
+    if (words_) message.sealed = keep(r);
+    mail_.put(r, step.peer, message);
+    walk_.wake_if_waiting(step.peer, r);
+    return true;
+  }
+
+  bool receive(int r, const Step& step) {
+    Message message;
+    if (!mail_.take(step.peer, r, &message)) return walk_.wait(r, step.peer), false;
+    walk_.wake_if_waiting(step.peer, r);  // there is room for another one
+    auto sender = [&] { return "rank " + std::to_string(step.peer); };
+    if (message.span.count != step.target.count) {
+      return fail(r, sender() + " sent " + std::to_string(message.span.count) + " chunks");
+    }
+    if (words_) hear(r, static_cast<std::size_t>(message.sealed));
+    bool lost = false;
+    std::uint64_t now = read(step.peer, message.span, &lost);
+    if (!words_ && (lost || now != message.sealed)) {
+      return fail(r, sender() + " has overwritten what it sent in its step " +
+                         std::to_string(message.step) + " before it was read");
+    }
+    return write(r, step, step.peer, message.span);
+  }
+
+  bool local(int r, const Step& step) {
+    bool lost = false;
+    read(r, step.source, &lost);
+    return lost ? fail(r, kLost) : write(r, step, r, step.source);
+  }
+
+  // Writes values_, which stand in `from` of rank `owner`, or their reduction.
+  bool write(int r, const Step& step, int owner, const Span& from) {
+    for (int i = 0; i < step.target.count; ++i) {
+      const Span& target = step.target;
+      if (target.buffer == Buffer::input) return fail(r, "writes to the input");
+      std::uint64_t value = values_[static_cast<std::size_t>(i)];
+      int chunk = chunk_at(owner, from.buffer, from.first + i);
+      if (value == 0) return fail(r, "reads what was never written");
+      bool reduces = step.verb == Verb::recv_reduce || step.verb == Verb::reduce;
+      if (reduces) {
+        const Span& own = step.verb == Verb::reduce ? target : step.source;
+        bool lost = false;
+        std::uint64_t other = read(r, own.buffer, own.first + i, &lost);
+        if (lost) return fail(r, kLost);
+        if (other == 0) return fail(r, "reads what was never written");
+        if (chunk_at(r, own.buffer, own.first + i) != chunk) {
+          return fail(r, "reduces different chunks");
+        }
+        value = add(value, other);
+        if (!mark(r, step, value == complete(chunk))) return false;
+      }
+      if (in_parts_ && target.buffer == Buffer::scratch) {
+        scratch_chunk(r, target.first + i) = chunk;
+      } else if (int wanted = chunk_at(r, target.buffer, target.first + i); wanted != chunk) {
+        return fail(r, "puts chunk " + std::to_string(chunk) + " where chunk " +
+                           std::to_string(wanted) + " belongs");
+      }
+      cells_[place(r, target.buffer, target.first + i)] = value;
+    }
+    return true;
+  }
+
+  bool mark(int r, const Step& step, bool is_complete) {
+    if (marks_) {
+      if (is_complete) marks_->push_back({r, static_cast<std::size_t>(walk_.number(r))});
+    } else if (check_marks_ && step.completes != is_complete) {
+      return fail(r, step.completes ? "is marked complete and is not"
+                                    : "completes the chunk and is not marked so");
+    }
+    return true;
+  }
+
+  void check_ended() {
+    std::string waiting = walk_.waiting();
+    if (!waiting.empty()) {
+      problem_ = "deadlock: " + waiting;
+    } else if (mail_.count()) {
+      int from = 0, to = 0;
+      mail_.any(&from, &to);
+      problem_ = "rank " + std::to_string(from) + " sends to rank " + std::to_string(to) +
+                 " what is never received";
+    }
+  }
+
+  void check_result() {
+    for (int r = 0; r < size_ && problem_.empty(); ++r) {
+      if (words_) {
+        check_heard_everyone(r);
+        continue;
+      }
+      for (int i = 0; i < outputs(r); ++i) {
+        std::uint64_t value = cells_[place(r, Buffer::output, i)];
+        if (value == value_of(final_content(what_, r, size_, i))) continue;
+        problem_ = "rank " + std::to_string(r) + " ends with a wrong output[" + std::to_string(i) +
+                   "]: " + (value ? "not the right contributions, each once" : "never written");
+        break;
+      }
+    }
+  }
+
+  // In a barrier: whom a rank has heard of, a bit for each. Messages carry a copy.
+  std::uint64_t* knowledge(int r) { return &heard_[static_cast<std::size_t>(r) * words_]; }
+  std::size_t keep(int r) {
+    std::size_t copy = kept_.size();
+    if (unused_.empty()) {
+      kept_.emplace_back();
+    } else {
+      copy = unused_.back();
+      unused_.pop_back();
+    }
+    kept_[copy].assign(knowledge(r), knowledge(r) + words_);
+    return copy;
+  }
+  void hear(int r, std::size_t copy) {
+    for (std::size_t i = 0; i < words_; ++i) knowledge(r)[i] |= kept_[copy][i];
+    unused_.push_back(copy);
+  }
+  void check_heard_everyone(int r) {
+    for (int p = 0; p < size_; ++p) {
+      if (knowledge(r)[p / 64] >> p % 64 & 1) continue;
+      problem_ = "rank " + std::to_string(r) + " leaves the barrier before rank " +
+                 std::to_string(p) + " has entered";
+      return;
+    }
+  }
+
+  static constexpr const char* kLost = "in place: reads input that has been overwritten";
+
+  Shape shape_;
+  Collective what_;
+  bool in_parts_;
+  int chunks_, size_;
+  Walk walk_;
+  Mail<Message> mail_;
+  std::vector<std::uint64_t> ranks_;          // a_r
+  std::vector<std::uint64_t> chunk_numbers_;  // b_c, of the first chunks
+  std::uint64_t everyone_ = 0;                // the sum of all a_r
+  std::vector<std::size_t> begins_;           // each rank's first cell
+  // Output and scratch of each rank. Neighbours' chunks are far apart: huge pages save a third of
+  // the time.
+  std::unique_ptr<std::uint64_t[], decltype(&std::free)> cells_{nullptr, &std::free};
+  std::vector<int> scratch_chunks_;
+  std::vector<std::uint64_t> values_;
+  std::size_t words_ = 0;  // of a rank's bits; 0 unless it is a barrier
+  std::vector<std::uint64_t> heard_;
+  std::vector<std::vector<std::uint64_t>> kept_;
+  std::vector<std::size_t> unused_;
+  std::vector<std::pair<int, std::size_t>>* marks_ = nullptr;
+  bool check_marks_ = true;
+  std::string problem_;
+};
+
+}  // namespace
+
+std::string verify_by_fingerprints(const Algorithm& algorithm, int size, Marks marks,
+                                   const Watch& watch) {
+  Fingerprints play(algorithm, size, watch);
+  if (marks == Marks::ignored) play.ignore_marks();
+  return play.run();
+}
+
+std::vector<std::pair<int, std::size_t>> complete_by_fingerprints(const Algorithm& algorithm,
+                                                                  int size) {
+  std::vector<std::pair<int, std::size_t>> marks;
+  Watch nobody;
+  Fingerprints play(algorithm, size, nobody);
+  play.collect_marks(&marks);
+  play.run();
+  return marks;
+}
+
+}  // namespace pycollective

@@ -1,0 +1,247 @@
+// What the readers of large schedules are made of: they walk through the steps of all ranks in one
+// thread, each rank as far as it can go, and hold no plan but only what is under way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "schedule/step.h"
+
+namespace pycollective {
+
+// Told now and then which share of the steps is over; what it throws ends the walk.
+using Watch = std::function<void(double)>;
+
+// Where all ranks are.
+class Walk {
+ public:
+  Walk(const Algorithm& algorithm, int size, int repeats, const Watch& watch)
+      : algorithm_(algorithm), size_(size), repeats_(repeats), watch_(watch) {
+    ranks_.resize(static_cast<std::size_t>(size));
+    queue_.resize(static_cast<std::size_t>(size));
+    for (int r = 0; r < size; ++r) {
+      of(r).steps = algorithm.num_steps(r, size);
+      total_ += static_cast<std::uint64_t>(of(r).steps) * static_cast<std::uint64_t>(repeats);
+      wake(r);
+    }
+  }
+
+  // Ranks that can perhaps go on, in the order in which that became known.
+  bool any() const { return queued_ > 0; }
+  int pop() {
+    int r = queue_[head_];
+    head_ = head_ + 1 == queue_.size() ? 0 : head_ + 1;
+    --queued_;
+    of(r).queued = false;
+    return r;
+  }
+  void wake(int r) {
+    if (of(r).queued) return;
+    of(r).queued = true;
+    of(r).waits_for = -1;
+    std::size_t tail = head_ + queued_++;
+    queue_[tail < queue_.size() ? tail : tail - queue_.size()] = r;
+  }
+  // Rank r can go on when `peer` does something for it.
+  void wait(int r, int peer) { of(r).waits_for = peer; }
+  void wake_if_waiting(int r, int peer) {
+    if (of(r).waits_for == peer) wake(r);
+  }
+
+  bool done(int r) const { return of(r).next == of(r).steps; }
+  int number(int r) const { return of(r).next; }
+  Step step(int r) const { return algorithm_.step(r, size_, of(r).next); }
+  void advance(int r) {
+    ++of(r).next;
+    if ((++walked_ & kLook) == 0 && watch_) {
+      watch_(static_cast<double>(walked_) / static_cast<double>(total_));
+    }
+  }
+  // Begins the steps anew where they are to be repeated.
+  bool repeat(int r) {
+    if (of(r).repeated + 1 >= repeats_) return false;
+    ++of(r).repeated;
+    of(r).next = 0;
+    return true;
+  }
+  int repeated(int r) const { return of(r).repeated; }
+  std::uint64_t walked() const { return walked_; }
+
+  // Who waits in which step, when nobody can go on; empty when all are done.
+  std::string waiting() const {
+    std::string text;
+    for (int r = 0; r < size_; ++r) {
+      if (done(r)) continue;
+      if (!text.empty()) text += "; ";
+      if (text.size() > 300) return text + "…";
+      text += "rank " + std::to_string(r) + " waits in step " + std::to_string(number(r)) + " (" +
+              to_string(step(r)) + ")";
+    }
+    return text;
+  }
+
+ private:
+  static constexpr std::uint64_t kLook = (1 << 20) - 1;
+  struct Rank {
+    int next = 0, steps = 0, repeated = 0, waits_for = -1;
+    bool queued = false;
+  };
+  Rank& of(int r) { return ranks_[static_cast<std::size_t>(r)]; }
+  const Rank& of(int r) const { return ranks_[static_cast<std::size_t>(r)]; }
+
+  const Algorithm& algorithm_;
+  int size_, repeats_;
+  const Watch& watch_;
+  std::vector<Rank> ranks_;
+  std::vector<int> queue_;
+  std::size_t head_ = 0, queued_ = 0;
+  std::uint64_t walked_ = 0, total_ = 0;
+};
+
+// Messages under way. Those of an ordered pair of ranks keep their order. Each receiver has room
+// for one, which is all that a ring needs; the others go into a hash table.
+template <class Message>
+class Mail {
+ public:
+  explicit Mail(int size) : boxes_(static_cast<std::size_t>(size)), places_(16) {}
+
+  void put(int from, int to, const Message& message) {
+    Box& box = boxes_[static_cast<std::size_t>(to)];
+    ++count_;
+    if (box.from < 0 && box.others == 0) {
+      box.from = from;
+      box.message = message;
+      return;
+    }
+    ++box.others;
+    put_other(key(from, to), message);
+  }
+
+  // False when there is none.
+  bool take(int from, int to, Message* message) {
+    Box& box = boxes_[static_cast<std::size_t>(to)];
+    if (box.from == from) {  // older than what the table may have of this pair
+      box.from = -1;
+      *message = box.message;
+    } else if (box.others == 0 || !take_other(key(from, to), message)) {
+      return false;
+    } else {
+      --box.others;
+    }
+    --count_;
+    return true;
+  }
+
+  bool has(int from, int to) const {
+    const Box& box = boxes_[static_cast<std::size_t>(to)];
+    if (box.from == from) return true;
+    return box.others != 0 && places_[find(key(from, to))].key != kFree;
+  }
+
+  std::size_t count() const { return count_; }
+
+  // Some pair with a message under way.
+  void any(int* from, int* to) const {
+    for (std::size_t r = 0; r < boxes_.size(); ++r) {
+      if (boxes_[r].from >= 0) *from = boxes_[r].from, *to = static_cast<int>(r);
+    }
+    for (const Place& place : places_) {
+      if (place.key == kFree) continue;
+      *from = static_cast<int>(place.key >> 32);
+      *to = static_cast<int>(place.key & 0xffffffff);
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kFree = ~std::uint64_t{0};
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  struct Box {
+    int from = -1;
+    std::uint32_t others = 0;  // messages to this rank in the table
+    Message message;
+  };
+  struct Place {
+    std::uint64_t key = kFree;
+    std::uint32_t first = 0, last = 0;  // the pair's messages, a list
+  };
+  struct Node {
+    Message message;
+    std::uint32_t next;
+  };
+
+  static std::uint64_t key(int from, int to) {
+    return static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to);
+  }
+  std::size_t home(std::uint64_t key) const {
+    return static_cast<std::size_t>(key * 0x9e3779b97f4a7c15 >> 20) & (places_.size() - 1);
+  }
+  // The pair's place, or the free one where it belongs (linear probing).
+  std::size_t find(std::uint64_t key) const {
+    std::size_t i = home(key);
+    while (places_[i].key != kFree && places_[i].key != key) i = (i + 1) & (places_.size() - 1);
+    return i;
+  }
+
+  void put_other(std::uint64_t key, const Message& message) {
+    std::uint32_t node = free_;
+    if (node == kNone) {
+      node = static_cast<std::uint32_t>(nodes_.size());
+      nodes_.push_back({message, kNone});
+    } else {
+      free_ = nodes_[node].next;
+      nodes_[node] = {message, kNone};
+    }
+    std::size_t i = find(key);
+    if (places_[i].key == key) {
+      nodes_[places_[i].last].next = node;
+      places_[i].last = node;
+      return;
+    }
+    places_[i] = {key, node, node};
+    if (++pairs_ * 4 > places_.size() * 3) grow();
+  }
+
+  bool take_other(std::uint64_t key, Message* message) {
+    std::size_t i = find(key);
+    if (places_[i].key == kFree) return false;
+    std::uint32_t node = places_[i].first;
+    *message = nodes_[node].message;
+    places_[i].first = nodes_[node].next;
+    nodes_[node].next = free_;
+    free_ = node;
+    if (places_[i].first == kNone) erase(i);
+    return true;
+  }
+
+  // Closes the gap, so that probing still finds what stood behind it.
+  void erase(std::size_t gap) {
+    --pairs_;
+    std::size_t mask = places_.size() - 1;
+    for (std::size_t i = (gap + 1) & mask; places_[i].key != kFree; i = (i + 1) & mask) {
+      std::size_t wanted = home(places_[i].key);
+      if (((i - wanted) & mask) < ((i - gap) & mask)) continue;
+      places_[gap] = places_[i];
+      gap = i;
+    }
+    places_[gap].key = kFree;
+  }
+
+  void grow() {
+    std::vector<Place> old(places_.size() * 2);
+    old.swap(places_);
+    for (const Place& place : old) {
+      if (place.key != kFree) places_[find(place.key)] = place;
+    }
+  }
+
+  std::vector<Box> boxes_;
+  std::vector<Place> places_;
+  std::vector<Node> nodes_;
+  std::uint32_t free_ = kNone;
+  std::size_t pairs_ = 0, count_ = 0;
+};
+
+}  // namespace pycollective

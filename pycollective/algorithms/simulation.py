@@ -1,0 +1,288 @@
+"""Time a schedule on a described cluster, and draw what comes out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective import _core
+from pycollective._core import Schedule
+from pycollective.algorithms.clusters import Cluster
+from pycollective.algorithms.writing import Algorithm
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Simulation", "plot", "simulate"]
+
+#: Told now and then which share of a long work is done.
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """How long a schedule takes on a cluster.
+
+    Attributes
+    ----------
+    algorithm, collective : str
+        What was timed.
+    bytes : int
+        Size of a rank's buffer; where buffers are cut into ranks' parts, of all parts.
+    cluster : Cluster
+        Where.
+    seconds : float
+        Until the last rank is done.
+    finish : numpy.ndarray
+        Seconds until each rank is done, shape (ranks,).
+    link_bytes, link_messages : tuple
+        What went over each of the cluster's links, in bytes and in messages.
+    steps : int
+        Steps of all ranks.
+    """
+
+    algorithm: str
+    collective: str
+    bytes: int
+    cluster: Cluster
+    seconds: float
+    finish: NDArray[np.float64]
+    link_bytes: tuple[float, ...]
+    link_messages: tuple[int, ...]
+    steps: int
+
+    @property
+    def messages(self) -> int:
+        """Messages over all links."""
+        return sum(self.link_messages)
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes of the buffer a second, as nccl-tests' algbw."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes a second that a rank's link has to carry at least, as nccl-tests' busbw."""
+        n = self.cluster.ranks
+        if self.collective == "all_reduce":
+            return self.algorithm_bandwidth * 2 * (n - 1) / n
+        if self.collective in ("broadcast", "reduce"):
+            return self.algorithm_bandwidth
+        return self.algorithm_bandwidth * (n - 1) / n
+
+    def show(self) -> str:
+        """Return the result as text."""
+        first, last = float(self.finish.min()), float(self.finish.max())
+        lines = [
+            f"{self.algorithm} {self.collective} of {self.bytes:,} bytes among "
+            f"{self.cluster.ranks:,} ranks ({self.cluster.name})",
+            f"time {_seconds(self.seconds)}, bus bandwidth {self.bus_bandwidth / 1e9:.3f} GB/s",
+            f"ranks are done after {_seconds(first)} to {_seconds(last)}",
+        ]
+        counts = zip(self.link_bytes, self.link_messages, strict=True)
+        lines += [
+            f"link {i}: {messages:,} messages, {moved:,.0f} bytes"
+            for i, (moved, messages) in enumerate(counts)
+        ]
+        return "\n".join(lines)
+
+
+def _seconds(value: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if value >= unit:
+            return f"{value / unit:.4g} {name}"
+    return f"{value * 1e6:.4g} µs"
+
+
+def simulate(
+    what: str | Algorithm | Schedule,
+    size_or_cluster: int | Cluster,
+    bytes: int,
+    collective: str = "all_reduce",
+    *,
+    segment_bytes: int | None = None,
+    progress: Progress | bool = True,
+) -> Simulation:
+    """Time a schedule on a cluster, without running it.
+
+    The model is LogGP's with several classes of links: ``docs/algorithms.md`` says what is in it and
+    what is not, ``csrc/schedule/simulate.h`` has the rules. Memory is that of the ranks and of the
+    messages under way, so that 10,000 ranks and more can be timed.
+
+    Parameters
+    ----------
+    what : str, Algorithm or Schedule
+        The name of an algorithm, one of one's own, or a schedule.
+    size_or_cluster : int or Cluster
+        Where; a number means so many hosts of `Cluster.ethernet_10g`.
+    bytes : int
+        Size of a rank's buffer; where it is cut into ranks' parts, of all of them (as nccl-tests count).
+        A barrier moves none.
+    collective : str
+        The collective of a named algorithm. Its root is rank 0.
+    segment_bytes : int, optional
+        Most bytes of a chunk that move at once; what the executor takes by default.
+    progress : bool or callable
+        Show a bar on a terminal when it takes long and tqdm is installed (True); or call
+        ``progress(share)`` now and then.
+
+    Raises
+    ------
+    ValueError
+        The schedule does not fit together, or deadlocks: who waits for whom; or the cluster makes no
+        sense.
+
+    Examples
+    --------
+    >>> from pycollective.algorithms import Cluster, Link, simulate
+    >>> cluster = Cluster.flat(4, Link(latency=1e-6, bandwidth=1e9))
+    >>> print(f"{simulate('ring', cluster, 4_096_000).seconds:.5f}")  # 6 of 1 µs and 1,024,000 bytes
+    0.00615
+    """
+    cluster = size_or_cluster
+    if not isinstance(cluster, Cluster):
+        cluster = Cluster.ethernet_10g(cluster)
+    if bytes < 0:
+        raise ValueError(f"a buffer has 0 bytes or more, not {bytes}")
+    made: str | Schedule
+    if isinstance(what, Algorithm):
+        name, made, kind = what.name, what.schedule(cluster.ranks), _core.Collective.all_reduce
+    elif isinstance(what, Schedule):
+        name, made, kind = "schedule", what, what.collective
+    else:
+        name, made, kind = what, what, collective_of(collective)
+    if kind == _core.Collective.barrier:
+        bytes = 0
+    links = [
+        (k.latency, k.bandwidth, k.overhead, k.sender_copies, k.receiver_copies, k.shared)
+        for k in cluster.links
+    ]
+    with watching(progress, f"simulate {name}") as watch:
+        seconds, finish, moved, messages, steps = _core.simulate(
+            kind,
+            made,
+            bytes,
+            segment_bytes or _core.SEGMENT_BYTES,
+            cluster.ranks,
+            [list(level) for level in cluster.places],
+            links,
+            cluster.reduce_rate,
+            cluster.copy_rate,
+            cluster.call_overhead,
+            cluster.cores,
+            watch,
+        )
+    return Simulation(
+        name, kind.name, bytes, cluster, seconds, finish, tuple(moved), tuple(messages), steps
+    )
+
+
+@contextmanager
+def watching(progress: Progress | bool, what: str) -> Iterator[Progress | None]:
+    """What to tell of progress: the caller's function, or a bar that appears after a second."""
+    if callable(progress):
+        yield progress
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        progress = False
+    if not progress or not sys.stderr.isatty():
+        yield None
+        return
+    begin, bar = time.monotonic(), None
+
+    def watch(share: float) -> None:
+        nonlocal bar
+        if bar is None and time.monotonic() - begin > 1:
+            bar = tqdm(total=1.0, desc=what, leave=False, bar_format="{l_bar}{bar}| {remaining}")
+        if bar is not None:
+            bar.update(share - bar.n)
+
+    try:
+        yield watch
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def plot(
+    algorithms: Sequence[str | Algorithm],
+    cluster: Callable[[int], Cluster],
+    *,
+    ranks: Sequence[int],
+    sizes: Sequence[int],
+    collective: str = "all_reduce",
+    file: str | Path | None = None,
+) -> Figure:
+    """Draw simulated times: against the size among the most ranks, and against the number of ranks.
+
+    Needs matplotlib (``pip install 'pycollective[plot]'``), no display.
+
+    Parameters
+    ----------
+    algorithms : sequence of str or Algorithm
+        What is compared.
+    cluster : callable
+        ``cluster(ranks)`` returns the cluster; `Cluster.ethernet_10g` is one such function.
+    ranks, sizes : sequences of int
+        Numbers of ranks, and sizes in bytes, in rising order. The picture against ranks is that of the
+        largest size; one value gives no picture.
+    collective : str
+        The collective of named algorithms.
+    file : str or path, optional
+        Where the picture is written: ``.png``, ``.svg``, ``.pdf``.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError(
+            "plots need matplotlib: pip install 'pycollective[plot]', or pip install matplotlib"
+        ) from None
+    if not algorithms or not ranks or not sizes:
+        raise ValueError("plot needs at least one algorithm, one number of ranks and one size")
+    panels: list[tuple[str, Sequence[int], Callable[[int], tuple[int, int]]]] = []
+    if len(sizes) > 1 or len(ranks) == 1:
+        panels.append(("bytes", sizes, lambda size: (ranks[-1], size)))
+    if len(ranks) > 1:
+        panels.append(("ranks", ranks, lambda count: (count, sizes[-1])))
+    figure = Figure(figsize=(6.4 * len(panels), 4.8), layout="constrained")
+    for axes, (label, values, point) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
+        for what in algorithms:
+            made = [
+                simulate(what, cluster(n), size, collective, progress=False).seconds
+                for n, size in map(point, values)
+            ]
+            axes.plot(values, made, marker=".", label=what if isinstance(what, str) else what.name)
+        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="seconds")
+        fixed = f"{ranks[-1]:,} ranks" if label == "bytes" else f"{sizes[-1]:,} bytes"
+        axes.set_title(f"{collective}, {cluster(ranks[-1]).name}, {fixed}")
+        axes.grid(True, which="both", alpha=0.3)
+        axes.legend()
+    if file is not None:
+        figure.savefig(file)
+    return figure
+
+
+def collective_of(name: str) -> _core.Collective:
+    """Return a collective by name."""
+    try:
+        return _core.Collective.__members__[name]  # type: ignore[no-any-return]
+    except KeyError:
+        known: Any = ", ".join(_core.Collective.__members__)
+        raise ValueError(f"no collective is called {name!r}; there are {known}") from None

@@ -1,0 +1,8 @@
+"""Timing collectives: what ``pycollective bench`` does."""
+
+from __future__ import annotations
+
+from pycollective.benchmark.cases import COLLECTIVES, Case
+from pycollective.benchmark.measure import Row, measure, memory_rate
+
+__all__ = ["COLLECTIVES", "Case", "Row", "measure", "memory_rate"]

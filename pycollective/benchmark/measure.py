@@ -1,0 +1,201 @@
+"""Timing one case on a group; every rank calls these functions alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pycollective.benchmark.cases import ROOTED, Arrays, Case
+from pycollective.communicator import Communicator
+
+__all__ = ["SMALLEST_LIMIT", "Row", "measure", "memory_rate"]
+
+SMALLEST_LIMIT = 64 << 10
+"""Bytes of an array below which calls cost more than memory: no limit is given."""
+
+_MOST_ITERATIONS = 20_000
+_LONG = 3.0
+_MEMORY_SECONDS = 0.02
+_MEMORY_TURNS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of a case.
+
+    Attributes
+    ----------
+    bytes, count : int
+        Of the whole array.
+    iterations : int
+        Timed calls.
+    p50_us, p99_us, min_us : float
+        Microseconds of a call, of the slowest rank.
+    algbw_gb_s, busbw_gb_s : float
+        Bytes over the median time, and that times nccl-tests' factor, in 10⁹ bytes a second.
+    limit_gb_s : float or None
+        The memory's rate, in 10⁹ bytes a second: see `memory_rate`.
+    percent_of_limit : float or None
+        Of the speed at which the collective's least traffic could pass at that rate.
+    wrong : int
+        Items of all ranks' results that were not right.
+    """
+
+    collective: str
+    bytes: int
+    count: int
+    type: str
+    op: str
+    algorithm: str
+    in_place: bool
+    ranks: int
+    iterations: int
+    p50_us: float
+    p99_us: float
+    min_us: float
+    algbw_gb_s: float
+    busbw_gb_s: float
+    limit_gb_s: float | None
+    percent_of_limit: float | None
+    wrong: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def _slowest(comm: Communicator, seconds: Any) -> Any:
+    return comm.all_reduce(np.asarray(seconds, np.float64), "max")
+
+
+def memory_rate(comm: Communicator, size: int) -> float:
+    """Measure the memory: all ranks at the same time go through ``size`` bytes of their own.
+
+    Once they copy them to another array, once they change them in place.
+
+    Returns
+    -------
+    float
+        Bytes that all ranks together read and wrote in a second, in the faster of the two ways, the
+        median of some turns.
+    """
+    source = np.arange(1, 1 + max(1, size // 8), dtype=np.uint64)
+    target = source + 1
+    clock = time.perf_counter
+
+    def seconds_of(work: Callable[[], Any]) -> float:
+        def turns(times: int) -> float:
+            comm.barrier()
+            begin = clock()
+            for _ in range(times):
+                work()
+            return float(_slowest(comm, clock() - begin))
+
+        turns(2)
+        times = max(1, min(1000, int(_MEMORY_SECONDS / (turns(3) / 3))))
+        return float(np.median([turns(times) for _ in range(_MEMORY_TURNS)])) / times
+
+    fastest = min(
+        seconds_of(lambda: np.copyto(target, source)),
+        seconds_of(lambda: np.invert(source, out=source)),
+    )
+    return 2 * source.nbytes * comm.size / fastest
+
+
+def measure(
+    comm: Communicator,
+    case: Case,
+    *,
+    iterations: int | None = None,
+    seconds: float = 0.3,
+    warmup: int = 5,
+    limit: float | None = None,
+    on_wait: Callable[[str], None] = lambda text: None,
+) -> Row:
+    """Check a case's result, then time it.
+
+    Before every call of a collective with a root the ranks meet, because the root would run ahead; the
+    others' calls follow each other.
+
+    Parameters
+    ----------
+    comm : Communicator
+        This rank.
+    case : Case
+        What to time, the same on every rank.
+    iterations : int, optional
+        Timed calls; without, as many as take about ``seconds``, at least 5.
+    seconds : float
+        About how long.
+    warmup : int
+        Calls before those.
+    limit : float, optional
+        Bytes a second, from `memory_rate`.
+    on_wait : callable
+        Called on rank 0 with a text when this will take long.
+    """
+    arrays = Arrays(comm, case)
+    wrong = int(comm.all_reduce(np.asarray(arrays.wrong(), np.int64)))
+    arrays.refill()
+    call, clock = arrays.call, time.perf_counter
+    meet = case.collective in ROOTED
+    for _ in range(warmup):
+        call()
+    comm.barrier()
+    first = np.empty(5)
+    for i in range(len(first)):
+        begin = clock()
+        call()
+        first[i] = clock() - begin
+    estimate = max(float(np.median(_slowest(comm, first))), 1e-7)  # one hiccup does not count
+    if iterations is None:
+        iterations = max(5, min(_MOST_ITERATIONS, int(seconds / estimate)))
+    if comm.rank == 0 and estimate * iterations > _LONG:
+        on_wait(
+            f"{case.collective} ({case.algorithm}) of {case.bytes} bytes, {iterations} times, takes "
+            f"about {estimate * iterations:.0f} s"
+        )
+    times = np.empty(iterations)
+    growing = arrays.growing
+    since = growing  # begins with small numbers
+    comm.barrier()
+    for i in range(iterations):
+        if growing and since >= growing - 1:
+            arrays.refill()
+            comm.barrier()
+            call()  # with caches as after any call
+            since = 1
+        if meet:
+            comm.barrier()
+        begin = clock()
+        call()
+        times[i] = clock() - begin
+        since += 1
+    slowest = _slowest(comm, times)
+    p50 = float(np.median(slowest))
+    of_limit = rate = None
+    if limit and case.traffic and case.bytes >= SMALLEST_LIMIT:
+        of_limit, rate = 100 * case.traffic / limit / p50, limit / 1e9
+    return Row(
+        collective=case.collective,
+        bytes=case.bytes,
+        count=case.count,
+        type=case.dtype if case.collective != "barrier" else "-",
+        op=case.op if "reduce" in case.collective else "-",
+        algorithm=case.algorithm,
+        in_place=case.placed,
+        ranks=case.ranks,
+        iterations=iterations,
+        p50_us=p50 * 1e6,
+        p99_us=float(np.percentile(slowest, 99)) * 1e6,
+        min_us=float(slowest.min()) * 1e6,
+        algbw_gb_s=case.bytes / p50 / 1e9,
+        busbw_gb_s=case.bytes / p50 / 1e9 * case.bus_factor,
+        limit_gb_s=rate,
+        percent_of_limit=of_limit,
+        wrong=wrong,
+    )

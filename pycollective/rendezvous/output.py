@@ -1,0 +1,159 @@
+"""What ranks print, line by line: lines of different ranks never mix.
+
+In a pipe lines come through as they are. On a terminal a line may also end with a carriage return, as
+progress bars write it, and what has no end yet, such as a question, is shown after a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+__all__ = ["Output"]
+
+_LONGEST = 1 << 20
+"""Bytes of a line that are kept back before they are shown without its end."""
+_MOMENT = 0.2
+"""Seconds that a line on a terminal may stay without an end before what there is of it is shown."""
+
+
+class _Screen:
+    """One of our own two streams."""
+
+    def __init__(self, stream: Any, prefix: str) -> None:
+        self._stream = stream
+        self.terminal = bool(stream.isatty())
+        self.prefixed = prefix == "always" or (prefix == "auto" and self.terminal)
+        self.closed = False
+        self._unfinished: _Source | None = None  # whose line the cursor stands in
+
+    def show(self, source: _Source, text: bytes) -> None:
+        """Write a line, or a part of one, of a rank."""
+        if self._unfinished is source:
+            head = b""
+        else:
+            head = (b"\n" if self._unfinished else b"") + source.prefix
+        ended = text.endswith((b"\n", b"\r"))
+        if self.terminal:
+            self._unfinished = None if ended else source
+        elif not ended:
+            text += b"\n"
+        self._write(head + text)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            buffer = getattr(self._stream, "buffer", None)
+            if buffer is None:
+                self._stream.write(data.decode(errors="replace"))
+            else:
+                buffer.write(data)
+            self._stream.flush()
+        except (OSError, ValueError):  # the reader has gone: `pycollective run … | head`
+            self.closed = True
+
+
+@dataclass(eq=False)
+class _Source:
+    """A stream of a rank."""
+
+    pipe: IO[bytes]
+    screen: _Screen
+    prefix: bytes
+    held: bytearray = field(default_factory=bytearray)
+    since: float = 0.0
+
+    def take(self, data: bytes) -> None:
+        """Show the lines that are whole now."""
+        if not self.held:
+            self.since = time.monotonic()
+        self.held += data
+        end = self.held.rfind(b"\n")
+        if self.screen.terminal:
+            end = max(end, self.held.rfind(b"\r"))
+        if end < 0 and len(self.held) > _LONGEST:
+            self.rest()
+        if end >= 0:
+            lines = bytes(self.held[: end + 1])
+            del self.held[: end + 1]
+            self.since = time.monotonic()
+            keep = self.screen.terminal
+            for line in lines.splitlines(keepends=True) if keep else _lines(lines):
+                self.screen.show(self, line)
+
+    def rest(self) -> None:
+        """Show what there is of a line."""
+        if self.held:
+            text = bytes(self.held)
+            self.held.clear()
+            self.screen.show(self, text)
+
+
+def _lines(text: bytes) -> list[bytes]:
+    return [line + b"\n" for line in text[:-1].split(b"\n")]
+
+
+class Output:
+    """Carries what ranks print to our own streams, from a thread of its own.
+
+    Parameters
+    ----------
+    streams : pair of text streams
+        Where the ranks' standard output and standard error go.
+    prefix : {"auto", "always", "never"}
+        Whether each line begins with its rank in brackets; auto: on a terminal.
+    """
+
+    def __init__(self, streams: tuple[Any, Any], prefix: str) -> None:
+        self._screens = [_Screen(stream, prefix) for stream in streams]
+        self._selector = selectors.DefaultSelector()
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._ending = threading.Event()
+
+    def add(self, rank: int, pipes: tuple[IO[bytes], IO[bytes]]) -> None:
+        """Add a rank's standard output and standard error, before `start`."""
+        for screen, pipe in zip(self._screens, pipes, strict=True):
+            prefix = f"[{rank}] ".encode() if screen.prefixed else b""
+            self._selector.register(pipe, selectors.EVENT_READ, _Source(pipe, screen, prefix))
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Return when all that the ranks have printed is shown.
+
+        A process that a rank has left behind may hold a stream open; it is not waited for.
+        """
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            self._close(key.data)
+        self._selector.close()
+
+    def _carry(self) -> None:
+        while self._selector.get_map():
+            ending = self._ending.is_set()
+            events = self._selector.select(0 if ending else 0.05)
+            for key, _ in events:
+                source: _Source = key.data
+                data = os.read(source.pipe.fileno(), 1 << 16)
+                if data:
+                    source.take(data)
+                if not data or source.screen.closed:  # then the rank's next write fails, too
+                    self._close(source)
+            for key in self._selector.get_map().values():
+                source = key.data
+                if source.screen.terminal and time.monotonic() - source.since > _MOMENT:
+                    source.rest()
+            if ending and not events:
+                return
+
+    def _close(self, source: _Source) -> None:
+        source.rest()
+        self._selector.unregister(source.pipe)
+        source.pipe.close()

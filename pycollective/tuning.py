@@ -1,0 +1,203 @@
+"""What ``algorithm="auto"`` means on this machine: the table that ``pycollective bench --tune`` writes.
+
+The file is JSON: for each transport and number of ranks, rows of (collective, most bytes, algorithm),
+of which the first that fits counts. It is read when a group is made. All ranks of a group use the same
+rows: threads share them, `pycollective run` hands them down, and over TCP they are rank 0's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pycollective import _core
+
+__all__ = [
+    "CHOICES",
+    "Rows",
+    "TUNING",
+    "as_json",
+    "checked",
+    "given",
+    "path",
+    "prepare",
+    "rows",
+    "save",
+]
+
+TUNING = "PYCOLLECTIVE_TUNING"
+"""Names the file, instead of the one in the user's cache; "none": no file."""
+CHOICES = "PYCOLLECTIVE_CHOICES"
+"""The rows of a launched group, by which its ranks agree; `pycollective run` sets it."""
+FORMAT = 1
+MAX_ROWS = 64
+_KEYS = {"threads": "thread", "shared memory": "shm", "TCP": "tcp"}
+
+Rows = list[tuple[_core.Collective, int, str]]
+
+_log = logging.getLogger("pycollective")
+
+
+def path(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return where the table is, or would be; None where it is switched off."""
+    named = environment.get(TUNING, "")
+    if named == "none":
+        return None
+    if named:
+        return Path(named)
+    cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "pycollective" / "tuning.json"
+
+
+def host() -> dict[str, Any]:
+    """Describe this machine, as far as a table depends on it."""
+    model = ""
+    with contextlib.suppress(OSError):
+        with open("/proc/cpuinfo") as f:
+            models = (line.partition(":")[2].strip() for line in f if line.startswith("model name"))
+            model = next(models, "")
+    return {
+        "machine": platform.machine(),
+        "cpu": model or platform.processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def rows(transport: str, size: int, environment: Mapping[str, str] = os.environ) -> Rows:
+    """Return the rows for a group, none where nothing was measured for it.
+
+    A group of a size that was not measured gets the rows of the next larger one that was.
+
+    Parameters
+    ----------
+    transport : str
+        What moves the bytes, as ``Group.transport`` says.
+    size : int
+        Number of ranks.
+    environment : mapping
+        Instead of ``os.environ``.
+    """
+    file = path(environment)
+    if file is None:
+        return []
+    try:
+        found = file.stat()
+    except OSError as error:
+        if environment.get(TUNING):
+            _missing(str(file), str(error))
+        return []
+    tables = _read(str(file), found.st_mtime_ns, found.st_size).get(_KEYS.get(transport, ""), {})
+    fitting = [ranks for ranks in tables if ranks >= size]
+    return tables[min(fitting)] if fitting else []
+
+
+def given(environment: Mapping[str, str], transport: str, size: int) -> Rows:
+    """Return the rows that a launcher hands down, else those of the file."""
+    if CHOICES not in environment:
+        return rows(transport, size, environment)
+    try:
+        return checked(json.loads(environment[CHOICES]))
+    except ValueError as error:
+        raise ValueError(f"{CHOICES}={environment[CHOICES]!r}: {error}") from None
+
+
+def checked(found: Any) -> Rows:
+    """Return what JSON says as rows.
+
+    Raises
+    ------
+    ValueError
+        If it is something else, or names what is not there.
+    """
+    if not isinstance(found, list) or len(found) > MAX_ROWS:
+        raise ValueError(f"not a list of at most {MAX_ROWS} rows")
+    result: Rows = []
+    for row in found:
+        try:
+            name, most_bytes, algorithm = row
+            collective = _core.Collective.__members__[name]
+        except (TypeError, ValueError, KeyError):
+            raise ValueError(f"not a row of collective, most bytes, algorithm: {row!r}") from None
+        if type(most_bytes) is not int or not 0 <= most_bytes < 1 << 63:
+            raise ValueError(f"not a number of bytes: {most_bytes!r}")
+        if algorithm not in _core.algorithm_names(collective):
+            raise ValueError(f"no {name} algorithm is called {algorithm!r}")
+        result.append((collective, most_bytes, algorithm))
+    return result
+
+
+def as_json(found: Rows) -> list[list[Any]]:
+    """Return rows as `checked` takes them."""
+    return [[collective.name, most_bytes, name] for collective, most_bytes, name in found]
+
+
+@functools.lru_cache(maxsize=8)
+def _missing(file: str, error: str) -> None:
+    _log.warning("%s=%s cannot be read (%s): the built-in table is used", TUNING, file, error)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(file: str, changed: int, length: int) -> dict[str, dict[int, Rows]]:
+    """Return the tables of a file in this state; one warning where it is of no use."""
+    try:
+        content = json.loads(Path(file).read_bytes())
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"not a table of format {FORMAT}")
+        if content.get("host") != host():
+            raise ValueError(f"measured on another machine, {content.get('host')}")
+        return {
+            str(transport): {int(ranks): checked(found) for ranks, found in sizes.items()}
+            for transport, sizes in content["tables"].items()
+        }
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        _log.warning(
+            "the table of algorithms in %s is not used, but the built-in one: %s. "
+            "'pycollective bench --tune' measures a new one",
+            file,
+            error,
+        )
+        return {}
+
+
+def save(file: Path, transport: str, size: int, found: Rows, version: str) -> None:
+    """Write the rows of a group into the file, beside what it holds for others on this machine."""
+    tables = _kept(file)
+    tables.setdefault(_KEYS[transport], {})[str(size)] = as_json(found)
+    _write(file, tables, version)
+
+
+def prepare(file: Path, version: str) -> None:
+    """Make sure that the file is there, and can be written: with what it holds for this machine.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    _write(file, _kept(file), version)
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    """Return the tables of a file that are worth keeping, as JSON."""
+    try:
+        content = json.loads(file.read_bytes())
+        if content["format"] == FORMAT and content["host"] == host():
+            return dict(content["tables"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return {}
+
+
+def _write(file: Path, tables: dict[str, Any], version: str) -> None:
+    content = {"format": FORMAT, "version": version, "host": host(), "tables": tables}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(file)

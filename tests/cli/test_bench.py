@@ -1,0 +1,358 @@
+"""``pycollective bench``: its table, its checks, and the table of algorithms that --tune writes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pycollective import _core, algorithms, local_group, tuning
+from pycollective.benchmark.cases import COLLECTIVES, Arrays, Case
+from pycollective.benchmark.measure import Row, measure
+from pycollective.benchmark.tune import choose
+from pycollective.cli import main
+from pycollective.communicator import Communicator
+
+QUICK = ["--seconds", "0.002", "-w", "1"]
+
+
+def bench(*words):
+    return main(["bench", *QUICK, *words])
+
+
+def results(path):
+    return json.loads(path.read_text())["results"]
+
+
+@pytest.mark.parametrize("place", ["--in-place", "--no-in-place"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_collective_among_threads(tmp_path, capsys, place, ranks):
+    report = tmp_path / "bench.json"
+    words = f"-n {ranks} -c all -a all -b 4 -e 128K -f 256 {place} --json {report}".split()
+    assert bench(*words) == 0
+    out = capsys.readouterr().out
+    assert "# errors: 0 OK" in out
+    rows = results(report)
+    assert list(dict.fromkeys(row["collective"] for row in rows)) == list(COLLECTIVES)
+    lines = [line for line in out.splitlines() if not line.startswith("#")]
+    assert [line.split()[0] for line in lines] == [row["collective"] for row in rows]
+    for what in COLLECTIVES:
+        found = [row for row in rows if row["collective"] == what]
+        assert {row["algorithm"] for row in found} == set(algorithms.names(what))
+        for row in found:
+            assert row["p50_us"] <= row["p99_us"]
+            assert row["min_us"] <= row["p50_us"]
+            assert row["bytes"] % (4 * ranks) == 0 or what not in ("all_gather", "reduce_scatter")
+            measured = what != "barrier" and row["bytes"] >= 64 << 10 and (ranks > 1)
+            assert (row["percent_of_limit"] is not None) == measured or ranks == 1
+            if row["percent_of_limit"]:
+                case = Case(what, row["bytes"], ranks, in_place=place == "--in-place")
+                limit = case.traffic / (row["limit_gb_s"] * 1e3) / row["p50_us"] * 100
+                assert row["percent_of_limit"] == pytest.approx(limit)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [(d, o) for d in ("float32", "int8", "float16") for o in ("sum", "prod", "min", "max", "mean")]
+    + [(d, o) for d in ("bool", "uint16", "int64") for o in ("and", "or", "xor")]
+    + [(d, o) for d in ("complex64", "bfloat16") for o in ("sum", "mean")],
+)
+def test_types_and_operations(tmp_path, capsys, dtype, op):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    collectives = ["all_reduce", "reduce", "reduce_scatter"]
+    assert bench("-n", "3", "-c", *collectives, "-b", "64", "-e", "8K", "-d", dtype, "-o", op) == 0
+    assert "# errors: 0 OK" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_processes(tmp_path, capfdbinary, transport):
+    report = tmp_path / "bench.json"
+    words = f"--transport {transport} -n 3 -c all -b 64 -e 64K -f 1024 --json {report}".split()
+    assert bench(*words) == 0
+    out, err = capfdbinary.readouterr()
+    assert (out.count(b"# errors: 0 OK"), err) == (1, b"")
+    found = json.loads(report.read_text())
+    assert found["transport"] == {"shm": "shared memory", "tcp": "TCP"}[transport]
+    assert {row["collective"] for row in found["results"]} == set(COLLECTIVES)
+    assert all(row["ranks"] == 3 and row["wrong"] == 0 for row in found["results"])
+
+
+def test_in_a_launched_group(tmp_path):
+    command = "run -n 2 -m pycollective bench -b 8 -e 8 --seconds 0.01".split()
+    done = subprocess.run(
+        [sys.executable, "-m", "pycollective", *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("2 ranks (shared memory)") == 1
+
+
+def test_iterations_are_agreed(on_ranks):
+    def agreed(comm):
+        return measure(comm, Case("all_reduce", 64, 2), seconds=0.002).iterations
+
+    first, second = on_ranks(local_group(2), agreed)
+    assert first == second >= 5
+    rows = on_ranks(local_group(2), lambda c: measure(c, Case("barrier", 0, 2), iterations=7))
+    assert [row.iterations for row in rows] == [7, 7]
+
+
+def test_numbers_stay_finite(on_ranks, monkeypatch):
+    """Sums in place grow with every call: they begin again before they overflow."""
+    seen = []
+    right = Communicator.all_reduce
+
+    def watched(self, x, op="sum", **others):
+        result = right(self, x, op, **others)
+        if op == "sum" and np.asarray(x).dtype == "float16" and self.rank == 0:
+            seen.append(float(np.abs(result.astype("float64")).max()))
+        return result
+
+    monkeypatch.setattr(Communicator, "all_reduce", watched)
+    case = Case("all_reduce", 64, 2, dtype="float16")
+    assert all(isinstance(r, Row) for r in on_ranks(
+        local_group(2), lambda comm: measure(comm, case, iterations=200)))  # fmt: skip
+    assert len(seen) > 200
+    assert all(0 < value < math.inf for value in seen)
+
+
+def test_wrong_values_are_seen(capsys, monkeypatch):
+    right = Communicator.all_reduce
+
+    def wrong(self, x, op="sum", *, out=None, **others):
+        result = right(self, x, op, out=out, **others)
+        if self.rank == 1 and op == "sum" and out is not None:
+            result[0] += 1
+        return result
+
+    monkeypatch.setattr(Communicator, "all_reduce", wrong)
+    assert bench("-b", "64", "-e", "64") == 1
+    assert "# errors: 1 FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", [c for c in COLLECTIVES if c != "barrier"])
+def test_each_check_can_fail(on_ranks, what):
+    def work(comm):
+        arrays = Arrays(comm, Case(what, 4096, 2))
+        right = arrays.call
+
+        def broken():
+            right()
+            arrays._target[-1] += 1
+
+        arrays.call = broken
+        return arrays.wrong()
+
+    rooted = what in ("reduce", "gather")
+    assert on_ranks(local_group(2), work) == [1, 0 if rooted else 1]
+
+
+def test_a_rank_that_fails_ends_the_run(monkeypatch):
+    right = Communicator.broadcast
+
+    def failing(self, *args, **others):
+        if self.rank == 1:
+            raise RuntimeError("broken")
+        return right(self, *args, **others)
+
+    monkeypatch.setattr(Communicator, "broadcast", failing)
+    with pytest.raises(RuntimeError, match="broken"):
+        bench("-c", "broadcast", "-e", "8")
+
+
+def test_options_that_do_not_fit_together(monkeypatch):
+    for words, text in (
+        ("-b 1M -e 1K", "sizes must grow"),
+        ("-b 2 -e 1K", "from at least 4 bytes"),
+        ("-f 1", "--factor must be at least 2"),
+        ("-a bus", "no algorithm is called 'bus' here"),
+        ("-c reduce -a chain", "no algorithm is called 'chain' here"),
+        ("-d float32 -o xor", "xor"),
+        ("-d text", "text"),
+        ("--json nowhere/x.json", "there is no such folder"),
+        ("--tune", "leaves no place"),
+    ):
+        with pytest.raises(SystemExit, match=text):
+            bench(*words.split())
+
+
+def test_a_plot(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    picture = tmp_path / "bench.svg"
+    assert bench("-e", "64", "--plot", str(picture)) == 2
+    assert "pip install 'pycollective[plot]'" in capsys.readouterr().err
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    assert bench("-e", "4K", "-a", "ring", "direct", "--plot", str(picture)) == 0
+    text = picture.read_text()
+    assert "<svg" in text
+    assert "# drawn to" in capsys.readouterr().out
+
+
+# --tune ---------------------------------------------------------------------------------------
+
+
+def row(collective, size, algorithm, time):
+    return Row(
+        collective=collective, bytes=size, count=size, type="-", op="-", algorithm=algorithm,
+        in_place=True, ranks=2, iterations=1, p50_us=time, p99_us=time, min_us=time,
+        algbw_gb_s=1, busbw_gb_s=1, limit_gb_s=None, percent_of_limit=None, wrong=0,
+    )  # fmt: skip
+
+
+def test_the_fastest_is_chosen():
+    measured = {
+        8: {"ring": 2.0, "tree": 1.0},
+        128: {"ring": 1.0, "tree": 1.04},  # not worth a change
+        2048: {"ring": 1.0, "tree": 3.0},
+        32768: {"ring": 1.0, "tree": 3.0},
+    }
+    rows = [row("all_reduce", s, name, t) for s, of in measured.items() for name, t in of.items()]
+    rows += [row("all_reduce", 8, "tree", 9.0), row("all_reduce", 8, "tree", 1.1)]  # other turns
+    rows += [row("broadcast", 8, "chain", 1.0), row("broadcast", 8, "auto", 0.1)]
+    kinds = _core.Collective
+    assert choose(rows) == [
+        (kinds.all_reduce, 512, "tree"),
+        (kinds.all_reduce, (1 << 63) - 1, "ring"),
+        (kinds.broadcast, (1 << 63) - 1, "chain"),
+    ]
+
+
+def selected(comm, collective, size):
+    return comm._core.select(_core.Collective.__members__[collective], size)
+
+
+def test_tune_writes_a_table_that_groups_use(tmp_path, capsys, monkeypatch, caplog):
+    file = tmp_path / "deep" / "table.json"
+    monkeypatch.setenv(tuning.TUNING, str(file))
+    assert bench("--tune", "-b", "64", "-e", "4K", "-f", "64", "-n", "2") == 0
+    assert f"# for groups of 2 ranks (threads) on this machine: {file}" in capsys.readouterr().out
+    tables = json.loads(file.read_text())["tables"]
+    assert {what for what, _, _ in tables["thread"]["2"]} == {
+        "all_reduce", "broadcast", "reduce_scatter",
+    }  # fmt: skip
+    (comm, _) = local_group(2)
+    for what, most_bytes, name in reversed(tables["thread"]["2"]):
+        assert selected(comm, what, most_bytes) == name
+    tuning.save(file, "TCP", 4, [(_core.Collective.broadcast, 99, "chain")], "0")
+    assert set(json.loads(file.read_text())["tables"]) == {"thread", "tcp"}
+    assert tuning.rows("TCP", 3) == tuning.rows("TCP", 4) != []
+    assert tuning.rows("TCP", 5) == []
+    assert caplog.text == ""
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A file where broadcast is the chain to 100 bytes and all_reduce the ring."""
+    file = tmp_path / "table.json"
+    rows = [(_core.Collective.broadcast, 100, "chain"), (_core.Collective.all_reduce, 64, "ring")]
+    for transport in ("threads", "shared memory", "TCP"):
+        tuning.save(file, transport, 2, rows, "0")
+    monkeypatch.setenv(tuning.TUNING, str(file))
+    return file
+
+
+def called(comm):
+    """The algorithms that an all_reduce of 64 bytes, one of 128 and a broadcast really use."""
+    found = []
+    for call, array in (
+        (comm.all_reduce, np.ones(8)), (comm.all_reduce, np.ones(16)), (comm.broadcast, np.ones(4)),
+    ):  # fmt: skip
+        call(array)
+        found.append(comm.describe().split("rank 1")[0])
+    return found
+
+
+def test_rows_rule_what_auto_does(table, on_ranks):
+    comms = local_group(2)
+    assert selected(comms[0], "all_reduce", 64) == "ring"
+    assert selected(comms[0], "all_reduce", 65) == "direct"
+    assert selected(comms[0], "broadcast", 101) == "tree"
+    assert selected(comms[0], "reduce_scatter", 8) == "ring"
+    first, second, third = on_ranks(comms, called)[0]
+    assert ", ring)" in first
+    assert ", direct)" in second
+    assert ", chain" in third
+    assert ", direct)" in on_ranks(local_group(3), called)[0][0]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ranks_agree_on_the_launchers_or_rank_0s_table(table, tmp_path, transport):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        # Were each rank to read the file itself, rank 1 would find none.
+        "if os.environ['PYCOLLECTIVE_RANK'] == '1': os.environ['PYCOLLECTIVE_TUNING'] = 'none'\n"
+        "import numpy as np, pycollective as pc\n"
+        "from pycollective._core import Collective\n"
+        "comm = pc.init(timeout=20)\n"
+        "comm.broadcast(np.ones(4))\n"
+        "print(comm._core.select(Collective.broadcast, 100))\n"
+        "print(comm._core.select(Collective.broadcast, 101))\n"
+    )
+    words = [sys.executable, "-m", "pycollective", "run", "-n", "2", "--transport", transport]
+    done = subprocess.run(
+        [*words, script], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split()) == ["chain"] * 2 + ["tree"] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda t: "no json", "Expecting value"),
+        (lambda t: "[" * 100_000, "is not used"),
+        (lambda t: "[]", "not a table of format"),
+        (lambda t: json.dumps({**t, "format": 2}), "not a table of format"),
+        (lambda t: json.dumps({**t, "host": {"machine": "vax"}}), "measured on another machine"),
+        (lambda t: json.dumps({**t, "tables": [1]}), "is not used"),
+        (lambda t: json.dumps({**t, "tables": {"thread": {"two": []}}}), "two"),
+        (lambda t: json.dumps({**t, "tables": {"thread": {"2": [["all_reduce", 8, "bus"]]}}}),
+         "no all_reduce algorithm is called 'bus'"),
+        (lambda t: json.dumps({**t, "tables": {"thread": {"2": [["shout", 8, "ring"]]}}}),
+         "not a row"),
+        (lambda t: json.dumps({**t, "tables": {"thread": {"2": [["all_reduce", -1, "ring"]]}}}),
+         "not a number of bytes"),
+    ],
+)  # fmt: skip
+def test_a_bad_table_gives_one_warning(table, caplog, change, text):
+    table.write_text(change(json.loads(table.read_text())))
+    with caplog.at_level(logging.WARNING, "pycollective"):
+        for _ in range(3):
+            (comm, _) = local_group(2)
+            assert selected(comm, "all_reduce", 8) == "direct"
+    assert len(caplog.records) == 1
+    assert text in caplog.text
+
+
+def test_a_table_that_is_not_there(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(tuning.TUNING, str(tmp_path / "nothing.json"))
+    for _ in range(2):
+        local_group(2)
+    assert caplog.text.count("cannot be read") == 1
+    caplog.clear()
+    monkeypatch.delenv(tuning.TUNING)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tuning.path() == tmp_path / "pycollective" / "tuning.json"
+    local_group(2)
+    assert caplog.text == ""
+
+
+def test_bad_rows_from_a_launcher():
+    from pycollective.rendezvous import RendezvousError, init, launched_environment
+
+    memory = _core.ShmGroup.create(2)
+    for bad in ("x", "{}", '[["all_reduce", 8, "bus"]]', json.dumps([["barrier", 1, "x"]] * 65)):
+        environment = {**launched_environment(0, 2, memory.descriptor), tuning.CHOICES: bad}
+        with pytest.raises(RendezvousError, match=tuning.CHOICES):
+            init(environment=environment)

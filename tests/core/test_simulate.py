@@ -1,0 +1,482 @@
+"""The simulator gives what can be worked out by hand, and says what cannot be simulated."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pycollective import algorithms
+from pycollective._core import SEGMENT_BYTES, Buffer, Collective, Schedule, Span, Step, Verb
+from pycollective.algorithms import (
+    CLUSTERS,
+    Cluster,
+    Link,
+    algorithm,
+    copy,
+    input,
+    output,
+    recv,
+    recv_reduce,
+    send,
+    simulate,
+)
+
+ALL = [(c, a) for c in Collective.__members__ for a in algorithms.names(c)]
+CHUNK = 6400  # bytes; a multiple of the executor's alignment
+
+
+def time_of(what, cluster, bytes, collective="all_reduce", **others):
+    return simulate(what, cluster, bytes, collective, progress=False, **others).seconds
+
+
+def span(buffer, first, count=1):
+    return Span(getattr(Buffer, buffer), first, count)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 64, 100, 1000])
+def test_latency_alone(n):
+    cluster = Cluster.flat(n, Link(latency=2e-6))
+    rounds = math.ceil(math.log2(n))
+    assert time_of("ring", cluster, n * 64) == pytest.approx(2 * (n - 1) * 2e-6)
+    assert time_of("direct", cluster, n * 64) == pytest.approx(2 * 2e-6)
+    assert time_of("reduce_to_one", cluster, 64) == pytest.approx(2 * 2e-6)
+    assert time_of("dissemination", cluster, 0, "barrier") == pytest.approx(rounds * 2e-6)
+    # The depth of a binomial tree: a rank is as deep as its number has bits.
+    depth = max(rank.bit_count() for rank in range(n))
+    assert time_of("tree", cluster, 64, "broadcast") == pytest.approx(depth * 2e-6)
+    assert time_of("ring", cluster, n, "all_gather") == pytest.approx((n - 1) * 2e-6)
+
+
+@pytest.mark.parametrize("n", [2, 5, 8, 100])
+def test_bandwidth_alone(n):
+    cluster = Cluster.flat(n, Link(0.0, bandwidth=1e9))
+    one = CHUNK / 1e9
+    assert time_of("ring", cluster, n * CHUNK) == pytest.approx(2 * (n - 1) * one)
+    assert time_of("direct", cluster, n * CHUNK) == pytest.approx(2 * (n - 1) * one)
+    # Everything comes in through the root's port, then goes out.
+    assert time_of("reduce_to_one", cluster, CHUNK) == pytest.approx(2 * (n - 1) * one)
+    assert time_of("chain", cluster, 16 * CHUNK, "broadcast") == pytest.approx((n + 14) * one)
+    assert time_of("direct", cluster, n * CHUNK, "all_to_all") == pytest.approx((n - 1) * one)
+    assert time_of("direct", cluster, n * CHUNK, "gather") == pytest.approx((n - 1) * one)
+
+
+def test_halving_doubling_by_hand():
+    cluster = Cluster.flat(8, Link(1e-6, bandwidth=1e9))
+    moved = 2 * 8 * CHUNK * 7 / 8 / 1e9
+    assert time_of("halving_doubling", cluster, 8 * CHUNK) == pytest.approx(2 * 3 * 1e-6 + moved)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 65, 300])
+@pytest.mark.parametrize("copies", [False, True])
+def test_ring_is_alpha_beta_gamma(n, copies):
+    """2(n-1) turns of latency, two overheads and a chunk's transfer; n-1 reductions."""
+    link = Link(3e-6, 2e9, 0.5e-6, sender_copies=copies, receiver_copies=copies)
+    cluster = Cluster.flat(n, link, reduce_rate=8e9, copy_rate=5e9)
+    cluster = replace(cluster, call_overhead=1e-5)
+    turn = 3e-6 + 2 * 0.5e-6 + CHUNK / 2e9
+    want = 1e-5 + 2 * (n - 1) * turn + (n - 1) * CHUNK / 8e9
+    if copies:  # the sender always, the receiver what it does not reduce
+        want += 3 * (n - 1) * CHUNK / 5e9
+    result = simulate("ring", cluster, n * CHUNK)
+    assert result.seconds == pytest.approx(want, rel=1e-12)
+    assert result.link_messages == (2 * (n - 1) * n,)
+    assert result.link_bytes == (2 * (n - 1) * n * CHUNK,)
+    assert result.steps == 4 * (n - 1) * n
+    assert result.bus_bandwidth == pytest.approx(2 * (n - 1) * CHUNK / want)
+
+
+def test_blocks_follow_each_other():
+    n, blocks = 4, 5
+    cluster = Cluster.flat(n, Link(1e-6, 1e9))
+    one = time_of("ring", cluster, n * CHUNK)
+    assert time_of("ring", cluster, blocks * n * CHUNK, segment_bytes=CHUNK) == pytest.approx(
+        blocks * one
+    )
+    assert time_of("ring", cluster, n * SEGMENT_BYTES * 2) == pytest.approx(
+        2 * time_of("ring", cluster, n * SEGMENT_BYTES)
+    )
+
+
+def test_scratch_is_read_before_the_next_block():
+    """Rank 1 hears nothing, but may not overwrite what rank 0 has not read."""
+    steps = [
+        [Step(Verb.recv, 1, target=span("output", 0))],
+        [Step(Verb.copy, -1, span("input", 0), span("scratch", 0)),
+         Step(Verb.send, 0, span("scratch", 0))],
+    ]  # fmt: skip
+    cluster = Cluster.flat(2, Link(1.0))
+    for blocks in (1, 2, 3):
+        made = Schedule(Collective.all_reduce, 1, steps, 1)
+        assert time_of(made, cluster, 64 * blocks, segment_bytes=64) == pytest.approx(blocks)
+        made = Schedule(
+            Collective.all_reduce, 1, [steps[0], [Step(Verb.send, 0, span("input", 0))]]
+        )
+        assert time_of(made, cluster, 64 * blocks, segment_bytes=64) == pytest.approx(1)
+
+
+def test_short_arrays_send_less():
+    cluster = Cluster.flat(8, Link(1e-6))
+    assert simulate("ring", cluster, 64).messages == 14  # one chunk has something in it
+    assert simulate("ring", cluster, 0).seconds == 0
+    assert simulate("direct", cluster, 0, "all_to_all").seconds == 0
+
+
+def exchange(k):
+    """Rank i of the first host sends to rank k + i of the second."""
+    first = [[Step(Verb.send, k + i, span("input", 0))] for i in range(k)]
+    second = [[Step(Verb.recv, i, target=span("output", 0))] for i in range(k)]
+    return Schedule(Collective.all_reduce, 1, first + second)
+
+
+@pytest.mark.parametrize("k", [1, 2, 8])
+def test_a_shared_port_serves_one_after_the_other(k):
+    one = CHUNK / 1e9
+    for shared in (False, True):
+        cluster = Cluster.grid(2, k, Link(0.0), Link(1e-6, 1e9, shared=shared))
+        result = simulate(exchange(k), cluster, CHUNK)
+        assert result.seconds == pytest.approx(1e-6 + (k if shared else 1) * one)
+        if shared:
+            arrived = sorted(result.finish[k:])
+            np.testing.assert_allclose(arrived, [1e-6 + (i + 1) * one for i in range(k)])
+        assert result.link_messages == (0, k)
+
+
+def test_what_comes_first_is_served_first():
+    """Rank 0 is busy with a copy: its message leaves after rank 1's, though its number is lower."""
+    steps = [
+        [Step(Verb.copy, -1, span("input", 0), span("output", 0)),
+         Step(Verb.send, 2, span("input", 0))],
+        [Step(Verb.send, 3, span("input", 0))],
+        [Step(Verb.recv, 0, target=span("output", 0))],
+        [Step(Verb.recv, 1, target=span("output", 0))],
+    ]  # fmt: skip
+    made = Schedule(Collective.all_reduce, 1, steps)
+    between = Link(0.0, 1e9, shared=True)
+    cluster = Cluster.of_hosts("aabb", Link(0.0), between, copy_rate=CHUNK / 1e-6)
+    finish = simulate(made, cluster, CHUNK).finish
+    assert finish[3] == pytest.approx(CHUNK / 1e9)
+    assert finish[2] == pytest.approx(2 * CHUNK / 1e9)
+
+
+def test_a_fan_comes_in_through_one_port():
+    """What is received last arrived first: the port was not idle meanwhile."""
+    n = 5
+    others = [[Step(Verb.send, 0, span("input", 0))] for _ in range(n - 1)]
+    others[0].insert(0, Step(Verb.copy, -1, span("input", 0), span("output", 0)))
+    root = [Step(Verb.recv, r, target=span("output", 0)) for r in range(1, n)]
+    made = Schedule(Collective.all_reduce, 1, [root, *others])
+    late = 3 * CHUNK / 1e9
+    cluster = Cluster.flat(n, Link(0.0, 1e9), copy_rate=CHUNK / late)
+    assert time_of(made, cluster, CHUNK) == pytest.approx(late + CHUNK / 1e9)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 8])
+def test_ranks_share_cores(cores):
+    """Four ranks that copy for a second each; nothing else takes time."""
+    steps = [[Step(Verb.copy, -1, span("input", 0), span("output", 0))]] * 4
+    made = Schedule(Collective.all_reduce, 1, steps)
+    flat = replace(Cluster.flat(4, Link(0.0), copy_rate=64.0), cores=cores)
+    assert time_of(made, flat, 64) == math.ceil(4 / cores)
+    hosts = replace(Cluster.grid(2, 2, Link(0.0), Link(0.0), copy_rate=64.0), cores=cores)
+    assert time_of(made, hosts, 64) == math.ceil(2 / cores)
+
+
+def test_cores_and_messages():
+    """A core is not held while a rank waits for a message: the others go on."""
+    n, chunk = 6, 64
+    link = Link(0.0, overhead=1.0)
+    one = replace(Cluster.flat(n, link), cores=1)
+    # Every message costs its sender a second and its receiver one, and there is one core.
+    result = simulate("ring", one, n * chunk)
+    assert result.seconds == pytest.approx(2 * result.messages)
+    result = simulate("ring", replace(one, cores=n), n * chunk)
+    assert result.seconds == pytest.approx(2 * (n - 1) * 2)
+
+
+def test_levels_of_places():
+    """Sockets in hosts in racks: the innermost place that two ranks share decides."""
+    ranks = range(8)
+    places = [[r // d for r in ranks] for d in (2, 4)]
+    cluster = Cluster(8, places, [Link(1e-6), Link(1e-5), Link(1e-4)])
+    for peer, want in ((1, 1e-6), (2, 1e-5), (3, 1e-5), (4, 1e-4), (7, 1e-4)):
+        steps = [[] for _ in ranks]
+        steps[0] = [Step(Verb.send, peer, span("input", 0))]
+        steps[peer] = [Step(Verb.recv, 0, target=span("output", 0))]
+        assert time_of(Schedule(Collective.all_reduce, 1, steps), cluster, 64) == want
+
+
+def test_ring_over_hosts_waits_for_the_slowest_link():
+    within, between = Link(1e-6, 1e10), Link(5e-6, 1e9)
+    spread = Cluster.grid(4, 4, within, between)
+    slow = Cluster.flat(16, between)
+    messages = simulate("ring", spread, 16 * CHUNK).link_messages
+    assert messages == (2 * 15 * 12, 2 * 15 * 4)
+    assert time_of("ring", spread, 16 * CHUNK) < time_of("ring", slow, 16 * CHUNK)
+    # One of 16 turns of each chunk begins behind a slow link; all chunks pass all of them.
+    assert time_of("ring", spread, 16 * CHUNK) > time_of(
+        "ring", Cluster.flat(16, within), 16 * CHUNK
+    )
+
+
+LINKS = st.builds(
+    Link,
+    st.floats(1e-9, 1e-3),
+    st.floats(1e6, 1e12) | st.just(math.inf),
+    st.floats(0, 1e-4),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(ALL),
+    st.integers(2, 20),
+    st.data(),
+    LINKS,
+    LINKS,
+    st.integers(0, 100_000),
+    st.floats(1e8, 1e12),
+)
+def test_nothing_is_faster_than_its_ports(which, n, data, within, between, bytes, rate):
+    collective, name = which
+    hosts = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
+    cluster = Cluster.of_hosts(hosts, within, between, reduce_rate=rate, copy_rate=rate)
+    result = simulate(name, cluster, bytes, collective)
+    assert result.seconds == result.finish.max()
+    assert np.isfinite(result.finish).all()
+    assert (result.finish >= 0).all()
+    if result.messages == 0:
+        return
+    used = [k for k, m in zip((within, between), result.link_messages, strict=True) if m]
+    assert result.seconds >= min(k.latency + 2 * k.overhead for k in used)
+    if collective in ("all_reduce", "all_gather", "broadcast", "barrier") and len(set(hosts)) > 1:
+        assert result.seconds >= between.latency
+    # What leaves a host leaves through its port, or its ranks' ports.
+    ports = len(set(hosts)) if between.shared else n
+    through = result.link_bytes[1] / between.bandwidth / ports
+    assert result.seconds >= through * (1 - 1e-9)
+    assert result.seconds >= result.link_bytes[0] / within.bandwidth / n * (1 - 1e-9)
+    # One rank on each host shares its port with nobody.
+    alone = Cluster.of_hosts(range(n), within, between, reduce_rate=rate, copy_rate=rate)
+    apart = replace(alone, links=(within, replace(between, shared=not between.shared)))
+    both = [simulate(name, c, bytes, collective).finish for c in (alone, apart)]
+    np.testing.assert_array_equal(*both)
+
+
+@pytest.mark.parametrize(("collective", "name"), ALL)
+@pytest.mark.parametrize("preset", CLUSTERS)
+def test_every_algorithm_beyond_64_ranks(collective, name, preset):
+    result = simulate(name, CLUSTERS[preset](130), 1 << 20, collective)
+    assert 1e-6 < result.seconds < 60
+    assert len(result.finish) == 130
+
+
+def test_deadlock_says_who_waits_for_whom():
+    steps = [
+        [Step(Verb.recv, 1 - r, target=span("output", 0)), Step(Verb.send, 1 - r, span("input", 0))]
+        for r in range(2)
+    ]
+    made = Schedule(Collective.all_reduce, 1, steps)
+    with pytest.raises(
+        ValueError, match=r"deadlock: rank 0 waits in step 0 \(recv output\[0\] from 1"
+    ):
+        simulate(made, 2, 64)
+    with pytest.raises(ValueError, match=r"rank 1 waits in step 0 \(recv output\[0\] from 0\)"):
+        simulate(made, 2, 64)
+    # A rank that waits in the shared port's queue is not stuck; one that waits behind it is.
+    between = Link(1e-6, 1e9, shared=True)
+    made = exchange(2)
+    broken = Schedule(Collective.all_reduce, 1, [*made.steps[:2], made.steps[2] * 2, made.steps[3]])
+    with pytest.raises(ValueError, match="deadlock: rank 2 waits in step 1"):
+        simulate(broken, Cluster.grid(2, 2, Link(0.0), between), CHUNK)
+
+
+def test_messages_that_do_not_match():
+    unread = [[Step(Verb.send, 1, span("input", 0))], []]
+    with pytest.raises(ValueError, match="rank 0 sends to rank 1 what is never received"):
+        simulate(Schedule(Collective.all_reduce, 1, unread), 2, 64)
+    differ = [[Step(Verb.send, 1, span("input", 0, 2))],
+              [Step(Verb.recv, 0, target=span("output", 0))]]  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"rank 1, step 0 .*: rank 0 sent another number of chunks"
+    ):
+        simulate(Schedule(Collective.all_reduce, 2, differ), 2, 1024)
+
+
+def test_what_makes_no_sense_is_refused():
+    good = Cluster.flat(2, Link(1e-6))
+    peerless = Schedule(Collective.all_reduce, 1, [[Step(Verb.send, 7, span("input", 0))], []])
+    outside = Schedule(Collective.all_reduce, 1, [[Step(Verb.copy, -1, span("input", 9),
+                                                         span("output", 0))], []])  # fmt: skip
+    link = good.links[0]
+    for what, cluster, bytes, message in (
+        (peerless, good, 64, "rank 0, step 0 .* no such peer among 2 ranks"),
+        (outside, good, 64, "chunks outside 0:1"),
+        (peerless, Cluster.flat(3, link), 64, "a schedule among 2 ranks, not 3"),
+        ("bus", good, 64, "no all_reduce algorithm is called 'bus'; there are: ring"),
+        ("ring", good, -1, "0 bytes or more"),
+        ("ring", good, 1 << 70, "bytes are 0 to"),
+        ("ring", 0, 64, "at least 1 rank"),
+        ("ring", Cluster.flat(1 << 25, link), 64, "at most 16777216 ranks"),
+        ("ring", replace(good, links=()), 64, "a link for each level"),
+        ("ring", replace(good, places=([0],), links=(link, link)), 64, "place of each rank"),
+        ("ring", replace(good, places=([0, 5],), links=(link, link)), 64, "numbered from 0"),
+        ("ring", replace(good, links=(Link(-1.0),)), 64, "latency and overhead"),
+        ("ring", replace(good, links=(Link(math.nan),)), 64, "latency and overhead"),
+        ("ring", replace(good, links=(Link(0.0, 0.0),)), 64, "bandwidth is more than 0"),
+        ("ring", replace(good, reduce_rate=math.nan), 64, "rates are more than 0"),
+        ("ring", replace(good, call_overhead=math.inf), 64, "call_overhead"),
+        ("ring", replace(good, cores=-1), 64, "0 cores"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            simulate(what, cluster, bytes)
+    with pytest.raises(ValueError, match="at least 64 bytes"):
+        simulate("ring", good, 64, segment_bytes=1)
+    with pytest.raises(ValueError, match="no collective is called 'bus'"):
+        simulate("ring", good, 64, "bus")
+    with pytest.raises(ValueError, match="no cluster"):
+        Cluster.grid(0, 2, link, link)
+
+
+@algorithm(num_chunks=lambda size: size)
+def my_ring(rank, size):
+    if size == 1:
+        yield copy(input[0], output[0])
+        return
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    for turn in range(size - 1):
+        c = (rank - turn) % size
+        yield send(following, output[c] if turn else input[c])
+        c = (rank - turn - 1) % size
+        yield recv_reduce(previous, input[c], output[c])
+    for turn in range(size - 1):
+        yield send(following, output[(rank + 1 - turn) % size])
+        yield recv(previous, output[(rank - turn) % size])
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 90])
+def test_algorithms_of_ones_own(n):
+    cluster = Cluster.infiniband_nvlink(n)
+    mine, core = my_ring.simulate(cluster, 1 << 20), simulate("ring", cluster, 1 << 20)
+    assert mine.algorithm == "my_ring"
+    assert mine.seconds == core.seconds
+    assert mine.link_messages == core.link_messages
+    np.testing.assert_array_equal(mine.finish, core.finish)
+    assert my_ring.simulate(n, 1 << 20).seconds == time_of("ring", n, 1 << 20)
+
+
+def test_show():
+    text = simulate("ring", Cluster.grid(2, 2, Link(1e-6), Link(1e-3)), 4096).show()
+    assert re.fullmatch(
+        r"ring all_reduce of 4,096 bytes among 4 ranks \(cluster\)\n"
+        r"time [\d.]+ ms, bus bandwidth [\d.]+ GB/s\n"
+        r"ranks are done after [\d.]+ ms to [\d.]+ ms\n"
+        r"link 0: 12 messages, 12,288 bytes\n"
+        r"link 1: 12 messages, 12,288 bytes",
+        text,
+    )
+
+
+def test_this_machine_is_measured():
+    for ranks in (1, 2, 3):
+        made = Cluster.this_machine(ranks, 1 << 16)
+        assert made.ranks == ranks
+        assert 1e6 < made.copy_rate < 1e13
+        assert 1e6 < made.reduce_rate < 1e13
+        assert 0 <= made.links[0].latency < 1
+        assert simulate("ring", made, 1 << 16).seconds > 0
+    with pytest.raises(ValueError, match="cannot measure 0 ranks"):
+        Cluster.this_machine(0)
+
+
+def test_progress_is_told_and_can_end_the_work():
+    told = []
+    simulate("ring", 600, 1 << 20, progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx((1 << 20) / (600 * 4 * 599))
+
+    def enough(share):
+        raise LookupError(share)
+
+    with pytest.raises(LookupError):
+        simulate("ring", 600, 1 << 20, progress=enough)
+    with pytest.raises(LookupError):
+        algorithms.verify("ring", 600, progress=enough)
+
+
+@pytest.mark.parametrize("work", ["simulate", "verify"])
+def test_ctrl_c_ends_long_work(ctrl_c, work):
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            if work == "simulate":
+                simulate("ring", 10_000, 1 << 30)
+            else:
+                algorithms.verify("ring", 6_000)
+    finally:
+        timer.join()
+
+
+def test_plots_are_files(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, ranks, sizes, start in (
+        ("a.png", [2, 4, 8], [1 << 10, 1 << 20], b"\x89PNG"),
+        ("b.svg", [4], [1 << 10, 1 << 20], b"<?xml"),
+    ):
+        figure = algorithms.plot(
+            ["ring", my_ring], Cluster.ethernet_10g, ranks=ranks, sizes=sizes, file=tmp_path / name
+        )
+        assert (tmp_path / name).read_bytes().startswith(start)
+        assert len(figure.axes) == (2 if len(ranks) > 1 else 1)
+        for axes in figure.axes:
+            assert [line.get_label() for line in axes.lines] == ["ring", "my_ring"]
+            core, mine = axes.lines
+            np.testing.assert_array_equal(core.get_ydata(), mine.get_ydata())
+    want = [time_of("ring", Cluster.ethernet_10g(4), size) for size in (1 << 10, 1 << 20)]
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), want)
+
+
+def test_plots_say_what_they_need(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'pycollective\[plot\]'"):
+        algorithms.plot(["ring"], Cluster.ethernet_10g, ranks=[2], sizes=[8])
+
+
+BIG = """
+import resource
+from pycollective import algorithms
+from pycollective.algorithms import Cluster, Link, simulate
+n, chunk = 10_000, 6400
+algorithms.verify("ring", n)
+cluster = Cluster.flat(n, Link(1e-6, 1e9, 1e-7), reduce_rate=1e10)
+result = simulate("ring", cluster, n * chunk)
+want = 2 * (n - 1) * (1e-6 + 2e-7 + chunk / 1e9) + (n - 1) * chunk / 1e10
+assert abs(result.seconds / want - 1) < 1e-6, (result.seconds, want)
+assert result.messages == 2 * (n - 1) * n
+hosts = Cluster.grid(1250, 8, Link(1e-6, 1e11), Link(5e-6, 1e10, shared=True))
+over = simulate("ring", hosts, n * chunk)
+assert over.link_messages == (result.messages // 8 * 7, result.messages // 8)
+assert over.seconds > 2 * (n - 1) * (5e-6 + chunk / 1e10) / 8
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_a_ring_among_10_000_ranks_fits_into_2_gib():
+    done = subprocess.run([sys.executable, "-c", BIG], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert 0.7 < float(done.stdout) < 2

@@ -1,0 +1,238 @@
+"""The verifier beyond 64 ranks: it accepts what is right and rejects what is broken."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pycollective import _core, algorithms
+from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb, prove, verify_many
+from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, send
+
+ALL = [(c, a) for c in Collective.__members__ for a in algorithms.names(c)]
+
+
+def span(buffer, first, count=1):
+    return Span(getattr(Buffer, buffer), first, count)
+
+
+def found(made: Schedule) -> str:
+    return verify_many(made.collective, made, len(made.steps))
+
+
+def remade(made: Schedule, rank: int, steps: list[Step]) -> Schedule:
+    every = list(made.steps)
+    every[rank] = steps
+    return Schedule(made.collective, made.chunks, every, made.scratch)
+
+
+def changes(step: Step, size: int, chunks: int):
+    """What is wrong with any step of any algorithm."""
+
+    def made(**other):
+        fields = {
+            "verb": step.verb,
+            "peer": step.peer,
+            "source": step.source,
+            "target": step.target,
+            "completes": step.completes,
+        }
+        return Step(**{**fields, **other})
+
+    used = step.target if step.verb == Verb.recv else step.source
+    name = "target" if step.verb == Verb.recv else "source"
+    if step.verb not in (Verb.copy, Verb.reduce):
+        yield made(peer=(step.peer + 1) % size)
+    if step.verb in (Verb.recv_reduce, Verb.reduce):
+        yield made(completes=not step.completes)
+    if chunks > 1:
+        yield made(**{name: Span(used.buffer, (used.first + 1) % chunks, used.count)})
+    if step.verb == Verb.recv:
+        yield made(verb=Verb.recv_reduce, source=span("input", step.target.first))
+    if step.verb == Verb.recv_reduce:
+        yield made(verb=Verb.recv)
+    yield made(**{name: Span(used.buffer, used.first, used.count + 1)})
+
+
+@pytest.mark.parametrize(("collective", "name"), ALL)
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 13, 64])
+def test_it_agrees_where_the_exact_one_works(collective, name, size):
+    kind = Collective.__members__[collective]
+    assert verify_many(kind, name, size) == ""
+
+
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_every_algorithm_at_300_ranks(collective, name):
+    algorithms.verify(name, 300, collective)
+
+
+@pytest.mark.parametrize(("collective", "name"), [a for a in ALL if a[0] != "barrier"])
+@pytest.mark.parametrize("size", [4, 70])
+def test_broken_ones_are_found(collective, name, size):
+    """Without a step, with a step twice, with another field: whatever rank it is."""
+    chance = random.Random(11)
+    made = algorithms.schedule(name, size, collective)
+    assert found(made) == ""
+    for _ in range(12):
+        rank = chance.randrange(size)
+        steps = made.steps[rank]
+        if not steps:
+            continue
+        k = chance.randrange(len(steps))
+        without = remade(made, rank, steps[:k] + steps[k + 1 :])
+        assert found(without), f"rank {rank} without step {k}: {steps[k]}"
+        for change in changes(steps[k], size, made.chunks):
+            broken = remade(made, rank, [*steps[:k], change, *steps[k + 1 :]])
+            assert found(broken), f"rank {rank} step {k}: {steps[k]} -> {change}"
+
+
+@pytest.mark.parametrize("size", [4, 70])
+def test_what_the_exact_one_rejects(size):
+    """Random disorder: nothing is accepted that the exact verifier finds fault with."""
+    chance = random.Random(4)
+    made = algorithms.schedule("hierarchical_copy", size)
+    rejected = 0
+    for _ in range(40):
+        rank = chance.randrange(size)
+        steps = list(made.steps[rank])
+        i, j = chance.sample(range(len(steps)), 2)
+        steps[i], steps[j] = steps[j], steps[i]
+        broken = remade(made, rank, steps)
+        problem = found(broken)
+        rejected += problem != ""
+        if size <= 64 and problem:
+            assert prove(broken)
+    assert rejected > 20
+
+
+def one_wrong(size: int, wrong: dict[int, list[Step]]) -> Schedule:
+    """A star in which some ranks do something else."""
+    made = algorithms.schedule("reduce_to_one", size)
+    return Schedule(made.collective, 1, [wrong.get(r, steps) for r, steps in enumerate(made.steps)])
+
+
+def test_messages_of_what_is_wrong():
+    n = 100
+    late = [Step(Verb.recv, 0, target=span("output", 0)), Step(Verb.send, 0, span("input", 0))]
+    text = found(one_wrong(n, {5: late}))
+    assert text.startswith("deadlock: rank 0 waits in step 4 (recv_reduce output[0]")
+    assert "rank 5 waits in step 0 (recv output[0] from 0)" in text
+    good = algorithms.schedule("reduce_to_one", n).steps
+    again = [*good[5], Step(Verb.send, 6, span("output", 0))]
+    assert found(one_wrong(n, {5: again})) == ("rank 5 sends to rank 6 what is never received")
+    twice = [*good[5], Step(Verb.reduce, -1, span("output", 0), span("output", 0))]
+    assert found(one_wrong(n, {5: twice})) == (
+        "rank 5 ends with a wrong output[0]: not the right contributions, each once"
+    )
+    forgets = [good[5][0], Step(Verb.copy, -1, span("output", 0), span("output", 0))]
+    assert "reads what was never written" in found(one_wrong(n, {5: forgets}))
+    outside = [Step(Verb.send, 0, span("input", 3)), good[5][1]]
+    assert found(one_wrong(n, {5: outside})) == (
+        "rank 5, step 0 (send input[3] to 0): chunks outside 0:1"
+    )
+    onto = [*good[5], Step(Verb.copy, -1, span("output", 0), span("input", 0))]
+    assert "writes to the input" in found(one_wrong(n, {5: onto}))
+    unmarked = [Step(s.verb, s.peer, s.source, s.target, False) for s in good[0]]
+    assert "completes the chunk and is not marked so" in found(one_wrong(n, {0: unmarked}))
+
+
+def test_input_that_is_gone_in_place():
+    """Out of place this is a sum of two ranks; in place, rank 1's input has been overwritten."""
+    n = 66
+    made = algorithms.schedule("reduce_to_one", n)
+    steps = list(made.steps)
+    steps[1] = [*steps[1], Step(Verb.copy, -1, span("input", 0), span("output", 0))]
+    text = found(Schedule(made.collective, 1, steps))
+    assert "rank 1, step 2" in text
+    assert "in place: reads input that has been overwritten" in text
+
+
+def test_overwriting_what_was_sent():
+    """Rank 1 receives into what rank 2 has not read yet."""
+    n = 66
+    steps = [[] for _ in range(n)]
+    made = algorithms.schedule("reduce_to_one", n)
+    steps = list(made.steps)
+    steps[1] = [steps[1][0], Step(Verb.copy, -1, span("input", 0), span("output", 0)),
+                Step(Verb.send, 2, span("output", 0)), steps[1][1]]  # fmt: skip
+    steps[2] = [*steps[2], Step(Verb.recv, 1, target=span("output", 0)),
+                Step(Verb.send, 3, span("output", 0))]  # fmt: skip
+    steps[3] = [*steps[3], Step(Verb.recv, 2, target=span("output", 0))]
+    text = found(Schedule(made.collective, 1, steps))
+    assert "rank 1 has overwritten what it sent in its step 2 before it was read" in text
+
+
+def test_two_messages_of_one_pair_under_way():
+    n = 66
+    made = algorithms.schedule("reduce_to_one", n)
+    steps = list(made.steps)
+    # Each sends two messages to the other before it reads one.
+    for rank, peer in ((1, 2), (2, 1)):
+        one = Step(Verb.send, peer, span("output", 0))
+        heard = Step(Verb.recv, peer, target=span("output", 0))
+        steps[rank] = [*steps[rank], one, one, heard, heard]
+    assert "deadlock" in found(Schedule(made.collective, 1, steps))
+
+
+@pytest.mark.parametrize("size", [3, 70, 130])
+def test_barriers(size):
+    good = algorithms.schedule("dissemination", size, "barrier")
+    assert found(good) == ""
+    short = Schedule(Collective.barrier, 1, [steps[:-2] for steps in good.steps])
+    assert "leaves the barrier before rank" in found(short)
+
+
+def test_chunk_of_another_part():
+    """All-to-all: two parts of one sender change places."""
+    made = algorithms.schedule("direct", 70, "all_to_all")
+    steps = list(made.steps[9])
+    sends = [k for k, s in enumerate(steps) if s.verb == Verb.send]
+    a, b = sends[3], sends[40]
+    steps[a], steps[b] = (
+        Step(Verb.send, steps[a].peer, steps[b].source),
+        Step(Verb.send, steps[b].peer, steps[a].source),
+    )
+    assert "belongs" in found(remade(made, 9, steps))
+
+
+@algorithm(num_chunks=1)
+def star(rank, size):
+    if rank == 0:
+        yield copy(input[0], output[0])
+        for peer in range(1, size):
+            yield recv_reduce(peer, output[0], output[0])
+        for peer in range(1, size):
+            yield send(peer, output[0])
+    else:
+        yield send(0, input[0])
+        yield recv(0, output[0])
+
+
+@algorithm(num_chunks=1)
+def forgetful(rank, size):
+    yield from [s for s in star._steps(rank, size) if s.peer != size - 1]
+
+
+def test_algorithms_of_ones_own():
+    algorithms.verify(star, 5)
+    algorithms.verify(star, 100)
+    with pytest.raises(ValueError, match="never received|deadlock"):
+        algorithms.verify(forgetful, 100)
+    with pytest.raises(ValueError, match="64 ranks at most"):
+        star.verify(100)
+
+
+def test_marks_of_many_ranks():
+    made = _core.Algorithm("star", star.schedule(100)).schedule
+    marked = [
+        (r, k) for r, steps in enumerate(made.steps) for k, s in enumerate(steps) if s.completes
+    ]
+    assert marked == [(0, 99)]
+
+
+def test_too_many_ranks_are_an_error_not_a_crash():
+    with pytest.raises(ValueError, match="too many chunks"):
+        verify_many(Collective.all_to_all, "direct", 50_000)
+    with pytest.raises(MemoryError):  # more than there are addresses
+        verify_many(Collective.all_reduce, "ring", 4_400_000)

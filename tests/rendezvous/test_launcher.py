@@ -1,0 +1,247 @@
+"""``pycollective run``: output, signals, exit codes, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def start(tmp_path, ranks, body, *options, **how):
+    (tmp_path / "script.py").write_text("import os, signal, sys, time\n" + body)
+    return subprocess.Popen(
+        [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), *options, "script.py"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **how},
+    )
+
+
+def gone(pid, seconds=10):
+    """Whether a process has ended within some time (a zombie has)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                if f.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def pids(lines):
+    return [int(word) for line in lines for word in line.split() if word.isdigit()]
+
+
+def read_all(descriptor):
+    data = b""
+    while True:
+        try:
+            more = os.read(descriptor, 4096)
+        except OSError:  # the other end of the terminal is closed
+            more = b""
+        if not more:
+            return data.decode().replace("\r\n", "\n")
+        data += more
+
+
+def on_a_terminal(tmp_path, ranks, body, *options):
+    """Run with a terminal as output and error; return the status and what stands on it."""
+    ours, theirs = pty.openpty()
+    process = start(tmp_path, ranks, body, *options, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = read_all(ours)
+    os.close(ours)
+    return process.wait(20), text
+
+
+@pytest.mark.parametrize(
+    ("options", "prefixed"), [((), True), (("--prefix", "never"), False)]
+)  # fmt: skip
+def test_on_a_terminal_lines_have_their_rank(tmp_path, options, prefixed):
+    status, text = on_a_terminal(tmp_path, 2, "print('a'); print('b', file=sys.stderr)", *options)
+    assert status == 0
+    plain = ["a", "a", "b", "b"]
+    marked = ["[0] a", "[0] b", "[1] a", "[1] b"]
+    assert sorted(text.splitlines()) == (marked if prefixed else plain)
+
+
+def test_on_a_terminal_what_has_no_end_is_shown(tmp_path):
+    body = """
+if os.environ["PYCOLLECTIVE_RANK"] == "0":
+    print("name? ", end="", flush=True)
+    time.sleep(1.5)
+    print("Ada")
+else:
+    time.sleep(0.7)
+    print("10 %", end="\\r", flush=True)
+    print("20 %", end="\\r", flush=True)
+"""
+    status, text = on_a_terminal(tmp_path, 2, body)
+    assert status == 0
+    assert text == "[0] name? \n[1] 10 %\r[1] 20 %\r[0] Ada\n"
+
+
+def test_in_a_pipe_lines_are_whole_and_plain(tmp_path):
+    body = """
+for i in range(50):
+    for piece in ("begin", " " * 5000, "\\r", "end\\n"):
+        os.write(1, piece.encode())
+os.write(2, b"without an end")
+"""
+    out, err = start(tmp_path, 3, body, text=False).communicate(timeout=60)
+    assert out == (b"begin" + b" " * 5000 + b"\rend\n") * 150
+    assert err == b"without an end\n" * 3
+
+
+def test_a_reader_that_goes_away_ends_the_ranks(tmp_path):
+    process = start(tmp_path, 2, "while True: print('x' * 1000)")
+    process.stdout.read(5000)
+    process.stdout.close()
+    assert process.stderr.read().count("BrokenPipeError") >= 1
+    assert process.wait(20) == 1
+    process.stderr.close()
+
+
+def test_standard_input_goes_to_rank_0(tmp_path):
+    body = "print(os.environ['PYCOLLECTIVE_RANK'], repr(sys.stdin.read()))"
+    process = start(tmp_path, 2, body, stdin=subprocess.PIPE)
+    out, _ = process.communicate("hello", timeout=60)
+    assert sorted(out.splitlines()) == ["0 'hello'", "1 ''"]
+
+
+def test_a_module_and_a_program(tmp_path):
+    (tmp_path / "thing.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    command = [sys.executable, "-m", "pycollective", "run", "-n", "2"]
+    for words, line in (
+        (["-m", "thing", "-n", "--help"], "__main__ ['-n', '--help']"),
+        (["--", "sh", "-c", 'echo "$PYCOLLECTIVE_SIZE"'], "2"),
+        (["sh", "-c", "echo $#", "sh", "--", "x"], "2"),
+    ):
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == [line] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
+def test_signals_that_nobody_handles_are_the_status(tmp_path, number):
+    process = start(tmp_path, 2, "print('ready', flush=True); time.sleep(60)")
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert f"was killed by {number.name}" in err
+
+
+def test_stopping_stops_the_ranks(tmp_path):
+    def state(pid):
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0]
+
+    def becomes(pid, wanted):
+        deadline = time.monotonic() + 10
+        while (state(pid) in "T") != wanted and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return (state(pid) in "T") == wanted
+
+    process = start(tmp_path, 2, "print(os.getpid(), flush=True); time.sleep(60)")
+    ranks = pids(process.stdout.readline() for _ in range(2))
+    process.send_signal(signal.SIGTSTP)
+    assert all(becomes(pid, True) for pid in (*ranks, process.pid))
+    process.send_signal(signal.SIGCONT)
+    assert all(becomes(pid, False) for pid in (*ranks, process.pid))
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_the_third_interrupt_kills(tmp_path):
+    body = "signal.signal(signal.SIGINT, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
+    process = start(tmp_path, 2, body)
+    assert [process.stdout.readline() for _ in range(2)] == ["on\n"] * 2
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 137
+    assert "interrupted three times" in err
+
+
+def test_what_does_not_end_is_ended(tmp_path, monkeypatch):
+    body = """
+print(os.getpid(), flush=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["PYCOLLECTIVE_RANK"] == "1":
+    time.sleep(0.5)
+    sys.exit(7)
+time.sleep(60)
+"""
+    (tmp_path / "script.py").write_text("import os, signal, sys, time\n" + body)
+    impatient = (
+        "from pycollective.rendezvous import launcher; launcher.GRACE = 0.3; import sys; "
+        "sys.exit(launcher.run([sys.executable, 'script.py'], 3))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", impatient],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 7
+    assert done.stderr.splitlines() == [
+        "pycollective run: rank 1 exited with status 7",
+        "pycollective run: SIGTERM to what still runs: ranks 0, 2",
+        "pycollective run: SIGKILL to what still runs: ranks 0, 2",
+        "pycollective run: then rank 0 was killed by SIGKILL, rank 2 was killed by SIGKILL",
+    ]
+    assert all(gone(pid) for pid in pids(done.stdout.splitlines()))
+
+
+def test_what_ranks_leave_behind_is_ended(tmp_path):
+    body = """
+import subprocess
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+"""
+    process = start(tmp_path, 2, body)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert all(gone(pid) for pid in pids(out.splitlines()))
+
+
+def test_a_killed_launcher_takes_the_ranks_with_it(tmp_path):
+    body = """
+import subprocess
+child = subprocess.Popen(["sleep", "60"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(60)
+"""
+    process = start(tmp_path, 2, body)
+    running = pids(process.stdout.readline() for _ in range(2))
+    assert len(running) == 4
+    process.kill()
+    process.wait()
+    assert all(gone(pid) for pid in running)
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_the_guardian_ends_with_the_launcher(tmp_path):
+    process = start(tmp_path, 1, "print('on', flush=True); sys.stdin.read()", stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "on\n"
+    with open(f"/proc/{process.pid}/task/{process.pid}/children") as f:
+        children = f.read().split()
+    assert len(children) == 2
+    process.communicate("", timeout=20)
+    assert all(gone(int(pid)) for pid in children)

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Builds the core with a sanitizer and runs the core's tests on it.
+#
+#     tests/sanitize.sh address|thread [pytest arguments]
+#
+# "address" finds wrong memory accesses and undefined behaviour, "thread" data races. It needs a
+# virtual environment with the extra [dev], cmake (pip) and GCC. Python itself is not instrumented: the
+# sanitizer's library is loaded before it.
+set -euo pipefail
+kind=${1:?"address or thread"}
+shift
+top=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cmake -S "$top" -B "$work/build" -DPYCOLLECTIVE_CUDA=OFF -DPYCOLLECTIVE_SANITIZE="$kind" \
+  -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 -DSKBUILD_PROJECT_VERSION=0 \
+  -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" -DPython_EXECUTABLE="$(command -v python)" \
+  >"$work/log" || { cat "$work/log"; exit 1; }
+cmake --build "$work/build" -j "$(nproc)" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+cp -r "$top/pycollective" "$work/pycollective"
+rm -f "$work"/pycollective/_core*.so
+cp "$work"/build/_core*.so "$work/pycollective/"
+
+compiler=${CXX:-c++}
+case $kind in
+  address) library=libasan.so ;;
+  thread) library=libtsan.so ;;
+esac
+# libstdc++ comes first too: otherwise the sanitizer does not find how exceptions are thrown.
+export LD_PRELOAD="$("$compiler" -print-file-name="$library") $("$compiler" -print-file-name=libstdc++.so.6)"
+# CPython keeps memory until it ends, which is no leak of ours.
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS="halt_on_error=0 exitcode=66 suppressions=$top/tests/thread_sanitizer.supp"
+export PYTHONPATH="$work" OPENBLAS_NUM_THREADS=1
+cd "$top"
+tests=("$@")
+[ ${#tests[@]} -gt 0 ] || tests=(tests/core)
+python -m pytest -q -p no:cacheprovider "${tests[@]}"
