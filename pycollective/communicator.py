@@ -684,6 +684,14 @@ class Communicator(_core.CommunicatorBase):
         """Fail the group: every rank's present or next call raises ``AbortedError(reason)``."""
         self._group.abort(reason)
 
+    @property
+    def hosts(self) -> list[int]:
+        """Each rank's host, by number from 0: ranks of one number share memory.
+
+        Where TCP is forced, or nothing proved that two ranks are on one host, each has its own number.
+        """
+        return self._group.hosts
+
     def describe(self) -> str:
         """Say what each rank is doing, in one line."""
         return self._group.describe()

@@ -13,43 +13,23 @@
 // Each phase goes through the chunks in order. Cost: each chunk crosses between the halves twice,
 // however many ranks there are; each rank sends about twice the buffer.
 #include "algorithms/algorithms.h"
+#include "algorithms/clique.h"
 
 namespace pycollective {
 namespace {
 
 // One rank's view of its half.
-struct Half {
-  int first;   // the half's first rank
-  int size;    // ranks in it
-  int member;  // this rank's place in it
-  int roots;   // chunks that this rank is root of
+struct Half : Clique {
+  int first;  // the half's first rank
 
-  Half(int rank, int ranks) {
-    int h = (ranks + 1) / 2;
-    first = rank < h ? 0 : h;
-    size = rank < h ? h : ranks - h;
-    member = rank - first;
-    roots = (ranks - member + size - 1) / size;
-  }
-  // In a phase where a root has size - 1 steps for its chunk and a member has one: the steps of a
-  // whole period of `size` chunks, and of all chunks.
-  int period_steps() const { return 2 * (size - 1); }
-  int steps(int chunks) const { return size == 1 ? 0 : chunks - roots + roots * (size - 1); }
-  // Which chunk step k of such a phase is for, and which of the root's steps it is.
-  void locate(int k, int* chunk, int* turn) const {
-    int period = k / period_steps(), rest = k % period_steps(), place = rest;
-    *turn = 0;
-    if (rest >= member + size - 1) {
-      place = rest - (size - 2);
-    } else if (rest >= member) {
-      place = member;
-      *turn = rest - member;
-    }
-    *chunk = period * size + place;
-  }
-  // The turn-th other member, in rank order.
-  int other(int turn) const { return first + (turn < member ? turn : turn + 1); }
-  int root(int chunk) const { return first + chunk % size; }
+  Half(int rank, int ranks) : Half(rank, ranks, (ranks + 1) / 2) {}
+  int other(int turn) const { return first + Clique::other(turn); }
+  int root(int chunk) const { return first + Clique::root(chunk); }
+
+ private:
+  Half(int rank, int ranks, int h)
+      : Clique(rank < h ? h : ranks - h, rank < h ? rank : rank - h, ranks),
+        first(rank < h ? 0 : h) {}
 };
 
 class HierarchicalCopy final : public Algorithm {

@@ -16,6 +16,7 @@
 #include "executor/communicator.h"
 #include "executor/measure.h"
 #include "schedule/tabulated.h"
+#include "transport/mixed.h"
 #include "transport/shared_heap.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -110,10 +111,10 @@ const Algorithm& algorithm_of(const Communicator& self, Collective collective,
 // By name, or one that a user has written.
 using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
 
-const Algorithm& all_reduce_algorithm(const Communicator& self, const Named& named,
-                                      const Array& array) {
+const Algorithm& all_reduce_algorithm(Communicator& self, const Named& named, const Array& array) {
   int size = self.size();
   if (const auto* name = std::get_if<std::string>(&named)) {
+    if (*name == "hierarchical") return self.hierarchical();
     return algorithm_of(self, Collective::all_reduce, *name, array.count * array.item);
   }
   const TabulatedAlgorithm& table = *std::get<1>(named);
@@ -160,6 +161,8 @@ void bind_group(py::module_& m) {
       .def("abandon", &Group::abandon,
            "Let go of the group without a word to the peers: for a forked child.")
       .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
+      .def_property_readonly("hosts", &Group::hosts,
+                             "Each rank's host, by number: ranks of one number share memory.")
       .def("describe", &Group::describe_ranks, "What each rank is doing.");
 
   py::class_<ThreadGroup, Group, std::shared_ptr<ThreadGroup>>(
@@ -184,11 +187,21 @@ void bind_group(py::module_& m) {
 
   py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
       m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")
-      .def(py::init<int, const std::vector<std::vector<int>>&>(), py::arg("rank"),
-           py::arg("streams"),
+      .def(py::init([](int rank, const std::vector<std::vector<int>>& streams) {
+             return std::make_shared<TcpGroup>(rank, streams);
+           }),
+           py::arg("rank"), py::arg("streams"),
            "A rank, and for each rank its connected, authenticated sockets: the control connection "
            "and one or more for messages. They are duplicated.")
       .def_property_readonly("rank", &TcpGroup::rank);
+
+  py::class_<MixedGroup, Group, std::shared_ptr<MixedGroup>>(
+      m, "MixedGroup", "One rank of a group of which some share a host.")
+      .def(py::init<int, const std::vector<std::vector<int>>&, std::shared_ptr<ShmGroup>,
+                    std::vector<int>>(),
+           py::arg("rank"), py::arg("streams"), py::arg("memory"), py::arg("hosts"),
+           "As TcpGroup; of ranks of this host only the control connection is needed. `memory` has "
+           "the ranks of this host, and this rank has joined it.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
                                                           "One rank's end of a group.")

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "algorithms/algorithms.h"
+#include "algorithms/hierarchical.h"
 #include "bindings/bindings.h"
 #include "schedule/simulate.h"
 #include "schedule/tabulated.h"
@@ -155,6 +156,13 @@ void bind_schedule(py::module_& m) {
       },
       py::arg("collective"), py::arg("algorithm"), py::arg("size"),
       "The steps of every rank for a group of `size` ranks.");
+  m.def(
+      "make_hierarchical",
+      [](const std::vector<int>& hosts) {
+        return make_schedule(Hierarchical(hosts), static_cast<int>(hosts.size()));
+      },
+      py::arg("hosts"), py::call_guard<py::gil_scoped_release>(),
+      "The hierarchical all-reduce for ranks on these hosts, numbered from 0.");
   m.def("verify", &verify, py::arg("schedule"), py::arg("in_place"), py::arg("filled") = 0,
         py::call_guard<py::gil_scoped_release>(),
         "The first thing that is wrong with a schedule, or an empty string.");

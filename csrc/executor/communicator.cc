@@ -43,10 +43,23 @@ Endpoint& Communicator::endpoint() {
   return *endpoint_;
 }
 
+const Algorithm& Communicator::hierarchical() const {
+  std::lock_guard lock(plans_mutex_);
+  if (!hierarchical_) hierarchical_ = std::make_shared<const Hierarchical>(group_->hosts());
+  return *hierarchical_;
+}
+
+bool Communicator::has_levels() const {
+  std::vector<int> hosts = group_->hosts();
+  int last = *std::max_element(hosts.begin(), hosts.end());
+  return last > 0 && last + 1 < size();
+}
+
 const Algorithm& Communicator::select(Collective collective, std::size_t bytes) const {
   for (const Choice& choice : choices_) {
     if (choice.collective == collective && bytes <= choice.most_bytes) return *choice.algorithm;
   }
+  if (collective == Collective::all_reduce && has_levels()) return hierarchical();
   return pycollective::select(collective, bytes, size(), group_->transport());
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "algorithms/algorithms.h"
+#include "algorithms/hierarchical.h"
 #include "executor/direct.h"
 #include "executor/executor.h"
 #include "transport/group.h"
@@ -77,6 +78,10 @@ class Communicator {
 
   // Whether all ranks share a board, so that all-reduce has a direct path.
   bool has_board() { return endpoint().board() != nullptr; }
+  // The hierarchical all-reduce for the hosts of this group, and whether it is of use: there are
+  // several hosts, and one of them has several ranks.
+  const Algorithm& hierarchical() const;
+  bool has_levels() const;
   // What reduce() does with direct_all_reduce(), in two parts: begin() looks so many times whether
   // the peers have come, and says whether all is done; if not, finish() waits for them.
   PreparedAllReduce prepare(const Array& array, Reducing reducing);
@@ -117,11 +122,12 @@ class Communicator {
 
   std::shared_ptr<Group> group_;
   int rank_;
-  Endpoint* endpoint_ = nullptr;  // once it was asked for
+  Endpoint* endpoint_ = nullptr;                              // once it was asked for
+  mutable std::shared_ptr<const Hierarchical> hierarchical_;  // once it was asked for
   std::optional<DirectAllReduce> begun_;
   Scratch scratch_;
   std::vector<Choice> choices_;
-  std::mutex plans_mutex_;
+  mutable std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
 };
 

@@ -146,13 +146,17 @@ bool Execution::try_step(const Step& step) {
   if (receives) {
     // A message may come in parts; what was received of it is kept from call to call.
     do {
-      Piece part = endpoint_.try_receive(step.peer, at.count * buffers_.item - received_);
+      std::size_t left = at.count * buffers_.item - received_;
+      std::byte* into = target + received_;
+      bool reduces = step.verb == Verb::recv_reduce;
+      Piece part = reduces ? endpoint_.try_receive(step.peer, left)
+                           : endpoint_.try_receive_into(step.peer, left, into);
       if (!part.data) return false;
-      if (step.verb == Verb::recv_reduce) {
-        buffers_.reduction->combine(target + received_, source + received_, part.data,
+      if (reduces) {
+        buffers_.reduction->combine(into, source + received_, part.data,
                                     part.bytes / buffers_.item);
-      } else if (part.bytes) {
-        std::memcpy(target + received_, part.data, part.bytes);
+      } else if (part.bytes && part.data != into) {
+        std::memcpy(into, part.data, part.bytes);
       }
       endpoint_.release(step.peer);
       received_ += part.bytes;

@@ -36,6 +36,14 @@ inline constexpr std::size_t kShmInlineBytes = 224;
 inline constexpr std::size_t kTcpPartBytes = 256 * 1024;
 inline constexpr int kTcpSpins = 100;
 
+// Over TCP: a part of so many bytes is read straight to where it belongs; must be more than what
+// the first read of a frame asks for.
+inline constexpr std::size_t kTcpDirectBytes = 16 * 1024;
+
+// A rank that waits for shared memory and for connections at once looks at these so often: nothing
+// wakes it for both.
+inline constexpr auto kMixedSlice = std::chrono::microseconds(200);
+
 // The direct path of an all-reduce (executor/direct.h). Up to which size of an array, and of all
 // ranks' arrays together, everyone combines everything itself.
 inline constexpr std::size_t kOneShotBytes = 16 * 1024;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "transport/transport.h"
 
@@ -31,6 +32,10 @@ class Group {
   // Where arrays that all ranks reach are made; nullptr where every rank has memory of its own, or
   // all the same.
   virtual std::shared_ptr<SharedHeap> heap() { return nullptr; }
+  // For each rank, the number of its host; ranks of one number share memory.
+  virtual std::vector<int> hosts() const {
+    return std::vector<int>(static_cast<std::size_t>(size()), 0);
+  }
   // What each rank is doing: "rank 0 is in …; rank 1 has …".
   virtual std::string describe_ranks() const = 0;
 };

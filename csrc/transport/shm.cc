@@ -65,8 +65,6 @@ struct alignas(kCacheLine) ShmGroup::Channel {
   Slot slots[kShmSlots];
 };
 
-class ShmEndpoint;
-
 class ShmBoard final : public Board {
  public:
   explicit ShmBoard(ShmEndpoint& endpoint);
@@ -166,6 +164,27 @@ class ShmEndpoint final : public Endpoint {
   }
   Board* board() override { return &board_; }
 
+  bool sending() const { return unsent_ > 0; }
+
+  void look_up() {
+    for (int peer = 0; peer < group_.size(); ++peer) {
+      if (peer == rank_) continue;
+      const auto& other = group_.state(peer);
+      CallRecord theirs = group_.call_of(peer, call_.number);
+      if (theirs.number == call_.number && theirs.fingerprint() != fingerprint_) {
+        mismatch(peer, theirs);
+      }
+      bool gone = other.presence.load() == 2 && other.number.load() < call_.number;
+      if (gone) {
+        group_.fail(FailureKind::peer_lost,
+                    "rank " + std::to_string(group_.name(peer)) + " has left the group after " +
+                        std::to_string(other.number.load()) + " calls, while rank " +
+                        std::to_string(group_.name(rank_)) + " is in " + call_.describe());
+        group_.check();
+      }
+    }
+  }
+
  private:
   friend class ShmBoard;
   // A message, or the rest of one, that is still to be copied into the channel.
@@ -208,32 +227,14 @@ class ShmEndpoint final : public Endpoint {
   }
 
   [[noreturn]] void mismatch(int peer, const CallRecord& theirs) {
-    group_.fail(FailureKind::mismatch, describe_mismatch(rank_, call_, peer, theirs));
+    group_.fail(FailureKind::mismatch,
+                describe_mismatch(group_.name(rank_), call_, group_.name(peer), theirs));
     group_.check();
     throw std::logic_error("unreachable");
   }
 
-  void look_up() {
-    for (int peer = 0; peer < group_.size(); ++peer) {
-      if (peer == rank_) continue;
-      const auto& other = group_.state(peer);
-      CallRecord theirs = group_.call_of(peer, call_.number);
-      if (theirs.number == call_.number && theirs.fingerprint() != fingerprint_) {
-        mismatch(peer, theirs);
-      }
-      bool gone = other.presence.load() == 2 && other.number.load() < call_.number;
-      if (gone) {
-        group_.fail(FailureKind::peer_lost,
-                    "rank " + std::to_string(peer) + " has left the group after " +
-                        std::to_string(other.number.load()) + " calls, while rank " +
-                        std::to_string(rank_) + " is in " + call_.describe());
-        group_.check();
-      }
-    }
-  }
-
   void time_out() {
-    group_.fail(FailureKind::timeout, "rank " + std::to_string(rank_) +
+    group_.fail(FailureKind::timeout, "rank " + std::to_string(group_.name(rank_)) +
                                           " waited until its deadline. " + group_.describe_ranks());
     group_.check();
   }
@@ -427,13 +428,20 @@ std::string ShmGroup::describe_ranks() const {
   std::string text;
   for (int r = 0; r < size(); ++r) {
     if (r) text += "; ";
-    if (state(r).presence.load() == 0) {
-      text += "rank " + std::to_string(r) + " has not joined yet";
-      continue;
-    }
-    text += describe_rank(r, state(r).busy.load() != 0, call_of(r, state(r).number.load()));
+    text += describe(r);
   }
   return text;
 }
+
+std::string ShmGroup::describe(int rank) const {
+  const RankState& of = state(rank);
+  if (of.presence.load() == 0) return "rank " + std::to_string(name(rank)) + " has not joined yet";
+  return describe_rank(name(rank), of.busy.load() != 0, call_of(rank, of.number.load()));
+}
+
+Bed& ShmGroup::bed() const { return state(rank_).bed; }
+bool ShmGroup::has_failed() const { return header().failed.load() != 0; }
+bool ShmGroup::sending() const { return endpoint_->sending(); }
+void ShmGroup::look_up() { endpoint_->look_up(); }
 
 }  // namespace pycollective

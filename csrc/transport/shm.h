@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/shared_memory.h"
@@ -21,6 +22,8 @@
 #include "transport/shared_heap.h"
 
 namespace pycollective {
+
+class ShmEndpoint;
 
 class ShmGroup final : public Group {
  public:
@@ -38,6 +41,8 @@ class ShmGroup final : public Group {
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
   void abandon() noexcept override { rank_ = -1; }
   std::string_view transport() const override { return "shared memory"; }
+  // What messages call the ranks, where they are part of a larger group; in ascending order.
+  void name_ranks(std::vector<int> names) { names_ = std::move(names); }
   // Whether the rank has joined and not left.
   bool is_in(int rank) const;
 
@@ -45,6 +50,15 @@ class ShmGroup final : public Group {
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
   std::string describe_ranks() const override;
+
+  // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
+  std::string describe(int rank) const;
+  Bed& bed() const;
+  bool has_failed() const;
+  void check() const;
+  bool sending() const;
+  // Fails the group where a peer is in a call that does not belong to this rank's, or has left.
+  void look_up();
 
  private:
   friend class ShmEndpoint;
@@ -62,12 +76,15 @@ class ShmGroup final : public Group {
   std::byte* board() const;
   std::vector<Bed*> beds() const;
   CallRecord call_of(int rank, std::uint64_t number) const;
-  void check() const;
+  int name(int rank) const {
+    return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)];
+  }
 
   SharedMemory memory_;
   int spins_;
   std::shared_ptr<SharedHeap> heap_;
-  std::unique_ptr<Endpoint> endpoint_;  // of the rank that this process has
+  std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
+  std::vector<int> names_;
   int rank_ = -1;
 };
 

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -41,6 +42,7 @@ constexpr std::size_t kCallText = 256;
 constexpr std::size_t kControlText = 2048;
 // The first read of a frame asks for this much: a small message comes with one system call.
 constexpr std::size_t kGulp = 4096;
+static_assert(kGulp < kTcpDirectBytes);
 // A connection that breaks says less than the control frame that may be on its way.
 constexpr auto kGrace = std::chrono::milliseconds(300);
 // A rank that never waits looks at its control connections this often.
@@ -198,8 +200,15 @@ struct Stream {
   std::size_t filled = 0;
   std::size_t frame_bytes = 0;  // 0 until the header is there
   bool whole = false;
+  // Where a part is read to instead, and how much of it is there; the staging memory has the rest
+  // of the frame.
+  std::byte* target = nullptr;
+  std::size_t in_target = 0;
   Header& header() { return *reinterpret_cast<Header*>(staging.data()); }
-  std::byte* payload() { return staging.data() + sizeof(Header) + header().text; }
+  std::byte* payload() { return target ? target : staging.data() + sizeof(Header) + header().text; }
+  bool complete() {
+    return frame_bytes && (target ? in_target == header().bytes : filled >= frame_bytes);
+  }
 };
 
 struct Peer {
@@ -230,7 +239,7 @@ struct Peer {
   Call waiting;  // the last in which it said that it waits
 };
 
-std::string describe(const Peer& peer) {
+std::string state_of(const Peer& peer) {
   if (peer.left) {
     return peer.name + " has left the group after " + std::to_string(peer.calls) + " calls";
   }
@@ -246,7 +255,7 @@ std::string describe(const Peer& peer) {
 // This process's rank: its connections, and its endpoint.
 class TcpGroup::Member final : public Endpoint {
  public:
-  Member(int rank, const std::vector<std::vector<int>>& streams)
+  Member(int rank, const std::vector<std::vector<int>>& streams, bool others)
       : rank_(rank), size_(static_cast<int>(streams.size())), owner_(getpid()) {
     if (rank < 0 || rank >= size_) throw std::invalid_argument("no such rank in the group");
     peers_.resize(streams.size());
@@ -254,7 +263,7 @@ class TcpGroup::Member final : public Endpoint {
     int here = 1;
     for (int r = 0; r < size_; ++r) {
       const auto& given = streams[static_cast<std::size_t>(r)];
-      if (r == rank_ ? !given.empty() : given.size() < 2) {
+      if (r == rank_ ? !given.empty() : given.size() < (others ? 1U : 2U)) {
         throw std::invalid_argument(
             "every peer needs a control connection and one or more for messages");
       }
@@ -289,6 +298,9 @@ class TcpGroup::Member final : public Endpoint {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int spins() const { return spins_; }
+  std::uint64_t moved() const { return moved_; }
+  bool has_failed() const { return failed_.load(); }
 
   // Endpoint -----------------------------------------------------------------------------------
 
@@ -334,10 +346,14 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   Piece try_receive(int from, std::size_t remaining) override {
+    return try_receive_into(from, remaining, nullptr);
+  }
+
+  Piece try_receive_into(int from, std::size_t remaining, void* target) override {
     if (unsent_ > 0) progress();
     Peer& peer = at(from);
     Stream& stream = peer.streams[peer.parts_in % peer.streams.size()];
-    if (!stream.whole) fill(peer, stream);
+    if (!stream.whole) fill(peer, stream, static_cast<std::byte*>(target), remaining);
     if (!stream.whole) {
       wanted_ = &stream;
       if (stream.broken) judge(peer);
@@ -354,7 +370,8 @@ class TcpGroup::Member final : public Endpoint {
   void release(int from) override {
     Peer& peer = at(from);
     Stream& stream = peer.streams[peer.parts_in % peer.streams.size()];
-    stream.filled -= stream.frame_bytes;
+    stream.filled -= stream.target ? stream.filled : stream.frame_bytes;
+    stream.target = nullptr;
     if (stream.filled) {
       std::memmove(stream.staging.data(), stream.staging.data() + stream.frame_bytes,
                    stream.filled);
@@ -439,14 +456,18 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   std::string describe_ranks() {
-    std::lock_guard lock(mutex_);
     std::string text;
     for (int r = 0; r < size_; ++r) {
       if (r) text += "; ";
-      bool busy = busy_.load() && !closed_;
-      text += r == rank_ ? describe_rank(r, busy, call_) : describe(at(r));
+      text += describe_one(r);
     }
     return text;
+  }
+
+  std::string describe_one(int rank) {
+    std::lock_guard lock(mutex_);
+    if (rank != rank_) return state_of(at(rank));
+    return describe_rank(rank, busy_.load() && !closed_, call_);
   }
 
   void leave_group() noexcept {
@@ -465,8 +486,12 @@ class TcpGroup::Member final : public Endpoint {
     }
     std::lock_guard lock(mutex_);
     if (closed_) return;
-    if (!failed_.load()) {
-      Header header;
+    Header header;
+    if (failure_) {  // a peer may hear of this end before it hears the reason from whom it began
+      header.kind = static_cast<std::uint16_t>(Kind::failed);
+      header.failure = static_cast<std::uint32_t>(failure_->kind);
+      tell_all(header, failure_->what());
+    } else {
       header.kind = static_cast<std::uint16_t>(Kind::left);
       header.call = call_.number;
       tell_all(header, "");
@@ -491,6 +516,74 @@ class TcpGroup::Member final : public Endpoint {
     }
     wake_read_.close();
     wake_write_.close();
+  }
+
+  // Waiting ------------------------------------------------------------------------------------
+
+  // Sleeps until a connection has something, or there is something else to look at; false when a
+  // signal came.
+  bool sleep(Clock::duration limit) {
+    polled_.clear();
+    polled_.push_back({wake_read_.get(), POLLIN, 0});
+    bool broken = false;
+    for (Peer& peer : peers_) {
+      if (peer.control.get() >= 0 && !peer.closed) {
+        polled_.push_back({peer.control.get(), POLLIN, 0});
+      }
+      broken = broken || peer.broken_since != Clock::time_point{};
+      for (Stream& stream : peer.streams) {
+        int events = (&stream == wanted_ ? POLLIN : 0) | (stream.sending ? POLLOUT : 0);
+        if (!events || stream.broken) continue;
+        polled_.push_back({stream.socket.get(), static_cast<short>(events), 0});
+      }
+    }
+    auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count() + 1;
+    if (broken) ms = std::min<decltype(ms)>(ms, 10);
+    int ready = poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(ms));
+    if (ready > 0 && polled_[0].revents) {
+      char rest[64];
+      while (::read(wake_read_.get(), rest, sizeof rest) > 0) continue;
+    }
+    return ready >= 0;
+  }
+
+  void say_what_i_call() {
+    if (std::exchange(said_, true)) return;
+    Header header;
+    header.kind = static_cast<std::uint16_t>(Kind::in_call);
+    header.fingerprint = fingerprint_;
+    header.call = call_.number;
+    std::lock_guard lock(mutex_);
+    tell_all(header, call_.describe());
+  }
+
+  void read_control() {
+    std::lock_guard lock(mutex_);
+    control_read_ = Clock::now();
+    if (closed_) return;
+    control_polled_.clear();
+    for (Peer& peer : peers_) {
+      if (!peer.control_out.empty()) write_control(peer);
+      bool open = peer.control.get() >= 0 && !peer.closed;
+      control_polled_.push_back({open ? peer.control.get() : -1, POLLIN, 0});
+    }
+    int ready = poll(control_polled_.data(), static_cast<nfds_t>(control_polled_.size()), 0);
+    for (std::size_t p = 0; ready > 0 && p < peers_.size(); ++p) {
+      if (control_polled_[p].revents) read_control_of(peers_[p]);
+    }
+    if (!busy_.load() || failed_.load()) return;
+    for (int r = 0; r < size_; ++r) {
+      Peer& peer = at(r);
+      if (peer.left && peer.calls < call_.number) {
+        fail_locked(
+            FailureKind::peer_lost,
+            state_of(peer) + ", while rank " + std::to_string(rank_) + " is in " + call_.describe(),
+            true);
+      } else if (peer.waiting.number == call_.number && peer.waiting.fingerprint != fingerprint_) {
+        fail_locked(FailureKind::mismatch,
+                    describe_mismatch(rank_, call_.describe(), r, peer.waiting.text), true);
+      }
+    }
   }
 
  private:
@@ -603,19 +696,25 @@ class TcpGroup::Member final : public Endpoint {
 
   // Receiving ----------------------------------------------------------------------------------
 
-  void fill(Peer& peer, Stream& stream) {
+  void fill(Peer& peer, Stream& stream, std::byte* target, std::size_t remaining) {
     for (;;) {
-      if (!stream.frame_bytes && stream.filled >= sizeof(Header)) begin_frame(peer, stream);
-      if (stream.frame_bytes && stream.filled >= stream.frame_bytes) {
+      if (!stream.frame_bytes && stream.filled >= sizeof(Header)) {
+        begin_frame(peer, stream);
+        if (target) aim(stream, target, remaining);
+      }
+      if (stream.complete()) {
         end_frame(peer, stream);
         return;
       }
       if (stream.broken) return;
-      std::size_t until = stream.frame_bytes ? stream.frame_bytes : kGulp;
-      ssize_t got = recv(stream.socket.get(), stream.staging.data() + stream.filled,
-                         until - stream.filled, MSG_DONTWAIT);
+      std::byte* to = stream.target ? stream.target : stream.staging.data();
+      std::size_t& have = stream.target ? stream.in_target : stream.filled;
+      std::size_t until = stream.target        ? stream.header().bytes
+                          : stream.frame_bytes ? stream.frame_bytes
+                                               : kGulp;
+      ssize_t got = recv(stream.socket.get(), to + have, until - have, MSG_DONTWAIT);
       if (got > 0) {
-        stream.filled += static_cast<std::size_t>(got);
+        have += static_cast<std::size_t>(got);
         ++moved_;
         continue;
       }
@@ -645,6 +744,19 @@ class TcpGroup::Member final : public Endpoint {
     if (wrong) not_a_member(peer, wrong);
     stream.frame_bytes = sizeof(Header) + header.text + header.bytes;
     stream.staging.reserve(stream.frame_bytes + kGulp, stream.filled);
+  }
+
+  // Has the rest of a long part of the message that is waited for read to where it belongs.
+  void aim(Stream& stream, std::byte* target, std::size_t remaining) {
+    const Header& header = stream.header();
+    std::size_t before = sizeof(Header) + header.text;
+    if (header.bytes < kTcpDirectBytes || header.fingerprint != fingerprint_ ||
+        header.remaining != remaining || stream.filled < before) {
+      return;
+    }
+    stream.in_target = stream.filled - before;
+    std::memcpy(target, stream.staging.data() + before, stream.in_target);
+    stream.target = target;
   }
 
   void end_frame(Peer& peer, Stream& stream) {
@@ -682,44 +794,7 @@ class TcpGroup::Member final : public Endpoint {
     throw *failure_;
   }
 
-  // Waiting ------------------------------------------------------------------------------------
-
-  // Sleeps until a connection has something, or there is something else to look at; false when a
-  // signal came.
-  bool sleep(Clock::duration limit) {
-    polled_.clear();
-    polled_.push_back({wake_read_.get(), POLLIN, 0});
-    bool broken = false;
-    for (Peer& peer : peers_) {
-      if (peer.control.get() >= 0 && !peer.closed) {
-        polled_.push_back({peer.control.get(), POLLIN, 0});
-      }
-      broken = broken || peer.broken_since != Clock::time_point{};
-      for (Stream& stream : peer.streams) {
-        int events = (&stream == wanted_ ? POLLIN : 0) | (stream.sending ? POLLOUT : 0);
-        if (!events || stream.broken) continue;
-        polled_.push_back({stream.socket.get(), static_cast<short>(events), 0});
-      }
-    }
-    auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count() + 1;
-    if (broken) ms = std::min<decltype(ms)>(ms, 10);
-    int ready = poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(ms));
-    if (ready > 0 && polled_[0].revents) {
-      char rest[64];
-      while (::read(wake_read_.get(), rest, sizeof rest) > 0) continue;
-    }
-    return ready >= 0;
-  }
-
-  void say_what_i_call() {
-    if (std::exchange(said_, true)) return;
-    Header header;
-    header.kind = static_cast<std::uint16_t>(Kind::in_call);
-    header.fingerprint = fingerprint_;
-    header.call = call_.number;
-    std::lock_guard lock(mutex_);
-    tell_all(header, call_.describe());
-  }
+  // Failing ------------------------------------------------------------------------------------
 
   // A call that this rank has left already, as a root may, is named by its number.
   [[noreturn]] void mismatch(int from, std::uint64_t number, const std::string& theirs) {
@@ -761,35 +836,6 @@ class TcpGroup::Member final : public Endpoint {
       if (sent < 0 && !would_block()) peer.control_out.clear();  // reading says what happened
       if (sent < 0) return;
       peer.control_out.erase(0, static_cast<std::size_t>(sent));
-    }
-  }
-
-  void read_control() {
-    std::lock_guard lock(mutex_);
-    control_read_ = Clock::now();
-    if (closed_) return;
-    control_polled_.clear();
-    for (Peer& peer : peers_) {
-      if (!peer.control_out.empty()) write_control(peer);
-      bool open = peer.control.get() >= 0 && !peer.closed;
-      control_polled_.push_back({open ? peer.control.get() : -1, POLLIN, 0});
-    }
-    int ready = poll(control_polled_.data(), static_cast<nfds_t>(control_polled_.size()), 0);
-    for (std::size_t p = 0; ready > 0 && p < peers_.size(); ++p) {
-      if (control_polled_[p].revents) read_control_of(peers_[p]);
-    }
-    if (!busy_.load() || failed_.load()) return;
-    for (int r = 0; r < size_; ++r) {
-      Peer& peer = at(r);
-      if (peer.left && peer.calls < call_.number) {
-        fail_locked(
-            FailureKind::peer_lost,
-            describe(peer) + ", while rank " + std::to_string(rank_) + " is in " + call_.describe(),
-            true);
-      } else if (peer.waiting.number == call_.number && peer.waiting.fingerprint != fingerprint_) {
-        fail_locked(FailureKind::mismatch,
-                    describe_mismatch(rank_, call_.describe(), r, peer.waiting.text), true);
-      }
     }
   }
 
@@ -894,8 +940,8 @@ class TcpGroup::Member final : public Endpoint {
   bool closed_ = false;
 };
 
-TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams)
-    : member_(std::make_unique<Member>(rank, streams)) {}
+TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams, bool others)
+    : member_(std::make_unique<Member>(rank, streams, others)) {}
 
 TcpGroup::~TcpGroup() { member_->leave_group(); }
 
@@ -916,5 +962,20 @@ void TcpGroup::fail(FailureKind kind, const std::string& message) noexcept {
 std::optional<Failure> TcpGroup::failure() const { return member_->failure(); }
 
 std::string TcpGroup::describe_ranks() const { return member_->describe_ranks(); }
+
+std::vector<int> TcpGroup::hosts() const {
+  std::vector<int> hosts(static_cast<std::size_t>(size()));
+  std::iota(hosts.begin(), hosts.end(), 0);
+  return hosts;
+}
+
+std::string TcpGroup::describe(int rank) const { return member_->describe_one(rank); }
+int TcpGroup::spins() const { return member_->spins(); }
+std::uint64_t TcpGroup::moved() const { return member_->moved(); }
+bool TcpGroup::sending() const { return !member_->flushed(); }
+bool TcpGroup::has_failed() const { return member_->has_failed(); }
+void TcpGroup::read_control() { member_->read_control(); }
+void TcpGroup::say_what_i_call() { member_->say_what_i_call(); }
+bool TcpGroup::sleep(Clock::duration limit) { return member_->sleep(limit); }
 
 }  // namespace pycollective

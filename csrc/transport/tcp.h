@@ -10,6 +10,7 @@
 // reads each part into a buffer that is kept, and reduces or copies out of it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +24,9 @@ class TcpGroup final : public Group {
  public:
   // streams[p] are connected sockets to rank p in an order that both sides have, the control
   // connection first; empty for this rank. They are duplicated. Throws std::invalid_argument.
-  TcpGroup(int rank, const std::vector<std::vector<int>>& streams);
+  // A peer that gets messages in another way has a control connection only; `others` says that
+  // there may be such peers.
+  TcpGroup(int rank, const std::vector<std::vector<int>>& streams, bool others = false);
   ~TcpGroup() override;
   TcpGroup(const TcpGroup&) = delete;
   TcpGroup& operator=(const TcpGroup&) = delete;
@@ -41,6 +44,21 @@ class TcpGroup final : public Group {
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
   std::string describe_ranks() const override;
+  // What is not said to be on one host is not.
+  std::vector<int> hosts() const override;
+
+  // Where it is part of a group (mixed.h): what that one's wait needs to know.
+  std::string describe(int rank) const;
+  int spins() const;
+  std::uint64_t moved() const;  // grows whenever bytes have come or gone
+  bool sending() const;
+  bool has_failed() const;
+  // Takes in what the peers say of themselves: failures, leaves, calls.
+  void read_control();
+  // Tells them once in each call what this rank is in.
+  void say_what_i_call();
+  // Until a connection has something; false when a signal came.
+  bool sleep(Clock::duration limit);
 
  private:
   class Member;

@@ -79,6 +79,11 @@ class Endpoint {
   // The next part of a peer's message of which `remaining` bytes are to come; data is nullptr when
   // there is none yet. Parts are whole items. release() when it has been read.
   virtual Piece try_receive(int peer, std::size_t remaining) = 0;
+  // The same where the message is to go to `target`, which has room for the rest of it: the part
+  // may be there already.
+  virtual Piece try_receive_into(int peer, std::size_t remaining, void* /*target*/) {
+    return try_receive(peer, remaining);
+  }
   virtual void release(int peer) = 0;
   // Goes on with messages that did not fit at once.
   virtual void progress() {}

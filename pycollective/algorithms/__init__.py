@@ -7,11 +7,14 @@ write one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pycollective._core import (
     Collective,
     Schedule,
     Step,
     algorithm_names,
+    make_hierarchical,
     make_schedule,
     prove,
     verify_many,
@@ -50,6 +53,7 @@ __all__ = [
     "Step",
     "algorithm",
     "copy",
+    "hierarchical",
     "input",
     "names",
     "output",
@@ -94,6 +98,19 @@ def schedule(what: str | Algorithm, size: int, collective: str = "all_reduce") -
     if isinstance(what, Algorithm):
         return what.schedule(size)
     return make_schedule(collective_of(collective), what, size)
+
+
+def hierarchical(hosts: Sequence[int]) -> Schedule:
+    """Return the steps of the all-reduce that groups of several hosts use.
+
+    Its name in a call is "hierarchical", and its schedule that of the group's own hosts.
+
+    Parameters
+    ----------
+    hosts : sequence of int
+        For each rank the number of its host, from 0; as `Communicator.hosts`.
+    """
+    return make_hierarchical(list(hosts))
 
 
 def verify(

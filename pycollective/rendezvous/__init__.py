@@ -36,6 +36,7 @@ INSECURE = "PYCOLLECTIVE_INSECURE"
 INTERFACE = "PYCOLLECTIVE_SOCKET_IFNAME"
 STREAMS = "PYCOLLECTIVE_SOCKET_STREAMS"
 LISTENER = "PYCOLLECTIVE_LISTEN_FD"
+HOST_ID = "PYCOLLECTIVE_HOST_ID"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 JOIN_TIMEOUT = 300.0
@@ -63,9 +64,10 @@ def init(
 
     Under ``pycollective run`` it is this process's rank of the launched group, through shared memory or
     TCP. Where ``PYCOLLECTIVE_ADDRESS`` is set (host:port, on which rank 0 listens), or torchrun's
-    ``MASTER_ADDR``, the ranks meet there, in any order of starting, and talk over TCP; the variables
-    are listed in ``docs/architecture.md``. Without any of them it is a
-    group of one rank, so that the same script runs alone.
+    ``MASTER_ADDR``, the ranks meet there, in any order of starting, and talk through shared memory
+    where they prove to be on one host, over TCP where not; the variables are listed in
+    ``docs/architecture.md``. Without any of them it is a group of one rank, so that the same script
+    runs alone.
 
     Parameters
     ----------
@@ -128,24 +130,26 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
     if not timeout > 0 or not join_timeout > 0:
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
     about, source = _description(env)
-    group, name = tcp.connect(about, join_timeout)
+    group, name, how = tcp.connect(about, join_timeout)
     _log.info(
-        "group %s: rank %d of %d, over TCP, %s; described by %s",
+        "group %s: rank %d of %d, %s, %s; described by %s",
         name,
         about.rank,
         about.size,
+        how,
         "authenticated" if about.secret else "without a secret",
         source,
     )
     communicator = Communicator(group, about.rank, timeout)
-    communicator._prefer(about.choices)
+    if group.transport == "TCP":  # what was measured for it
+        communicator._prefer(about.choices)
     _live.add(communicator)
     return communicator
 
 
 def _description(env: Mapping[str, str]) -> tuple[Description, str]:
     """Return the group as the environment describes it, and where that was found."""
-    from pycollective.rendezvous import tcp
+    from pycollective.rendezvous import memory, tcp
 
     names = (RANK, SIZE, ADDRESS)
     given = [name for name in names if name in env]
@@ -181,6 +185,7 @@ def _description(env: Mapping[str, str]) -> tuple[Description, str]:
             insecure=env.get(INSECURE) == "1",
             interface=env.get(INTERFACE, ""),
             streams=_number(env, STREAMS, 1, tcp.MAX_STREAMS) if STREAMS in env else 1,
+            host_id="" if env.get(TRANSPORT) == "tcp" else env.get(HOST_ID) or memory.boot_id(),
             listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
             choices=tuning.given(env, "TCP", size) if rank == 0 else [],
         )

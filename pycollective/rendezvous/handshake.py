@@ -18,7 +18,7 @@ import struct
 import time
 from typing import Any
 
-__all__ = ["Channel", "HandshakeError", "Refused", "answer", "introduce", "key_of"]
+__all__ = ["Channel", "HandshakeError", "Refused", "answer", "digest", "introduce", "key_of"]
 
 VERSION = 1
 STRANGER_LIMIT = 1024
@@ -38,6 +38,11 @@ class Refused(HandshakeError):
 def key_of(secret: bytes) -> bytes:
     """Return the key of a secret."""
     return _mac(secret, b"pycollective rendezvous 1")
+
+
+def digest(key: bytes, what: str, value: str) -> str:
+    """Return what only those who know the key can make of a value, and compare."""
+    return _mac(key, what.encode(), value.encode()).hex()
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:

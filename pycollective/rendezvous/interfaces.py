@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import struct
 import sys
+from pathlib import Path
 
 __all__ = ["choose", "interface_addresses"]
 
+_LINK = "20"  # the scope of addresses that are valid on one link
 _SIOCGIFADDR = 0x8915 if sys.platform == "linux" else 0xC0206921  # macOS
 
 
-def interface_addresses() -> list[tuple[str, str]]:
-    """Return (name, IPv4 address) of every interface that has one."""
+def interface_addresses(first: int = socket.AF_INET) -> list[tuple[str, str]]:
+    """Return (name, address) of every interface, those of one address family first.
+
+    IPv6 addresses are found on Linux; those of a link alone, which mean nothing on other hosts without
+    a zone, are left out.
+    """
+    both = [_ipv4_addresses(), _ipv6_addresses()]
+    if first == socket.AF_INET6:
+        both.reverse()
+    return both[0] + both[1]
+
+
+def _ipv6_addresses() -> list[tuple[str, str]]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return []
+    fields = [line.split() for line in lines]  # address, index, prefix, scope, flags, name
+    return [
+        (name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)))
+        for address, _, _, scope, _, name in fields
+        if scope != _LINK
+    ]
+
+
+def _ipv4_addresses() -> list[tuple[str, str]]:
     import fcntl
 
     found = []
@@ -51,7 +78,7 @@ def choose(pattern: str, interfaces: list[tuple[str, str]]) -> tuple[str, str]:
 
     left = [(n, a) for n, a in interfaces if listed(n) != exclude]
     if exclude:
-        left.sort(key=lambda pair: pair[1].startswith("127."))
+        left.sort(key=lambda pair: ipaddress.ip_address(pair[1]).is_loopback)
     if not left:
         there = ", ".join(f"{n} ({a})" for n, a in interfaces)
         raise ValueError(f"{pattern!r} matches none of the interfaces {there}")

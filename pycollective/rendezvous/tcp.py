@@ -19,12 +19,13 @@ from typing import Any
 
 from pycollective import _core, tuning
 from pycollective.errors import RendezvousError
-from pycollective.rendezvous import interfaces
+from pycollective.rendezvous import interfaces, memory
 from pycollective.rendezvous.handshake import (
     Channel,
     HandshakeError,
     Refused,
     answer,
+    digest,
     introduce,
     key_of,
 )
@@ -56,11 +57,12 @@ class Description:
     interface: str = ""
     streams: int = 1  # for messages, of every pair of ranks; rank 0's word counts
     listener: int = -1  # the descriptor of rank 0's listening socket, if the launcher made it
+    host_id: str = ""  # what equals on ranks that may share memory; empty: TCP only
     choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
 
 
-def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
-    """Meet the other ranks; return the core's group and the group's name.
+def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str]:
+    """Meet the other ranks; return the core's group, the group's name, and how the ranks talk.
 
     Raises
     ------
@@ -68,10 +70,12 @@ def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
         The others did not come, are not who they should be, or say that they cannot go on.
     """
     if about.size == 1:
-        return _core.TcpGroup(0, [[]]), "of one"
+        return _core.TcpGroup(0, [[]]), "of one", "over TCP"
     with contextlib.ExitStack() as cleanup:
         try:
             return _Meeting(about, seconds, cleanup).group()
+        except RendezvousError:
+            raise
         except HandshakeError as error:
             raise RendezvousError(
                 f"rank {about.rank} was refused at {about.host}:{about.port}: {error}"
@@ -81,7 +85,7 @@ def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
                     else ""
                 )
             ) from None
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the core's too: it duplicates the descriptors
             raise RendezvousError(
                 f"rank {about.rank} cannot meet the group at {about.host}:{about.port}: {error}"
             ) from None
@@ -105,7 +109,7 @@ class _Door:
         self._strangers: dict[int, socket.socket] = {}  # in the order of their coming
         self._closed = threading.Event()
         self.turned_away = 0
-        self.address: tuple[str, int] = sock.getsockname()[:2]
+        self.address: tuple[str, int] = sock.getsockname()[:2]  # of no use of a Unix socket
         sock.settimeout(0.2)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -138,7 +142,8 @@ class _Door:
 
     def _greet(self, guest: socket.socket) -> None:
         try:
-            guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if guest.family != socket.AF_UNIX:
+                guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             channel, hello = answer(guest, self._key, time.monotonic() + STRANGER_SECONDS)
         except (HandshakeError, OSError):
             self.turned_away += 1
@@ -191,6 +196,7 @@ class _Meeting:
         self.changed = threading.Condition()
         self.joined: dict[int, Channel] = {}  # rank 0's: the others
         self.places: dict[int, tuple[str, int]] = {}  # where they listen
+        self.claims: dict[int, str] = {}  # what they say of their host
         self.peers: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
         self.error = ""
         cleanup.callback(self._close_all)
@@ -200,7 +206,7 @@ class _Meeting:
             for channel in [*self.joined.values(), *self.peers.values()]:
                 channel.close()
 
-    def group(self) -> tuple[_core.TcpGroup, str]:
+    def group(self) -> tuple[_core.Group, str, str]:
         name, door = self._gather() if self.about.rank == 0 else self._join()
         self._connect_peers(name)
         self._wait(
@@ -212,15 +218,55 @@ class _Meeting:
             ],
             "to connect",
         )
-        self._leave_together()
+        rank, size = self.about.rank, self.about.size
+        here, shared = self._share()
+        hosts = self._leave_together(here[0])
         door.close()
         sockets = [
             []
-            if r == self.about.rank
-            else [self.peers[r, s].socket.fileno() for s in range(self.streams)]
-            for r in range(self.about.size)
+            if r == rank
+            else [self.peers[r, s].socket.fileno() for s in range(1 if r in here else self.streams)]
+            for r in range(size)
         ]
-        return _core.TcpGroup(self.about.rank, sockets), name
+        if len(set(hosts)) == size:
+            return _core.TcpGroup(rank, sockets), name, "over TCP" + self._unproved(here)
+        if shared is None:
+            shared = _core.ShmGroup.create(1)
+            shared.join(0)
+        how = "through shared memory"
+        if len(here) < size:
+            how += f" with {_ranks([r for r in here if r != rank])} and over TCP with the others"
+            how = how if len(here) > 1 else "over TCP"
+        return (
+            _core.MixedGroup(rank, sockets, shared, hosts),
+            name,
+            f"{how}, {len(set(hosts))} hosts{self._unproved(here)}",
+        )
+
+    def _claim(self) -> str:
+        """What this rank says of its host; equal where memory may be shared."""
+        return digest(self.key, "host", self.about.host_id) if self.about.host_id else ""
+
+    def _claimed(self) -> list[int]:
+        claim = self._claim()
+        return [r for r in range(self.about.size) if self.claims[r] == claim] if claim else []
+
+    def _share(self) -> tuple[list[int], _core.ShmGroup | None]:
+        """The ranks that share memory with this one, proved, and the memory."""
+        claimed = self._claimed() or [self.about.rank]
+        channels = {r: self.peers[r, 0] for r in claimed if r != self.about.rank}
+
+        def listen(sock: socket.socket, enter: Callable[[Channel, dict[str, Any]], None]) -> _Door:
+            return _Door(sock, self.key, self.about.size, enter)
+
+        return memory.share(self.about.rank, claimed, channels, self.key, self.deadline, listen)
+
+    def _unproved(self, here: list[int]) -> str:
+        """Of whom it was not proved that they are where they say they are."""
+        absent = [r for r in self._claimed() if r not in here]
+        if not absent:
+            return ""
+        return f", {_ranks(absent)} said to be on this host but not reached through its memory"
 
     # Addresses ------------------------------------------------------------------------------
 
@@ -243,7 +289,9 @@ class _Meeting:
         if not self.about.interface:
             return default
         try:
-            _, address = interfaces.choose(self.about.interface, interfaces.interface_addresses())
+            family = socket.AF_INET6 if ":" in default else socket.AF_INET  # as rank 0's
+            there = interfaces.interface_addresses(family)
+            _, address = interfaces.choose(self.about.interface, there)
         except ValueError as error:
             raise RendezvousError(f"PYCOLLECTIVE_SOCKET_IFNAME: {error}") from None
         self._allow(address)
@@ -295,7 +343,8 @@ class _Meeting:
             front.close()
         door = self._peer_door(own, name)
         self.places[0] = door.address
-        places = [list(self.places[r]) for r in range(self.about.size)]
+        self.claims[0] = self._claim()
+        places = [[*self.places[r], self.claims[r]] for r in range(self.about.size)]
         choices = tuning.as_json(self.about.choices)
         self._tell_all(
             {"group": name, "streams": self.streams, "places": places, "choices": choices}
@@ -330,6 +379,7 @@ class _Meeting:
             place = channel.receive(soon)
             host = str(ipaddress.ip_address(str(place.get("host"))))
             port = _int(place, "port", 1, 65535)
+            claim = str(place.get("claim", ""))[:64]
         except (HandshakeError, ValueError) as error:
             channel.send({"error": str(error)}, soon)
             channel.close()
@@ -344,6 +394,7 @@ class _Meeting:
                 taken = False
                 self.joined[rank] = channel
                 self.places[rank] = (host, port)
+                self.claims[rank] = claim
                 self.changed.notify_all()
         if taken:
             channel.send({"error": f"rank {rank} is taken: every process needs its own"}, soon)
@@ -370,7 +421,8 @@ class _Meeting:
         # The name of the group is not known yet: who comes early waits for it.
         self.streams = 1 + MAX_STREAMS
         door = self._peer_door(own, "")
-        self.store.send({"host": door.address[0], "port": door.address[1]}, self.deadline)
+        place = {"host": door.address[0], "port": door.address[1], "claim": self._claim()}
+        self.store.send(place, self.deadline)
         table = self._hear(f"for rank 0 at {where} to have everybody")
         name = table.get("group")
         places = table.get("places")
@@ -384,9 +436,10 @@ class _Meeting:
         except ValueError as error:
             raise HandshakeError(f"rank 0's table of algorithms cannot be used: {error}") from None
         for rank, place in enumerate(places):
-            if not isinstance(place, list) or len(place) != 2:
+            if not isinstance(place, list) or len(place) != 3:
                 raise HandshakeError("a table without addresses")
             self.places[rank] = (str(place[0]), _int({"port": place[1]}, "port", 1, 65535))
+            self.claims[rank] = str(place[2])
         with self.changed:
             self.name = name
             self.changed.notify_all()
@@ -533,13 +586,22 @@ class _Meeting:
                 _log.warning("rank %d waits for %s %s%s", self.about.rank, who, what, strangers)
                 say = now + LOG_EVERY
 
-    def _leave_together(self) -> None:
-        """Nobody goes before everybody has all connections."""
+    def _leave_together(self, leader: int) -> list[int]:
+        """Nobody goes before everybody has all connections; return each rank's host, by number.
+
+        `leader` stands for this rank's host.
+        """
         if self.about.rank != 0:
-            self.store.send({"ready": True}, self.deadline)
-            if self._hear("for the others to connect") != {"go": True}:
+            self.store.send({"ready": leader}, self.deadline)
+            hosts = self._hear("for the others to connect").get("go")
+            if (
+                not isinstance(hosts, list)
+                or len(hosts) != self.about.size
+                or not all(type(h) is int for h in hosts)
+            ):
                 raise HandshakeError("rank 0 went on without this rank")
-            return
+            return hosts
+        leaders = {0: leader}
         waiting = dict(self.joined)
         try:
             while waiting:
@@ -547,13 +609,14 @@ class _Meeting:
                     if not channel.readable():
                         continue
                     try:
-                        channel.receive(time.monotonic() + STRANGER_SECONDS)
+                        message = channel.receive(time.monotonic() + STRANGER_SECONDS)
+                        leaders[rank] = _int(message, "ready", 0, self.about.size - 1)
                     except (OSError, HandshakeError) as error:
                         raise RendezvousError(
                             f"rank {rank} is gone before the group was made: {error}"
                         ) from None
                     del waiting[rank]
-                if time.monotonic() >= self.deadline:
+                if waiting and time.monotonic() >= self.deadline:
                     raise RendezvousError(
                         f"rank 0 waited {self.seconds:g} s for {_ranks(list(waiting))} to connect"
                     )
@@ -562,7 +625,10 @@ class _Meeting:
         except RendezvousError as error:
             self._tell_all({"error": str(error)})
             raise
-        self._tell_all({"go": True})
+        numbers = {leader: i for i, leader in enumerate(sorted(set(leaders.values())))}
+        hosts = [numbers[leaders[r]] for r in range(self.about.size)]
+        self._tell_all({"go": hosts})
+        return hosts
 
 
 def _ranks(ranks: list[int]) -> str:

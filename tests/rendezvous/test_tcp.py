@@ -287,6 +287,7 @@ def environment(rank, size, port, **more):
         "PYCOLLECTIVE_SIZE": str(size),
         "PYCOLLECTIVE_ADDRESS": f"127.0.0.1:{port}",
         "PYCOLLECTIVE_SECRET": SECRET,
+        "PYCOLLECTIVE_TRANSPORT": "tcp",
         **{f"PYCOLLECTIVE_{name}": value for name, value in more.items()},
     }
 
@@ -349,7 +350,12 @@ def test_streams_ipv6_and_torchrun(on_ranks, caplog):
     assert big == [3 * 2_999_999.0] * 3
     close(comms)
     assert "rank 2 of 3, over TCP, authenticated; described by PYCOLLECTIVE_ADDRESS" in caplog.text
-    torch = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    torch = {
+        "PYCOLLECTIVE_TRANSPORT": "tcp",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+    }
     comms = join([{**torch, "RANK": str(r)} for r in range(2)])
     assert works(comms, on_ranks)
     close(comms)
@@ -445,6 +451,36 @@ def test_interface_grammar(pattern, name):
     assert interfaces.choose(pattern, there)[0] == name
     with pytest.raises(ValueError, match="matches none"):
         interfaces.choose("=et", there)
+
+
+def test_interfaces_with_ipv6_addresses(tmp_path, monkeypatch):
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "20010db8000000000000000000000007 02 40 00 80     eth0\n"
+        "fe800000000000000042acfffe110002 02 40 20 80     eth0\n"
+    )
+    monkeypatch.setattr(interfaces, "Path", lambda name: table)
+    monkeypatch.setattr(
+        interfaces, "_ipv4_addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "10.0.0.1")]
+    )
+    six = interfaces.interface_addresses(socket.AF_INET6)
+    assert six[:2] == [("lo", "::1"), ("eth0", "2001:db8::7")]
+    assert interfaces.choose("^docker", six) == ("eth0", "2001:db8::7")
+    assert interfaces.choose("eth", interfaces.interface_addresses()) == ("eth0", "10.0.0.1")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
+def test_a_group_over_ipv6(on_ranks):
+    port = free_port()
+    try:
+        socket.create_server(("::1", port), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    envs = [environment(r, 2, port, ADDRESS=f"[::1]:{port}", SOCKET_IFNAME="=lo") for r in (0, 1)]
+    comms = join(envs)
+    assert works(comms, on_ranks)
+    close(comms)
 
 
 # Strangers ------------------------------------------------------------------------------------

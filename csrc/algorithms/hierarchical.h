@@ -1,0 +1,34 @@
+// The hierarchical all-reduce, for ranks of which several share a host.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "schedule/step.h"
+
+namespace pycollective {
+
+class Hierarchical final : public Algorithm {
+ public:
+  // hosts[r] is the number of rank r's host, from 0, each of which has a rank. Throws
+  // std::invalid_argument.
+  explicit Hierarchical(std::vector<int> hosts);
+
+  std::string_view name() const override { return "hierarchical"; }
+  Collective collective() const override { return Collective::all_reduce; }
+  int num_chunks(int size) const override;
+  int num_steps(int rank, int size) const override;
+  Step step(int rank, int size, int k) const override;
+  std::uint64_t fingerprint() const override { return fingerprint_; }
+
+ private:
+  int hosts() const { return static_cast<int>(ranks_.size()); }
+  Step cross_step(int rank, int lane, int k) const;
+
+  std::vector<int> host_of_, member_of_;
+  std::vector<std::vector<int>> ranks_;  // of each host
+  int lanes_ = 0;
+  std::uint64_t fingerprint_ = 0;
+};
+
+}  // namespace pycollective

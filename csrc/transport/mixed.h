@@ -1,0 +1,53 @@
+// A group of which some ranks share a host: those talk through shared memory, all others over TCP.
+//
+// Every two ranks have a control connection, so that the end of a process is noticed wherever it
+// was; messages between ranks of this host go through the memory. A call is entered in both, and a
+// failure of one is the failure of the other.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/group.h"
+#include "transport/shm.h"
+#include "transport/tcp.h"
+
+namespace pycollective {
+
+class MixedGroup final : public Group {
+ public:
+  // `streams` as TcpGroup's, with nothing but the control connection for ranks of this host;
+  // hosts[r] is the number of rank r's host. `memory`, which this rank has joined, has the ranks of
+  // its host in their order. Throws std::invalid_argument.
+  MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
+             std::shared_ptr<ShmGroup> memory, std::vector<int> hosts);
+  ~MixedGroup() override;
+
+  int size() const override { return tcp_.size(); }
+  Endpoint& endpoint(int rank) override;
+  void fail(FailureKind kind, const std::string& message) noexcept override;
+  std::optional<Failure> failure() const override;
+  void leave(int rank) noexcept override;
+  void abandon() noexcept override;
+  std::string_view transport() const override;
+  std::shared_ptr<SharedHeap> heap() override;
+  std::vector<int> hosts() const override { return hosts_; }
+  std::string describe_ranks() const override;
+
+ private:
+  friend class MixedEndpoint;
+  // Whether the memory has all ranks.
+  bool one_host() const { return shm_->size() == size(); }
+  // The rank's place in the memory, -1 where it is on another host.
+  int place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
+
+  std::shared_ptr<ShmGroup> shm_;
+  std::vector<int> hosts_, places_;
+  TcpGroup tcp_;
+  std::unique_ptr<Endpoint> endpoint_;
+  bool abandoned_ = false;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,404 @@
+"""Groups of which some ranks share a host: PYCOLLECTIVE_HOST_ID stands for several hosts on one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from emulated import environments, run
+
+import pycollective as pc
+from pycollective import _core, algorithms
+from pycollective.rendezvous import RendezvousError, init, memory
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
+
+
+def join(envs, seconds=15.0):
+    """Call init for each in a thread of its own; return communicators or errors."""
+    results = [None] * len(envs)
+
+    def one(i):
+        try:
+            results[i] = init(environment=envs[i], timeout=15, join_timeout=seconds)
+        except RendezvousError as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(envs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a rank hangs"
+    for result in results:
+        assert not isinstance(result, Exception), result
+    return results
+
+
+def close(comms):
+    for c in comms:
+        c.close()
+
+
+COLLECTIVES = """
+from pycollective import algorithms
+r, n = comm.rank, comm.size
+for name in [*algorithms.names(), "hierarchical", "auto"]:
+    for size in (0, 1, 3, 17, 4096, 65_537, 700_007):
+        x = (np.arange(size) % 11 + r).astype("float32")
+        want = (np.arange(size) % 11 * n + n * (n - 1) // 2).astype("float32")
+        assert np.array_equal(comm.all_reduce(x, algorithm=name), want), (name, size)
+        comm.all_reduce(x, out=x, algorithm=name)
+        assert np.array_equal(x, want), (name, size)
+        mean = comm.all_reduce(np.full(size, r * 2.0), "mean", algorithm=name)
+        assert (mean == n - 1).all()
+for root in range(n):
+    assert (comm.broadcast(np.full(300_000, float(r)), root) == root).all()
+    part = comm.gather(np.full(70_000, r), root)
+    assert part is None or (part.reshape(n, -1) == np.arange(n)[:, None]).all()
+got = comm.all_to_all(np.repeat(np.arange(n) + 10 * r, 50_000))
+assert (got.reshape(n, -1) == (10 * np.arange(n) + r)[:, None]).all()
+assert (comm.all_gather(np.full(90_000, r)).reshape(n, -1) == np.arange(n)[:, None]).all()
+comm.barrier()
+shared = comm.empty(1000)
+shared[:] = r
+assert (comm.all_reduce(shared) == n * (n - 1) // 2).all()
+print(comm.hosts, repr(comm))
+"""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "numbers", "how"),
+    [
+        ("aabb", [0, 0, 1, 1], "shared memory and TCP"),
+        ("abacb", [0, 1, 0, 2, 1], "shared memory and TCP"),
+        (["", "", ""], [0, 0, 0], "shared memory"),
+        ("abc", [0, 1, 2], "TCP"),
+    ],
+)
+def test_collectives(tmp_path, hosts, numbers, how):
+    codes, outputs = run(tmp_path, hosts, COLLECTIVES)
+    assert codes == [0] * len(hosts), outputs
+    for rank, output in enumerate(outputs):
+        assert output == f"{numbers} <Communicator rank {rank} of {len(hosts)}, {how}>\n"
+
+
+def test_tcp_can_be_forced():
+    comms = join(environments(["", ""], PYCOLLECTIVE_TRANSPORT="tcp"))
+    assert [(c.hosts, c._group.transport) for c in comms] == [([0, 1], "TCP")] * 2
+    close(comms)
+    # It is enough that one of the two wants it.
+    envs = environments(["", ""])
+    envs[1]["PYCOLLECTIVE_TRANSPORT"] = "tcp"
+    comms = join(envs)
+    assert [c.hosts for c in comms] == [[0, 1]] * 2
+    close(comms)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aa"])
+@pytest.mark.parametrize("asleep", ["time.sleep(0.3)", "pass"])
+def test_a_killed_rank_is_named_by_all_others(tmp_path, hosts, asleep):
+    body = f"""
+began = time.monotonic()
+try:
+    comm.barrier()  # a rank may still be in it when another one hears of the death
+    if comm.rank == 1:
+        {asleep}
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        comm.all_reduce(np.ones(100_000))
+except pc.PeerLostError as error:
+    print(time.monotonic() - began < 5, error)
+"""
+    codes, outputs = run(tmp_path, hosts, body)
+    assert codes == [-9 if rank == 1 else 0 for rank in range(len(hosts))], outputs
+    for rank, output in enumerate(outputs):
+        if rank != 1:
+            assert output.startswith("True ") and " rank 1 " in " " + output, output
+            assert "all_reduce #2 (float64[100000]" in output or "in barrier #1" in output
+
+
+def test_a_rank_killed_in_the_middle_of_a_call(tmp_path):
+    body = """
+x = np.ones(4_000_000)
+comm.all_reduce(x, out=x)
+if comm.rank == 2:
+    import threading
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+try:
+    while True:
+        comm.all_reduce(x, "max", out=x)
+except pc.PeerLostError as error:
+    print(error)
+"""
+    codes, outputs = run(tmp_path, "abab", body)
+    assert codes == [0, 0, -9, 0], outputs
+    for rank in (0, 1, 3):
+        assert "rank 2 is lost" in outputs[rank]
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named_at_the_deadline(tmp_path, stopped):
+    body = f"""
+pid = pid_of({stopped})
+comm.timeout = 0.7
+if comm.rank == {stopped}:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    comm.all_reduce(np.ones(300_000))
+except pc.CollectiveTimeoutError as error:
+    print(error)
+if comm.rank == 2:
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGCONT)
+"""
+    codes, outputs = run(tmp_path, "aab", body)
+    assert codes == [0] * 3, outputs
+    for output in outputs:
+        assert "waited until its deadline" in output
+        # Through memory it is known what a rank has done; over TCP, what was heard of it.
+        assert any(
+            f"rank {stopped} {what}" in output
+            for what in (
+                "has finished all_gather #1",
+                "was last heard of in all_gather #1",
+                "has not been heard of yet",
+            )
+        )
+
+
+@pytest.mark.parametrize("odd", [1, 3])
+def test_calls_that_do_not_belong_together(tmp_path, odd):
+    body = f"""
+try:
+    comm.barrier()
+    if comm.rank == {odd}:
+        comm.all_reduce(np.ones((2, 2), 'float32'), 'max')
+    else:
+        comm.all_reduce(np.ones(4))
+    comm.barrier()
+except pc.MismatchError as error:
+    print(error)
+"""
+    codes, outputs = run(tmp_path, "abab", body)
+    assert codes == [0] * 4, outputs
+    for output in outputs:
+        assert "called all_reduce #2 (float64[4], sum, hierarchical)" in output
+        assert f"rank {odd} called all_reduce #2 (float32[2, 2], max, hierarchical)" in output
+
+
+def test_a_rank_that_leaves_early_is_named(tmp_path):
+    body = """
+comm.barrier()
+if comm.rank == 1:
+    sys.exit(0)
+try:
+    comm.all_reduce(np.ones(4))
+except pc.PeerLostError as error:
+    print(error)
+"""
+    codes, outputs = run(tmp_path, "aab", body)
+    assert codes == [0] * 3, outputs
+    for rank in (0, 2):
+        assert "rank 1 has left the group after 1 calls, while rank" in outputs[rank]
+
+
+def test_ctrl_c_and_a_forked_child(tmp_path):
+    body = """
+signal.signal(signal.SIGINT, signal.default_int_handler)
+comm.barrier()
+child = os.fork()
+if child == 0:
+    try:
+        comm.barrier()
+    except pc.CollectiveError as error:
+        print(str(error)[:17], flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+pid = pid_of(1)
+if comm.rank == 0:
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGINT)
+if comm.rank == 2:
+    time.sleep(1)
+try:
+    comm.all_reduce(np.ones(4))  # in which rank 1 waits
+except KeyboardInterrupt:
+    print("KeyboardInterrupt")
+except pc.CollectiveError as error:
+    print(type(error).__name__)
+"""
+    codes, outputs = run(tmp_path, "aab", body)
+    assert codes == [0] * 3, outputs
+    assert [out.splitlines()[0] for out in outputs] == ["this communicator"] * 3
+    assert outputs[1].splitlines()[1] == "KeyboardInterrupt"
+    assert outputs[0].splitlines()[1] in ("AbortedError", "PeerLostError")
+
+
+@pytest.mark.parametrize("hosts", ["aab", ["", ""]])
+def test_groups_leave_nothing_behind(hosts, on_ranks):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    gc.collect()
+    before, threads = descriptors(), threading.active_count()
+    for i in range(6):
+        comms = join(environments(hosts))
+        total = len(hosts) * (len(hosts) + 1) / 2
+        got = on_ranks(comms, lambda c: float(c.all_reduce([c.rank + 1.0])[0]))
+        assert got == [total] * len(hosts)
+        if i % 3 == 0:
+            comms[0].abort("on purpose")
+            errors = [str(e) for e in on_ranks(comms, lambda c: c.barrier())]
+            assert errors == ["on purpose"] * len(hosts)
+        if i % 2:
+            close(comms)
+        del comms
+    gc.collect()  # errors hold frames that hold them
+    assert descriptors() == before
+    time.sleep(0.1)
+    assert threading.active_count() == threads
+
+
+# The proof ------------------------------------------------------------------------------------
+
+
+def test_who_cannot_reach_the_memory_talks_over_tcp(monkeypatch, caplog, on_ranks):
+    """Ranks 1 and 2 have the boot id of rank 0, and its socket is not in reach for them."""
+    caplog.set_level("INFO", "pycollective")
+    real = memory._follow
+
+    def follow(rank, leader, key, deadline):
+        if rank in (1, 2) and threading.current_thread() not in tried:
+            tried.add(threading.current_thread())
+            return real(rank, leader, b"another key", deadline)
+        return real(rank, leader, key, deadline)
+
+    tried = set()
+    monkeypatch.setattr(memory, "_follow", follow)
+    comms = join(environments(["a"] * 4))
+    assert [c.hosts for c in comms] == [[0, 1, 1, 0]] * 4
+    assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [4.0] * 4
+    close(comms)
+    text = "ranks 1, 2 said to be on this host but not reached through its memory"
+    assert text in caplog.text
+    assert "through shared memory with rank 3 and over TCP with the others, 2 hosts" in caplog.text
+
+
+def test_memory_that_cannot_be_had_is_no_error(monkeypatch, on_ranks):
+    def create(size):
+        raise OSError("no memory")
+
+    monkeypatch.setattr(memory._core.ShmGroup, "create", staticmethod(create))
+    comms = join(environments(["a"] * 3))
+    assert [c.hosts for c in comms] == [[0, 1, 2]] * 3
+    assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [3.0] * 3
+    close(comms)
+
+
+def test_memory_that_is_not_joined_is_not_used(monkeypatch, on_ranks):
+    def joined(sock, place, size):
+        socket.recv_fds(sock, 1, 1)
+        raise ValueError("another version's")
+
+    monkeypatch.setattr(memory, "_joined", joined)
+    comms = join(environments(["a"] * 3))
+    assert [c.hosts for c in comms] == [[0, 1, 2]] * 3
+    assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [3.0] * 3
+    close(comms)
+
+
+def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
+    """Whoever finds the socket without the key gets nothing, and disturbs nobody."""
+    got = []
+    real = memory._follow
+
+    def follow(rank, leader, key, deadline):
+        receive = leader.receive
+
+        def listening(until):
+            message = receive(until)
+            if "door" in message:
+                for noise in (b"\0" * 50, b"\xff" * 5000, b"\0\0\0\2{}", b""):
+                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                    sock.connect("\0" + message["door"])
+                    sock.settimeout(0.5)
+                    try:
+                        sock.sendall(noise)
+                        got.append(socket.recv_fds(sock, 1000, 4)[1])
+                    except OSError:
+                        pass
+                    sock.close()
+            return message
+
+        leader.receive = listening
+        return real(rank, leader, key, deadline)
+
+    monkeypatch.setattr(memory, "_follow", follow)
+    comms = join(environments(["a"] * 2))
+    assert [c.hosts for c in comms] == [[0, 0]] * 2
+    assert not any(got)
+    assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [2.0] * 2
+    close(comms)
+
+
+def test_boot_id():
+    assert memory.boot_id() == memory.boot_id() != ""
+
+
+def test_groups_that_do_not_fit_together():
+    memory_of_two = _core.ShmGroup.create(2)
+    memory_of_two.join(0)
+    with pytest.raises(ValueError, match="a host for every rank"):
+        _core.MixedGroup(0, [[]], memory_of_two, [0, 0])
+    with pytest.raises(ValueError, match="another number of ranks"):
+        _core.MixedGroup(0, [[]], memory_of_two, [0])
+    a, b = socket.socketpair()
+    with pytest.raises(ValueError, match="a connection for messages"):
+        _core.MixedGroup(0, [[], [a.fileno()]], memory_of_two, [0, 1])
+    with pytest.raises(ValueError, match="every peer needs a control connection"):
+        _core.TcpGroup(0, [[], [a.fileno()]])
+    a.close()
+    b.close()
+
+
+# The schedule ---------------------------------------------------------------------------------
+
+LAYOUTS = [[0], [0, 0], [0, 1], [0, 0, 1], [0, 1, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 2, 2, 2],
+           [0, 0, 0, 1, 1], [0, 1, 1, 0, 1, 2], [0, 0, 0, 0, 1, 1, 2], [0] * 8 + [1] * 8,
+           [2, 1, 0, 0, 1, 2, 2, 0], [0] * 5 + [1] * 3 + [2] * 7, list(range(4)) * 3]  # fmt: skip
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
+def test_the_hierarchical_schedule_is_proved(hosts):
+    algorithms.verify(algorithms.hierarchical(hosts))
+
+
+def test_what_crosses_between_hosts_is_the_least_possible():
+    hosts = [0] * 4 + [1] * 4 + [2] * 4
+    schedule = algorithms.hierarchical(hosts)
+    crossing = [0] * 3
+    for rank, steps in enumerate(schedule.steps):
+        for step in steps:
+            if step.verb.name == "send" and hosts[step.peer] != hosts[rank]:
+                crossing[hosts[rank]] += step.source.count
+    assert crossing == [schedule.chunks * 2 * 2 // 3] * 3
+
+
+@pytest.mark.parametrize("hosts", [[], [1], [0, 2], [-1], [0, 3, 1]])
+def test_layouts_that_are_none(hosts):
+    with pytest.raises(ValueError, match="host|ranks"):
+        algorithms.hierarchical(hosts)
+
+
+def test_a_group_on_one_host_can_use_it(on_ranks):
+    comms = pc.local_group(5)
+    assert comms[0].hosts == [0] * 5
+    results = on_ranks(comms, lambda c: c.all_reduce(np.arange(999.0), algorithm="hierarchical"))
+    assert all(np.array_equal(r, 5 * np.arange(999.0)) for r in results)
