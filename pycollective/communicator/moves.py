@@ -1,0 +1,302 @@
+"""The collectives that move arrays: `broadcast`, `scatter`, the gathers, `all_to_all`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pycollective import _core
+from pycollective.communicator.arrays import (
+    Array,
+    apart,
+    as_input,
+    check_counts,
+    deliver,
+    input_and_output,
+    num_rows,
+    output_for,
+    part_shape,
+)
+from pycollective.communicator.member import Member
+
+__all__ = ["Moves"]
+
+
+class Moves(Member):
+    """What of a `Communicator` gives arrays from rank to rank as they are."""
+
+    def broadcast(
+        self,
+        x: ArrayLike,
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        algorithm: str = "tree",
+        timeout: float | None = None,
+    ) -> Array:
+        """Give every rank the root's array.
+
+        Parameters
+        ----------
+        x : array_like
+            The root's array is what everyone gets; the other ranks' only says the shape and dtype,
+            which must be the root's. Any dtype without Python objects.
+        root : int
+            The rank whose array it is.
+        out : ndarray, optional
+            Where the result goes; ``out=x`` works in place.
+        algorithm : {"tree", "chain"}
+            See `pycollective.algorithms`; the chain is for large arrays.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray
+            The root's array: ``out`` when that was given.
+
+        Raises
+        ------
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source, target, result = input_and_output(x, out)
+        self._core.broadcast(source, target, root, algorithm, self._seconds(timeout))
+        return deliver(target, result)
+
+    def all_gather(
+        self,
+        x: ArrayLike,
+        *,
+        out: Array | None = None,
+        ragged: bool = False,
+        timeout: float | None = None,
+    ) -> Array:
+        """Give every rank all ranks' arrays, one after the other along the first axis (ring).
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's part, of any dtype without Python objects; a scalar counts as one row. Shape
+            and dtype are the same on every rank, except for the number of rows when ``ragged``.
+        out : ndarray, optional
+            Where the result goes; also, unless ``ragged``, in the shape ``(size, *x.shape)`` that
+            mpi4py's users write. ``x`` may be this rank's own part of it.
+        ragged : bool
+            The ranks' numbers of rows may differ; they are exchanged first.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray
+            The parts in rank order, of shape ``(sum of the numbers of rows, *x.shape[1:])``: ``out``
+            when that was given.
+
+        Raises
+        ------
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source = as_input(x)
+        row = source.shape[1:]
+        seconds = self._seconds(timeout)
+        if not ragged:
+            whole = (self.size * num_rows(source), *row)
+            target, result = output_for(out, source.dtype, whole, (self.size, *source.shape))
+            source = apart(source, target, self._place(target, source.size))
+            self._move("all_gather", source, target, source.size, source.shape, 0, seconds)
+            return deliver(target, result)
+        rows = self.all_gather(np.array([num_rows(source)], np.int64), timeout=timeout)
+        target, result = output_for(out, source.dtype, (int(rows.sum()), *row))
+        counts = [int(n) * math.prod(row) for n in rows]
+        before = sum(counts[: self.rank])
+        source = apart(source, target, target.reshape(-1)[before : before + source.size])
+        self._core.all_gather_ragged(source, target, counts, (-1, *row), seconds)
+        return deliver(target, result)
+
+    def gather(
+        self,
+        x: ArrayLike,
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        timeout: float | None = None,
+    ) -> Array | None:
+        """Give the root all ranks' arrays, one after the other along the first axis.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's part, as of `all_gather`.
+        root : int
+            The rank that gets them.
+        out : ndarray, optional
+            Where the root's result goes, as of `all_gather`. Other ranks' is not looked at.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray or None
+            The parts in rank order on the root, None on the other ranks.
+
+        Raises
+        ------
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source = as_input(x)
+        seconds = self._seconds(timeout)
+        if self.rank != root:
+            self._move("gather", source, None, source.size, source.shape, root, seconds)
+            return None
+        whole = (self.size * num_rows(source), *source.shape[1:])
+        target, result = output_for(out, source.dtype, whole, (self.size, *source.shape))
+        source = apart(source, target, self._place(target, source.size))
+        self._move("gather", source, target, source.size, source.shape, root, seconds)
+        return deliver(target, result)
+
+    def scatter(
+        self,
+        x: ArrayLike | None,
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Give rank i the i-th part of the root's array.
+
+        Parameters
+        ----------
+        x : array_like or None
+            The root's array, of any dtype without Python objects; its first axis is cut into ``size``
+            equal parts. On another rank it says shape and dtype only, and may be None when ``out`` is
+            given.
+        root : int
+            The rank whose array it is.
+        out : ndarray, optional
+            Where the part goes; on the root, its own part of ``x`` works in place. Where a part is one
+            row, ``out`` may be without the first axis.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray
+            The part, of shape ``(len(x) // size, *x.shape[1:])``: ``out`` when that was given.
+
+        Raises
+        ------
+        ValueError
+            The first axis cannot be cut into equal parts.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`; of the shape, the number of elements must agree.
+        """
+        seconds = self._seconds(timeout)
+        source: Array | None = None
+        if x is not None:
+            source = as_input(x)
+            part = part_shape("x", source.shape, self.size)
+            target, result = output_for(out, source.dtype, part, part[1:] if part[0] == 1 else None)
+        elif out is None or self.rank == root:
+            raise TypeError(
+                "scatter needs x on the root, and on the other ranks x or out to say shape and dtype"
+            )
+        else:
+            target, result = output_for(out, None, None)
+        if self.rank == root and source is not None:
+            source = apart(source, target, self._place(source, target.size))
+        else:
+            source = None
+        self._move("scatter", source, target, target.size, (target.size,), root, seconds)
+        return deliver(target, result)
+
+    def all_to_all(
+        self,
+        x: ArrayLike,
+        counts: Sequence[int] | None = None,
+        *,
+        out_counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Give rank i the i-th part of every rank's array.
+
+        Parameters
+        ----------
+        x : array_like
+            The parts for rank 0, 1, … one after the other along the first axis; any dtype without
+            Python objects.
+        counts : sequence of int, optional
+            Rows of ``x`` for each rank; equal parts unless given. Either all ranks give it or none.
+        out_counts : sequence of int, optional
+            Rows that each rank sends to this one, with ``counts``; exchanged first unless given.
+            Either all ranks give it or none.
+        out : ndarray, optional
+            Where the result goes.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray
+            The parts from rank 0, 1, … one after the other; without ``counts``, in the shape of
+            ``x``: ``out`` when that was given.
+
+        Raises
+        ------
+        ValueError
+            The parts do not make up ``x``.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source = as_input(x)
+        seconds = self._seconds(timeout)
+        if counts is None:
+            if out_counts is not None:
+                raise TypeError("all_to_all takes out_counts with counts only")
+            part = part_shape("x", source.shape, self.size)
+            target, result = output_for(out, source.dtype, source.shape)
+            source = apart(source, target, None)
+            self._move("all_to_all", source, target, math.prod(part), source.shape, 0, seconds)
+            return deliver(target, result)
+        sent = check_counts("counts", counts, self.size)
+        if source.ndim == 0 or sum(sent) != len(source):
+            raise ValueError(
+                f"counts add up to {sum(sent)} rows, and x has the shape {list(source.shape)}"
+            )
+        if out_counts is None:
+            received = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
+        else:
+            received = check_counts("out_counts", out_counts, self.size)
+            if sent[self.rank] != received[self.rank]:
+                raise ValueError(
+                    f"counts[{self.rank}] and out_counts[{self.rank}] are what this rank sends to "
+                    f"itself, and must be equal, not {sent[self.rank]} and {received[self.rank]}"
+                )
+        row = source.shape[1:]
+        target, result = output_for(out, source.dtype, (sum(received), *row))
+        source = apart(source, target, None)
+        items = math.prod(row)
+        self._core.all_to_all_ragged(
+            source, target, [n * items for n in sent], [n * items for n in received],
+            (-1, *row), seconds,
+        )  # fmt: skip
+        return deliver(target, result)
+
+    def _move(
+        self,
+        collective: str,
+        source: Array | None,
+        target: Array | None,
+        count: int,
+        shape: tuple[int, ...],
+        root: int,
+        seconds: float,
+    ) -> None:
+        which = _core.Collective.__members__[collective]
+        self._core.move_parts(which, source, target, count, shape, root, seconds)
