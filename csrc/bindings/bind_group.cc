@@ -115,30 +115,66 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
 // By name, or one that a user has written.
 using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
 
-const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, int size) {
-  if (const auto* name = std::get_if<std::string>(&named)) {
-    if (*name == "auto") return select_all_reduce(array.count * array.item, size);
-    return algorithm_of(Collective::all_reduce, *name);
-  }
+const Algorithm& algorithm_of(Collective collective, const Named& named, int size) {
+  if (const auto* name = std::get_if<std::string>(&named)) return algorithm_of(collective, *name);
   const TabulatedAlgorithm& table = *std::get<1>(named);
-  if (table.collective() != Collective::all_reduce || table.size() != size) {
-    throw std::invalid_argument("'" + std::string(table.name()) + "' is a schedule for " +
-                                std::string(to_string(table.collective())) + " among " +
-                                std::to_string(table.size()) + " ranks, not for all_reduce among " +
-                                std::to_string(size));
+  if (table.collective() != collective || table.size() != size) {
+    throw std::invalid_argument(
+        "'" + std::string(table.name()) + "' is a schedule for " +
+        std::string(to_string(table.collective())) + " among " + std::to_string(table.size()) +
+        " ranks, not for " + std::string(to_string(collective)) + " among " + std::to_string(size));
   }
   return table;
 }
 
-Waiting waiting_for(double seconds) {
+const Algorithm& all_reduce_algorithm(const Named& named, const Array& array, int size) {
+  const auto* name = std::get_if<std::string>(&named);
+  if (name && *name == "auto") return select_all_reduce(array.count * array.item, size);
+  return algorithm_of(Collective::all_reduce, named, size);
+}
+
+Clock::time_point deadline_in(double seconds) {
   // A year stands for "for ever": the clock cannot hold every double.
   double bounded = seconds < 3e7 ? seconds : 3e7;
-  return {Clock::now() +
-              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded)),
-          [] {
-            py::gil_scoped_acquire acquire;
-            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-          }};
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
+}
+
+void look_at_signals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+Waiting waiting_for(double seconds) { return {deadline_in(seconds), look_at_signals}; }
+
+// Ends a communicator: its calls that are still under way fail, since nobody can wait for them.
+void end(Communicator* communicator) {
+  if (communicator->outstanding() > 0) {
+    communicator->group().fail(FailureKind::aborted,
+                               "rank " + std::to_string(communicator->rank()) +
+                                   " let go of its communicator while calls were under way");
+  }
+  {
+    py::gil_scoped_release release;  // such a call may need it to end
+    communicator->stop();
+  }
+  delete communicator;
+}
+
+// Makes a call: at once, after those that are under way, or `later`, on the communicator's progress
+// thread, which needs no interpreter for it. The time counts from when it begins.
+template <class Call>
+std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, bool later,
+                                Call call) {
+  if (later) {
+    auto begin = [call = std::move(call), timeout] { call(Waiting{deadline_in(timeout), {}}); };
+    return self.submit(std::move(begin), std::make_shared<Ends>(std::move(ends)));
+  }
+  Interrupt interrupt = look_at_signals;
+  py::gil_scoped_release release;
+  self.settle(interrupt);
+  call(Waiting{deadline_in(timeout), interrupt});
+  return nullptr;
 }
 
 }  // namespace
@@ -206,86 +242,128 @@ void bind_group(py::module_& m) {
            "and one or more for messages. They are duplicated.")
       .def_property_readonly("rank", &TcpGroup::rank);
 
+  py::class_<Task, std::shared_ptr<Task>>(m, "Task", "A call that is under way, or was.")
+      .def_property_readonly("done", &Task::done)
+      .def(
+          "wait",
+          [](Task& self, double timeout) {
+            py::gil_scoped_release release;
+            return self.wait(deadline_in(timeout), look_at_signals);
+          },
+          py::arg("timeout"), "Whether it is done within so many seconds.")
+      .def("check", &Task::check, "Raise what the call has raised, if anything.");
+
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
                                                           "One rank's end of a group.")
       .def(py::init([](std::shared_ptr<Group> group, int rank) {
              if (rank < 0 || rank >= group->size()) throw std::out_of_range("no such rank");
-             return std::make_shared<Communicator>(std::move(group), rank);
+             return std::shared_ptr<Communicator>(new Communicator(std::move(group), rank), end);
            }),
            py::arg("group"), py::arg("rank"))
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def(
+          "submit",
+          [](Communicator& self, const py::function& call) {
+            auto kept = std::make_shared<py::function>(call);
+            auto begin = [function = kept.get()] {
+              py::gil_scoped_acquire acquire;
+              (*function)();
+            };
+            return self.submit(begin, kept);
+          },
+          py::arg("call"),
+          "A call of Python's own, on the progress thread: what it calls of this is at once.")
+      .def(
+          "settle",
+          [](Communicator& self) {
+            py::gil_scoped_release release;
+            self.settle(look_at_signals);
+          },
+          "Wait until all calls that are under way are done.")
+      .def_property_readonly("outstanding", &Communicator::outstanding, "Calls that are under way.")
+      .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
-             const Named& algorithm, double timeout) {
+             const Named& algorithm, double timeout, bool async_op) {
             Array array = array_of(input, output);
             Reducing reducing = reducing_of(input.dtype(), op);
             const Algorithm& how = all_reduce_algorithm(algorithm, array, self.size());
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.reduce(how, array, reducing, 0, waiting);
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, reducing](const Waiting& waiting) {
+                               self.reduce(how, array, reducing, 0, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
-          py::arg("timeout"))
+          py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "reduce",
           [](Communicator& self, const py::array& input, std::optional<py::array> output,
-             const std::string& op, int root, double timeout) {
+             const std::string& op, int root, const Named& algorithm, double timeout,
+             bool async_op) {
             check_root(root, self.size());
             Ends ends{input, output};
             auto items = static_cast<std::size_t>(input.size());
             Array array = array_of(ends, items, self.rank() == root ? items : 0);
+            const Algorithm& how = algorithm_of(Collective::reduce, algorithm, self.size());
             Reducing reducing = reducing_of(input.dtype(), op);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.reduce(tree_reduce(), array, reducing, root, waiting);
+            return make_call(
+                self, ends, timeout, async_op,
+                [&self, &how, algorithm, array, reducing, root](const Waiting& waiting) {
+                  self.reduce(how, array, reducing, root, waiting);
+                });
           },
-          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("timeout"))
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("algorithm"),
+          py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "reduce_scatter",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
-             const std::string& algorithm, double timeout) {
+             const Named& algorithm, double timeout, bool async_op) {
             Array array =
                 array_of_parts({input, output}, Collective::reduce_scatter,
                                static_cast<std::size_t>(output.size()), self.rank(), self.size());
             Reducing reducing = reducing_of(input.dtype(), op);
-            const Algorithm& how = algorithm_of(Collective::reduce_scatter, algorithm);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.reduce(how, array, reducing, 0, waiting);
+            const Algorithm& how = algorithm_of(Collective::reduce_scatter, algorithm, self.size());
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, reducing](const Waiting& waiting) {
+                               self.reduce(how, array, reducing, 0, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
-          py::arg("timeout"))
+          py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "broadcast",
           [](Communicator& self, const py::array& input, py::array output, int root,
-             const std::string& algorithm, double timeout) {
+             const Named& algorithm, double timeout, bool async_op) {
             check_root(root, self.size());
             Array array = array_of(input, output);
-            const Algorithm& how = algorithm_of(Collective::broadcast, algorithm);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.move(how, array, root, waiting);
+            const Algorithm& how = algorithm_of(Collective::broadcast, algorithm, self.size());
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, root](const Waiting& waiting) {
+                               self.move(how, array, root, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("root"), py::arg("algorithm"),
-          py::arg("timeout"))
+          py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "move_parts",
           [](Communicator& self, Collective collective, std::optional<py::array> input,
              std::optional<py::array> output, std::size_t count, std::vector<std::int64_t> shape,
-             int root, double timeout) {
+             int root, const Named& algorithm, double timeout, bool async_op) {
             check_root(root, self.size());
-            const Algorithm& how = default_algorithm(collective);
+            const Algorithm& how = algorithm_of(collective, algorithm, self.size());
+            Ends ends{input, output};
             int played = (self.rank() - root + self.size()) % self.size();
-            Array array = array_of_parts({input, output}, collective, count, played, self.size());
+            Array array = array_of_parts(ends, collective, count, played, self.size());
             array.shape = std::move(shape);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.move(how, array, root, waiting);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, &how, algorithm, array, root](const Waiting& waiting) {
+                               self.move(how, array, root, waiting);
+                             });
           },
           py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("count"),
-          py::arg("shape"), py::arg("root"), py::arg("timeout"),
+          py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
+          py::arg("async_op") = false,
           "Gather, scatter, all_gather or all_to_all of parts of `count` items; `shape` is what "
           "the "
           "ranks must agree on.")
@@ -293,7 +371,7 @@ void bind_group(py::module_& m) {
           "all_gather_ragged",
           [](Communicator& self, const py::array& input, py::array output,
              const std::vector<std::size_t>& counts, std::vector<std::int64_t> shape,
-             double timeout) {
+             double timeout, bool async_op) {
             if (static_cast<int>(counts.size()) != self.size()) {
               throw std::invalid_argument("one count for each rank");
             }
@@ -301,18 +379,19 @@ void bind_group(py::module_& m) {
             Array array =
                 array_of(ends, counts[static_cast<std::size_t>(self.rank())], sum(counts));
             array.shape = std::move(shape);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.all_gather(array, counts, waiting);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, array, counts](const Waiting& waiting) {
+                               self.all_gather(array, counts, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("counts"), py::arg("shape"),
-          py::arg("timeout"))
+          py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "all_to_all_ragged",
           [](Communicator& self, const py::array& input, py::array output,
              const std::vector<std::size_t>& input_counts,
              const std::vector<std::size_t>& output_counts, std::vector<std::int64_t> shape,
-             double timeout) {
+             double timeout, bool async_op) {
             if (static_cast<int>(input_counts.size()) != self.size() ||
                 static_cast<int>(output_counts.size()) != self.size()) {
               throw std::invalid_argument("one count for each rank");
@@ -324,20 +403,20 @@ void bind_group(py::module_& m) {
             Ends ends{input, output};
             Array array = array_of(ends, sum(input_counts), sum(output_counts));
             array.shape = std::move(shape);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.all_to_all(array, input_counts, output_counts, waiting);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, array, input_counts, output_counts](const Waiting& waiting) {
+                               self.all_to_all(array, input_counts, output_counts, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("input_counts"), py::arg("output_counts"),
-          py::arg("shape"), py::arg("timeout"))
+          py::arg("shape"), py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "barrier",
-          [](Communicator& self, double timeout) {
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.barrier(waiting);
+          [](Communicator& self, double timeout, bool async_op) {
+            return make_call(self, {}, timeout, async_op,
+                             [&self](const Waiting& waiting) { self.barrier(waiting); });
           },
-          py::arg("timeout"));
+          py::arg("timeout"), py::arg("async_op") = false);
 
   m.def(
       "all_reduce_together",
@@ -362,6 +441,7 @@ void bind_group(py::module_& m) {
             all_reduce_algorithm(algorithm, arrays[0], static_cast<int>(arrays.size()));
         Waiting waiting = waiting_for(timeout);
         py::gil_scoped_release release;
+        for (Communicator* communicator : pointers) communicator->settle(waiting.interrupt);
         Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);
       },
       py::arg("communicators"), py::arg("inputs"), py::arg("outputs"), py::arg("op"),

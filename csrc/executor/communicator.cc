@@ -38,6 +38,28 @@ std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
 Communicator::Communicator(std::shared_ptr<Group> group, int rank)
     : group_(std::move(group)), rank_(rank) {}
 
+ProgressThread* Communicator::progress() {
+  // What is the parent's cannot even be destroyed here: its thread seems to use it.
+  if (progress_ && progress_->is_of_parent()) static_cast<void>(progress_.release());
+  return progress_.get();
+}
+
+std::shared_ptr<Task> Communicator::submit(std::function<void()> call, std::shared_ptr<void> kept) {
+  if (!progress()) progress_ = std::make_unique<ProgressThread>();
+  progress_->collect();
+  return progress_->submit(std::move(call), std::move(kept));
+}
+
+void Communicator::settle_progress(const Interrupt& interrupt) {
+  if (progress() && !progress_->is_this_thread()) progress_->drain(interrupt);
+}
+
+std::size_t Communicator::outstanding() { return progress() ? progress_->outstanding() : 0; }
+
+void Communicator::stop() {
+  if (progress()) progress_->join();
+}
+
 const Plan& Communicator::plan(const Algorithm& algorithm, int root, std::size_t count) {
   const Algorithm& chosen = count == 0 ? dissemination_barrier() : algorithm;
   std::lock_guard lock(plans_mutex_);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "executor/executor.h"
+#include "executor/progress_thread.h"
 #include "transport/group.h"
 
 namespace pycollective {
@@ -57,6 +58,17 @@ class Communicator {
   void all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
                   const std::vector<std::size_t>& output_counts, const Waiting& waiting);
 
+  // A call that goes on while the caller does something else; they are made one after the other,
+  // and whoever makes a call at once settles them first. The thread is started by the first one.
+  std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
+  // Waits until all of them are done, unless it is one of them that asks.
+  void settle(const Interrupt& interrupt) {
+    if (progress_) settle_progress(interrupt);
+  }
+  std::size_t outstanding();
+  // Ends the thread, when all is done.
+  void stop();
+
   // all_reduce of every rank of a group, by one thread; rank r's array is arrays[r].
   static void all_reduce_together(const std::vector<Communicator*>& communicators,
                                   const std::vector<Array>& arrays, Reducing reducing,
@@ -77,11 +89,16 @@ class Communicator {
   void run(const Algorithm& algorithm, int root, const Buffers& buffers, const CallRecord& call,
            const Waiting& waiting);
 
+  void settle_progress(const Interrupt& interrupt);
+  // nullptr where there is none, as in a forked child.
+  ProgressThread* progress();
+
   std::shared_ptr<Group> group_;
   int rank_;
   Scratch scratch_;
   std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
+  std::unique_ptr<ProgressThread> progress_;
 };
 
 }  // namespace pycollective

@@ -3,7 +3,7 @@
 CI holds these stubs against the module: names by mypy's stubtest, parameters by tests/core/test_stub.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -126,12 +126,22 @@ class TcpGroup(Group):
     @property
     def rank(self) -> int: ...
 
+class Task:
+    @property
+    def done(self) -> bool: ...
+    def wait(self, timeout: float) -> bool: ...
+    def check(self) -> None: ...
+
 class Communicator:
     def __init__(self, group: Group, rank: int) -> None: ...
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    def submit(self, call: Callable[[], object]) -> Task: ...
+    def settle(self) -> None: ...
+    @property
+    def outstanding(self) -> int: ...
     def all_reduce(
         self,
         input: NDArray[Any],
@@ -139,16 +149,36 @@ class Communicator:
         op: str,
         algorithm: str | Algorithm,
         timeout: float,
-    ) -> None: ...
+        async_op: bool = False,
+    ) -> Task | None: ...
     def reduce(
-        self, input: NDArray[Any], output: NDArray[Any] | None, op: str, root: int, timeout: float
-    ) -> None: ...
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any] | None,
+        op: str,
+        root: int,
+        algorithm: str | Algorithm,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Task | None: ...
     def reduce_scatter(
-        self, input: NDArray[Any], output: NDArray[Any], op: str, algorithm: str, timeout: float
-    ) -> None: ...
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any],
+        op: str,
+        algorithm: str | Algorithm,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Task | None: ...
     def broadcast(
-        self, input: NDArray[Any], output: NDArray[Any], root: int, algorithm: str, timeout: float
-    ) -> None: ...
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any],
+        root: int,
+        algorithm: str | Algorithm,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Task | None: ...
     def move_parts(
         self,
         collective: Collective,
@@ -157,8 +187,10 @@ class Communicator:
         count: int,
         shape: Sequence[int],
         root: int,
+        algorithm: str | Algorithm,
         timeout: float,
-    ) -> None: ...
+        async_op: bool = False,
+    ) -> Task | None: ...
     def all_gather_ragged(
         self,
         input: NDArray[Any],
@@ -166,7 +198,8 @@ class Communicator:
         counts: Sequence[int],
         shape: Sequence[int],
         timeout: float,
-    ) -> None: ...
+        async_op: bool = False,
+    ) -> Task | None: ...
     def all_to_all_ragged(
         self,
         input: NDArray[Any],
@@ -175,8 +208,9 @@ class Communicator:
         output_counts: Sequence[int],
         shape: Sequence[int],
         timeout: float,
-    ) -> None: ...
-    def barrier(self, timeout: float) -> None: ...
+        async_op: bool = False,
+    ) -> Task | None: ...
+    def barrier(self, timeout: float, async_op: bool = False) -> Task | None: ...
 
 def all_reduce_together(
     communicators: Sequence[Communicator],

@@ -9,11 +9,13 @@ from pycollective.communicator.reductions import (
     Reductions,
     all_reduce_together,
 )
+from pycollective.communicator.work import Work
 
 __all__ = [
     "DEFAULT_ALGORITHM",
     "DEFAULT_TIMEOUT",
     "Communicator",
+    "Work",
     "all_reduce_together",
     "local_group",
 ]

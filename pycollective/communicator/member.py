@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pycollective import _core
+from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import Array
+from pycollective.communicator.work import Work, nothing
 from pycollective.errors import CollectiveError
 
 __all__ = ["Member"]
@@ -34,9 +36,9 @@ class Member:
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
 
-    def barrier(self, *, timeout: float | None = None) -> None:
-        """Return when every rank has called it."""
-        self._core.barrier(self._seconds(timeout))
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
+        """Return when every rank has called it; with ``async_op``, a `Work` at once."""
+        return nothing(self._core.barrier(self._seconds(timeout), async_op))
 
     def abort(self, reason: str) -> None:
         """Fail the group: every rank's present or next call raises ``AbortedError(reason)``."""
@@ -47,9 +49,20 @@ class Member:
         return self._group.describe()
 
     def close(self) -> None:
-        """Leave the group in good order; peers that still wait for this rank get PeerLostError."""
+        """Leave the group in good order; peers that still wait for this rank get PeerLostError.
+
+        Calls that are under way are waited for first, each until its own deadline.
+        """
+        if not isinstance(self._core, _Gone):
+            self._core.settle()
         self._group.leave(self.rank)
         self._core = _Gone("this communicator is closed")
+
+    def _close_at_exit(self) -> None:
+        """Leave when the process ends: nobody will wait for the calls that are under way."""
+        if not isinstance(self._core, _Gone) and self._core.outstanding:
+            self.abort(f"rank {self.rank} ended while calls of it were under way")
+        self.close()
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
@@ -57,6 +70,9 @@ class Member:
         self._core = _Gone(
             "this communicator belongs to the parent process: a forked child has no rank of its own"
         )
+
+    def _how(self, algorithm: str | Algorithm) -> str | _core.Algorithm:
+        return algorithm if isinstance(algorithm, str) else algorithm.for_ranks(self.size)
 
     def _seconds(self, timeout: float | None) -> float:
         seconds = self.timeout if timeout is None else float(timeout)

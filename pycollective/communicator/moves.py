@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pycollective import _core
+from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import (
     Array,
     apart,
@@ -21,8 +23,18 @@ from pycollective.communicator.arrays import (
     part_shape,
 )
 from pycollective.communicator.member import Member
+from pycollective.communicator.work import in_python, nothing, outcome
 
 __all__ = ["Moves"]
+
+
+class _Parts(NamedTuple):
+    """What a rank's part is like; ``shape`` is what the ranks must agree on."""
+
+    items: int
+    shape: tuple[int, ...]
+    root: int
+    seconds: float
 
 
 class Moves(Member):
@@ -34,9 +46,10 @@ class Moves(Member):
         root: int = 0,
         *,
         out: Array | None = None,
-        algorithm: str = "tree",
+        algorithm: str | Algorithm = "tree",
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Give every rank the root's array.
 
         Parameters
@@ -48,14 +61,17 @@ class Moves(Member):
             The rank whose array it is.
         out : ndarray, optional
             Where the result goes; ``out=x`` works in place.
-        algorithm : {"tree", "chain"}
-            See `pycollective.algorithms`; the chain is for large arrays.
+        algorithm : {"tree", "chain"} or Algorithm
+            See `pycollective.algorithms`; the chain is for large arrays. One's own must be for
+            broadcast.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        ndarray
+        ndarray or Work
             The root's array: ``out`` when that was given.
 
         Raises
@@ -64,8 +80,10 @@ class Moves(Member):
             As `all_reduce`.
         """
         source, target, result = input_and_output(x, out)
-        self._core.broadcast(source, target, root, algorithm, self._seconds(timeout))
-        return deliver(target, result)
+        task = self._core.broadcast(
+            source, target, root, self._how(algorithm), self._seconds(timeout), async_op
+        )
+        return outcome(task, target, result)
 
     def all_gather(
         self,
@@ -73,8 +91,10 @@ class Moves(Member):
         *,
         out: Array | None = None,
         ragged: bool = False,
+        algorithm: str | Algorithm = "ring",
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Give every rank all ranks' arrays, one after the other along the first axis (ring).
 
         Parameters
@@ -87,12 +107,16 @@ class Moves(Member):
             mpi4py's users write. ``x`` may be this rank's own part of it.
         ragged : bool
             The ranks' numbers of rows may differ; they are exchanged first.
+        algorithm : str or Algorithm
+            As of `broadcast`; not when ``ragged``.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        ndarray
+        ndarray or Work
             The parts in rank order, of shape ``(sum of the numbers of rows, *x.shape[1:])``: ``out``
             when that was given.
 
@@ -104,12 +128,19 @@ class Moves(Member):
         source = as_input(x)
         row = source.shape[1:]
         seconds = self._seconds(timeout)
+        how = self._how(algorithm)
         if not ragged:
             whole = (self.size * num_rows(source), *row)
             target, result = output_for(out, source.dtype, whole, (self.size, *source.shape))
             source = apart(source, target, self._place(target, source.size))
-            self._move("all_gather", source, target, source.size, source.shape, 0, seconds)
-            return deliver(target, result)
+            parts = _Parts(source.size, source.shape, 0, seconds)
+            task = self._move("all_gather", source, target, parts, how, async_op)
+            return outcome(task, target, result)
+        if async_op:
+            return in_python(
+                self,
+                lambda: self.all_gather(source, out=out, ragged=True, timeout=timeout),
+            )
         rows = self.all_gather(np.array([num_rows(source)], np.int64), timeout=timeout)
         target, result = output_for(out, source.dtype, (int(rows.sum()), *row))
         counts = [int(n) * math.prod(row) for n in rows]
@@ -124,8 +155,10 @@ class Moves(Member):
         root: int = 0,
         *,
         out: Array | None = None,
+        algorithm: str | Algorithm = "direct",
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Array | None:
+    ) -> Any:
         """Give the root all ranks' arrays, one after the other along the first axis.
 
         Parameters
@@ -136,12 +169,16 @@ class Moves(Member):
             The rank that gets them.
         out : ndarray, optional
             Where the root's result goes, as of `all_gather`. Other ranks' is not looked at.
+        algorithm : str or Algorithm
+            As of `broadcast`.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        ndarray or None
+        ndarray, None or Work
             The parts in rank order on the root, None on the other ranks.
 
         Raises
@@ -151,14 +188,15 @@ class Moves(Member):
         """
         source = as_input(x)
         seconds = self._seconds(timeout)
+        how = self._how(algorithm)
+        parts = _Parts(source.size, source.shape, root, seconds)
         if self.rank != root:
-            self._move("gather", source, None, source.size, source.shape, root, seconds)
-            return None
+            return nothing(self._move("gather", source, None, parts, how, async_op))
         whole = (self.size * num_rows(source), *source.shape[1:])
         target, result = output_for(out, source.dtype, whole, (self.size, *source.shape))
         source = apart(source, target, self._place(target, source.size))
-        self._move("gather", source, target, source.size, source.shape, root, seconds)
-        return deliver(target, result)
+        task = self._move("gather", source, target, parts, how, async_op)
+        return outcome(task, target, result)
 
     def scatter(
         self,
@@ -166,8 +204,10 @@ class Moves(Member):
         root: int = 0,
         *,
         out: Array | None = None,
+        algorithm: str | Algorithm = "direct",
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Give rank i the i-th part of the root's array.
 
         Parameters
@@ -181,12 +221,16 @@ class Moves(Member):
         out : ndarray, optional
             Where the part goes; on the root, its own part of ``x`` works in place. Where a part is one
             row, ``out`` may be without the first axis.
+        algorithm : str or Algorithm
+            As of `broadcast`.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        ndarray
+        ndarray or Work
             The part, of shape ``(len(x) // size, *x.shape[1:])``: ``out`` when that was given.
 
         Raises
@@ -197,6 +241,7 @@ class Moves(Member):
             As `all_reduce`; of the shape, the number of elements must agree.
         """
         seconds = self._seconds(timeout)
+        how = self._how(algorithm)
         source: Array | None = None
         if x is not None:
             source = as_input(x)
@@ -212,8 +257,9 @@ class Moves(Member):
             source = apart(source, target, self._place(source, target.size))
         else:
             source = None
-        self._move("scatter", source, target, target.size, (target.size,), root, seconds)
-        return deliver(target, result)
+        parts = _Parts(target.size, (target.size,), root, seconds)
+        task = self._move("scatter", source, target, parts, how, async_op)
+        return outcome(task, target, result)
 
     def all_to_all(
         self,
@@ -222,8 +268,10 @@ class Moves(Member):
         *,
         out_counts: Sequence[int] | None = None,
         out: Array | None = None,
+        algorithm: str | Algorithm = "direct",
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Give rank i the i-th part of every rank's array.
 
         Parameters
@@ -238,12 +286,16 @@ class Moves(Member):
             Either all ranks give it or none.
         out : ndarray, optional
             Where the result goes.
+        algorithm : str or Algorithm
+            As of `broadcast`; not with ``counts``.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        ndarray
+        ndarray or Work
             The parts from rank 0, 1, … one after the other; without ``counts``, in the shape of
             ``x``: ``out`` when that was given.
 
@@ -256,20 +308,26 @@ class Moves(Member):
         """
         source = as_input(x)
         seconds = self._seconds(timeout)
+        how = self._how(algorithm)
         if counts is None:
             if out_counts is not None:
                 raise TypeError("all_to_all takes out_counts with counts only")
             part = part_shape("x", source.shape, self.size)
             target, result = output_for(out, source.dtype, source.shape)
             source = apart(source, target, None)
-            self._move("all_to_all", source, target, math.prod(part), source.shape, 0, seconds)
-            return deliver(target, result)
+            parts = _Parts(math.prod(part), source.shape, 0, seconds)
+            task = self._move("all_to_all", source, target, parts, how, async_op)
+            return outcome(task, target, result)
         sent = check_counts("counts", counts, self.size)
         if source.ndim == 0 or sum(sent) != len(source):
             raise ValueError(
                 f"counts add up to {sum(sent)} rows, and x has the shape {list(source.shape)}"
             )
         if out_counts is None:
+            if async_op:
+                return in_python(
+                    self, lambda: self.all_to_all(source, sent, out=out, timeout=timeout)
+                )
             received = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
         else:
             received = check_counts("out_counts", out_counts, self.size)
@@ -282,21 +340,22 @@ class Moves(Member):
         target, result = output_for(out, source.dtype, (sum(received), *row))
         source = apart(source, target, None)
         items = math.prod(row)
-        self._core.all_to_all_ragged(
+        task = self._core.all_to_all_ragged(
             source, target, [n * items for n in sent], [n * items for n in received],
-            (-1, *row), seconds,
+            (-1, *row), seconds, async_op,
         )  # fmt: skip
-        return deliver(target, result)
+        return outcome(task, target, result)
 
     def _move(
         self,
         collective: str,
         source: Array | None,
         target: Array | None,
-        count: int,
-        shape: tuple[int, ...],
-        root: int,
-        seconds: float,
-    ) -> None:
+        parts: _Parts,
+        how: str | _core.Algorithm,
+        async_op: bool,
+    ) -> Any:
         which = _core.Collective.__members__[collective]
-        self._core.move_parts(which, source, target, count, shape, root, seconds)
+        return self._core.move_parts(
+            which, source, target, *parts[:3], how, parts.seconds, async_op
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +14,7 @@ from pycollective.communicator.arrays import (
     Array,
     apart,
     as_input,
+    check_out,
     deliver,
     input_and_output,
     output_for,
@@ -20,6 +22,7 @@ from pycollective.communicator.arrays import (
     part_shape,
 )
 from pycollective.communicator.member import Member
+from pycollective.communicator.work import Work, nothing, outcome
 
 __all__ = ["DEFAULT_ALGORITHM", "Reductions", "all_reduce_together"]
 
@@ -36,8 +39,9 @@ class Reductions(Member):
         *,
         out: Array | None = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Reduce the ranks' arrays element by element and give every rank the result.
 
         Parameters
@@ -58,12 +62,14 @@ class Reductions(Member):
             "auto" chooses by the size in bytes and the number of ranks; other names are listed by
             `pycollective.algorithms.names`, and one's own are made by
             `pycollective.algorithms.algorithm`.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        ndarray
+        ndarray or Work
             The result, in the shape and dtype of ``x``: ``out`` when that was given.
 
         Raises
@@ -79,8 +85,8 @@ class Reductions(Member):
         """
         source, target, result = input_and_output(x, out)
         how = algorithm if isinstance(algorithm, str) else algorithm.for_ranks(self.size)
-        self._core.all_reduce(source, target, op, how, self._seconds(timeout))
-        return deliver(target, result)
+        task = self._core.all_reduce(source, target, op, how, self._seconds(timeout), async_op)
+        return outcome(task, target, result)
 
     def reduce(
         self,
@@ -89,8 +95,10 @@ class Reductions(Member):
         root: int = 0,
         *,
         out: Array | None = None,
+        algorithm: str | Algorithm = "tree",
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Array | None:
+    ) -> Any:
         """Reduce the ranks' arrays element by element and give the root the result (binomial tree).
 
         Parameters
@@ -103,12 +111,16 @@ class Reductions(Member):
             The rank that gets the result.
         out : ndarray, optional
             Where the root's result goes; ``out=x`` works in place. Other ranks' is not looked at.
+        algorithm : {"tree"} or Algorithm
+            See `pycollective.algorithms`; one's own must be for reduce.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        ndarray or None
+        ndarray, None or Work
             The result, in the shape and dtype of ``x``, on the root; None on the other ranks.
 
         Raises
@@ -116,12 +128,16 @@ class Reductions(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
+        how = self._how(algorithm)
         if self.rank != root:
-            self._core.reduce(as_input(x), None, op, root, self._seconds(timeout))
-            return None
+            return nothing(
+                self._core.reduce(
+                    as_input(x), None, op, root, how, self._seconds(timeout), async_op
+                )
+            )
         source, target, result = input_and_output(x, out)
-        self._core.reduce(source, target, op, root, self._seconds(timeout))
-        return deliver(target, result)
+        task = self._core.reduce(source, target, op, root, how, self._seconds(timeout), async_op)
+        return outcome(task, target, result)
 
     def reduce_scatter(
         self,
@@ -129,9 +145,10 @@ class Reductions(Member):
         op: str = "sum",
         *,
         out: Array | None = None,
-        algorithm: str = "ring",
+        algorithm: str | Algorithm = "ring",
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> Any:
         """Reduce the ranks' arrays element by element and give rank i the i-th part of the result.
 
         Parameters
@@ -144,14 +161,16 @@ class Reductions(Member):
         out : ndarray, optional
             Where the result goes; this rank's own part of ``x`` works in place. Where a part is one
             row, ``out`` may be without the first axis.
-        algorithm : {"ring", "direct"}
-            See `pycollective.algorithms`.
+        algorithm : {"ring", "direct"} or Algorithm
+            See `pycollective.algorithms`; one's own must be for reduce_scatter.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        ndarray
+        ndarray or Work
             The part, of shape ``(len(x) // size, *x.shape[1:])``: ``out`` when that was given.
 
         Raises
@@ -165,8 +184,10 @@ class Reductions(Member):
         part = part_shape("x", source.shape, self.size)
         target, result = output_for(out, source.dtype, part, part[1:] if part[0] == 1 else None)
         source = apart(source, target, self._place(source, target.size))
-        self._core.reduce_scatter(source, target, op, algorithm, self._seconds(timeout))
-        return deliver(target, result)
+        task = self._core.reduce_scatter(
+            source, target, op, self._how(algorithm), self._seconds(timeout), async_op
+        )
+        return outcome(task, target, result)
 
     def all_reduce_many(
         self,
@@ -175,8 +196,10 @@ class Reductions(Member):
         *,
         bytes_per_pack: int = 32 << 20,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        out: Sequence[Array] | None = None,
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> list[Array]:
+    ) -> Any:
         """All-reduce several arrays, joined into packs so that small ones cost little.
 
         Parameters
@@ -190,13 +213,17 @@ class Reductions(Member):
             each array for itself.
         algorithm : str or Algorithm
             As of `all_reduce`.
+        out : sequence of ndarray, optional
+            Where the results go; ``out=arrays`` works in place.
+        async_op : bool
+            Return a `Work` at once instead of the result.
         timeout : float, optional
             Seconds to wait for the other ranks, for each pack.
 
         Returns
         -------
-        list of ndarray
-            The results, in the order and the shapes of the arrays.
+        list of ndarray, or Work
+            The results, in the order and the shapes of the arrays: those of ``out`` when that was given.
 
         Raises
         ------
@@ -206,16 +233,30 @@ class Reductions(Member):
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 or more, not {bytes_per_pack}")
         sources = [as_input(x) for x in arrays]
+        if out is not None:
+            if len(out) != len(sources):
+                raise ValueError(f"out has {len(out)} arrays for {len(sources)} contributions")
+            for target, source in zip(out, sources, strict=True):
+                check_out(target, source)
         results: list[Array] = [np.empty(0)] * len(sources)
+        tasks = []
         for pack in packs(sources, bytes_per_pack):
             joined = np.concatenate([sources[i].reshape(-1) for i in pack])
-            self.all_reduce(joined, op, out=joined, algorithm=algorithm, timeout=timeout)
+            how = self._how(algorithm)
+            seconds = self._seconds(timeout)
+            tasks.append(self._core.all_reduce(joined, joined, op, how, seconds, async_op))
             begin = 0
             for i in pack:
                 end = begin + sources[i].size
                 results[i] = joined[begin:end].reshape(sources[i].shape)
                 begin = end
-        return results
+
+        def finish() -> list[Array]:
+            if out is None:
+                return results
+            return [deliver(x, place) for x, place in zip(results, out, strict=True)]
+
+        return Work(tasks, finish) if async_op else finish()
 
 
 def all_reduce_together(

@@ -213,7 +213,7 @@ def _secret(env: Mapping[str, str]) -> bytes:
 @atexit.register
 def _leave_all() -> None:
     for communicator in list(_live):
-        communicator.close()
+        communicator._close_at_exit()
 
 
 def _forget_after_fork() -> None:
