@@ -147,6 +147,39 @@ void look_at_signals() {
 
 Waiting waiting_for(double seconds) { return {deadline_in(seconds), look_at_signals}; }
 
+// A message to or from another rank.
+std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* data, int peer,
+                           int tag, double timeout, bool later, bool sends) {
+  if (peer < 0 || peer >= self.size()) {
+    throw std::invalid_argument("rank " + std::to_string(peer) + " is not among the " +
+                                std::to_string(self.size()) + " ranks");
+  }
+  if (!(array.flags() & py::array::c_style)) {
+    throw std::invalid_argument("the core takes C-contiguous arrays");
+  }
+  Message message;
+  message.peer = peer;
+  message.tag = tag;
+  message.type = py::str(array.dtype());
+  message.shape.assign(array.shape(), array.shape() + array.ndim());
+  message.data = static_cast<std::byte*>(data);
+  message.bytes = static_cast<std::size_t>(array.nbytes());
+  message.deadline = deadline_in(timeout);
+  Messages& messages = self.messages();
+  if (later) messages.move_by_itself();
+  auto kept = std::make_shared<py::array>(array);
+  auto task =
+      sends ? messages.send(std::move(message), kept) : messages.receive(std::move(message), kept);
+  if (later) return task;
+  if (!task->done()) {
+    py::gil_scoped_release release;
+    messages.finish(*task, look_at_signals);
+  } else {
+    task->check();
+  }
+  return nullptr;
+}
+
 // Ends a communicator: its calls that are still under way fail, since nobody can wait for them.
 void end(Communicator* communicator) {
   if (communicator->outstanding() > 0) {
@@ -236,8 +269,8 @@ void bind_group(py::module_& m) {
 
   py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
       m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")
-      .def(py::init<int, const std::vector<std::vector<int>>&>(), py::arg("rank"),
-           py::arg("streams"),
+      .def(py::init<int, const std::vector<std::vector<int>>&, const std::vector<int>&>(),
+           py::arg("rank"), py::arg("streams"), py::arg("pipes") = std::vector<int>(),
            "A rank, and for each rank its connected, authenticated sockets: the control connection "
            "and one or more for messages. They are duplicated.")
       .def_property_readonly("rank", &TcpGroup::rank);
@@ -278,10 +311,27 @@ void bind_group(py::module_& m) {
           "settle",
           [](Communicator& self) {
             py::gil_scoped_release release;
-            self.settle(look_at_signals);
+            self.settle_all(look_at_signals);
           },
           "Wait until all calls that are under way are done.")
       .def_property_readonly("outstanding", &Communicator::outstanding, "Calls that are under way.")
+      .def(
+          "send",
+          [](Communicator& self, const py::array& input, int dest, int tag, double timeout,
+             bool async_op) {
+            return post(self, input, const_cast<void*>(input.data()), dest, tag, timeout, async_op,
+                        true);
+          },
+          py::arg("input"), py::arg("dest"), py::arg("tag"), py::arg("timeout"),
+          py::arg("async_op") = false)
+      .def(
+          "recv",
+          [](Communicator& self, py::array output, int source, int tag, double timeout,
+             bool async_op) {
+            return post(self, output, output.mutable_data(), source, tag, timeout, async_op, false);
+          },
+          py::arg("output"), py::arg("source"), py::arg("tag"), py::arg("timeout"),
+          py::arg("async_op") = false)
       .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,

@@ -54,10 +54,29 @@ void Communicator::settle_progress(const Interrupt& interrupt) {
   if (progress() && !progress_->is_this_thread()) progress_->drain(interrupt);
 }
 
-std::size_t Communicator::outstanding() { return progress() ? progress_->outstanding() : 0; }
+Messages& Communicator::messages() {
+  if (!has_messages()) messages_ = std::make_unique<Messages>(group_, rank_);
+  return *messages_;
+}
+
+bool Communicator::has_messages() {
+  if (messages_ && messages_->is_of_parent()) static_cast<void>(messages_.release());
+  return messages_ != nullptr;
+}
+
+void Communicator::settle_all(const Interrupt& interrupt) {
+  settle(interrupt);
+  if (has_messages()) messages_->drain(interrupt);
+}
+
+std::size_t Communicator::outstanding() {
+  return (progress() ? progress_->outstanding() : 0) +
+         (has_messages() ? messages_->outstanding() : 0);
+}
 
 void Communicator::stop() {
   if (progress()) progress_->join();
+  if (has_messages()) messages_->stop();
 }
 
 const Plan& Communicator::plan(const Algorithm& algorithm, int root, std::size_t count) {

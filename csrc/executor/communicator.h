@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "executor/executor.h"
+#include "executor/messages.h"
 #include "executor/progress_thread.h"
 #include "transport/group.h"
 
@@ -65,6 +66,10 @@ class Communicator {
   void settle(const Interrupt& interrupt) {
     if (progress_) settle_progress(interrupt);
   }
+  // Messages between two ranks, which go beside the other calls.
+  Messages& messages();
+  // Waits for them, too.
+  void settle_all(const Interrupt& interrupt);
   std::size_t outstanding();
   // Ends the thread, when all is done.
   void stop();
@@ -89,6 +94,7 @@ class Communicator {
   void run(const Algorithm& algorithm, int root, const Buffers& buffers, const CallRecord& call,
            const Waiting& waiting);
 
+  bool has_messages();
   void settle_progress(const Interrupt& interrupt);
   // nullptr where there is none, as in a forked child.
   ProgressThread* progress();
@@ -99,6 +105,7 @@ class Communicator {
   std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
   std::unique_ptr<ProgressThread> progress_;
+  std::unique_ptr<Messages> messages_;
 };
 
 }  // namespace pycollective

@@ -36,11 +36,17 @@ void Task::check() const {
 }
 
 void Task::run() noexcept {
+  std::exception_ptr error;
   try {
     call_();
   } catch (...) {
-    error_ = std::current_exception();
+    error = std::current_exception();
   }
+  finish(error);
+}
+
+void Task::finish(std::exception_ptr error) noexcept {
+  error_ = error;
   std::lock_guard lock(mutex_);
   done_.store(true, std::memory_order_release);
   changed_.notify_all();

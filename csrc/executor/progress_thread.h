@@ -29,6 +29,8 @@ class Task {
   bool wait(Clock::time_point deadline, const Interrupt& interrupt);
   // Throws what the call has thrown, if anything.
   void check() const;
+  // It is done, well or not.
+  void finish(std::exception_ptr error) noexcept;
 
  private:
   friend class ProgressThread;

@@ -18,7 +18,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 // Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
@@ -254,7 +254,8 @@ class ShmEndpoint final : public Endpoint {
 std::size_t ShmGroup::bytes_for(int size) {
   auto n = static_cast<std::size_t>(size);
   return page_up(sizeof(Header)) + page_up(n * sizeof(RankState)) +
-         page_up(n * n * sizeof(Channel)) + n * n * kShmSlots * kShmSlotBytes;
+         page_up(n * n * sizeof(Channel)) + n * n * kShmSlots * kShmSlotBytes +
+         page_up(RingPipes::bytes_for(size));
 }
 
 std::shared_ptr<ShmGroup> ShmGroup::create(int size) {
@@ -316,6 +317,14 @@ std::byte* ShmGroup::slots(int from, int to) const {
          (static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to)) * kShmSlots *
              kShmSlotBytes;
 }
+
+// The pipes are the last in the memory.
+std::shared_ptr<Pipes> ShmGroup::pipes(int rank) {
+  std::byte* begin = memory_.data() + bytes_for(size()) - page_up(RingPipes::bytes_for(size()));
+  return std::make_shared<RingPipes>(begin, size(), rank);
+}
+
+bool ShmGroup::has_left(int rank) const { return state(rank).presence.load() == 2; }
 
 void ShmGroup::join(int rank) {
   if (rank < 0 || rank >= size()) {

@@ -40,6 +40,8 @@ class ShmGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  std::shared_ptr<Pipes> pipes(int rank) override;
+  bool has_left(int rank) const override;
   std::string describe_ranks() const override;
 
  private:

@@ -22,8 +22,11 @@ namespace pycollective {
 class TcpGroup final : public Group {
  public:
   // streams[p] are connected sockets to rank p in an order that both sides have, the control
-  // connection first; empty for this rank. They are duplicated. Throws std::invalid_argument.
-  TcpGroup(int rank, const std::vector<std::vector<int>>& streams);
+  // connection first; empty for this rank. `pipes` has one more for each peer, -1 for this rank; or
+  // nothing where messages between two ranks are not needed. All are duplicated. Throws
+  // std::invalid_argument.
+  TcpGroup(int rank, const std::vector<std::vector<int>>& streams,
+           const std::vector<int>& pipes = {});
   ~TcpGroup() override;
   TcpGroup(const TcpGroup&) = delete;
   TcpGroup& operator=(const TcpGroup&) = delete;
@@ -40,11 +43,14 @@ class TcpGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  std::shared_ptr<Pipes> pipes(int rank) override;
+  bool has_left(int rank) const override;
   std::string describe_ranks() const override;
 
  private:
   class Member;
   std::unique_ptr<Member> member_;
+  std::shared_ptr<Pipes> pipes_;
 };
 
 }  // namespace pycollective

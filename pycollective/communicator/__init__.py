@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pycollective import _core
+from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
 from pycollective.communicator.reductions import (
     DEFAULT_ALGORITHM,
@@ -24,7 +25,7 @@ DEFAULT_TIMEOUT = 600.0
 """Seconds that a collective call waits for the other ranks."""
 
 
-class Communicator(Reductions, Moves):
+class Communicator(Reductions, Moves, Messages):
     """One rank of a group.
 
     Every rank of the group makes the same calls in the same order, each from its own thread; a call

@@ -41,6 +41,8 @@ MAX_STRANGERS = 64
 """Connections beyond the group's size that may be proving at the same time; the oldest makes room."""
 MAX_RANKS = 1024
 MAX_STREAMS = 8
+_CONNECTIONS = 2
+"""Of every two ranks, besides those for collectives: control, and messages of send and recv."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
         The others did not come, are not who they should be, or say that they cannot go on.
     """
     if about.size == 1:
-        return _core.TcpGroup(0, [[]]), "of one"
+        return _core.TcpGroup(0, [[]], [-1]), "of one"
     with contextlib.ExitStack() as cleanup:
         try:
             return _Meeting(about, seconds, cleanup).group()
@@ -216,10 +218,15 @@ class _Meeting:
         sockets = [
             []
             if r == self.about.rank
-            else [self.peers[r, s].socket.fileno() for s in range(self.streams)]
+            else [self.peers[r, s].socket.fileno() for s in range(self.streams - 1)]
             for r in range(self.about.size)
         ]
-        return _core.TcpGroup(self.about.rank, sockets), name
+        last = self.streams - 1  # for messages of two ranks
+        pipes = [
+            -1 if r == self.about.rank else self.peers[r, last].socket.fileno()
+            for r in range(self.about.size)
+        ]
+        return _core.TcpGroup(self.about.rank, sockets, pipes), name
 
     # Addresses ------------------------------------------------------------------------------
 
@@ -277,7 +284,7 @@ class _Meeting:
         sock = self._inherited() or self._listen(family, address)
         self.cleanup.callback(sock.close)
         own = self._own_address(str(sock.getsockname()[0]))
-        self.streams = 1 + self.about.streams
+        self.streams = _CONNECTIONS + self.about.streams
         name = secrets.token_hex(8)
         front = _Door(sock, self.key, self.about.size, self._enter_group)
         try:
@@ -364,7 +371,7 @@ class _Meeting:
         self.cleanup.callback(self.store.close)
         own = self._own_address(str(self.store.socket.getsockname()[0]))
         # The name of the group is not known yet: who comes early waits for it.
-        self.streams = 1 + MAX_STREAMS
+        self.streams = _CONNECTIONS + MAX_STREAMS
         door = self._peer_door(own, "")
         self.store.send({"host": door.address[0], "port": door.address[1]}, self.deadline)
         table = self._hear(f"for rank 0 at {where} to have everybody")
@@ -374,7 +381,7 @@ class _Meeting:
             raise HandshakeError("no table of the group")
         if len(places) != self.about.size:
             raise HandshakeError("a table of another size")
-        self.streams = _int(table, "streams", 2, 1 + MAX_STREAMS)
+        self.streams = _int(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
         for rank, place in enumerate(places):
             if not isinstance(place, list) or len(place) != 2:
                 raise HandshakeError("a table without addresses")

@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
-PREAMBLE = """
-import os, signal, sys, time
-import numpy as np
-import pycollective as pc
-comm = pc.init(timeout=20)
-"""
 
-
-@pytest.fixture(params=["shm", "tcp"])
-def run(request, tmp_path):
-    """Return a function that runs a script on so many ranks; gives status, output, errors."""
-
-    def run(ranks, body):
-        script = tmp_path / "script.py"
-        script.write_text(PREAMBLE + body)
-        how = ["run", "--transport", request.param, "-n", str(ranks), str(script)]
-        done = subprocess.run(
-            [sys.executable, "-m", "pycollective", *how],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    return run
-
-
-def test_works_and_blocking_calls_among_them(run):
+def test_works_and_blocking_calls_among_them(run_on):
     body = """
 n, r = comm.size, comm.rank
 for size in (0, 3, 70_000, 1_500_000):
@@ -56,10 +25,10 @@ for size in (0, 3, 70_000, 1_500_000):
 comm.barrier(async_op=True)
 print("done")
 """
-    assert run(3, body) == (0, "done\ndone\ndone\n", "")
+    assert run_on(3, body) == (0, "done\ndone\ndone\n", "")
 
 
-def test_a_rank_that_dies_is_named_by_what_is_under_way(run):
+def test_a_rank_that_dies_is_named_by_what_is_under_way(run_on):
     body = """
 comm.barrier()
 if comm.rank == 1:
@@ -74,12 +43,12 @@ except pc.PeerLostError as error:
     print("rank 1 " in str(error))
     sys.exit(0)
 """
-    status, out, _ = run(3, body)
+    status, out, _ = run_on(3, body)
     assert status == 128 + signal.SIGKILL
     assert out == "True\nTrue\n"
 
 
-def test_the_end_of_a_process_does_not_wait_for_its_works(run):
+def test_the_end_of_a_process_does_not_wait_for_its_works(run_on):
     body = """
 comm.barrier()
 if comm.rank == 0:
@@ -92,6 +61,6 @@ else:
     except pc.AbortedError as error:
         print(error)
 """
-    status, out, err = run(2, body)
+    status, out, err = run_on(2, body)
     assert (status, err) == (0, "")
     assert out == "rank 0 ended while calls of it were under way\n"
