@@ -265,6 +265,8 @@ void bind_group(py::module_& m) {
                   "The group whose memory a descriptor, which is duplicated, stands for.")
       .def_property_readonly("descriptor", &ShmGroup::descriptor)
       .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
+      .def("follow", &ShmGroup::follow, py::arg("other"),
+           "From now on, a process that is lost to the other group is lost to this one as well.")
       .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.");
 
   py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(

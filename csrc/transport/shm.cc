@@ -219,6 +219,7 @@ class ShmEndpoint final : public Endpoint {
   }
 
   void look_up() {
+    if (auto lost = group_.failure()) group_.fail(lost->kind, lost->what());
     for (int peer = 0; peer < group_.size(); ++peer) {
       if (peer == rank_) continue;
       const auto& other = group_.state(peer);
@@ -363,7 +364,11 @@ void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
 }
 
 std::optional<Failure> ShmGroup::failure() const {
-  if (header().failed.load() != 2) return {};
+  if (header().failed.load() != 2) {
+    if (!followed_) return {};
+    auto theirs = followed_->failure();
+    return theirs && theirs->kind == FailureKind::peer_lost ? theirs : std::nullopt;
+  }
   char text[sizeof(Header::message)];
   std::memcpy(text, header().message, sizeof text);
   text[sizeof text - 1] = 0;

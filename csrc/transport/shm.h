@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "support/shared_memory.h"
 #include "transport/group.h"
@@ -34,6 +35,8 @@ class ShmGroup final : public Group {
   void leave(int rank) noexcept override;
   void abandon() noexcept override { rank_ = -1; }
   std::string_view transport() const override { return "shared memory"; }
+  // A process that is lost to another group is lost to this one as well.
+  void follow(std::shared_ptr<ShmGroup> other) { followed_ = std::move(other); }
   // Whether the rank has joined and not left.
   bool is_in(int rank) const;
 
@@ -63,6 +66,7 @@ class ShmGroup final : public Group {
   int spins_;
   std::unique_ptr<Endpoint> endpoint_;  // of the rank that this process has
   int rank_ = -1;
+  std::shared_ptr<ShmGroup> followed_;
 };
 
 }  // namespace pycollective

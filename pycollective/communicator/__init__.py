@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from pycollective import _core
 from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
@@ -10,6 +12,7 @@ from pycollective.communicator.reductions import (
     Reductions,
     all_reduce_together,
 )
+from pycollective.communicator.split import Threads, split_groups
 from pycollective.communicator.work import Work
 
 __all__ = [
@@ -43,6 +46,44 @@ class Communicator(Reductions, Moves, Messages):
         Seconds a call waits for the other ranks, unless the call says otherwise.
     """
 
+    def split(
+        self, color: int | None, key: int = 0, *, timeout: float | None = None
+    ) -> Communicator | None:
+        """Make new groups of this group's ranks: one of all ranks that give the same color.
+
+        Every rank of this group calls it. The new groups are independent: their calls have numbers of
+        their own and may go on at the same time as this group's (from another thread, or with
+        ``async_op``), and one that fails leaves this one as it is. A process that dies is lost to
+        both. They use the transport of this group.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks of one color are in one new group; None or a negative number: in none.
+        key : int
+            The new ranks are in the order of the keys, and of the ranks here where those are equal.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        Communicator or None
+            This rank's, with this one's timeout; None where it has no color. To be closed by itself.
+
+        Raises
+        ------
+        CollectiveError
+            The new group cannot be made; the message says why. This group goes on.
+        MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
+            As `all_reduce`.
+        """
+        color = None if color is None else operator.index(color)
+        made = split_groups(self, color, operator.index(key), self._seconds(timeout))
+        if made is None:
+            return None
+        group, rank, family = made
+        return Communicator(group, rank, self.timeout, family)
+
 
 def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communicator]:
     """Make a group of ``size`` ranks that are threads of this process.
@@ -69,4 +110,5 @@ def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communic
     if not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
     group = _core.ThreadGroup(size)
-    return [Communicator(group, rank, timeout) for rank in range(size)]
+    family = Threads()
+    return [Communicator(group, rank, timeout, family) for rank in range(size)]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from pycollective import _core
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import Array
+from pycollective.communicator.split import Family, Threads
 from pycollective.communicator.work import Work, nothing
 from pycollective.errors import CollectiveError
 
-__all__ = ["Member"]
+__all__ = ["Member", "live"]
+
+live: weakref.WeakSet[Member] = weakref.WeakSet()
+"""Ranks of groups of several processes: the end of this one, and a fork, concern them."""
 
 
 class _Gone:
@@ -26,12 +31,15 @@ class _Gone:
 class Member:
     """A rank's place in its group."""
 
-    def __init__(self, group: _core.Group, rank: int, timeout: float) -> None:
+    def __init__(self, group: _core.Group, rank: int, timeout: float, family: Family) -> None:
         self._group = group
+        self._family = family
         self._core: Any = _core.Communicator(group, rank)
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
+        if not isinstance(family, Threads):
+            live.add(self)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"

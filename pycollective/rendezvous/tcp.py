@@ -7,6 +7,7 @@ are the connected descriptors; from then on nobody listens, so nobody can come a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ipaddress
 import logging
 import secrets
@@ -60,8 +61,8 @@ class Description:
     listener: int = -1  # the descriptor of rank 0's listening socket, if the launcher made it
 
 
-def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
-    """Meet the other ranks; return the core's group and the group's name.
+def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str, str]:
+    """Meet the other ranks; return the core's group, its name, and where this rank was reached.
 
     Raises
     ------
@@ -69,7 +70,7 @@ def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
         The others did not come, are not who they should be, or say that they cannot go on.
     """
     if about.size == 1:
-        return _core.TcpGroup(0, [[]], [-1]), "of one"
+        return _core.TcpGroup(0, [[]], [-1]), "of one", about.host
     with contextlib.ExitStack() as cleanup:
         try:
             return _Meeting(about, seconds, cleanup).group()
@@ -86,6 +87,43 @@ def connect(about: Description, seconds: float) -> tuple[_core.TcpGroup, str]:
             raise RendezvousError(
                 f"rank {about.rank} cannot meet the group at {about.host}:{about.port}: {error}"
             ) from None
+
+
+class Addresses:
+    """Ranks that are reached over TCP: to make a new group, they meet at the address of its first."""
+
+    def __init__(self, about: Description, host: str) -> None:
+        self._about = about
+        self._host = host
+        self._listener: socket.socket | None = None
+
+    def offer(self, size: int) -> bytes:
+        """Listen; return the address."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self._listener = socket.create_server(
+            (self._host, 0), family=family, backlog=min(size, 1024)
+        )
+        return f"{self._listener.getsockname()[1]} {self._host}".encode()
+
+    def accept(
+        self, offer: bytes, rank: int, size: int, seconds: float
+    ) -> tuple[_core.Group, Addresses]:
+        """Meet the others; with the secret of this group."""
+        listener, self._listener = self._listener, None
+        if size == 1 and listener:
+            listener.close()
+            listener = None
+        port, _, host = offer.rstrip(b"\0").decode().partition(" ")
+        about = dataclasses.replace(
+            self._about,
+            rank=rank,
+            size=size,
+            host=host,
+            port=int(port),
+            listener=listener.detach() if listener else -1,
+        )
+        group, _, own = connect(about, min(seconds, 300.0))
+        return group, Addresses(about, own if size > 1 else self._host)
 
 
 class _Door:
@@ -201,7 +239,7 @@ class _Meeting:
             for channel in [*self.joined.values(), *self.peers.values()]:
                 channel.close()
 
-    def group(self) -> tuple[_core.TcpGroup, str]:
+    def group(self) -> tuple[_core.TcpGroup, str, str]:
         name, door = self._gather() if self.about.rank == 0 else self._join()
         self._connect_peers(name)
         self._wait(
@@ -226,7 +264,7 @@ class _Meeting:
             -1 if r == self.about.rank else self.peers[r, last].socket.fileno()
             for r in range(self.about.size)
         ]
-        return _core.TcpGroup(self.about.rank, sockets, pipes), name
+        return _core.TcpGroup(self.about.rank, sockets, pipes), name, door.address[0]
 
     # Addresses ------------------------------------------------------------------------------
 
