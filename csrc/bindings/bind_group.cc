@@ -420,24 +420,38 @@ void bind_group(py::module_& m) {
           "the "
           "ranks must agree on.")
       .def(
-          "all_gather_ragged",
-          [](Communicator& self, const py::array& input, py::array output,
-             const std::vector<std::size_t>& counts, std::vector<std::int64_t> shape,
-             double timeout, bool async_op) {
+          "move_ragged",
+          [](Communicator& self, Collective collective, std::optional<py::array> input,
+             std::optional<py::array> output, const std::vector<std::size_t>& counts,
+             std::vector<std::int64_t> shape, int root, const Named& algorithm, double timeout,
+             bool async_op) {
+            check_root(root, self.size());
             if (static_cast<int>(counts.size()) != self.size()) {
               throw std::invalid_argument("one count for each rank");
             }
+            if (!in_parts(collective) || collective == Collective::all_to_all) {
+              throw std::invalid_argument("this collective has no parts that all ranks know");
+            }
+            const Algorithm& how = algorithm_of(collective, algorithm, self.size());
+            int played = (self.rank() - root + self.size()) % self.size();
+            auto items = [&](int chunks) {
+              std::size_t own = counts[static_cast<std::size_t>(self.rank())];
+              return chunks == 0 ? 0 : chunks == 1 ? own : sum(counts);
+            };
             Ends ends{input, output};
             Array array =
-                array_of(ends, counts[static_cast<std::size_t>(self.rank())], sum(counts));
+                array_of(ends, items(input_chunks(collective, self.size(), played, self.size())),
+                         items(output_chunks(collective, self.size(), played, self.size())));
             array.shape = std::move(shape);
             return make_call(self, ends, timeout, async_op,
-                             [&self, array, counts](const Waiting& waiting) {
-                               self.all_gather(array, counts, waiting);
+                             [&self, &how, algorithm, array, counts, root](const Waiting& waiting) {
+                               self.move(how, array, counts, root, waiting);
                              });
           },
-          py::arg("input"), py::arg("output"), py::arg("counts"), py::arg("shape"),
-          py::arg("timeout"), py::arg("async_op") = false)
+          py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("counts"),
+          py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
+          py::arg("async_op") = false,
+          "Gather, scatter or all_gather of parts of so many items of each rank.")
       .def(
           "all_to_all_ragged",
           [](Communicator& self, const py::array& input, py::array output,

@@ -109,17 +109,21 @@ void Communicator::run(const Algorithm& algorithm, int root, const Buffers& buff
 
 void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffers,
                              const CallRecord& call, const Waiting& waiting) {
-  std::vector<Part> all, single{{0, buffers.count}};
-  if (in_parts(algorithm.collective())) {
-    // Chunk i is the part of the rank that plays rank i of the schedule.
-    for (int i = 0; i < size(); ++i) {
-      all.push_back({static_cast<std::size_t>((i + root) % size()) * buffers.count, buffers.count});
-    }
-    int played = (rank_ - root + size()) % size();
-    auto parts = [&](int count) { return (count == 1 ? single : all).data(); };
-    buffers.input_parts = parts(input_chunks(algorithm.collective(), size(), played, size()));
-    buffers.output_parts = parts(output_chunks(algorithm.collective(), size(), played, size()));
-  }
+  if (!in_parts(algorithm.collective())) return run(algorithm, root, buffers, call, waiting);
+  std::vector<std::size_t> counts(static_cast<std::size_t>(size()), buffers.count);
+  run_parts(algorithm, root, buffers, in_a_row(counts), {0, buffers.count}, call, waiting);
+}
+
+void Communicator::run_parts(const Algorithm& algorithm, int root, Buffers buffers,
+                             const std::vector<Part>& parts, Part single, const CallRecord& call,
+                             const Waiting& waiting) {
+  // Chunk i is the part of the rank that plays rank i of the schedule.
+  std::vector<Part> played(parts);
+  std::rotate(played.begin(), played.begin() + root, played.end());
+  int me = (rank_ - root + size()) % size();
+  auto of = [&](int count) { return count == 1 ? &single : played.data(); };
+  buffers.input_parts = of(input_chunks(algorithm.collective(), size(), me, size()));
+  buffers.output_parts = of(output_chunks(algorithm.collective(), size(), me, size()));
   run(algorithm, root, buffers, call, waiting);
 }
 
@@ -141,14 +145,13 @@ void Communicator::barrier(const Waiting& waiting) {
   run(dissemination_barrier(), 0, Buffers{}, record_of(dissemination_barrier(), {}, 0), waiting);
 }
 
-void Communicator::all_gather(const Array& array, const std::vector<std::size_t>& counts,
-                              const Waiting& waiting) {
+void Communicator::move(const Algorithm& algorithm, const Array& array,
+                        const std::vector<std::size_t>& counts, int root, const Waiting& waiting) {
   Buffers buffers = buffers_of(array, nullptr);
-  std::vector<Part> all = in_a_row(counts), mine{{0, counts[static_cast<std::size_t>(rank_)]}};
-  buffers.input_parts = mine.data();
-  buffers.output_parts = all.data();
   buffers.count = *std::max_element(counts.begin(), counts.end());
-  run(ring_all_gather(), 0, buffers, record_of(ring_all_gather(), array, 0), waiting);
+  run_parts(algorithm, root, buffers, in_a_row(counts),
+            {0, counts[static_cast<std::size_t>(rank_)]}, record_of(algorithm, array, root),
+            waiting);
 }
 
 void Communicator::all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,

@@ -52,10 +52,11 @@ class Communicator {
   void move(const Algorithm& algorithm, const Array& array, int root, const Waiting& waiting);
   void barrier(const Waiting& waiting);
 
-  // Parts of different lengths, in items, one after the other in each buffer. Of an all-gather's
-  // parts all ranks know all lengths; an all-to-all's are known to sender and receiver.
-  void all_gather(const Array& array, const std::vector<std::size_t>& counts,
-                  const Waiting& waiting);
+  // Parts of different lengths, in items, one after the other in each buffer. Of a gather's, a
+  // scatter's and an all-gather's all ranks know all lengths; an all-to-all's are known to sender
+  // and receiver.
+  void move(const Algorithm& algorithm, const Array& array, const std::vector<std::size_t>& counts,
+            int root, const Waiting& waiting);
   void all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
                   const std::vector<std::size_t>& output_counts, const Waiting& waiting);
 
@@ -90,6 +91,10 @@ class Communicator {
   Buffers buffers_of(const Array& array, const Reduction* reduction);
   // A call whose chunks, or parts, are equal.
   void run_equal(const Algorithm& algorithm, int root, Buffers buffers, const CallRecord& call,
+                 const Waiting& waiting);
+  // Where the buffers' chunks are parts; `single` is this rank's where a buffer has no other.
+  void run_parts(const Algorithm& algorithm, int root, Buffers buffers,
+                 const std::vector<Part>& parts, Part single, const CallRecord& call,
                  const Waiting& waiting);
   void run(const Algorithm& algorithm, int root, const Buffers& buffers, const CallRecord& call,
            const Waiting& waiting);

@@ -200,12 +200,15 @@ class Communicator:
         timeout: float,
         async_op: bool = False,
     ) -> Task | None: ...
-    def all_gather_ragged(
+    def move_ragged(
         self,
-        input: NDArray[Any],
-        output: NDArray[Any],
+        collective: Collective,
+        input: NDArray[Any] | None,
+        output: NDArray[Any] | None,
         counts: Sequence[int],
         shape: Sequence[int],
+        root: int,
+        algorithm: str | Algorithm,
         timeout: float,
         async_op: bool = False,
     ) -> Task | None: ...

@@ -108,7 +108,7 @@ class Moves(Member):
         ragged : bool
             The ranks' numbers of rows may differ; they are exchanged first.
         algorithm : str or Algorithm
-            As of `broadcast`; not when ``ragged``.
+            As of `broadcast`.
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional
@@ -139,14 +139,14 @@ class Moves(Member):
         if async_op:
             return in_python(
                 self,
-                lambda: self.all_gather(source, out=out, ragged=True, timeout=timeout),
+                lambda: self.all_gather(
+                    source, out=out, ragged=True, algorithm=algorithm, timeout=timeout
+                ),
             )
-        rows = self.all_gather(np.array([num_rows(source)], np.int64), timeout=timeout)
-        target, result = output_for(out, source.dtype, (int(rows.sum()), *row))
-        counts = [int(n) * math.prod(row) for n in rows]
-        before = sum(counts[: self.rank])
-        source = apart(source, target, target.reshape(-1)[before : before + source.size])
-        self._core.all_gather_ragged(source, target, counts, (-1, *row), seconds)
+        rows = self._rows_of_all(source, timeout)
+        target, result = output_for(out, source.dtype, (sum(rows), *row))
+        source = apart(source, target, self._ragged_place(target, rows))
+        self._move_ragged("all_gather", source, target, rows, row, 0, how, seconds)
         return deliver(target, result)
 
     def gather(
@@ -155,6 +155,7 @@ class Moves(Member):
         root: int = 0,
         *,
         out: Array | None = None,
+        ragged: bool = False,
         algorithm: str | Algorithm = "direct",
         async_op: bool = False,
         timeout: float | None = None,
@@ -169,6 +170,8 @@ class Moves(Member):
             The rank that gets them.
         out : ndarray, optional
             Where the root's result goes, as of `all_gather`. Other ranks' is not looked at.
+        ragged : bool
+            As of `all_gather`.
         algorithm : str or Algorithm
             As of `broadcast`.
         async_op : bool
@@ -189,6 +192,15 @@ class Moves(Member):
         source = as_input(x)
         seconds = self._seconds(timeout)
         how = self._how(algorithm)
+        if ragged:
+            if async_op:
+                return in_python(
+                    self,
+                    lambda: self.gather(
+                        source, root, out=out, ragged=True, algorithm=algorithm, timeout=timeout
+                    ),
+                )
+            return self._gather_ragged(source, root, out, how, timeout)
         parts = _Parts(source.size, source.shape, root, seconds)
         if self.rank != root:
             return nothing(self._move("gather", source, None, parts, how, async_op))
@@ -204,6 +216,8 @@ class Moves(Member):
         root: int = 0,
         *,
         out: Array | None = None,
+        ragged: bool = False,
+        counts: Sequence[int] | None = None,
         algorithm: str | Algorithm = "direct",
         async_op: bool = False,
         timeout: float | None = None,
@@ -221,6 +235,11 @@ class Moves(Member):
         out : ndarray, optional
             Where the part goes; on the root, its own part of ``x`` works in place. Where a part is one
             row, ``out`` may be without the first axis.
+        ragged : bool
+            The parts may have different numbers of rows: those of ``counts``, which the root tells the
+            others first.
+        counts : sequence of int, optional
+            With ``ragged``, on the root: rows of ``x`` for each rank.
         algorithm : str or Algorithm
             As of `broadcast`.
         async_op : bool
@@ -231,7 +250,8 @@ class Moves(Member):
         Returns
         -------
         ndarray or Work
-            The part, of shape ``(len(x) // size, *x.shape[1:])``: ``out`` when that was given.
+            The part, of shape ``(len(x) // size, *x.shape[1:])``, or with so many rows as the counts
+            say: ``out`` when that was given.
 
         Raises
         ------
@@ -242,6 +262,13 @@ class Moves(Member):
         """
         seconds = self._seconds(timeout)
         how = self._how(algorithm)
+        if ragged:
+            said = self._check_ragged_scatter(x, root, out, counts)
+            if async_op:
+                return in_python(self, lambda: self._scatter_ragged(*said, root, out, how, timeout))
+            return self._scatter_ragged(*said, root, out, how, timeout)
+        if counts is not None:
+            raise TypeError("scatter takes counts with ragged=True only")
         source: Array | None = None
         if x is not None:
             source = as_input(x)
@@ -359,3 +386,84 @@ class Moves(Member):
         return self._core.move_parts(
             which, source, target, *parts[:3], how, parts.seconds, async_op
         )
+
+    def _rows_of_all(self, source: Array, timeout: float | None) -> list[int]:
+        """Exchange the ranks' numbers of rows."""
+        rows = self.all_gather(np.array([num_rows(source)], np.int64), timeout=timeout)
+        return [int(n) for n in rows]
+
+    def _gather_ragged(
+        self,
+        source: Array,
+        root: int,
+        out: Array | None,
+        how: str | _core.Algorithm,
+        timeout: float | None,
+    ) -> Array | None:
+        row, seconds = source.shape[1:], self._seconds(timeout)
+        rows = self._rows_of_all(source, timeout)
+        if self.rank != root:
+            self._move_ragged("gather", source, None, rows, row, root, how, seconds)
+            return None
+        target, result = output_for(out, source.dtype, (sum(rows), *row))
+        source = apart(source, target, self._ragged_place(target, rows))
+        self._move_ragged("gather", source, target, rows, row, root, how, seconds)
+        return deliver(target, result)
+
+    def _check_ragged_scatter(
+        self, x: ArrayLike | None, root: int, out: Array | None, counts: Sequence[int] | None
+    ) -> tuple[Array, list[int] | None]:
+        """Return what says dtype and rows, and the root's counts."""
+        if self.rank == root:
+            if x is None or counts is None:
+                raise TypeError("a ragged scatter needs x and counts on the root")
+            source, found = as_input(x), check_counts("counts", counts, self.size)
+            if source.ndim == 0 or sum(found) != len(source):
+                raise ValueError(
+                    f"counts add up to {sum(found)} rows, and x has the shape {list(source.shape)}"
+                )
+            return source, found
+        said = out if x is None else x
+        if said is None:
+            raise TypeError("scatter needs x or out on the other ranks, to say dtype and row shape")
+        return as_input(said), None
+
+    def _scatter_ragged(
+        self,
+        source: Array,
+        counts: list[int] | None,
+        root: int,
+        out: Array | None,
+        how: str | _core.Algorithm,
+        timeout: float | None,
+    ) -> Array:
+        seconds, row = self._seconds(timeout), source.shape[1:]
+        told = np.array(counts or [0] * self.size, np.int64)
+        rows = [int(n) for n in self.broadcast(told, root, timeout=timeout)]
+        target, result = output_for(out, source.dtype, (rows[self.rank], *row))
+        given = None
+        if self.rank == root:
+            given = apart(source, target, self._ragged_place(source, rows))
+        self._move_ragged("scatter", given, target, rows, row, root, how, seconds)
+        return deliver(target, result)
+
+    def _ragged_place(self, whole: Array, rows: list[int]) -> Array:
+        """Return this rank's part of an array of all parts."""
+        flat, items = whole.reshape(-1), math.prod(whole.shape[1:])
+        begin = sum(rows[: self.rank]) * items
+        return flat[begin : begin + rows[self.rank] * items]
+
+    def _move_ragged(
+        self,
+        collective: str,
+        source: Array | None,
+        target: Array | None,
+        rows: list[int],
+        row: tuple[int, ...],
+        root: int,
+        how: str | _core.Algorithm,
+        seconds: float,
+    ) -> None:
+        which = _core.Collective.__members__[collective]
+        counts = [n * math.prod(row) for n in rows]
+        self._core.move_ragged(which, source, target, counts, (-1, *row), root, how, seconds)
