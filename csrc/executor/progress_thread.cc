@@ -82,7 +82,9 @@ void ProgressThread::collect() {
 
 std::size_t ProgressThread::outstanding() {
   std::lock_guard lock(mutex_);
-  return queue_.size();
+  // The first one may be done and not be taken off yet.
+  return static_cast<std::size_t>(
+      std::count_if(queue_.begin(), queue_.end(), [](const auto& task) { return !task->done(); }));
 }
 
 void ProgressThread::drain(const Interrupt& interrupt) {

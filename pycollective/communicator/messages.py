@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from pycollective.communicator.arrays import Array, as_input, output_for
+from pycollective.communicator.arrays import as_input, output_for
 from pycollective.communicator.member import Member
 from pycollective.communicator.work import nothing, outcome
 
@@ -80,7 +80,7 @@ class Messages(Member):
 
     def recv(
         self,
-        out: Array | None = None,
+        out: Any = None,
         source: int | None = None,
         tag: int = 0,
         *,
@@ -93,7 +93,7 @@ class Messages(Member):
 
         Parameters
         ----------
-        out : ndarray, optional
+        out : array, optional
             Where it goes, of the shape and dtype that are sent.
         source : int
             The rank that sends it.
@@ -127,11 +127,8 @@ class Messages(Member):
         if (out is None) == (shape is None or dtype is None):
             raise TypeError("recv needs out, or shape and dtype of what is sent")
         if out is None:
-            target: Array = np.empty(() if shape is None else shape, dtype)
-            place = None
-            output_for(target, None, None)
-        else:
-            target, place = output_for(out, None, None)
+            out = np.empty(() if shape is None else shape, dtype)
+        target, place = output_for(out, None, None)
         seconds = self._seconds(timeout)
         task = self._core.recv(target, source, _checked_tag(tag), seconds, async_op)
         return outcome(task, target, place)

@@ -45,7 +45,7 @@ class Moves(Member):
         x: ArrayLike,
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Any = None,
         algorithm: str | Algorithm = "tree",
         async_op: bool = False,
         timeout: float | None = None,
@@ -59,7 +59,7 @@ class Moves(Member):
             which must be the root's. Any dtype without Python objects.
         root : int
             The rank whose array it is.
-        out : ndarray, optional
+        out : array, optional
             Where the result goes; ``out=x`` works in place.
         algorithm : {"tree", "chain"} or Algorithm
             See `pycollective.algorithms`; the chain is for large arrays. One's own must be for
@@ -89,7 +89,7 @@ class Moves(Member):
         self,
         x: ArrayLike,
         *,
-        out: Array | None = None,
+        out: Any = None,
         ragged: bool = False,
         algorithm: str | Algorithm = "ring",
         async_op: bool = False,
@@ -102,7 +102,7 @@ class Moves(Member):
         x : array_like
             This rank's part, of any dtype without Python objects; a scalar counts as one row. Shape
             and dtype are the same on every rank, except for the number of rows when ``ragged``.
-        out : ndarray, optional
+        out : array, optional
             Where the result goes; also, unless ``ragged``, in the shape ``(size, *x.shape)`` that
             mpi4py's users write. ``x`` may be this rank's own part of it.
         ragged : bool
@@ -154,7 +154,7 @@ class Moves(Member):
         x: ArrayLike,
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Any = None,
         ragged: bool = False,
         algorithm: str | Algorithm = "direct",
         async_op: bool = False,
@@ -168,7 +168,7 @@ class Moves(Member):
             This rank's part, as of `all_gather`.
         root : int
             The rank that gets them.
-        out : ndarray, optional
+        out : array, optional
             Where the root's result goes, as of `all_gather`. Other ranks' is not looked at.
         ragged : bool
             As of `all_gather`.
@@ -215,7 +215,7 @@ class Moves(Member):
         x: ArrayLike | None,
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Any = None,
         ragged: bool = False,
         counts: Sequence[int] | None = None,
         algorithm: str | Algorithm = "direct",
@@ -232,7 +232,7 @@ class Moves(Member):
             given.
         root : int
             The rank whose array it is.
-        out : ndarray, optional
+        out : array, optional
             Where the part goes; on the root, its own part of ``x`` works in place. Where a part is one
             row, ``out`` may be without the first axis.
         ragged : bool
@@ -294,7 +294,7 @@ class Moves(Member):
         counts: Sequence[int] | None = None,
         *,
         out_counts: Sequence[int] | None = None,
-        out: Array | None = None,
+        out: Any = None,
         algorithm: str | Algorithm = "direct",
         async_op: bool = False,
         timeout: float | None = None,
@@ -311,7 +311,7 @@ class Moves(Member):
         out_counts : sequence of int, optional
             Rows that each rank sends to this one, with ``counts``; exchanged first unless given.
             Either all ranks give it or none.
-        out : ndarray, optional
+        out : array, optional
             Where the result goes.
         algorithm : str or Algorithm
             As of `broadcast`; not with ``counts``.
@@ -399,7 +399,7 @@ class Moves(Member):
         out: Array | None,
         how: str | _core.Algorithm,
         timeout: float | None,
-    ) -> Array | None:
+    ) -> Any:
         row, seconds = source.shape[1:], self._seconds(timeout)
         rows = self._rows_of_all(source, timeout)
         if self.rank != root:
@@ -436,7 +436,7 @@ class Moves(Member):
         out: Array | None,
         how: str | _core.Algorithm,
         timeout: float | None,
-    ) -> Array:
+    ) -> Any:
         seconds, row = self._seconds(timeout), source.shape[1:]
         told = np.array(counts or [0] * self.size, np.int64)
         rows = [int(n) for n in self.broadcast(told, root, timeout=timeout)]

@@ -12,6 +12,7 @@ from pycollective import _core
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import (
     Array,
+    Place,
     apart,
     as_input,
     check_out,
@@ -37,7 +38,7 @@ class Reductions(Member):
         x: ArrayLike,
         op: str = "sum",
         *,
-        out: Array | None = None,
+        out: Any = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
         async_op: bool = False,
         timeout: float | None = None,
@@ -47,7 +48,8 @@ class Reductions(Member):
         Parameters
         ----------
         x : array_like
-            This rank's contribution, of any shape and layout; the same shape and dtype on every
+            This rank's contribution: a NumPy array of any shape and layout, or anything with the buffer
+            protocol, the array interface or DLPack in host memory; the same shape and dtype on every
             rank: bool, ints of 8 to 64 bits with and without sign, float16, bfloat16 (of
             ``ml_dtypes``), float32, float64, complex64 or complex128.
         op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
@@ -56,8 +58,8 @@ class Reductions(Member):
             are bitwise for ints and logical for bools. Every step of float16 and bfloat16 is
             computed in float32 and rounded to nearest even. Complex numbers have sum, prod and
             mean; bools have min, max, and, or, xor.
-        out : ndarray, optional
-            Where the result goes; ``out=x`` works in place.
+        out : array, optional
+            Where the result goes, an array of any of these kinds; ``out=x`` works in place.
         algorithm : str or Algorithm
             "auto" chooses by the size in bytes and the number of ranks; other names are listed by
             `pycollective.algorithms.names`, and one's own are made by
@@ -94,7 +96,7 @@ class Reductions(Member):
         op: str = "sum",
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Any = None,
         algorithm: str | Algorithm = "tree",
         async_op: bool = False,
         timeout: float | None = None,
@@ -109,7 +111,7 @@ class Reductions(Member):
             As of `all_reduce`.
         root : int
             The rank that gets the result.
-        out : ndarray, optional
+        out : array, optional
             Where the root's result goes; ``out=x`` works in place. Other ranks' is not looked at.
         algorithm : {"tree"} or Algorithm
             See `pycollective.algorithms`; one's own must be for reduce.
@@ -144,7 +146,7 @@ class Reductions(Member):
         x: ArrayLike,
         op: str = "sum",
         *,
-        out: Array | None = None,
+        out: Any = None,
         algorithm: str | Algorithm = "ring",
         async_op: bool = False,
         timeout: float | None = None,
@@ -158,7 +160,7 @@ class Reductions(Member):
             parts.
         op : {"sum", "min", "max", "prod", "mean"}
             As of `all_reduce`.
-        out : ndarray, optional
+        out : array, optional
             Where the result goes; this rank's own part of ``x`` works in place. Where a part is one
             row, ``out`` may be without the first axis.
         algorithm : {"ring", "direct"} or Algorithm
@@ -213,7 +215,7 @@ class Reductions(Member):
             each array for itself.
         algorithm : str or Algorithm
             As of `all_reduce`.
-        out : sequence of ndarray, optional
+        out : sequence of arrays, optional
             Where the results go; ``out=arrays`` works in place.
         async_op : bool
             Return a `Work` at once instead of the result.
@@ -236,8 +238,7 @@ class Reductions(Member):
         if out is not None:
             if len(out) != len(sources):
                 raise ValueError(f"out has {len(out)} arrays for {len(sources)} contributions")
-            for target, source in zip(out, sources, strict=True):
-                check_out(target, source)
+            views = [check_out(o, x) for o, x in zip(out, sources, strict=True)]
         results: list[Array] = [np.empty(0)] * len(sources)
         tasks = []
         for pack in packs(sources, bytes_per_pack):
@@ -254,7 +255,8 @@ class Reductions(Member):
         def finish() -> list[Array]:
             if out is None:
                 return results
-            return [deliver(x, place) for x, place in zip(results, out, strict=True)]
+            places = map(Place, views, out)
+            return [deliver(x, place) for x, place in zip(results, places, strict=True)]
 
         return Work(tasks, finish) if async_op else finish()
 

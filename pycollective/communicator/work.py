@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycollective import _core
-from pycollective.communicator.arrays import Array, deliver
+from pycollective.communicator.arrays import Array, Place, deliver
 
 if TYPE_CHECKING:
     from pycollective.communicator.member import Member
@@ -110,11 +110,11 @@ class _StillUnderWayError(RuntimeError):
     pass
 
 
-def outcome(task: _core.Task | None, target: Array, result: Array | None) -> Any:
+def outcome(task: _core.Task | None, target: Array, place: Place | None) -> Any:
     """Return what a call gives: its result, or the work that will have it."""
     if task is None:
-        return deliver(target, result)
-    return Work([task], lambda: deliver(target, result))
+        return deliver(target, place)
+    return Work([task], lambda: deliver(target, place))
 
 
 def nothing(task: _core.Task | None) -> Work | None:

@@ -321,7 +321,7 @@ def test_bad_arguments():
         comm.all_gather(x, out=x)
     with pytest.raises(ValueError, match=r"out must be float64\[6, 2\], and is float32"):
         comm.gather(x, out=np.ones((6, 2), "f4"))
-    with pytest.raises(TypeError, match="out must be a NumPy array"):
+    with pytest.raises(TypeError, match="out must be an array, not list"):
         comm.all_gather(x, out=[])
     with pytest.raises(ValueError, match="read-only"):
         comm.reduce(x, out=np.broadcast_to(1.0, (3, 2)))
