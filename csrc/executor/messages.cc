@@ -72,7 +72,7 @@ std::shared_ptr<Task> Messages::send(Message message, std::shared_ptr<void> kept
   Call call = make_call(std::move(message), std::move(kept));
   auto task = call.task;
   std::lock_guard lock(mutex_);
-  ++outstanding_;
+  finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
   Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
   if (call.message.peer == rank_) {  // it is there already
     Kept copy{call.envelope, std::make_unique_for_overwrite<std::byte[]>(call.message.bytes)};
@@ -96,7 +96,7 @@ std::shared_ptr<Task> Messages::receive(Message message, std::shared_ptr<void> k
   Call call = make_call(std::move(message), std::move(kept));
   auto task = call.task;
   std::lock_guard lock(mutex_);
-  ++outstanding_;
+  finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
   Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
   auto same_tag = [&](const Kept& k) { return k.envelope.tag == call.message.tag; };
   auto found = std::find_if(peer.kept.begin(), peer.kept.end(), same_tag);
@@ -369,7 +369,7 @@ void Messages::finish(Task& task, const Interrupt& interrupt) {
     group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
                                            " left a message because of an error of its own");
     std::lock_guard lock(mutex_);
-    fail_all(std::current_exception());
+    if (auto failure = group_->failure()) fail_all(std::make_exception_ptr(*failure));
     throw;
   }
   task.check();
@@ -388,7 +388,14 @@ void Messages::drive() {
       changed_.wait(lock, [this] { return ending_ || outstanding_ > 0; });
       if (ending_) return;
     }
-    wait_for_peers(looks);
+    try {
+      wait_for_peers(looks);
+    } catch (const std::exception& error) {
+      group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
+                                             " cannot go on with its messages: " + error.what());
+      std::lock_guard lock(mutex_);
+      fail_all(std::current_exception());
+    }
   }
 }
 

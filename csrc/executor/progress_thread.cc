@@ -75,7 +75,7 @@ std::shared_ptr<Task> ProgressThread::submit(std::function<void()> call,
 }
 
 void ProgressThread::collect() {
-  std::vector<std::shared_ptr<Task>> finished;
+  std::list<std::shared_ptr<Task>> finished;
   std::lock_guard lock(mutex_);
   finished.swap(finished_);
 }
@@ -108,8 +108,7 @@ void ProgressThread::run() {
     lock.unlock();
     task.run();
     lock.lock();
-    finished_.push_back(std::move(queue_.front()));
-    queue_.pop_front();
+    finished_.splice(finished_.end(), queue_, queue_.begin());
   }
 }
 

@@ -5,13 +5,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <exception>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "transport/transport.h"
 
@@ -68,8 +67,7 @@ class ProgressThread {
   const int owner_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Task>> queue_;  // the first one is running
-  std::vector<std::shared_ptr<Task>> finished_;
+  std::list<std::shared_ptr<Task>> queue_, finished_;  // the first in the queue is running
   bool ending_ = false;
   std::jthread thread_;  // the last member: it begins when all is there
 };

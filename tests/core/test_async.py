@@ -24,7 +24,7 @@ def threads():
 
 def threads_are(count):
     """Whether there are so many; a thread that was joined is still listed for a moment."""
-    for _ in range(200):
+    for _ in range(1000):
         if threads() == count:
             return True
         time.sleep(0.01)

@@ -64,6 +64,8 @@ def test_a_thousand_groups_by_split(on_ranks):
             new = c.split(0, key=-c.rank)
             inner = new.split(c.rank if i % 3 else None)
             assert new.all_reduce(np.ones(1))[0] == 2
+            new.send([1.0], 1 - new.rank)  # pipes are large
+            assert new.recv(source=1 - new.rank, shape=1, dtype=float)[0] == 1
             if inner is not None:
                 inner.barrier()
             if i % 2:
