@@ -154,6 +154,7 @@ void Messages::done(Call& call, std::exception_ptr error) noexcept {
 }
 
 void Messages::fail_all(std::exception_ptr error) noexcept {
+  failed_ = true;
   for (Peer& peer : peers_) {
     for (Call& call : peer.sends) done(call, error);
     for (Call& call : peer.receives) done(call, error);
@@ -165,6 +166,7 @@ void Messages::fail_all(std::exception_ptr error) noexcept {
 }
 
 bool Messages::advance() {
+  if (failed_) return false;
   bool moved = false;
   try {
     auto now = Clock::now();

@@ -112,6 +112,7 @@ class Messages {
   std::vector<std::shared_ptr<Task>> finished_;
   Clock::time_point looked_up_{};
   bool ending_ = false;
+  bool failed_ = false;  // for ever: what was read last may not be whole
   std::condition_variable changed_;
   std::jthread thread_;
 };

@@ -144,6 +144,23 @@ def test_a_mismatch_is_named_on_both_sides(pair, on_ranks):
     )
 
 
+def test_a_mismatch_that_comes_to_a_rank_that_sleeps(pair, on_ranks):
+    def work(c):
+        with pytest.raises(pc.MismatchError, match=r"receives float64\[4\] .* sent float64\[3\]"):
+            if c.rank == 0:
+                time.sleep(0.2)
+                c.send(np.ones(3), 1)
+                c.barrier()
+            else:
+                c.recv(source=0, shape=4, dtype=float)
+        with pytest.raises(pc.MismatchError):
+            c.recv(source=1 - c.rank, shape=4, dtype=float)
+        c.close()
+        return True
+
+    assert on_ranks(pair, work) == [True, True]
+
+
 def test_a_mismatch_of_a_message_that_was_kept(pair, on_ranks):
     def work(c):
         if c.rank == 0:
