@@ -72,6 +72,7 @@ std::shared_ptr<Task> Messages::send(Message message, std::shared_ptr<void> kept
   Call call = make_call(std::move(message), std::move(kept));
   auto task = call.task;
   std::lock_guard lock(mutex_);
+  if (failed_) throw_failure();
   finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
   Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
   if (call.message.peer == rank_) {  // it is there already
@@ -96,6 +97,7 @@ std::shared_ptr<Task> Messages::receive(Message message, std::shared_ptr<void> k
   Call call = make_call(std::move(message), std::move(kept));
   auto task = call.task;
   std::lock_guard lock(mutex_);
+  if (failed_) throw_failure();
   finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
   Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
   auto same_tag = [&](const Kept& k) { return k.envelope.tag == call.message.tag; };
@@ -141,10 +143,14 @@ void Messages::compare(const Call& call, const Envelope& envelope) {
                  ": sender and receiver must agree on shape and dtype");
 }
 
+void Messages::throw_failure() {
+  if (auto failure = group_->failure()) throw *failure;
+  throw Failure(FailureKind::aborted, "the group has failed");
+}
+
 void Messages::fail_group(FailureKind kind, const std::string& message) {
   group_->fail(kind, message);
-  if (auto failure = group_->failure()) throw *failure;
-  throw Failure(kind, message);
+  throw_failure();
 }
 
 void Messages::done(Call& call, std::exception_ptr error) noexcept {
@@ -185,6 +191,9 @@ bool Messages::advance() {
       look_up(now, moved);
     }
   } catch (...) {
+    // For what is not the group's failure yet.
+    group_->fail(FailureKind::aborted,
+                 "rank " + std::to_string(rank_) + " cannot go on with its messages");
     fail_all(std::current_exception());
   }
   return moved;

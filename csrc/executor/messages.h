@@ -96,7 +96,8 @@ class Messages {
   void look_up(Clock::time_point now, bool moved);
   void done(Call& call, std::exception_ptr error) noexcept;
   void fail_all(std::exception_ptr error) noexcept;
-  void fail_group(FailureKind kind, const std::string& message);
+  [[noreturn]] void throw_failure();
+  [[noreturn]] void fail_group(FailureKind kind, const std::string& message);
   std::string describe(const Call& call, bool sends) const;
   void drive();
   bool look();  // advances, once
