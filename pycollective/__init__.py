@@ -18,7 +18,7 @@ import importlib.util
 from typing import Any
 
 from pycollective._core import __version__
-from pycollective.communicator import Communicator, local_group
+from pycollective.communicator import Communicator, Work, local_group
 from pycollective.errors import (
     AbortedError,
     CheckpointError,
@@ -40,6 +40,7 @@ __all__ = [
     "DataError",
     "MismatchError",
     "PeerLostError",
+    "Work",
     "__version__",
     "init",
     "local_group",

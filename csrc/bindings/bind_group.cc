@@ -103,28 +103,90 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
 }
 
 // The same, where "auto" may be asked for.
-const Algorithm& algorithm_of(const Communicator& self, Collective collective,
-                              const std::string& name, std::size_t bytes) {
-  return name == "auto" ? self.select(collective, bytes) : algorithm_of(collective, name);
-}
-
 // By name, or one that a user has written.
 using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
 
-const Algorithm& all_reduce_algorithm(Communicator& self, const Named& named, const Array& array) {
+std::size_t bytes_of(const py::array& array) { return static_cast<std::size_t>(array.nbytes()); }
+
+const Algorithm& algorithm_of(Communicator& self, Collective collective, const Named& named,
+                              std::size_t bytes) {
   int size = self.size();
   if (const auto* name = std::get_if<std::string>(&named)) {
-    if (*name == "hierarchical") return self.hierarchical();
-    return algorithm_of(self, Collective::all_reduce, *name, array.count * array.item);
+    if (*name == "auto") return self.select(collective, bytes);
+    if (collective == Collective::all_reduce && *name == "hierarchical") return self.hierarchical();
+    return algorithm_of(collective, *name);
   }
   const TabulatedAlgorithm& table = *std::get<1>(named);
-  if (table.collective() != Collective::all_reduce || table.size() != size) {
-    throw std::invalid_argument("'" + std::string(table.name()) + "' is a schedule for " +
-                                std::string(to_string(table.collective())) + " among " +
-                                std::to_string(table.size()) + " ranks, not for all_reduce among " +
-                                std::to_string(size));
+  if (table.collective() != collective || table.size() != size) {
+    throw std::invalid_argument(
+        "'" + std::string(table.name()) + "' is a schedule for " +
+        std::string(to_string(table.collective())) + " among " + std::to_string(table.size()) +
+        " ranks, not for " + std::string(to_string(collective)) + " among " + std::to_string(size));
   }
   return table;
+}
+
+// A message to or from another rank.
+std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* data, int peer,
+                           int tag, double timeout, bool later, bool sends) {
+  if (peer < 0 || peer >= self.size()) {
+    throw std::invalid_argument("rank " + std::to_string(peer) + " is not among the " +
+                                std::to_string(self.size()) + " ranks");
+  }
+  if (!(array.flags() & py::array::c_style)) {
+    throw std::invalid_argument("the core takes C-contiguous arrays");
+  }
+  Message message;
+  message.peer = peer;
+  message.tag = tag;
+  message.type = py::str(array.dtype());
+  message.shape.assign(array.shape(), array.shape() + array.ndim());
+  message.data = static_cast<std::byte*>(data);
+  message.bytes = static_cast<std::size_t>(array.nbytes());
+  message.deadline = deadline_in(timeout);
+  Messages& messages = self.messages();
+  if (later) messages.move_by_itself();
+  auto kept = std::make_shared<py::array>(array);
+  auto task =
+      sends ? messages.send(std::move(message), kept) : messages.receive(std::move(message), kept);
+  if (later) return task;
+  if (!task->done()) {
+    py::gil_scoped_release release;
+    messages.finish(*task, look_at_signals);
+  } else {
+    task->check();
+  }
+  return nullptr;
+}
+
+// Ends a communicator: its calls that are still under way fail, since nobody can wait for them.
+void end(Communicator* communicator) {
+  if (communicator->outstanding() > 0) {
+    communicator->group().fail(FailureKind::aborted,
+                               "rank " + std::to_string(communicator->rank()) +
+                                   " let go of its communicator while calls were under way");
+  }
+  {
+    py::gil_scoped_release release;  // such a call may need it to end
+    communicator->stop();
+  }
+  delete communicator;
+}
+
+// Makes a call: at once, after those that are under way, or `later`, on the communicator's progress
+// thread, which needs no interpreter for it. The time counts from when it begins.
+template <class Call>
+std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, bool later,
+                                Call call) {
+  if (later) {
+    auto begin = [call = std::move(call), timeout] { call(Waiting{deadline_in(timeout), {}}); };
+    return self.submit(std::move(begin), std::make_shared<Ends>(std::move(ends)));
+  }
+  Interrupt interrupt = look_at_signals;
+  py::gil_scoped_release release;
+  self.settle(interrupt);
+  call(Waiting{deadline_in(timeout), interrupt});
+  return nullptr;
 }
 
 }  // namespace
@@ -183,31 +245,46 @@ void bind_group(py::module_& m) {
                   "The group whose memory a descriptor, which is duplicated, stands for.")
       .def_property_readonly("descriptor", &ShmGroup::descriptor)
       .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
+      .def("follow", &ShmGroup::follow, py::arg("other"),
+           "From now on, a process that is lost to the other group is lost to this one as well.")
       .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.");
 
   py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
       m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")
-      .def(py::init([](int rank, const std::vector<std::vector<int>>& streams) {
-             return std::make_shared<TcpGroup>(rank, streams);
+      .def(py::init([](int rank, const std::vector<std::vector<int>>& streams,
+                       const std::vector<int>& pipes) {
+             return std::make_shared<TcpGroup>(rank, streams, pipes);
            }),
-           py::arg("rank"), py::arg("streams"),
+           py::arg("rank"), py::arg("streams"), py::arg("pipes") = std::vector<int>(),
            "A rank, and for each rank its connected, authenticated sockets: the control connection "
            "and one or more for messages. They are duplicated.")
       .def_property_readonly("rank", &TcpGroup::rank);
 
   py::class_<MixedGroup, Group, std::shared_ptr<MixedGroup>>(
       m, "MixedGroup", "One rank of a group of which some share a host.")
-      .def(py::init<int, const std::vector<std::vector<int>>&, std::shared_ptr<ShmGroup>,
-                    std::vector<int>>(),
-           py::arg("rank"), py::arg("streams"), py::arg("memory"), py::arg("hosts"),
+      .def(py::init<int, const std::vector<std::vector<int>>&, const std::vector<int>&,
+                    std::shared_ptr<ShmGroup>, std::vector<int>>(),
+           py::arg("rank"), py::arg("streams"), py::arg("pipes"), py::arg("memory"),
+           py::arg("hosts"),
            "As TcpGroup; of ranks of this host only the control connection is needed. `memory` has "
            "the ranks of this host, and this rank has joined it.");
+
+  py::class_<Task, std::shared_ptr<Task>>(m, "Task", "A call that is under way, or was.")
+      .def_property_readonly("done", &Task::done)
+      .def(
+          "wait",
+          [](Task& self, double timeout) {
+            py::gil_scoped_release release;
+            return self.wait(deadline_in(timeout), look_at_signals);
+          },
+          py::arg("timeout"), "Whether it is done within so many seconds.")
+      .def("check", &Task::check, "Raise what the call has raised, if anything.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
                                                           "One rank's end of a group.")
       .def(py::init([](std::shared_ptr<Group> group, int rank) {
              if (rank < 0 || rank >= group->size()) throw std::out_of_range("no such rank");
-             return std::make_shared<Communicator>(std::move(group), rank);
+             return std::shared_ptr<Communicator>(new Communicator(std::move(group), rank), end);
            }),
            py::arg("group"), py::arg("rank"))
       .def_property_readonly("rank", &Communicator::rank)
@@ -232,106 +309,171 @@ void bind_group(py::module_& m) {
           },
           py::arg("collective"), py::arg("bytes"), "What algorithm=\"auto\" means here.")
       .def(
+          "submit",
+          [](Communicator& self, const py::function& call) {
+            auto kept = std::make_shared<py::function>(call);
+            auto begin = [function = kept.get()] {
+              py::gil_scoped_acquire acquire;
+              (*function)();
+            };
+            return self.submit(begin, kept);
+          },
+          py::arg("call"),
+          "A call of Python's own, on the progress thread: what it calls of this is at once.")
+      .def(
+          "settle",
+          [](Communicator& self) {
+            py::gil_scoped_release release;
+            self.settle_all(look_at_signals);
+          },
+          "Wait until all calls that are under way are done.")
+      .def_property_readonly("outstanding", &Communicator::outstanding, "Calls that are under way.")
+      .def(
+          "send",
+          [](Communicator& self, const py::array& input, int dest, int tag, double timeout,
+             bool async_op) {
+            return post(self, input, const_cast<void*>(input.data()), dest, tag, timeout, async_op,
+                        true);
+          },
+          py::arg("input"), py::arg("dest"), py::arg("tag"), py::arg("timeout"),
+          py::arg("async_op") = false)
+      .def(
+          "recv",
+          [](Communicator& self, py::array output, int source, int tag, double timeout,
+             bool async_op) {
+            return post(self, output, output.mutable_data(), source, tag, timeout, async_op, false);
+          },
+          py::arg("output"), py::arg("source"), py::arg("tag"), py::arg("timeout"),
+          py::arg("async_op") = false)
+      .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
-             const Named& algorithm, bool reproducible, double timeout) {
+             const Named& algorithm, bool reproducible, double timeout, bool async_op) {
             Array array = array_of(input, output);
             Reducing reducing = reducing_of(input.dtype(), op);
             reducing.reproducible = reproducible;
-            const Algorithm& how = all_reduce_algorithm(self, algorithm, array);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.reduce(how, array, reducing, 0, waiting);
+            const Algorithm& how =
+                algorithm_of(self, Collective::all_reduce, algorithm, bytes_of(input));
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, reducing](const Waiting& waiting) {
+                               self.reduce(how, array, reducing, 0, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
-          py::arg("reproducible"), py::arg("timeout"))
+          py::arg("reproducible"), py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "reduce",
           [](Communicator& self, const py::array& input, std::optional<py::array> output,
-             const std::string& op, int root, double timeout) {
+             const std::string& op, int root, const Named& algorithm, double timeout,
+             bool async_op) {
             check_root(root, self.size());
             Ends ends{input, output};
             auto items = static_cast<std::size_t>(input.size());
             Array array = array_of(ends, items, self.rank() == root ? items : 0);
+            const Algorithm& how =
+                algorithm_of(self, Collective::reduce, algorithm, bytes_of(input));
             Reducing reducing = reducing_of(input.dtype(), op);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.reduce(tree_reduce(), array, reducing, root, waiting);
+            return make_call(
+                self, ends, timeout, async_op,
+                [&self, &how, algorithm, array, reducing, root](const Waiting& waiting) {
+                  self.reduce(how, array, reducing, root, waiting);
+                });
           },
-          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("timeout"))
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("algorithm"),
+          py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "reduce_scatter",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
-             const std::string& algorithm, double timeout) {
+             const Named& algorithm, double timeout, bool async_op) {
             Array array =
                 array_of_parts({input, output}, Collective::reduce_scatter,
                                static_cast<std::size_t>(output.size()), self.rank(), self.size());
             Reducing reducing = reducing_of(input.dtype(), op);
-            const Algorithm& how = algorithm_of(self, Collective::reduce_scatter, algorithm,
-                                                static_cast<std::size_t>(input.nbytes()));
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.reduce(how, array, reducing, 0, waiting);
+            const Algorithm& how =
+                algorithm_of(self, Collective::reduce_scatter, algorithm, bytes_of(input));
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, reducing](const Waiting& waiting) {
+                               self.reduce(how, array, reducing, 0, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
-          py::arg("timeout"))
+          py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "broadcast",
           [](Communicator& self, const py::array& input, py::array output, int root,
-             const std::string& algorithm, double timeout) {
+             const Named& algorithm, double timeout, bool async_op) {
             check_root(root, self.size());
             Array array = array_of(input, output);
-            const Algorithm& how = algorithm_of(self, Collective::broadcast, algorithm,
-                                                static_cast<std::size_t>(input.nbytes()));
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.move(how, array, root, waiting);
+            const Algorithm& how =
+                algorithm_of(self, Collective::broadcast, algorithm, bytes_of(input));
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, root](const Waiting& waiting) {
+                               self.move(how, array, root, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("root"), py::arg("algorithm"),
-          py::arg("timeout"))
+          py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "move_parts",
           [](Communicator& self, Collective collective, std::optional<py::array> input,
              std::optional<py::array> output, std::size_t count, std::vector<std::int64_t> shape,
-             int root, double timeout) {
+             int root, const Named& algorithm, double timeout, bool async_op) {
             check_root(root, self.size());
-            const Algorithm& how = default_algorithm(collective);
+            const Algorithm& how = algorithm_of(self, collective, algorithm, 0);
+            Ends ends{input, output};
             int played = (self.rank() - root + self.size()) % self.size();
-            Array array = array_of_parts({input, output}, collective, count, played, self.size());
+            Array array = array_of_parts(ends, collective, count, played, self.size());
             array.shape = std::move(shape);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.move(how, array, root, waiting);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, &how, algorithm, array, root](const Waiting& waiting) {
+                               self.move(how, array, root, waiting);
+                             });
           },
           py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("count"),
-          py::arg("shape"), py::arg("root"), py::arg("timeout"),
+          py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
+          py::arg("async_op") = false,
           "Gather, scatter, all_gather or all_to_all of parts of `count` items; `shape` is what "
           "the "
           "ranks must agree on.")
       .def(
-          "all_gather_ragged",
-          [](Communicator& self, const py::array& input, py::array output,
-             const std::vector<std::size_t>& counts, std::vector<std::int64_t> shape,
-             double timeout) {
+          "move_ragged",
+          [](Communicator& self, Collective collective, std::optional<py::array> input,
+             std::optional<py::array> output, const std::vector<std::size_t>& counts,
+             std::vector<std::int64_t> shape, int root, const Named& algorithm, double timeout,
+             bool async_op) {
+            check_root(root, self.size());
             if (static_cast<int>(counts.size()) != self.size()) {
               throw std::invalid_argument("one count for each rank");
             }
+            if (!in_parts(collective) || collective == Collective::all_to_all) {
+              throw std::invalid_argument("this collective has no parts that all ranks know");
+            }
+            const Algorithm& how = algorithm_of(self, collective, algorithm, 0);
+            int played = (self.rank() - root + self.size()) % self.size();
+            auto items = [&](int chunks) {
+              std::size_t own = counts[static_cast<std::size_t>(self.rank())];
+              return chunks == 0 ? 0 : chunks == 1 ? own : sum(counts);
+            };
             Ends ends{input, output};
             Array array =
-                array_of(ends, counts[static_cast<std::size_t>(self.rank())], sum(counts));
+                array_of(ends, items(input_chunks(collective, self.size(), played, self.size())),
+                         items(output_chunks(collective, self.size(), played, self.size())));
             array.shape = std::move(shape);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.all_gather(array, counts, waiting);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, &how, algorithm, array, counts, root](const Waiting& waiting) {
+                               self.move(how, array, counts, root, waiting);
+                             });
           },
-          py::arg("input"), py::arg("output"), py::arg("counts"), py::arg("shape"),
-          py::arg("timeout"))
+          py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("counts"),
+          py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
+          py::arg("async_op") = false,
+          "Gather, scatter or all_gather of parts of so many items of each rank.")
       .def(
           "all_to_all_ragged",
           [](Communicator& self, const py::array& input, py::array output,
              const std::vector<std::size_t>& input_counts,
              const std::vector<std::size_t>& output_counts, std::vector<std::int64_t> shape,
-             double timeout) {
+             double timeout, bool async_op) {
             if (static_cast<int>(input_counts.size()) != self.size() ||
                 static_cast<int>(output_counts.size()) != self.size()) {
               throw std::invalid_argument("one count for each rank");
@@ -343,12 +485,13 @@ void bind_group(py::module_& m) {
             Ends ends{input, output};
             Array array = array_of(ends, sum(input_counts), sum(output_counts));
             array.shape = std::move(shape);
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.all_to_all(array, input_counts, output_counts, waiting);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, array, input_counts, output_counts](const Waiting& waiting) {
+                               self.all_to_all(array, input_counts, output_counts, waiting);
+                             });
           },
           py::arg("input"), py::arg("output"), py::arg("input_counts"), py::arg("output_counts"),
-          py::arg("shape"), py::arg("timeout"))
+          py::arg("shape"), py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "empty",
           [](Communicator& self, const std::vector<py::ssize_t>& shape, const py::dtype& dtype,
@@ -363,6 +506,7 @@ void bind_group(py::module_& m) {
             std::byte* part = nullptr;
             {
               py::gil_scoped_release release;
+              self.settle(waiting.interrupt);
               self.meet("empty", array, waiting);
               if (!heap) return {};
               part = self.allocate(*heap, bytes, waiting);
@@ -381,12 +525,11 @@ void bind_group(py::module_& m) {
           "An array that all ranks of a host reach, or None where there is nothing to gain.")
       .def(
           "barrier",
-          [](Communicator& self, double timeout) {
-            Waiting waiting = waiting_for(timeout);
-            py::gil_scoped_release release;
-            self.barrier(waiting);
+          [](Communicator& self, double timeout, bool async_op) {
+            return make_call(self, {}, timeout, async_op,
+                             [&self](const Waiting& waiting) { self.barrier(waiting); });
           },
-          py::arg("timeout"));
+          py::arg("timeout"), py::arg("async_op") = false);
 
   m.def(
       "all_reduce_together",
@@ -407,9 +550,11 @@ void bind_group(py::module_& m) {
           pointers.push_back(communicators[r].get());
         }
         Reducing reducing = reducing_of(inputs[0].dtype(), op);
-        const Algorithm& how = all_reduce_algorithm(*pointers[0], algorithm, arrays[0]);
+        const Algorithm& how =
+            algorithm_of(*pointers[0], Collective::all_reduce, algorithm, bytes_of(inputs[0]));
         Waiting waiting = waiting_for(timeout);
         py::gil_scoped_release release;
+        for (Communicator* communicator : pointers) communicator->settle(waiting.interrupt);
         Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);
       },
       py::arg("communicators"), py::arg("inputs"), py::arg("outputs"), py::arg("op"),

@@ -1,6 +1,7 @@
 #include "bindings/dtypes.h"
 
 #include <atomic>
+#include <bit>
 #include <stdexcept>
 
 #include "bindings/bindings.h"
@@ -26,7 +27,9 @@ bool is_bfloat16(const py::dtype& dtype) {
 }  // namespace
 
 std::optional<DType> find_dtype(const py::dtype& dtype) {
-  if (dtype.byteorder() != '=' && dtype.byteorder() != '|') return {};
+  // A native order may be spelt out: dtypes that come through the buffer protocol do so.
+  constexpr char kNative = std::endian::native == std::endian::little ? '<' : '>';
+  if (char order = dtype.byteorder(); order != '=' && order != '|' && order != kNative) return {};
   struct Known {
     char kind;
     py::ssize_t size;

@@ -49,15 +49,18 @@ void set_python_error() noexcept {
   }
 }
 
-Waiting waiting_for(double seconds) {
+Clock::time_point deadline_in(double seconds) {
   // A year stands for "for ever": the clock cannot hold every double.
   double bounded = seconds < 3e7 ? seconds : 3e7;
-  return {Clock::now() +
-              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded)),
-          [] {
-            py::gil_scoped_acquire acquire;
-            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-          }};
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
 }
+
+void look_at_signals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+Waiting waiting_for(double seconds) { return {deadline_in(seconds), look_at_signals}; }
 
 }  // namespace pycollective

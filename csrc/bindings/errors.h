@@ -11,6 +11,11 @@ void set_python_error() noexcept;
 
 void set_python_error(const Failure& failure);
 
+Clock::time_point deadline_in(double seconds);
+
+// Raises what a signal's handler raises.
+void look_at_signals();
+
 // Waiting for so many seconds, or until a signal's handler raises.
 Waiting waiting_for(double seconds);
 

@@ -166,7 +166,8 @@ double timeout_of(PyObject* self) {
 PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
   const ArrayStruct* x = plain_array(arguments.x, kReadable);
-  if (!x) return Py_None;
+  Communicator& communicator = *state.communicator;
+  if (!x || communicator.has_calls_under_way()) return Py_None;  // which must be over first
   const Known* known = find(state, *x, arguments.op);
   if (!known) known = learn(state, *x, arguments.op);
   if (!known || (arguments.automatic && !known->automatic)) return Py_None;
@@ -189,7 +190,6 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
     if (!result) return nullptr;
   }
   void* output = py::detail::array_proxy(result.ptr())->data;
-  Communicator& communicator = *state.communicator;
   // While the interpreter is kept, peers that are threads cannot come.
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   try {

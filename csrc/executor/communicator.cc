@@ -116,6 +116,47 @@ void Communicator::finish(const PreparedAllReduce& prepared, const Waiting& wait
   end.leave();
 }
 
+ProgressThread* Communicator::progress() {
+  // What is the parent's cannot even be destroyed here: its thread seems to use it.
+  if (progress_ && progress_->is_of_parent()) static_cast<void>(progress_.release());
+  return progress_.get();
+}
+
+std::shared_ptr<Task> Communicator::submit(std::function<void()> call, std::shared_ptr<void> kept) {
+  if (!progress()) progress_ = std::make_unique<ProgressThread>();
+  progress_->collect();
+  return progress_->submit(std::move(call), std::move(kept));
+}
+
+void Communicator::settle_progress(const Interrupt& interrupt) {
+  if (progress() && !progress_->is_this_thread()) progress_->drain(interrupt);
+}
+
+Messages& Communicator::messages() {
+  if (!has_messages()) messages_ = std::make_unique<Messages>(group_, rank_);
+  return *messages_;
+}
+
+bool Communicator::has_messages() {
+  if (messages_ && messages_->is_of_parent()) static_cast<void>(messages_.release());
+  return messages_ != nullptr;
+}
+
+void Communicator::settle_all(const Interrupt& interrupt) {
+  settle(interrupt);
+  if (has_messages()) messages_->drain(interrupt);
+}
+
+std::size_t Communicator::outstanding() {
+  return (progress() ? progress_->outstanding() : 0) +
+         (has_messages() ? messages_->outstanding() : 0);
+}
+
+void Communicator::stop() {
+  if (progress()) progress_->join();
+  if (has_messages()) messages_->stop();
+}
+
 const Plan& Communicator::plan(const Algorithm& algorithm, int root, std::size_t count) {
   const Algorithm& chosen = count == 0 ? dissemination_barrier() : algorithm;
   std::lock_guard lock(plans_mutex_);
@@ -146,17 +187,21 @@ void Communicator::run(const Algorithm& algorithm, int root, const Buffers& buff
 
 void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffers,
                              const CallRecord& call, const Waiting& waiting) {
-  std::vector<Part> all, single{{0, buffers.count}};
-  if (in_parts(algorithm.collective())) {
-    // Chunk i is the part of the rank that plays rank i of the schedule.
-    for (int i = 0; i < size(); ++i) {
-      all.push_back({static_cast<std::size_t>((i + root) % size()) * buffers.count, buffers.count});
-    }
-    int played = (rank_ - root + size()) % size();
-    auto parts = [&](int count) { return (count == 1 ? single : all).data(); };
-    buffers.input_parts = parts(input_chunks(algorithm.collective(), size(), played, size()));
-    buffers.output_parts = parts(output_chunks(algorithm.collective(), size(), played, size()));
-  }
+  if (!in_parts(algorithm.collective())) return run(algorithm, root, buffers, call, waiting);
+  std::vector<std::size_t> counts(static_cast<std::size_t>(size()), buffers.count);
+  run_parts(algorithm, root, buffers, in_a_row(counts), {0, buffers.count}, call, waiting);
+}
+
+void Communicator::run_parts(const Algorithm& algorithm, int root, Buffers buffers,
+                             const std::vector<Part>& parts, Part single, const CallRecord& call,
+                             const Waiting& waiting) {
+  // Chunk i is the part of the rank that plays rank i of the schedule.
+  std::vector<Part> played(parts);
+  std::rotate(played.begin(), played.begin() + root, played.end());
+  int me = (rank_ - root + size()) % size();
+  auto of = [&](int count) { return count == 1 ? &single : played.data(); };
+  buffers.input_parts = of(input_chunks(algorithm.collective(), size(), me, size()));
+  buffers.output_parts = of(output_chunks(algorithm.collective(), size(), me, size()));
   run(algorithm, root, buffers, call, waiting);
 }
 
@@ -210,14 +255,13 @@ void Communicator::barrier(const Waiting& waiting) {
   run(dissemination_barrier(), 0, Buffers{}, record_of(dissemination_barrier(), {}, 0), waiting);
 }
 
-void Communicator::all_gather(const Array& array, const std::vector<std::size_t>& counts,
-                              const Waiting& waiting) {
+void Communicator::move(const Algorithm& algorithm, const Array& array,
+                        const std::vector<std::size_t>& counts, int root, const Waiting& waiting) {
   Buffers buffers = buffers_of(array, nullptr);
-  std::vector<Part> all = in_a_row(counts), mine{{0, counts[static_cast<std::size_t>(rank_)]}};
-  buffers.input_parts = mine.data();
-  buffers.output_parts = all.data();
   buffers.count = *std::max_element(counts.begin(), counts.end());
-  run(ring_all_gather(), 0, buffers, record_of(ring_all_gather(), array, 0), waiting);
+  run_parts(algorithm, root, buffers, in_a_row(counts),
+            {0, counts[static_cast<std::size_t>(rank_)]}, record_of(algorithm, array, root),
+            waiting);
 }
 
 void Communicator::all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,

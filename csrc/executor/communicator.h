@@ -14,6 +14,8 @@
 #include "algorithms/hierarchical.h"
 #include "executor/direct.h"
 #include "executor/executor.h"
+#include "executor/messages.h"
+#include "executor/progress_thread.h"
 #include "transport/group.h"
 #include "transport/shared_heap.h"
 
@@ -88,12 +90,29 @@ class Communicator {
   bool begin(const PreparedAllReduce& prepared, const void* input, void* output, int looks);
   void finish(const PreparedAllReduce& prepared, const Waiting& waiting);
 
-  // Parts of different lengths, in items, one after the other in each buffer. Of an all-gather's
-  // parts all ranks know all lengths; an all-to-all's are known to sender and receiver.
-  void all_gather(const Array& array, const std::vector<std::size_t>& counts,
-                  const Waiting& waiting);
+  // Parts of different lengths, in items, one after the other in each buffer. Of a gather's, a
+  // scatter's and an all-gather's all ranks know all lengths; an all-to-all's are known to sender
+  // and receiver.
+  void move(const Algorithm& algorithm, const Array& array, const std::vector<std::size_t>& counts,
+            int root, const Waiting& waiting);
   void all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
                   const std::vector<std::size_t>& output_counts, const Waiting& waiting);
+
+  // A call that goes on while the caller does something else; they are made one after the other,
+  // and whoever makes a call at once settles them first. The thread is started by the first one.
+  std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
+  // Waits until all of them are done, unless it is one of them that asks.
+  void settle(const Interrupt& interrupt) {
+    if (progress_) settle_progress(interrupt);
+  }
+  bool has_calls_under_way() { return progress_ && progress_->outstanding() > 0; }
+  // Messages between two ranks, which go beside the other calls.
+  Messages& messages();
+  // Waits for them, too.
+  void settle_all(const Interrupt& interrupt);
+  std::size_t outstanding();
+  // Ends the thread, when all is done.
+  void stop();
 
   // all_reduce of every rank of a group, by one thread; rank r's array is arrays[r].
   static void all_reduce_together(const std::vector<Communicator*>& communicators,
@@ -115,10 +134,18 @@ class Communicator {
   // A call whose chunks, or parts, are equal.
   void run_equal(const Algorithm& algorithm, int root, Buffers buffers, const CallRecord& call,
                  const Waiting& waiting);
+  // Where the buffers' chunks are parts; `single` is this rank's where a buffer has no other.
+  void run_parts(const Algorithm& algorithm, int root, Buffers buffers,
+                 const std::vector<Part>& parts, Part single, const CallRecord& call,
+                 const Waiting& waiting);
   void run(const Algorithm& algorithm, int root, const Buffers& buffers, const CallRecord& call,
            const Waiting& waiting);
 
   Endpoint& endpoint();
+  bool has_messages();
+  void settle_progress(const Interrupt& interrupt);
+  // nullptr where there is none, as in a forked child.
+  ProgressThread* progress();
 
   std::shared_ptr<Group> group_;
   int rank_;
@@ -129,6 +156,8 @@ class Communicator {
   std::vector<Choice> choices_;
   mutable std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
+  std::unique_ptr<ProgressThread> progress_;
+  std::unique_ptr<Messages> messages_;
 };
 
 }  // namespace pycollective

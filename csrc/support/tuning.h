@@ -30,6 +30,16 @@ inline constexpr int kShmSlots = 4;
 inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
 inline constexpr std::size_t kShmInlineBytes = 224;
 
+// What a message between two ranks of one host can have under way before its sender waits: of all
+// pairs together, and of one pair. Only what is used is ever there.
+inline constexpr std::size_t kPipesBytes = std::size_t{64} << 20;
+inline constexpr std::size_t kLeastPipeBytes = 4 * 1024;
+inline constexpr std::size_t kMostPipeBytes = 256 * 1024;
+
+// Bytes of messages from one peer that are kept for calls of recv still to come, before no more are
+// read.
+inline constexpr std::size_t kKeptMessageBytes = std::size_t{64} << 20;
+
 // Over TCP: bytes of a part (64 KiB took 1.6 times as long at 64 MiB between two processes, 1 MiB
 // as long), and how often a waiting rank looks before it yields and sleeps; a look is a system
 // call.

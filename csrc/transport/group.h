@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/pipes.h"
 #include "transport/transport.h"
 
 namespace pycollective {
@@ -21,6 +22,10 @@ class Group {
   virtual Endpoint& endpoint(int rank) = 0;
   // Fails the whole group, unless it has failed already: every rank's present or next call throws.
   virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
+  // A rank's ends of the pipes that messages between two ranks travel through; one object for each.
+  virtual std::shared_ptr<Pipes> pipes(int rank) = 0;
+  // Whether a rank has left in good order, as far as this one knows.
+  virtual bool has_left(int /*rank*/) const { return false; }
   // Why the group is dead, if it is.
   virtual std::optional<Failure> failure() const = 0;
   // Leaves in good order: not a failure, unless somebody still waits for this rank.

@@ -171,11 +171,12 @@ class MixedEndpoint final : public Endpoint {
 };
 
 MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
-                       std::shared_ptr<ShmGroup> memory, std::vector<int> hosts)
+                       const std::vector<int>& pipes, std::shared_ptr<ShmGroup> memory,
+                       std::vector<int> hosts)
     : shm_(std::move(memory)),
       hosts_(std::move(hosts)),
       places_(hosts_.size(), -1),
-      tcp_(rank, streams, /*others=*/true) {
+      tcp_(rank, streams, pipes, /*others=*/true) {
   if (hosts_.size() != streams.size()) throw std::invalid_argument("a host for every rank");
   std::vector<int> here;
   for (int r = 0; r < size(); ++r) {

@@ -18,10 +18,10 @@ namespace pycollective {
 
 class MixedGroup final : public Group {
  public:
-  // `streams` as TcpGroup's, with nothing but the control connection for ranks of this host;
-  // hosts[r] is the number of rank r's host. `memory`, which this rank has joined, has the ranks of
-  // its host in their order. Throws std::invalid_argument.
-  MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
+  // `streams` and `pipes` as TcpGroup's, with nothing but the control connection among the streams
+  // to ranks of this host; hosts[r] is the number of rank r's host. `memory`, which this rank has
+  // joined, has the ranks of its host in their order. Throws std::invalid_argument.
+  MixedGroup(int rank, const std::vector<std::vector<int>>& streams, const std::vector<int>& pipes,
              std::shared_ptr<ShmGroup> memory, std::vector<int> hosts);
   ~MixedGroup() override;
 
@@ -29,6 +29,8 @@ class MixedGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  std::shared_ptr<Pipes> pipes(int rank) override { return tcp_.pipes(rank); }
+  bool has_left(int rank) const override { return tcp_.has_left(rank); }
   void leave(int rank) noexcept override;
   void abandon() noexcept override;
   std::string_view transport() const override;

@@ -16,7 +16,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 // Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
@@ -167,6 +167,7 @@ class ShmEndpoint final : public Endpoint {
   bool sending() const { return unsent_ > 0; }
 
   void look_up() {
+    if (auto lost = group_.failure()) group_.fail(lost->kind, lost->what());  // of the followed one
     for (int peer = 0; peer < group_.size(); ++peer) {
       if (peer == rank_) continue;
       const auto& other = group_.state(peer);
@@ -269,11 +270,12 @@ std::size_t ShmGroup::bytes_for(int size) {
   auto n = static_cast<std::size_t>(size);
   return page_up(sizeof(Header)) + page_up(n * sizeof(RankState)) +
          page_up(n * n * sizeof(Channel)) + n * n * kShmSlots * kShmSlotBytes +
-         Board::bytes_for(size, /*with_staging=*/true);
+         Board::bytes_for(size, /*with_staging=*/true) + page_up(RingPipes::bytes_for(size));
 }
 
 std::byte* ShmGroup::board() const {
-  return memory_.data() + bytes_for(size()) - Board::bytes_for(size(), /*with_staging=*/true);
+  return memory_.data() + bytes_for(size()) - page_up(RingPipes::bytes_for(size())) -
+         Board::bytes_for(size(), /*with_staging=*/true);
 }
 
 std::vector<Bed*> ShmGroup::beds() const {
@@ -342,6 +344,14 @@ std::byte* ShmGroup::slots(int from, int to) const {
              kShmSlotBytes;
 }
 
+// The pipes are the last in the memory.
+std::shared_ptr<Pipes> ShmGroup::pipes(int rank) {
+  std::byte* begin = memory_.data() + bytes_for(size()) - page_up(RingPipes::bytes_for(size()));
+  return std::make_shared<RingPipes>(begin, size(), rank);
+}
+
+bool ShmGroup::has_left(int rank) const { return state(rank).presence.load() == 2; }
+
 void ShmGroup::join(int rank) {
   if (rank < 0 || rank >= size()) {
     throw std::invalid_argument("rank " + std::to_string(rank) + " is not among the " +
@@ -384,7 +394,11 @@ void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
 }
 
 std::optional<Failure> ShmGroup::failure() const {
-  if (header().failed.load() == 0) return {};
+  if (header().failed.load() == 0) {
+    if (!followed_) return {};
+    auto theirs = followed_->failure();
+    return theirs && theirs->kind == FailureKind::peer_lost ? theirs : std::nullopt;
+  }
   // Another rank writes the reason just now; it may also have been killed while it did.
   auto patience = Clock::now() + std::chrono::seconds(1);
   while (header().failed.load() != 2) {

@@ -43,12 +43,16 @@ class ShmGroup final : public Group {
   std::string_view transport() const override { return "shared memory"; }
   // What messages call the ranks, where they are part of a larger group; in ascending order.
   void name_ranks(std::vector<int> names) { names_ = std::move(names); }
+  // A process that is lost to another group is lost to this one as well.
+  void follow(std::shared_ptr<ShmGroup> other) { followed_ = std::move(other); }
   // Whether the rank has joined and not left.
   bool is_in(int rank) const;
 
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  std::shared_ptr<Pipes> pipes(int rank) override;
+  bool has_left(int rank) const override;
   std::string describe_ranks() const override;
 
   // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
@@ -86,6 +90,7 @@ class ShmGroup final : public Group {
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
   int rank_ = -1;
+  std::shared_ptr<ShmGroup> followed_;
 };
 
 }  // namespace pycollective

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "support/tuning.h"
+#include "transport/tcp_pipes.h"
 #include "transport/wait.h"
 
 namespace pycollective {
@@ -104,6 +105,7 @@ class Descriptor {
   }
   ~Descriptor() { close(); }
   int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
   void close() noexcept {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
   }
@@ -453,6 +455,12 @@ class TcpGroup::Member final : public Endpoint {
     if (!failed_.load() && getpid() == owner_) read_control();
     std::lock_guard lock(mutex_);
     return failure_;
+  }
+
+  bool has_left(int rank) {
+    if (!failed_.load()) read_control();
+    std::lock_guard lock(mutex_);
+    return at(rank).left;
   }
 
   std::string describe_ranks() {
@@ -940,15 +948,33 @@ class TcpGroup::Member final : public Endpoint {
   bool closed_ = false;
 };
 
-TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams, bool others)
-    : member_(std::make_unique<Member>(rank, streams, others)) {}
+TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams,
+                   const std::vector<int>& pipes, bool others)
+    : member_(std::make_unique<Member>(rank, streams, others)) {
+  if (pipes.empty()) return;
+  if (pipes.size() != streams.size()) throw std::invalid_argument("one pipe for each rank");
+  std::vector<Descriptor> copies;
+  for (int r = 0; r < size(); ++r) {
+    copies.push_back(r == rank ? Descriptor()
+                               : duplicate_socket(pipes[static_cast<std::size_t>(r)]));
+  }
+  std::vector<int> sockets;
+  for (Descriptor& copy : copies) sockets.push_back(copy.release());
+  pipes_ = std::make_shared<TcpPipes>(std::move(sockets));
+}
 
 TcpGroup::~TcpGroup() { member_->leave_group(); }
 
 int TcpGroup::rank() const { return member_->rank(); }
 int TcpGroup::size() const { return member_->size(); }
-void TcpGroup::leave(int) noexcept { member_->leave_group(); }
-void TcpGroup::abandon() noexcept { member_->close_all(); }
+void TcpGroup::leave(int) noexcept {
+  member_->leave_group();
+  pipes_.reset();
+}
+void TcpGroup::abandon() noexcept {
+  member_->close_all();
+  pipes_.reset();
+}
 
 Endpoint& TcpGroup::endpoint(int rank) {
   if (rank != member_->rank()) throw std::logic_error("this process has another rank of the group");
@@ -958,6 +984,14 @@ Endpoint& TcpGroup::endpoint(int rank) {
 void TcpGroup::fail(FailureKind kind, const std::string& message) noexcept {
   member_->fail(kind, message);
 }
+
+std::shared_ptr<Pipes> TcpGroup::pipes(int rank) {
+  endpoint(rank);
+  if (!pipes_) throw std::logic_error("this group has no connections for messages of two ranks");
+  return pipes_;
+}
+
+bool TcpGroup::has_left(int rank) const { return member_->has_left(rank); }
 
 std::optional<Failure> TcpGroup::failure() const { return member_->failure(); }
 

@@ -23,10 +23,12 @@ namespace pycollective {
 class TcpGroup final : public Group {
  public:
   // streams[p] are connected sockets to rank p in an order that both sides have, the control
-  // connection first; empty for this rank. They are duplicated. Throws std::invalid_argument.
-  // A peer that gets messages in another way has a control connection only; `others` says that
-  // there may be such peers.
-  TcpGroup(int rank, const std::vector<std::vector<int>>& streams, bool others = false);
+  // connection first; empty for this rank. `pipes` has one more for each peer, -1 for this rank; or
+  // nothing where messages between two ranks are not needed. All are duplicated. A peer that gets
+  // collectives' messages in another way has a control connection only; `others` says that there
+  // may be such peers. Throws std::invalid_argument.
+  TcpGroup(int rank, const std::vector<std::vector<int>>& streams,
+           const std::vector<int>& pipes = {}, bool others = false);
   ~TcpGroup() override;
   TcpGroup(const TcpGroup&) = delete;
   TcpGroup& operator=(const TcpGroup&) = delete;
@@ -43,6 +45,8 @@ class TcpGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  std::shared_ptr<Pipes> pipes(int rank) override;
+  bool has_left(int rank) const override;
   std::string describe_ranks() const override;
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;
@@ -63,6 +67,7 @@ class TcpGroup final : public Group {
  private:
   class Member;
   std::unique_ptr<Member> member_;
+  std::shared_ptr<Pipes> pipes_;
 };
 
 }  // namespace pycollective

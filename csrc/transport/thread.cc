@@ -213,6 +213,20 @@ void ThreadGroup::fail(FailureKind kind, const std::string& message) noexcept {
   for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].bed.ring();
 }
 
+std::shared_ptr<Pipes> ThreadGroup::pipes(int rank) {
+  std::lock_guard lock(pipes_mutex_);
+  if (!pipes_memory_) {
+    // Pages that are never touched are never there.
+    auto* memory =
+        static_cast<std::byte*>(std::calloc(RingPipes::bytes_for(size_) + kCacheLine, 1));
+    if (!memory) throw std::bad_alloc();
+    pipes_memory_.reset(memory, [](std::byte* p) { std::free(p); });
+  }
+  std::size_t past = reinterpret_cast<std::uintptr_t>(pipes_memory_.get()) % kCacheLine;
+  std::byte* begin = pipes_memory_.get() + (past ? kCacheLine - past : 0);
+  return std::make_shared<RingPipes>(begin, size_, rank);
+}
+
 std::optional<Failure> ThreadGroup::failure() const {
   std::lock_guard lock(failure_mutex_);
   return failure_;

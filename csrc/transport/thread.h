@@ -30,6 +30,7 @@ class ThreadGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  std::shared_ptr<Pipes> pipes(int rank) override;
   std::string_view transport() const override { return "threads"; }
   std::string describe_ranks() const override;
 
@@ -57,6 +58,8 @@ class ThreadGroup final : public Group {
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;
   std::optional<Failure> failure_;
+  std::mutex pipes_mutex_;
+  std::shared_ptr<std::byte[]> pipes_memory_;  // made by the first rank that needs it
 };
 
 }  // namespace pycollective

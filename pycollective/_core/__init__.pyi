@@ -148,10 +148,13 @@ class ShmGroup(Group):
     @property
     def descriptor(self) -> int: ...
     def join(self, rank: int) -> None: ...
+    def follow(self, other: ShmGroup) -> None: ...
     def is_in(self, rank: int) -> bool: ...
 
 class TcpGroup(Group):
-    def __init__(self, rank: int, streams: Sequence[Sequence[int]]) -> None: ...
+    def __init__(
+        self, rank: int, streams: Sequence[Sequence[int]], pipes: Sequence[int] = []
+    ) -> None: ...
     @property
     def rank(self) -> int: ...
 
@@ -160,6 +163,7 @@ class MixedGroup(Group):
         self,
         rank: int,
         streams: Sequence[Sequence[int]],
+        pipes: Sequence[int],
         memory: ShmGroup,
         hosts: Sequence[int],
     ) -> None: ...
@@ -170,6 +174,12 @@ class CommunicatorBase:
 
 def fast_all_reduce(method: _Method, /) -> _Method: ...
 
+class Task:
+    @property
+    def done(self) -> bool: ...
+    def wait(self, timeout: float) -> bool: ...
+    def check(self) -> None: ...
+
 class Communicator:
     def __init__(self, group: Group, rank: int) -> None: ...
     @property
@@ -178,6 +188,16 @@ class Communicator:
     def size(self) -> int: ...
     def prefer(self, rows: Sequence[tuple[Collective, int, str]]) -> None: ...
     def select(self, collective: Collective, bytes: int) -> str: ...
+    def submit(self, call: Callable[[], object]) -> Task: ...
+    def settle(self) -> None: ...
+    @property
+    def outstanding(self) -> int: ...
+    def send(
+        self, input: NDArray[Any], dest: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Task | None: ...
+    def recv(
+        self, output: NDArray[Any], source: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Task | None: ...
     def all_reduce(
         self,
         input: NDArray[Any],
@@ -186,16 +206,36 @@ class Communicator:
         algorithm: str | Algorithm,
         reproducible: bool,
         timeout: float,
-    ) -> None: ...
+        async_op: bool = False,
+    ) -> Task | None: ...
     def reduce(
-        self, input: NDArray[Any], output: NDArray[Any] | None, op: str, root: int, timeout: float
-    ) -> None: ...
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any] | None,
+        op: str,
+        root: int,
+        algorithm: str | Algorithm,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Task | None: ...
     def reduce_scatter(
-        self, input: NDArray[Any], output: NDArray[Any], op: str, algorithm: str, timeout: float
-    ) -> None: ...
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any],
+        op: str,
+        algorithm: str | Algorithm,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Task | None: ...
     def broadcast(
-        self, input: NDArray[Any], output: NDArray[Any], root: int, algorithm: str, timeout: float
-    ) -> None: ...
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any],
+        root: int,
+        algorithm: str | Algorithm,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Task | None: ...
     def move_parts(
         self,
         collective: Collective,
@@ -204,16 +244,22 @@ class Communicator:
         count: int,
         shape: Sequence[int],
         root: int,
+        algorithm: str | Algorithm,
         timeout: float,
-    ) -> None: ...
-    def all_gather_ragged(
+        async_op: bool = False,
+    ) -> Task | None: ...
+    def move_ragged(
         self,
-        input: NDArray[Any],
-        output: NDArray[Any],
+        collective: Collective,
+        input: NDArray[Any] | None,
+        output: NDArray[Any] | None,
         counts: Sequence[int],
         shape: Sequence[int],
+        root: int,
+        algorithm: str | Algorithm,
         timeout: float,
-    ) -> None: ...
+        async_op: bool = False,
+    ) -> Task | None: ...
     def all_to_all_ragged(
         self,
         input: NDArray[Any],
@@ -222,11 +268,12 @@ class Communicator:
         output_counts: Sequence[int],
         shape: Sequence[int],
         timeout: float,
-    ) -> None: ...
+        async_op: bool = False,
+    ) -> Task | None: ...
     def empty(
         self, shape: Sequence[int], dtype: np.dtype[Any], timeout: float
     ) -> NDArray[Any] | None: ...
-    def barrier(self, timeout: float) -> None: ...
+    def barrier(self, timeout: float, async_op: bool = False) -> Task | None: ...
 
 def all_reduce_together(
     communicators: Sequence[Communicator],

@@ -62,7 +62,7 @@ def reduce(source: Span, target: Span) -> Step:
 
 
 class Algorithm:
-    """An all-reduce of one's own; made by `algorithm`.
+    """An algorithm of one's own; made by `algorithm`.
 
     The schedule for a number of ranks is worked out, proved and kept when it is first asked for.
 
@@ -70,6 +70,8 @@ class Algorithm:
     ----------
     name : str
         Its name in messages.
+    collective : str
+        What it does: the name of a `Communicator` method.
     """
 
     def __init__(
@@ -77,12 +79,18 @@ class Algorithm:
         steps: Callable[[int, int], Iterable[Step]],
         num_chunks: Callable[[int], int] | int,
         num_scratch: Callable[[int], int] | int = 0,
+        collective: str = "all_reduce",
     ) -> None:
+        if collective not in Collective.__members__:
+            raise ValueError(
+                f"no collective is called {collective!r}; there are {', '.join(Collective.__members__)}"
+            )
         self.name = str(getattr(steps, "__name__", "algorithm"))
         self.__doc__ = steps.__doc__
         self._steps = steps
         self._num_chunks = num_chunks
         self._num_scratch = num_scratch
+        self.collective = collective
         self._proved: dict[int, _core.Algorithm] = {}
         self._lock = threading.Lock()
 
@@ -95,7 +103,8 @@ class Algorithm:
             raise ValueError(f"a group has at least 1 rank, not {size}")
         numbers = [n(size) if callable(n) else n for n in (self._num_chunks, self._num_scratch)]
         steps = [list(self._steps(rank, size)) for rank in range(size)]
-        return Schedule(Collective.all_reduce, numbers[0], steps, numbers[1])
+        which = Collective.__members__[self.collective]
+        return Schedule(which, numbers[0], steps, numbers[1])
 
     def verify(self, size: int) -> None:
         """Prove the schedule for a number of ranks, as `pycollective.algorithms.verify` says.
@@ -146,9 +155,12 @@ class Algorithm:
 
 
 def algorithm(
-    num_chunks: Callable[[int], int] | int, num_scratch: Callable[[int], int] | int = 0
+    num_chunks: Callable[[int], int] | int,
+    num_scratch: Callable[[int], int] | int = 0,
+    *,
+    collective: str = "all_reduce",
 ) -> Callable[[Callable[[int, int], Iterable[Step]]], Algorithm]:
-    """Make an all-reduce algorithm of a function that yields one rank's steps.
+    """Make an algorithm of a function that yields one rank's steps.
 
     Parameters
     ----------
@@ -157,6 +169,11 @@ def algorithm(
     num_scratch : int or callable
         Chunks of scratch memory of each rank. Chunk i of it holds nothing but chunk i modulo
         ``num_chunks``.
+    collective : str
+        What the algorithm does: "all_reduce", "reduce", "broadcast", … as the `Communicator` methods
+        are called. Where there is a root, it is rank 0; the call names the ranks anew for another.
+        In gathers, scatters, reduce_scatter and all_to_all, chunk i is the part of rank i, and
+        ``num_chunks`` the number of ranks.
 
     Returns
     -------
@@ -181,4 +198,4 @@ def algorithm(
     ...         yield recv(0, output[0])
     >>> star.verify(5)
     """
-    return lambda steps: Algorithm(steps, num_chunks, num_scratch)
+    return lambda steps: Algorithm(steps, num_chunks, num_scratch, collective)

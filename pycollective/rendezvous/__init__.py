@@ -11,13 +11,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pycollective import _core, tuning
 from pycollective.communicator import DEFAULT_TIMEOUT, Communicator, local_group
+from pycollective.communicator.member import live
+from pycollective.communicator.split import SharedMemory
 from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
@@ -44,9 +45,6 @@ JOIN_TIMEOUT = 300.0
 SHORTEST_SECRET = 16
 
 _log = logging.getLogger("pycollective")
-
-
-_live: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 def launched_environment(rank: int, size: int, descriptor: int) -> dict[str, str]:
@@ -118,9 +116,8 @@ def init(
             f"{MEMORY}={env[MEMORY]!r} describe: {error}"
         ) from None
     _log.info("rank %d of %d, through shared memory; described by pycollective run", rank, size)
-    communicator = Communicator(group, rank, timeout)
+    communicator = Communicator(group, rank, timeout, SharedMemory(group))
     communicator._prefer(choices)
-    _live.add(communicator)
     return communicator
 
 
@@ -130,7 +127,7 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
     if not timeout > 0 or not join_timeout > 0:
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
     about, source = _description(env)
-    group, name, how = tcp.connect(about, join_timeout)
+    group, name, how, host = tcp.connect(about, join_timeout)
     _log.info(
         "group %s: rank %d of %d, %s, %s; described by %s",
         name,
@@ -140,10 +137,9 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
         "authenticated" if about.secret else "without a secret",
         source,
     )
-    communicator = Communicator(group, about.rank, timeout)
+    communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host))
     if group.transport == "TCP":  # what was measured for it
         communicator._prefer(about.choices)
-    _live.add(communicator)
     return communicator
 
 
@@ -221,15 +217,15 @@ def _secret(env: Mapping[str, str]) -> bytes:
 
 @atexit.register
 def _leave_all() -> None:
-    for communicator in list(_live):
-        communicator.close()
+    for communicator in list(live):
+        communicator._close_at_exit()
 
 
 def _forget_after_fork() -> None:
     """In a forked child: the parent's ranks are not ours."""
-    for communicator in list(_live):
+    for communicator in list(live):
         communicator._disown()
-    _live.clear()
+    live.clear()
 
 
 if hasattr(os, "register_at_fork"):

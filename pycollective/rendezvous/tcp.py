@@ -7,6 +7,7 @@ are the connected descriptors; from then on nobody listens, so nobody can come a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ipaddress
 import logging
 import secrets
@@ -42,6 +43,8 @@ MAX_STRANGERS = 64
 """Connections beyond the group's size that may be proving at the same time; the oldest makes room."""
 MAX_RANKS = 1024
 MAX_STREAMS = 8
+_CONNECTIONS = 2
+"""Of every two ranks, besides those for collectives: control, and messages of send and recv."""
 
 
 @dataclass
@@ -61,8 +64,13 @@ class Description:
     choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
 
 
-def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str]:
-    """Meet the other ranks; return the core's group, the group's name, and how the ranks talk.
+def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str, str]:
+    """Meet the other ranks.
+
+    Returns
+    -------
+    tuple
+        The core's group, the group's name, how the ranks talk, and where this rank was reached.
 
     Raises
     ------
@@ -70,7 +78,7 @@ def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str]:
         The others did not come, are not who they should be, or say that they cannot go on.
     """
     if about.size == 1:
-        return _core.TcpGroup(0, [[]]), "of one", "over TCP"
+        return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
     with contextlib.ExitStack() as cleanup:
         try:
             return _Meeting(about, seconds, cleanup).group()
@@ -89,6 +97,43 @@ def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str]:
             raise RendezvousError(
                 f"rank {about.rank} cannot meet the group at {about.host}:{about.port}: {error}"
             ) from None
+
+
+class Addresses:
+    """Ranks that are reached over TCP: to make a new group, they meet at the address of its first."""
+
+    def __init__(self, about: Description, host: str) -> None:
+        self._about = about
+        self._host = host
+        self._listener: socket.socket | None = None
+
+    def offer(self, size: int) -> bytes:
+        """Listen; return the address."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self._listener = socket.create_server(
+            (self._host, 0), family=family, backlog=min(size, 1024)
+        )
+        return f"{self._listener.getsockname()[1]} {self._host}".encode()
+
+    def accept(
+        self, offer: bytes, rank: int, size: int, seconds: float
+    ) -> tuple[_core.Group, Addresses]:
+        """Meet the others; with the secret of this group."""
+        listener, self._listener = self._listener, None
+        if size == 1 and listener:
+            listener.close()
+            listener = None
+        port, _, host = offer.rstrip(b"\0").decode().partition(" ")
+        about = dataclasses.replace(
+            self._about,
+            rank=rank,
+            size=size,
+            host=host,
+            port=int(port),
+            listener=listener.detach() if listener else -1,
+        )
+        group, _, _, own = connect(about, min(seconds, 300.0))
+        return group, Addresses(about, own if size > 1 else self._host)
 
 
 class _Door:
@@ -206,7 +251,7 @@ class _Meeting:
             for channel in [*self.joined.values(), *self.peers.values()]:
                 channel.close()
 
-    def group(self) -> tuple[_core.Group, str, str]:
+    def group(self) -> tuple[_core.Group, str, str, str]:
         name, door = self._gather() if self.about.rank == 0 else self._join()
         self._connect_peers(name)
         self._wait(
@@ -222,14 +267,18 @@ class _Meeting:
         here, shared = self._share()
         hosts = self._leave_together(here[0])
         door.close()
+        last = self.streams - 1  # for messages of two ranks
         sockets = [
             []
             if r == rank
-            else [self.peers[r, s].socket.fileno() for s in range(1 if r in here else self.streams)]
+            else [self.peers[r, s].socket.fileno() for s in range(1 if r in here else last)]
             for r in range(size)
         ]
+        pipes = [-1 if r == rank else self.peers[r, last].socket.fileno() for r in range(size)]
+        own = str(door.address[0])
         if len(set(hosts)) == size:
-            return _core.TcpGroup(rank, sockets), name, "over TCP" + self._unproved(here)
+            how = "over TCP" + self._unproved(here)
+            return _core.TcpGroup(rank, sockets, pipes), name, how, own
         if shared is None:
             shared = _core.ShmGroup.create(1)
             shared.join(0)
@@ -238,9 +287,10 @@ class _Meeting:
             how += f" with {_ranks([r for r in here if r != rank])} and over TCP with the others"
             how = how if len(here) > 1 else "over TCP"
         return (
-            _core.MixedGroup(rank, sockets, shared, hosts),
+            _core.MixedGroup(rank, sockets, pipes, shared, hosts),
             name,
             f"{how}, {len(set(hosts))} hosts{self._unproved(here)}",
+            own,
         )
 
     def _claim(self) -> str:
@@ -326,7 +376,7 @@ class _Meeting:
         sock = self._inherited() or self._listen(family, address)
         self.cleanup.callback(sock.close)
         own = self._own_address(str(sock.getsockname()[0]))
-        self.streams = 1 + self.about.streams
+        self.streams = _CONNECTIONS + self.about.streams
         name = secrets.token_hex(8)
         front = _Door(sock, self.key, self.about.size, self._enter_group)
         try:
@@ -419,7 +469,7 @@ class _Meeting:
         self.cleanup.callback(self.store.close)
         own = self._own_address(str(self.store.socket.getsockname()[0]))
         # The name of the group is not known yet: who comes early waits for it.
-        self.streams = 1 + MAX_STREAMS
+        self.streams = _CONNECTIONS + MAX_STREAMS
         door = self._peer_door(own, "")
         place = {"host": door.address[0], "port": door.address[1], "claim": self._claim()}
         self.store.send(place, self.deadline)
@@ -430,7 +480,7 @@ class _Meeting:
             raise HandshakeError("no table of the group")
         if len(places) != self.about.size:
             raise HandshakeError("a table of another size")
-        self.streams = _int(table, "streams", 2, 1 + MAX_STREAMS)
+        self.streams = _int(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
         try:
             self.about.choices = tuning.checked(table.get("choices"))
         except ValueError as error:

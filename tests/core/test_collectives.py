@@ -321,7 +321,7 @@ def test_bad_arguments():
         comm.all_gather(x, out=x)
     with pytest.raises(ValueError, match=r"out must be float64\[6, 2\], and is float32"):
         comm.gather(x, out=np.ones((6, 2), "f4"))
-    with pytest.raises(TypeError, match="out must be a NumPy array"):
+    with pytest.raises(TypeError, match="out must be an array, not list"):
         comm.all_gather(x, out=[])
     with pytest.raises(ValueError, match="read-only"):
         comm.reduce(x, out=np.broadcast_to(1.0, (3, 2)))
@@ -352,3 +352,60 @@ def test_bad_arguments():
         comm.reduce_scatter(np.ones(2), algorithm="bus")
     with pytest.raises(ValueError, match="bytes_per_pack"):
         comm.all_reduce_many([x], bytes_per_pack=-1)
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_ragged_gather_and_scatter(ranks, on_ranks):
+    comms = local_group(ranks, timeout=30)
+    for counts in ([r * r % 5 for r in range(ranks)], [70_001 * (r == 1) for r in range(ranks)]):
+        whole = np.arange(2.0 * sum(counts)).reshape(-1, 2)
+        parts = np.split(whole, np.cumsum(counts)[:-1])
+        for root in {0, ranks // 2, ranks - 1}:
+
+            def gather(c, parts=parts, root=root, **more):
+                return c.gather(parts[c.rank], root, ragged=True, **more)
+
+            want = [whole if r == root else None for r in range(ranks)]
+            check(on_ranks(comms, gather), want)
+            check(on_ranks(comms, lambda c, g=gather: g(c, async_op=True).wait(30)), want)
+
+            def in_place(c, counts=counts, parts=parts, root=root):
+                out = np.zeros((sum(counts), 2))
+                begin = sum(counts[: c.rank])
+                mine = out[begin : begin + counts[c.rank]]
+                mine[:] = parts[c.rank]
+                return c.gather(mine, root, out=out if c.rank == root else None, ragged=True)
+
+            check(on_ranks(comms, in_place), want)
+
+            def scatter(c, counts=counts, whole=whole, root=root, **more):
+                if c.rank == root:
+                    return c.scatter(
+                        np.asfortranarray(whole), root, ragged=True, counts=counts, **more
+                    )
+                if c.rank % 2:
+                    out = np.empty((counts[c.rank], 2))
+                    return c.scatter(None, root, out=out, ragged=True, **more)
+                return c.scatter(np.empty((0, 2)), root, ragged=True, **more)
+
+            check(on_ranks(comms, scatter), parts)
+            check(on_ranks(comms, lambda c, s=scatter: s(c, async_op=True).wait(30)), parts)
+
+
+def test_ragged_scatter_says_what_is_wrong(on_ranks):
+    (c,) = local_group(1)
+    with pytest.raises(TypeError, match="counts with ragged=True only"):
+        c.scatter(np.ones(1), counts=[1])
+    with pytest.raises(TypeError, match="needs x and counts on the root"):
+        c.scatter(np.ones(1), ragged=True)
+    with pytest.raises(ValueError, match="counts add up to 2 rows"):
+        c.scatter(np.ones(1), ragged=True, counts=[2])
+
+    def work(c):
+        with pytest.raises(TypeError, match="to say dtype and row shape"):
+            c.scatter(None, 1 - c.rank, ragged=True)
+        with pytest.raises(pc.MismatchError, match=r"float64\[\*, 2\].*\(float32\[\*, 2\]"):
+            c.gather(np.ones((1, 2), "float32" if c.rank else "float64"), ragged=True)
+        return True
+
+    assert on_ranks(local_group(2, timeout=30), work) == [True, True]

@@ -361,7 +361,7 @@ def test_bad_arguments():
         comm.all_reduce(np.ones(2), out=np.ones(3))
     with pytest.raises(ValueError, match="read-only"):
         comm.all_reduce(np.ones(2), out=np.broadcast_to(1.0, (2,)))
-    with pytest.raises(TypeError, match="out must be a NumPy array"):
+    with pytest.raises(TypeError, match="out must be an array, not list"):
         comm.all_reduce(np.ones(2), out=[0.0, 0.0])
     with pytest.raises(ValueError, match="root 1 is not among the 1 ranks"):
         comm.broadcast(np.ones(2), root=1)

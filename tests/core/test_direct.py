@@ -11,6 +11,7 @@ import pytest
 import pycollective as pc
 from pycollective import _core, algorithms
 from pycollective.communicator import Communicator, local_group
+from pycollective.communicator.split import SharedMemory
 
 TIMEOUT = 300.0  # sanitizers are slow
 KINDS = ["threads", "shm"]
@@ -26,7 +27,7 @@ def group(kind: str, size: int) -> list[Communicator]:
     for rank in range(size):
         one = _core.ShmGroup.open(memory.descriptor)
         one.join(rank)
-        comms.append(Communicator(one, rank, TIMEOUT))
+        comms.append(Communicator(one, rank, TIMEOUT, SharedMemory(one)))
     return comms
 
 

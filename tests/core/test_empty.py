@@ -11,6 +11,7 @@ import pytest
 import pycollective as pc
 from pycollective import _core
 from pycollective.communicator import Communicator, local_group
+from pycollective.communicator.split import SharedMemory
 
 
 def shm_group(size):
@@ -19,7 +20,7 @@ def shm_group(size):
     for rank in range(size):
         one = _core.ShmGroup.open(memory.descriptor)
         one.join(rank)
-        comms.append(Communicator(one, rank, 30.0))
+        comms.append(Communicator(one, rank, 30.0, SharedMemory(one)))
     return comms
 
 

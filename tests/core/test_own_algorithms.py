@@ -180,3 +180,51 @@ def test_the_documents_example(capsys, monkeypatch):
     assert capsys.readouterr().out == shown[0]
     (simulated,) = [text for language, text in blocks if language == "text"]
     assert space["text"] == simulated.rstrip("\n")
+
+
+@algorithm(num_chunks=1, collective="broadcast")
+def fan(rank, size):
+    """Rank 0 tells everyone."""
+    if rank == 0:
+        yield copy(input[0], output[0])
+        for peer in range(1, size):
+            yield send(peer, output[0])
+    else:
+        yield recv(0, output[0])
+
+
+@algorithm(num_chunks=lambda size: size, collective="gather")
+def funnel(rank, size):
+    """Rank 0 takes the parts in turn."""
+    if rank == 0:
+        yield copy(input[0], output[0])
+        for peer in range(1, size):
+            yield recv(peer, output[peer])
+    else:
+        yield send(0, input[0])
+
+
+def test_other_collectives_take_ones_own(on_ranks):
+    def work(c):
+        r, n = c.rank, c.size
+        for root in (0, n - 1):
+            got = c.broadcast(np.arange(9.0) * (r + 1), root, algorithm=fan)
+            assert (got == np.arange(9.0) * (root + 1)).all()
+            parts = c.gather(np.full((2, 2), r), root, algorithm=funnel)
+            want = np.repeat(np.arange(n), 2)[:, None] * np.ones((1, 2), int)
+            assert (parts is None) if r != root else (parts == want).all()
+        under_way = c.broadcast(np.full(3, r), 0, algorithm=fan, async_op=True)
+        assert (under_way.wait() == 0).all()
+        with pytest.raises(
+            ValueError, match="'fan' is a schedule for broadcast among 3 ranks, not"
+        ):
+            c.all_reduce(np.ones(2), algorithm=fan)
+        with pytest.raises(
+            ValueError, match="is a schedule for broadcast .* not for reduce_scatter"
+        ):
+            c.reduce_scatter(np.ones(3), algorithm=fan)
+        return True
+
+    assert on_ranks(local_group(3, timeout=30), work) == [True] * 3
+    with pytest.raises(ValueError, match="no collective is called 'shout'"):
+        algorithm(num_chunks=1, collective="shout")(lambda rank, size: [])

@@ -356,12 +356,12 @@ def test_groups_that_do_not_fit_together():
     memory_of_two = _core.ShmGroup.create(2)
     memory_of_two.join(0)
     with pytest.raises(ValueError, match="a host for every rank"):
-        _core.MixedGroup(0, [[]], memory_of_two, [0, 0])
+        _core.MixedGroup(0, [[]], [], memory_of_two, [0, 0])
     with pytest.raises(ValueError, match="another number of ranks"):
-        _core.MixedGroup(0, [[]], memory_of_two, [0])
+        _core.MixedGroup(0, [[]], [], memory_of_two, [0])
     a, b = socket.socketpair()
     with pytest.raises(ValueError, match="a connection for messages"):
-        _core.MixedGroup(0, [[], [a.fileno()]], memory_of_two, [0, 1])
+        _core.MixedGroup(0, [[], [a.fileno()]], [], memory_of_two, [0, 1])
     with pytest.raises(ValueError, match="every peer needs a control connection"):
         _core.TcpGroup(0, [[], [a.fileno()]])
     a.close()

@@ -1,0 +1,434 @@
+#include "executor/messages.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "support/tuning.h"
+#include "transport/wait.h"
+
+namespace pycollective {
+namespace {
+
+std::string in_words(const std::string& type, const std::int64_t* shape, int dims) {
+  std::string text = type + "[";
+  for (int i = 0; i < std::min(dims, CallRecord::kMaxDims); ++i) {
+    if (i) text += ", ";
+    text += std::to_string(shape[i]);
+  }
+  if (dims > CallRecord::kMaxDims) text += ", …";
+  return text + "]";
+}
+
+}  // namespace
+
+Messages::Messages(std::shared_ptr<Group> group, int rank)
+    : group_(std::move(group)),
+      rank_(rank),
+      owner_(getpid()),
+      pipes_(group_->pipes(rank)),
+      peers_(static_cast<std::size_t>(group_->size())) {}
+
+Messages::~Messages() { stop(); }
+
+bool Messages::is_of_parent() const { return getpid() != owner_; }
+
+void Messages::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
+  pipes_->wake();
+  if (thread_.joinable()) thread_.join();
+  std::lock_guard lock(mutex_);
+  fail_all(std::make_exception_ptr(Failure(
+      FailureKind::aborted, "rank " + std::to_string(rank_) +
+                                " let go of its communicator while messages were under way")));
+}
+
+Messages::Call Messages::make_call(Message message, std::shared_ptr<void> kept) {
+  collect();
+  if (auto failure = group_->failure()) throw *failure;
+  Call call;
+  call.envelope.tag = message.tag;
+  call.envelope.bytes = message.bytes;
+  call.envelope.dims = static_cast<std::int32_t>(message.shape.size());
+  std::strncpy(call.envelope.type, message.type.c_str(), sizeof call.envelope.type - 1);
+  for (std::size_t i = 0; i < std::min<std::size_t>(message.shape.size(), CallRecord::kMaxDims);
+       ++i) {
+    call.envelope.shape[i] = message.shape[i];
+  }
+  call.message = std::move(message);
+  call.task = std::make_shared<Task>(std::function<void()>(), std::move(kept));
+  return call;
+}
+
+std::shared_ptr<Task> Messages::send(Message message, std::shared_ptr<void> kept) {
+  Call call = make_call(std::move(message), std::move(kept));
+  auto task = call.task;
+  std::lock_guard lock(mutex_);
+  if (failed_) throw_failure();
+  finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
+  Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
+  if (call.message.peer == rank_) {  // it is there already
+    Kept copy{call.envelope, std::make_unique_for_overwrite<std::byte[]>(call.message.bytes)};
+    if (call.message.bytes) {
+      std::memcpy(copy.data.get(), call.message.data, call.message.bytes);
+    }
+    peer.envelope = call.envelope;
+    peer.keeping = std::move(copy);
+    end_data(rank_, peer);
+    done(call, nullptr);
+  } else {
+    peer.sends.push_back(std::move(call));
+    advance();
+  }
+  changed_.notify_all();
+  pipes_->wake();
+  return task;
+}
+
+std::shared_ptr<Task> Messages::receive(Message message, std::shared_ptr<void> kept) {
+  Call call = make_call(std::move(message), std::move(kept));
+  auto task = call.task;
+  std::lock_guard lock(mutex_);
+  if (failed_) throw_failure();
+  finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
+  Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
+  auto same_tag = [&](const Kept& k) { return k.envelope.tag == call.message.tag; };
+  auto found = std::find_if(peer.kept.begin(), peer.kept.end(), same_tag);
+  if (found != peer.kept.end()) {
+    Kept came = std::move(*found);
+    peer.kept.erase(found);
+    peer.kept_bytes -= came.envelope.bytes;
+    take(call, came);
+  } else {
+    peer.receives.push_back(std::move(call));
+    advance();
+  }
+  changed_.notify_all();
+  pipes_->wake();
+  return task;
+}
+
+void Messages::take(Call& call, const Kept& kept) {
+  try {
+    compare(call, kept.envelope);
+    if (call.message.bytes) std::memcpy(call.message.data, kept.data.get(), call.message.bytes);
+    done(call, nullptr);
+  } catch (...) {
+    done(call, std::current_exception());
+  }
+}
+
+// What the receiver has room for must be what was sent.
+void Messages::compare(const Call& call, const Envelope& envelope) {
+  const Envelope& mine = call.envelope;
+  bool same = mine.bytes == envelope.bytes && mine.dims == envelope.dims &&
+              std::memcmp(mine.type, envelope.type, sizeof mine.type) == 0 &&
+              std::memcmp(mine.shape, envelope.shape, sizeof mine.shape) == 0;
+  if (same) return;
+  fail_group(FailureKind::mismatch,
+             "rank " + std::to_string(rank_) + " receives " +
+                 in_words(call.message.type, mine.shape, mine.dims) + " from rank " +
+                 std::to_string(call.message.peer) + " with tag " + std::to_string(mine.tag) +
+                 ", and rank " + std::to_string(call.message.peer) + " sent " +
+                 in_words(std::string(envelope.type, strnlen(envelope.type, sizeof envelope.type)),
+                          envelope.shape, envelope.dims) +
+                 ": sender and receiver must agree on shape and dtype");
+}
+
+void Messages::throw_failure() {
+  if (auto failure = group_->failure()) throw *failure;
+  throw Failure(FailureKind::aborted, "the group has failed");
+}
+
+void Messages::fail_group(FailureKind kind, const std::string& message) {
+  group_->fail(kind, message);
+  throw_failure();
+}
+
+void Messages::done(Call& call, std::exception_ptr error) noexcept {
+  call.task->finish(error);
+  finished_.push_back(std::move(call.task));
+  --outstanding_;
+}
+
+void Messages::fail_all(std::exception_ptr error) noexcept {
+  failed_ = true;
+  for (Peer& peer : peers_) {
+    for (Call& call : peer.sends) done(call, error);
+    for (Call& call : peer.receives) done(call, error);
+    if (peer.receiving) done(*peer.receiving, error);
+    peer.sends.clear();
+    peer.receives.clear();
+    peer.receiving.reset();
+  }
+}
+
+bool Messages::advance() {
+  if (failed_) return false;
+  bool moved = false;
+  try {
+    auto now = Clock::now();
+    bool due = now - looked_up_ >= kWaitSlice;
+    for (int r = 0; due && r < group_->size(); ++r) {  // before the last look at what they sent
+      peers_[static_cast<std::size_t>(r)].left = group_->has_left(r);
+    }
+    for (int r = 0; r < group_->size(); ++r) {
+      Peer& peer = peers_[static_cast<std::size_t>(r)];
+      if (r == rank_) continue;
+      moved = write(r, peer) || moved;
+      moved = read(r, peer) || moved;
+    }
+    if (due) {
+      looked_up_ = now;
+      look_up(now, moved);
+    }
+  } catch (...) {
+    // For what is not the group's failure yet.
+    group_->fail(FailureKind::aborted,
+                 "rank " + std::to_string(rank_) + " cannot go on with its messages");
+    fail_all(std::current_exception());
+  }
+  return moved;
+}
+
+bool Messages::write(int to, Peer& peer) {
+  bool moved = false;
+  while (!peer.sends.empty()) {
+    Call& call = peer.sends.front();
+    std::size_t whole = sizeof(Envelope) + call.message.bytes;
+    while (call.moved < whole) {
+      std::size_t count;
+      if (call.moved < sizeof(Envelope)) {
+        const auto* bytes = reinterpret_cast<const std::byte*>(&call.envelope);
+        count = pipes_->try_write(to, bytes + call.moved, sizeof(Envelope) - call.moved);
+      } else {
+        count = pipes_->try_write(to, call.message.data + (call.moved - sizeof(Envelope)),
+                                  whole - call.moved);
+      }
+      if (count == 0) return moved;
+      call.moved += count;
+      moved = true;
+    }
+    done(call, nullptr);
+    peer.sends.pop_front();
+  }
+  return moved;
+}
+
+// What is kept is bounded, unless somebody waits for what may come next.
+bool Messages::wants(const Peer& peer) {
+  return peer.receiving || peer.keeping || !peer.receives.empty() ||
+         peer.kept_bytes <= kKeptMessageBytes;
+}
+
+bool Messages::read(int from, Peer& peer) {
+  bool moved = false;
+  for (;;) {
+    if (peer.envelope_read < sizeof(Envelope)) {
+      if (!wants(peer)) return moved;
+      std::size_t count =
+          pipes_->try_read(from, reinterpret_cast<std::byte*>(&peer.envelope) + peer.envelope_read,
+                           sizeof(Envelope) - peer.envelope_read);
+      if (count == 0) return moved;
+      moved = true;
+      peer.envelope_read += count;
+      if (peer.envelope_read < sizeof(Envelope)) continue;
+      begin_data(from, peer);
+    }
+    std::byte* target = peer.receiving ? peer.receiving->message.data : peer.keeping->data.get();
+    while (peer.data_read < peer.envelope.bytes) {
+      std::size_t count =
+          pipes_->try_read(from, target + peer.data_read, peer.envelope.bytes - peer.data_read);
+      if (count == 0) return moved;
+      moved = true;
+      peer.data_read += count;
+    }
+    end_data(from, peer);
+  }
+}
+
+void Messages::begin_data(int from, Peer& peer) {
+  const Envelope& envelope = peer.envelope;
+  if (envelope.magic != Envelope::kMagic) {
+    fail_group(FailureKind::peer_lost, "rank " + std::to_string(from) +
+                                           " sent no message of pycollective to rank " +
+                                           std::to_string(rank_));
+  }
+  peer.data_read = 0;
+  auto same_tag = [&](const Call& call) { return call.message.tag == envelope.tag; };
+  auto found = std::find_if(peer.receives.begin(), peer.receives.end(), same_tag);
+  if (found != peer.receives.end()) {
+    compare(*found, envelope);
+    peer.receiving = std::move(*found);
+    peer.receives.erase(found);
+    return;
+  }
+  try {
+    peer.keeping = Kept{envelope, std::make_unique_for_overwrite<std::byte[]>(envelope.bytes)};
+  } catch (const std::bad_alloc&) {
+    fail_group(FailureKind::aborted, "rank " + std::to_string(rank_) +
+                                         " has no memory for a message of " +
+                                         std::to_string(envelope.bytes) + " bytes from rank " +
+                                         std::to_string(from) + " that it has not asked for yet");
+  }
+}
+
+void Messages::end_data(int, Peer& peer) {
+  peer.envelope_read = 0;
+  if (peer.receiving) {
+    done(*peer.receiving, nullptr);
+    peer.receiving.reset();
+    return;
+  }
+  Kept came = std::move(*peer.keeping);
+  peer.keeping.reset();
+  // It may have been asked for while it came.
+  auto same_tag = [&](const Call& call) { return call.message.tag == came.envelope.tag; };
+  auto found = std::find_if(peer.receives.begin(), peer.receives.end(), same_tag);
+  if (found == peer.receives.end()) {
+    peer.kept_bytes += came.envelope.bytes;
+    peer.kept.push_back(std::move(came));
+    return;
+  }
+  Call call = std::move(*found);
+  peer.receives.erase(found);
+  take(call, came);
+}
+
+std::string Messages::describe(const Call& call, bool sends) const {
+  const Message& message = call.message;
+  return (sends ? "send (" : "recv (") +
+         in_words(message.type, call.envelope.shape, call.envelope.dims) + ", tag " +
+         std::to_string(message.tag) + (sends ? ") to rank " : ") from rank ") +
+         std::to_string(message.peer);
+}
+
+// Deadlines, the group's failure, and peers that have left.
+void Messages::look_up(Clock::time_point now, bool moved) {
+  if (auto failure = group_->failure()) throw *failure;
+  for (Peer& peer : peers_) {
+    auto look_at = [&](const Call& call, bool sends) {
+      std::string me = "rank " + std::to_string(rank_);
+      if (!moved && peer.left && call.message.peer != rank_) {
+        fail_group(FailureKind::peer_lost, "rank " + std::to_string(call.message.peer) +
+                                               " has left the group, while " + me + " is in " +
+                                               describe(call, sends));
+      }
+      if (now < call.message.deadline) return;
+      fail_group(FailureKind::timeout, me + " waited until its deadline in " +
+                                           describe(call, sends) + ". " + group_->describe_ranks());
+    };
+    for (const Call& call : peer.sends) look_at(call, true);
+    for (const Call& call : peer.receives) look_at(call, false);
+    if (peer.receiving) look_at(*peer.receiving, false);
+  }
+}
+
+bool Messages::look() {
+  std::lock_guard lock(mutex_);
+  return advance();
+}
+
+void Messages::wait_for_peers(int& looks) {
+  if (look()) {
+    looks = 0;
+  } else if (++looks <= kSpins / 10) {
+    pause();
+  } else if (looks <= kSpins / 10 + kYields) {
+    std::this_thread::yield();
+  } else {
+    std::uint32_t heard = pipes_->listen();
+    std::vector<Interest> interests;
+    bool moved;
+    {
+      std::lock_guard lock(mutex_);
+      moved = advance() || ending_ || outstanding_ == 0;
+      for (const Peer& peer : peers_) interests.push_back({wants(peer), !peer.sends.empty()});
+    }
+    pipes_->sleep(heard, moved ? std::chrono::milliseconds(0) : kWaitSlice, interests);
+  }
+}
+
+void Messages::finish(Task& task, const Interrupt& interrupt) {
+  try {
+    bool by_itself;
+    {
+      std::lock_guard lock(mutex_);
+      by_itself = thread_.joinable();
+    }
+    if (by_itself) {
+      task.wait(Clock::time_point::max(), interrupt);
+    } else {
+      auto look_at_signals = Clock::now() + kWaitSlice;
+      for (int looks = 0; !task.done();) {
+        wait_for_peers(looks);
+        if (Clock::now() < look_at_signals) continue;
+        look_at_signals = Clock::now() + kWaitSlice;
+        if (interrupt) interrupt();
+      }
+    }
+  } catch (...) {
+    // The memory is the caller's again: nothing may be moved into it any more.
+    group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
+                                           " left a message because of an error of its own");
+    std::lock_guard lock(mutex_);
+    if (auto failure = group_->failure()) fail_all(std::make_exception_ptr(*failure));
+    throw;
+  }
+  task.check();
+}
+
+void Messages::move_by_itself() {
+  std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = std::jthread([this] { drive(); });
+}
+
+void Messages::drive() {
+  for (int looks = 0;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (outstanding_ == 0) looks = 0;
+      changed_.wait(lock, [this] { return ending_ || outstanding_ > 0; });
+      if (ending_) return;
+    }
+    try {
+      wait_for_peers(looks);
+    } catch (const std::exception& error) {
+      group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
+                                             " cannot go on with its messages: " + error.what());
+      std::lock_guard lock(mutex_);
+      fail_all(std::current_exception());
+    }
+  }
+}
+
+void Messages::drain(const Interrupt& interrupt) {
+  auto look_at_signals = Clock::now() + kWaitSlice;
+  for (int looks = 0; outstanding() > 0;) {
+    wait_for_peers(looks);
+    if (Clock::now() < look_at_signals) continue;
+    look_at_signals = Clock::now() + kWaitSlice;
+    if (interrupt) interrupt();
+  }
+}
+
+std::size_t Messages::outstanding() {
+  std::lock_guard lock(mutex_);
+  return outstanding_;
+}
+
+void Messages::collect() {
+  std::vector<std::shared_ptr<Task>> finished;
+  std::lock_guard lock(mutex_);
+  finished.swap(finished_);
+}
+
+}  // namespace pycollective

@@ -1,0 +1,115 @@
+#include "executor/progress_thread.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "support/tuning.h"
+#include "transport/wait.h"
+
+namespace pycollective {
+
+Task::Task(std::function<void()> call, std::shared_ptr<void> kept)
+    : call_(std::move(call)), kept_(std::move(kept)), owner_(getpid()) {}
+
+bool Task::wait(Clock::time_point deadline, const Interrupt& interrupt) {
+  for (int looks = 0; looks < kSpins && !done(); ++looks) pause();
+  while (!done()) {
+    if (getpid() != owner_) {
+      throw std::logic_error(
+          "this call belongs to the parent process: a forked child has no part "
+          "in it");
+    }
+    if (interrupt) interrupt();
+    auto now = Clock::now();
+    if (now >= deadline) return false;
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, std::min(deadline, now + kWaitSlice), [this] { return done(); });
+  }
+  return true;
+}
+
+void Task::check() const {
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Task::run() noexcept {
+  std::exception_ptr error;
+  try {
+    call_();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  finish(error);
+}
+
+void Task::finish(std::exception_ptr error) noexcept {
+  error_ = error;
+  std::lock_guard lock(mutex_);
+  done_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+ProgressThread::ProgressThread() : owner_(getpid()), thread_([this] { run(); }) {}
+
+bool ProgressThread::is_of_parent() const { return getpid() != owner_; }
+
+void ProgressThread::join() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+std::shared_ptr<Task> ProgressThread::submit(std::function<void()> call,
+                                             std::shared_ptr<void> kept) {
+  auto task = std::make_shared<Task>(std::move(call), std::move(kept));
+  std::lock_guard lock(mutex_);
+  queue_.push_back(task);
+  changed_.notify_all();
+  return task;
+}
+
+void ProgressThread::collect() {
+  std::list<std::shared_ptr<Task>> finished;
+  std::lock_guard lock(mutex_);
+  finished.swap(finished_);
+}
+
+std::size_t ProgressThread::outstanding() {
+  std::lock_guard lock(mutex_);
+  // The first one may be done and not be taken off yet.
+  return static_cast<std::size_t>(
+      std::count_if(queue_.begin(), queue_.end(), [](const auto& task) { return !task->done(); }));
+}
+
+void ProgressThread::drain(const Interrupt& interrupt) {
+  for (;;) {
+    std::shared_ptr<Task> last;
+    {
+      std::lock_guard lock(mutex_);
+      if (queue_.empty()) return;
+      last = queue_.back();
+    }
+    last->wait(Clock::time_point::max(), interrupt);
+  }
+}
+
+void ProgressThread::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Task& task = *queue_.front();
+    lock.unlock();
+    task.run();
+    lock.lock();
+    finished_.splice(finished_.end(), queue_, queue_.begin());
+  }
+}
+
+}  // namespace pycollective

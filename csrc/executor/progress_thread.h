@@ -1,0 +1,75 @@
+// Calls that go on while their caller does something else: a thread that makes a communicator's
+// calls one after the other, in the order in which they were submitted.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "transport/transport.h"
+
+namespace pycollective {
+
+// One such call. Errors are kept until somebody asks.
+class Task {
+ public:
+  // `kept` is what the call needs to stay there until it is done.
+  Task(std::function<void()> call, std::shared_ptr<void> kept);
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  // False if it is not done at the deadline, which does not end it. Throws what `interrupt` throws,
+  // and std::logic_error in a forked child, where nobody goes on with it.
+  bool wait(Clock::time_point deadline, const Interrupt& interrupt);
+  // Throws what the call has thrown, if anything.
+  void check() const;
+  // It is done, well or not.
+  void finish(std::exception_ptr error) noexcept;
+
+ private:
+  friend class ProgressThread;
+  void run() noexcept;
+
+  std::function<void()> call_;
+  const std::shared_ptr<void> kept_;
+  const int owner_;
+  std::exception_ptr error_;
+  std::atomic<bool> done_{false};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+class ProgressThread {
+ public:
+  ProgressThread();
+  ~ProgressThread() { join(); }
+
+  // Ends the thread when all tasks are done.
+  void join();
+  std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
+  // Lets go of what finished tasks kept: for a thread that may do that, which this one may not.
+  void collect();
+  std::size_t outstanding();
+  // Waits until all are done.
+  void drain(const Interrupt& interrupt);
+  // Whether this process was forked from the one that has the thread.
+  bool is_of_parent() const;
+  bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+ private:
+  void run();
+
+  const int owner_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<std::shared_ptr<Task>> queue_, finished_;  // the first in the queue is running
+  bool ending_ = false;
+  std::jthread thread_;  // the last member: it begins when all is there
+};
+
+}  // namespace pycollective

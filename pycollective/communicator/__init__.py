@@ -1,0 +1,121 @@
+"""Communicators: the collectives of one rank, on NumPy arrays."""
+
+from __future__ import annotations
+
+import operator
+
+from pycollective import _core, tuning
+from pycollective.communicator.messages import Messages
+from pycollective.communicator.moves import Moves
+from pycollective.communicator.reductions import (
+    DEFAULT_ALGORITHM,
+    Reductions,
+    all_reduce_together,
+)
+from pycollective.communicator.split import Threads, split_groups
+from pycollective.communicator.work import Work
+
+__all__ = [
+    "DEFAULT_ALGORITHM",
+    "DEFAULT_TIMEOUT",
+    "Communicator",
+    "Work",
+    "all_reduce_together",
+    "local_group",
+]
+
+DEFAULT_TIMEOUT = 600.0
+"""Seconds that a collective call waits for the other ranks."""
+
+
+class Communicator(Reductions, Moves, Messages):
+    """One rank of a group.
+
+    Every rank of the group makes the same calls in the same order, each from its own thread; a call
+    returns when this rank's part is done. All ranks get bit-identical results. A call that fails
+    leaves the whole group dead: every other rank's call fails too, with the same reason. Make a new
+    group to go on.
+
+    Communicators come from `local_group`.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, 0 to size - 1, and the number of ranks.
+    timeout : float
+        Seconds a call waits for the other ranks, unless the call says otherwise.
+    """
+
+    def split(
+        self, color: int | None, key: int = 0, *, timeout: float | None = None
+    ) -> Communicator | None:
+        """Make new groups of this group's ranks: one of all ranks that give the same color.
+
+        Every rank of this group calls it. The new groups are independent: their calls have numbers of
+        their own and may go on at the same time as this group's (from another thread, or with
+        ``async_op``), and one that fails leaves this one as it is. A process that dies is lost to
+        both. They use the transport of this group.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks of one color are in one new group; None or a negative number: in none.
+        key : int
+            The new ranks are in the order of the keys, and of the ranks here where those are equal.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        Communicator or None
+            This rank's, with this one's timeout; None where it has no color. To be closed by itself.
+
+        Raises
+        ------
+        CollectiveError
+            The new group cannot be made; the message says why. This group goes on.
+        MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
+            As `all_reduce`.
+        """
+        color = None if color is None else operator.index(color)
+        made = split_groups(self, color, operator.index(key), self._seconds(timeout))
+        if made is None:
+            return None
+        group, rank, family = made
+        part = Communicator(group, rank, self.timeout, family)
+        if group.transport in ("threads", "shared memory"):  # of which all read one table
+            part._prefer(tuning.rows(group.transport, part.size))
+        return part
+
+
+def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communicator]:
+    """Make a group of ``size`` ranks that are threads of this process.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks, at least 1.
+    timeout : float
+        Seconds that a call waits for the other ranks.
+
+    Returns
+    -------
+    list of Communicator
+        One for each rank; each is used by one thread at a time.
+
+    Examples
+    --------
+    >>> import threading, numpy as np, pycollective as pc
+    >>> def work(comm):
+    ...     print(comm.all_reduce(np.ones(3)))
+    >>> threads = [threading.Thread(target=work, args=(c,)) for c in pc.local_group(2)]
+    """
+    if not timeout > 0:
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    group = _core.ThreadGroup(size)
+    family = Threads()
+    choices = tuning.rows(group.transport, size)
+    communicators = [Communicator(group, rank, timeout, family) for rank in range(size)]
+    for communicator in communicators:
+        communicator._prefer(choices)
+    return communicators

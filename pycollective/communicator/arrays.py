@@ -1,0 +1,196 @@
+"""Arrays as the core takes them: contiguous, of the right shape, input apart from output."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "Array",
+    "Place",
+    "apart",
+    "as_input",
+    "as_output",
+    "check_counts",
+    "check_out",
+    "deliver",
+    "input_and_output",
+    "num_rows",
+    "output_for",
+    "packs",
+    "part_shape",
+    "target_in",
+]
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Place(NamedTuple):
+    """Where a result must be, when the core does not write it into a new array."""
+
+    array: Array
+    given: Any  # what the caller gave, of which the array is a view
+
+
+# Devices of DLPack whose memory the host reads: its own, and what CUDA and ROCm keep for it.
+_HOST_DEVICES = (1, 3, 11)
+
+
+def _as_numpy(x: Any) -> Array:
+    """Return a NumPy array of the same memory where there is one, else of the values."""
+    if type(x) is np.ndarray:
+        return x
+    if hasattr(x, "__cuda_array_interface__"):
+        raise TypeError(
+            f"{type(x).__name__} lies on a GPU, and this communicator moves host arrays: "
+            "copy it to the host first (for CuPy: x.get())"
+        )
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            "masked arrays would lose their masks: give x.filled(value), or data and mask apart"
+        )
+    if hasattr(x, "__dlpack__") and not hasattr(x, "__array__"):
+        kind = x.__dlpack_device__()[0]
+        if kind not in _HOST_DEVICES:
+            raise TypeError(
+                f"{type(x).__name__} lies on a device (DLPack's type {int(kind)}), and this "
+                "communicator moves host arrays: copy it to the host first"
+            )
+        return np.from_dlpack(x)
+    return np.asarray(x)
+
+
+def as_input(x: ArrayLike) -> Array:
+    """Return ``x`` as an array the core can read: C-contiguous and aligned.
+
+    ``x`` may be anything with the buffer protocol, ``__array__``, ``__array_interface__`` or DLPack in
+    host memory, or numbers and lists of them.
+    """
+    array = _as_numpy(x)
+    if array.dtype.hasobject:
+        raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
+
+
+def as_output(out: Any) -> Array:
+    """Return a view of ``out`` that can take a result, or raise."""
+    view = _as_numpy(out)
+    if isinstance(out, (np.generic, numbers.Number, str, list, tuple)):
+        raise TypeError(f"out must be an array, not {type(out).__name__}")
+    if view.dtype.hasobject:
+        raise TypeError("out holds Python objects: give an array of a numeric dtype")
+    if not view.flags.writeable:
+        raise ValueError("out is read-only: give an array that can be written")
+    return view
+
+
+def check_out(out: Any, x: Array) -> Array:
+    """Return a view of ``out`` that can take a result that is like ``x``, or raise."""
+    view = as_output(out)
+    if view.shape != x.shape or view.dtype != x.dtype:
+        raise ValueError(
+            f"out must be like the input, {x.dtype}{list(x.shape)}, and is "
+            f"{view.dtype}{list(view.shape)}"
+        )
+    return view
+
+
+def target_in(view: Array, given: Any) -> tuple[Array, Place | None]:
+    """Array for the core to write, and where the result must be."""
+    if view.flags.c_contiguous and view.flags.aligned:
+        return view, None if view is given else Place(view, given)
+    return np.empty(view.shape, view.dtype), Place(view, given)
+
+
+def num_rows(x: Array) -> int:
+    """Length of the first axis; a scalar counts as one row."""
+    return len(x) if x.ndim else 1
+
+
+def part_shape(name: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Shape of one of ``size`` equal parts along the first axis."""
+    if not shape or shape[0] % size:
+        raise ValueError(
+            f"{name} is cut into {size} equal parts along its first axis, and has the shape "
+            f"{list(shape)}"
+        )
+    return (shape[0] // size, *shape[1:])
+
+
+def output_for(
+    out: Any, dtype: Any, shape: tuple[int, ...] | None, other: tuple[int, ...] | None = None
+) -> tuple[Array, Place | None]:
+    """Array for the core to write, and where the result must be.
+
+    ``out`` must be of ``dtype`` and one of the shapes; None: of any.
+    """
+    if out is None:
+        assert shape is not None
+        return np.empty(shape, dtype), None
+    view = as_output(out)
+    if shape is not None and (view.dtype != dtype or view.shape not in (shape, other)):
+        raise ValueError(f"out must be {dtype}{list(shape)}, and is {view.dtype}{list(view.shape)}")
+    return target_in(view, out)
+
+
+def apart(source: Array, target: Array, place: Array | None) -> Array:
+    """Return the input, or a copy where it overlaps the output in another way than in place.
+
+    In place: the smaller of the two is ``place``, this rank's part of the larger.
+    """
+    if not np.may_share_memory(source, target):
+        return source
+    if place is not None:
+        smaller = source if source.size < target.size else target
+        if place.ctypes.data == smaller.ctypes.data:
+            return source
+    copied: Array = source.copy()
+    return copied
+
+
+def check_counts(name: str, counts: Sequence[int], size: int) -> list[int]:
+    """Return the numbers of rows, one for each rank."""
+    found = [operator.index(n) for n in counts]
+    if len(found) != size or any(n < 0 for n in found):
+        raise ValueError(f"{name} must be {size} numbers of rows, one for each rank, not {found}")
+    return found
+
+
+def packs(arrays: Sequence[Array], bytes_per_pack: int) -> list[list[int]]:
+    """Places of the arrays that are joined; the same on all ranks."""
+    joined: list[list[int]] = []
+    open_packs: dict[Any, tuple[list[int], int]] = {}
+    for i, x in enumerate(arrays):
+        pack, held = open_packs.get(x.dtype, ([], 0))
+        if not pack:
+            joined.append(pack)
+        pack.append(i)
+        held += x.nbytes
+        open_packs[x.dtype] = ([], 0) if held >= bytes_per_pack else (pack, held)
+    return joined
+
+
+def input_and_output(x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None]:
+    """Arrays for the core to read and to write, and where the result must be."""
+    source = as_input(x)
+    if out is None:
+        return source, np.empty(source.shape, source.dtype), None
+    target, place = target_in(check_out(out, source), out)
+    if out is not x and np.may_share_memory(source, target):
+        same = source.ctypes.data == target.ctypes.data
+        source = source if same else source.copy()
+    return source, target, place
+
+
+def deliver(target: Array, place: Place | None) -> Any:
+    """Return the result of a call, copied to where it must be."""
+    if place is None:
+        return target
+    if place.array is not target:
+        place.array[...] = target
+    return place.given

@@ -1,0 +1,163 @@
+"""One rank of a group: what all of its calls need."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from pycollective import _core, tuning
+from pycollective.algorithms import Algorithm
+from pycollective.communicator.arrays import Array
+from pycollective.communicator.split import Family, Threads
+from pycollective.communicator.work import Work, nothing
+from pycollective.errors import CollectiveError
+
+__all__ = ["Member", "live"]
+
+live: weakref.WeakSet[Member] = weakref.WeakSet()
+"""Ranks of groups of several processes: the end of this one, and a fork, concern them."""
+
+
+class _Gone:
+    """Stands for the core of a communicator that cannot be used any more."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> Any:
+        raise CollectiveError(self._why)
+
+
+class Member(_core.CommunicatorBase):
+    """A rank's place in its group."""
+
+    def __init__(self, group: _core.Group, rank: int, timeout: float, family: Family) -> None:
+        self._group = group
+        self._family = family
+        self._core: Any = _core.Communicator(group, rank)
+        self._attach(self._core)
+        self.rank = rank
+        self.size = group.size
+        self.timeout = timeout
+        if not isinstance(family, Threads):
+            live.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: DTypeLike = float, *, timeout: float | None = None
+    ) -> Array:
+        """Make an array that `all_reduce` reduces without a copy; every rank calls it.
+
+        Processes of one host reach each other's such arrays: an all-reduce in place, or from one of
+        them to another, reads and writes them where they are. Everywhere else it is an ordinary
+        array. What it holds is whatever was there.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            The same on every rank.
+        dtype : dtype
+            The same on every rank; without Python objects.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray
+            On a cache line at least. Its memory is given back when all ranks have dropped theirs.
+
+        Raises
+        ------
+        MemoryError
+            On every rank, if one of them finds no memory.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
+        sizes = [operator.index(n) for n in sizes]
+        kind = np.dtype(dtype)
+        if any(n < 0 for n in sizes):
+            raise ValueError(f"a shape has no negative numbers, as {sizes} does")
+        if kind.hasobject:
+            raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
+        if math.prod(sizes) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
+            raise MemoryError(f"no memory has room for {sizes} of {kind} from each rank")
+        try:
+            shared: Array | None = self._core.empty(sizes, kind, self._seconds(timeout))
+        except MemoryError:
+            raise MemoryError(
+                f"a rank of the group has no memory for {math.prod(sizes) * kind.itemsize} bytes "
+                "that are shared"
+            ) from None
+        return np.empty(sizes, kind) if shared is None else shared
+
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
+        """Return when every rank has called it; with ``async_op``, a `Work` at once."""
+        return nothing(self._core.barrier(self._seconds(timeout), async_op))
+
+    def abort(self, reason: str) -> None:
+        """Fail the group: every rank's present or next call raises ``AbortedError(reason)``."""
+        self._group.abort(reason)
+
+    @property
+    def hosts(self) -> list[int]:
+        """Each rank's host, by number from 0: ranks of one number share memory.
+
+        Where TCP is forced, or nothing proved that two ranks are on one host, each has its own number.
+        """
+        return self._group.hosts
+
+    def describe(self) -> str:
+        """Say what each rank is doing, in one line."""
+        return self._group.describe()
+
+    def close(self) -> None:
+        """Leave the group in good order; peers that still wait for this rank get PeerLostError.
+
+        Calls that are under way are waited for first, each until its own deadline.
+        """
+        if not isinstance(self._core, _Gone):
+            self._core.settle()
+        self._detach()
+        self._group.leave(self.rank)
+        self._core = _Gone("this communicator is closed")
+
+    def _close_at_exit(self) -> None:
+        """Leave when the process ends: nobody will wait for the calls that are under way."""
+        if not isinstance(self._core, _Gone) and self._core.outstanding:
+            self.abort(f"rank {self.rank} ended while calls of it were under way")
+        self.close()
+
+    def _disown(self) -> None:
+        """After a fork, in the child: the rank is the parent's."""
+        self._detach()
+        self._group.abandon()
+        self._core = _Gone(
+            "this communicator belongs to the parent process: a forked child has no rank of its own"
+        )
+
+    def _prefer(self, choices: tuning.Rows) -> None:
+        """Take rows for algorithm="auto", the same on all ranks, before the first call."""
+        self._core.prefer(choices)
+
+    def _how(self, algorithm: str | Algorithm) -> str | _core.Algorithm:
+        return algorithm if isinstance(algorithm, str) else algorithm.for_ranks(self.size)
+
+    def _seconds(self, timeout: float | None) -> float:
+        seconds = self.timeout if timeout is None else float(timeout)
+        if not seconds > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+        return seconds
+
+    def _place(self, whole: Array, count: int) -> Array:
+        """Return this rank's part, of ``count`` elements, of a contiguous array of all parts."""
+        return whole.reshape(-1)[self.rank * count : (self.rank + 1) * count]

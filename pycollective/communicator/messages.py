@@ -1,0 +1,134 @@
+"""Messages between two ranks: `send` and `recv`."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from pycollective.communicator.arrays import as_input, output_for
+from pycollective.communicator.member import Member
+from pycollective.communicator.work import nothing, outcome
+
+__all__ = ["Messages"]
+
+_MOST_TAG = 2**31 - 1
+
+
+def _checked_tag(tag: int) -> int:
+    found = operator.index(tag)
+    if not 0 <= found <= _MOST_TAG:
+        raise ValueError(f"tag must be a number from 0 to {_MOST_TAG}, not {found}")
+    return found
+
+
+class Messages(Member):
+    """What of a `Communicator` concerns two ranks only."""
+
+    def send(
+        self,
+        x: ArrayLike,
+        dest: int,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send an array to another rank, which calls `recv`.
+
+        Messages go beside the collectives: other ranks take no part, and the order of collective calls
+        and messages among each other does not matter. Messages to one rank with one tag arrive in the
+        order in which they were sent.
+
+        The call returns when ``x`` can be used again: up to some 100 KiB to one rank are under way
+        without it, and beyond that the other rank must be in `recv`, or in `send`. Two ranks may both
+        send first, whatever the length: a rank that waits in `send` or `recv` takes what comes for it,
+        and keeps it until it is asked for.
+
+        Parameters
+        ----------
+        x : array_like
+            What is sent: any layout, any dtype without Python objects.
+        dest : int
+            The rank that gets it; may be this one.
+        tag : int
+            Must be that of the `recv`, 0 or more.
+        async_op : bool
+            Return a `Work` at once. Works of `send` and `recv` go on at the same time, whichever was
+            called first.
+        timeout : float, optional
+            Seconds to wait for the other rank.
+
+        Returns
+        -------
+        None or Work
+
+        Raises
+        ------
+        ValueError
+            There is no such rank or tag.
+        MismatchError
+            The other rank asked for another shape or dtype. It is found out there, and heard of here in
+            this call or in the next one.
+        CollectiveTimeoutError, PeerLostError, AbortedError
+            As `all_reduce`.
+        """
+        source, seconds = as_input(x), self._seconds(timeout)
+        return nothing(self._core.send(source, dest, _checked_tag(tag), seconds, async_op))
+
+    def recv(
+        self,
+        out: Any = None,
+        source: int | None = None,
+        tag: int = 0,
+        *,
+        shape: int | tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive an array that another rank sends.
+
+        Parameters
+        ----------
+        out : array, optional
+            Where it goes, of the shape and dtype that are sent.
+        source : int
+            The rank that sends it.
+        tag : int
+            As of `send`.
+        shape, dtype : int or tuple of int, dtype
+            Instead of ``out``: what is sent.
+        async_op : bool
+            Return a `Work` at once, as of `send`.
+        timeout : float, optional
+            Seconds to wait for the other rank.
+
+        Returns
+        -------
+        ndarray or Work
+            What was sent: ``out`` when that was given.
+
+        Raises
+        ------
+        TypeError
+            Neither ``out`` nor ``shape`` and ``dtype`` are given, or no ``source``.
+        ValueError
+            There is no such rank or tag.
+        MismatchError
+            What was sent has another shape or dtype; the group has failed.
+        CollectiveTimeoutError, PeerLostError, AbortedError
+            As `all_reduce`.
+        """
+        if source is None:
+            raise TypeError("recv needs source=, the rank that sends")
+        if (out is None) == (shape is None or dtype is None):
+            raise TypeError("recv needs out, or shape and dtype of what is sent")
+        if out is None:
+            out = np.empty(() if shape is None else shape, dtype)
+        target, place = output_for(out, None, None)
+        seconds = self._seconds(timeout)
+        task = self._core.recv(target, source, _checked_tag(tag), seconds, async_op)
+        return outcome(task, target, place)

@@ -1,0 +1,469 @@
+"""The collectives that move arrays: `broadcast`, `scatter`, the gathers, `all_to_all`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pycollective import _core
+from pycollective.algorithms import Algorithm
+from pycollective.communicator.arrays import (
+    Array,
+    apart,
+    as_input,
+    check_counts,
+    deliver,
+    input_and_output,
+    num_rows,
+    output_for,
+    part_shape,
+)
+from pycollective.communicator.member import Member
+from pycollective.communicator.work import in_python, nothing, outcome
+
+__all__ = ["Moves"]
+
+
+class _Parts(NamedTuple):
+    """What a rank's part is like; ``shape`` is what the ranks must agree on."""
+
+    items: int
+    shape: tuple[int, ...]
+    root: int
+    seconds: float
+
+
+class Moves(Member):
+    """What of a `Communicator` gives arrays from rank to rank as they are."""
+
+    def broadcast(
+        self,
+        x: ArrayLike,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | Algorithm = "auto",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give every rank the root's array.
+
+        Parameters
+        ----------
+        x : array_like
+            The root's array is what everyone gets; the other ranks' only says the shape and dtype,
+            which must be the root's. Any dtype without Python objects.
+        root : int
+            The rank whose array it is.
+        out : array, optional
+            Where the result goes; ``out=x`` works in place.
+        algorithm : {"auto", "tree", "chain"} or Algorithm
+            See `pycollective.algorithms`; the chain is for large arrays. One's own must be for
+            broadcast.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray or Work
+            The root's array: ``out`` when that was given.
+
+        Raises
+        ------
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source, target, result = input_and_output(x, out)
+        task = self._core.broadcast(
+            source, target, root, self._how(algorithm), self._seconds(timeout), async_op
+        )
+        return outcome(task, target, result)
+
+    def all_gather(
+        self,
+        x: ArrayLike,
+        *,
+        out: Any = None,
+        ragged: bool = False,
+        algorithm: str | Algorithm = "ring",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give every rank all ranks' arrays, one after the other along the first axis (ring).
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's part, of any dtype without Python objects; a scalar counts as one row. Shape
+            and dtype are the same on every rank, except for the number of rows when ``ragged``.
+        out : array, optional
+            Where the result goes; also, unless ``ragged``, in the shape ``(size, *x.shape)`` that
+            mpi4py's users write. ``x`` may be this rank's own part of it.
+        ragged : bool
+            The ranks' numbers of rows may differ; they are exchanged first.
+        algorithm : str or Algorithm
+            As of `broadcast`.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray or Work
+            The parts in rank order, of shape ``(sum of the numbers of rows, *x.shape[1:])``: ``out``
+            when that was given.
+
+        Raises
+        ------
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source = as_input(x)
+        row = source.shape[1:]
+        seconds = self._seconds(timeout)
+        how = self._how(algorithm)
+        if not ragged:
+            whole = (self.size * num_rows(source), *row)
+            target, result = output_for(out, source.dtype, whole, (self.size, *source.shape))
+            source = apart(source, target, self._place(target, source.size))
+            parts = _Parts(source.size, source.shape, 0, seconds)
+            task = self._move("all_gather", source, target, parts, how, async_op)
+            return outcome(task, target, result)
+        if async_op:
+            return in_python(
+                self,
+                lambda: self.all_gather(
+                    source, out=out, ragged=True, algorithm=algorithm, timeout=timeout
+                ),
+            )
+        rows = self._rows_of_all(source, timeout)
+        target, result = output_for(out, source.dtype, (sum(rows), *row))
+        source = apart(source, target, self._ragged_place(target, rows))
+        self._move_ragged("all_gather", source, target, rows, row, 0, how, seconds)
+        return deliver(target, result)
+
+    def gather(
+        self,
+        x: ArrayLike,
+        root: int = 0,
+        *,
+        out: Any = None,
+        ragged: bool = False,
+        algorithm: str | Algorithm = "direct",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give the root all ranks' arrays, one after the other along the first axis.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's part, as of `all_gather`.
+        root : int
+            The rank that gets them.
+        out : array, optional
+            Where the root's result goes, as of `all_gather`. Other ranks' is not looked at.
+        ragged : bool
+            As of `all_gather`.
+        algorithm : str or Algorithm
+            As of `broadcast`.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray, None or Work
+            The parts in rank order on the root, None on the other ranks.
+
+        Raises
+        ------
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source = as_input(x)
+        seconds = self._seconds(timeout)
+        how = self._how(algorithm)
+        if ragged:
+            if async_op:
+                return in_python(
+                    self,
+                    lambda: self.gather(
+                        source, root, out=out, ragged=True, algorithm=algorithm, timeout=timeout
+                    ),
+                )
+            return self._gather_ragged(source, root, out, how, timeout)
+        parts = _Parts(source.size, source.shape, root, seconds)
+        if self.rank != root:
+            return nothing(self._move("gather", source, None, parts, how, async_op))
+        whole = (self.size * num_rows(source), *source.shape[1:])
+        target, result = output_for(out, source.dtype, whole, (self.size, *source.shape))
+        source = apart(source, target, self._place(target, source.size))
+        task = self._move("gather", source, target, parts, how, async_op)
+        return outcome(task, target, result)
+
+    def scatter(
+        self,
+        x: ArrayLike | None,
+        root: int = 0,
+        *,
+        out: Any = None,
+        ragged: bool = False,
+        counts: Sequence[int] | None = None,
+        algorithm: str | Algorithm = "direct",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give rank i the i-th part of the root's array.
+
+        Parameters
+        ----------
+        x : array_like or None
+            The root's array, of any dtype without Python objects; its first axis is cut into ``size``
+            equal parts. On another rank it says shape and dtype only, and may be None when ``out`` is
+            given.
+        root : int
+            The rank whose array it is.
+        out : array, optional
+            Where the part goes; on the root, its own part of ``x`` works in place. Where a part is one
+            row, ``out`` may be without the first axis.
+        ragged : bool
+            The parts may have different numbers of rows: those of ``counts``, which the root tells the
+            others first.
+        counts : sequence of int, optional
+            With ``ragged``, on the root: rows of ``x`` for each rank.
+        algorithm : str or Algorithm
+            As of `broadcast`.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray or Work
+            The part, of shape ``(len(x) // size, *x.shape[1:])``, or with so many rows as the counts
+            say: ``out`` when that was given.
+
+        Raises
+        ------
+        ValueError
+            The first axis cannot be cut into equal parts.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`; of the shape, the number of elements must agree.
+        """
+        seconds = self._seconds(timeout)
+        how = self._how(algorithm)
+        if ragged:
+            said = self._check_ragged_scatter(x, root, out, counts)
+            if async_op:
+                return in_python(self, lambda: self._scatter_ragged(*said, root, out, how, timeout))
+            return self._scatter_ragged(*said, root, out, how, timeout)
+        if counts is not None:
+            raise TypeError("scatter takes counts with ragged=True only")
+        source: Array | None = None
+        if x is not None:
+            source = as_input(x)
+            part = part_shape("x", source.shape, self.size)
+            target, result = output_for(out, source.dtype, part, part[1:] if part[0] == 1 else None)
+        elif out is None or self.rank == root:
+            raise TypeError(
+                "scatter needs x on the root, and on the other ranks x or out to say shape and dtype"
+            )
+        else:
+            target, result = output_for(out, None, None)
+        if self.rank == root and source is not None:
+            source = apart(source, target, self._place(source, target.size))
+        else:
+            source = None
+        parts = _Parts(target.size, (target.size,), root, seconds)
+        task = self._move("scatter", source, target, parts, how, async_op)
+        return outcome(task, target, result)
+
+    def all_to_all(
+        self,
+        x: ArrayLike,
+        counts: Sequence[int] | None = None,
+        *,
+        out_counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: str | Algorithm = "direct",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give rank i the i-th part of every rank's array.
+
+        Parameters
+        ----------
+        x : array_like
+            The parts for rank 0, 1, … one after the other along the first axis; any dtype without
+            Python objects.
+        counts : sequence of int, optional
+            Rows of ``x`` for each rank; equal parts unless given. Either all ranks give it or none.
+        out_counts : sequence of int, optional
+            Rows that each rank sends to this one, with ``counts``; exchanged first unless given.
+            Either all ranks give it or none.
+        out : array, optional
+            Where the result goes.
+        algorithm : str or Algorithm
+            As of `broadcast`; not with ``counts``.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray or Work
+            The parts from rank 0, 1, … one after the other; without ``counts``, in the shape of
+            ``x``: ``out`` when that was given.
+
+        Raises
+        ------
+        ValueError
+            The parts do not make up ``x``.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source = as_input(x)
+        seconds = self._seconds(timeout)
+        how = self._how(algorithm)
+        if counts is None:
+            if out_counts is not None:
+                raise TypeError("all_to_all takes out_counts with counts only")
+            part = part_shape("x", source.shape, self.size)
+            target, result = output_for(out, source.dtype, source.shape)
+            source = apart(source, target, None)
+            parts = _Parts(math.prod(part), source.shape, 0, seconds)
+            task = self._move("all_to_all", source, target, parts, how, async_op)
+            return outcome(task, target, result)
+        sent = check_counts("counts", counts, self.size)
+        if source.ndim == 0 or sum(sent) != len(source):
+            raise ValueError(
+                f"counts add up to {sum(sent)} rows, and x has the shape {list(source.shape)}"
+            )
+        if out_counts is None:
+            if async_op:
+                return in_python(
+                    self, lambda: self.all_to_all(source, sent, out=out, timeout=timeout)
+                )
+            received = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
+        else:
+            received = check_counts("out_counts", out_counts, self.size)
+            if sent[self.rank] != received[self.rank]:
+                raise ValueError(
+                    f"counts[{self.rank}] and out_counts[{self.rank}] are what this rank sends to "
+                    f"itself, and must be equal, not {sent[self.rank]} and {received[self.rank]}"
+                )
+        row = source.shape[1:]
+        target, result = output_for(out, source.dtype, (sum(received), *row))
+        source = apart(source, target, None)
+        items = math.prod(row)
+        task = self._core.all_to_all_ragged(
+            source, target, [n * items for n in sent], [n * items for n in received],
+            (-1, *row), seconds, async_op,
+        )  # fmt: skip
+        return outcome(task, target, result)
+
+    def _move(
+        self,
+        collective: str,
+        source: Array | None,
+        target: Array | None,
+        parts: _Parts,
+        how: str | _core.Algorithm,
+        async_op: bool,
+    ) -> Any:
+        which = _core.Collective.__members__[collective]
+        return self._core.move_parts(
+            which, source, target, *parts[:3], how, parts.seconds, async_op
+        )
+
+    def _rows_of_all(self, source: Array, timeout: float | None) -> list[int]:
+        """Exchange the ranks' numbers of rows."""
+        rows = self.all_gather(np.array([num_rows(source)], np.int64), timeout=timeout)
+        return [int(n) for n in rows]
+
+    def _gather_ragged(
+        self,
+        source: Array,
+        root: int,
+        out: Array | None,
+        how: str | _core.Algorithm,
+        timeout: float | None,
+    ) -> Any:
+        row, seconds = source.shape[1:], self._seconds(timeout)
+        rows = self._rows_of_all(source, timeout)
+        if self.rank != root:
+            self._move_ragged("gather", source, None, rows, row, root, how, seconds)
+            return None
+        target, result = output_for(out, source.dtype, (sum(rows), *row))
+        source = apart(source, target, self._ragged_place(target, rows))
+        self._move_ragged("gather", source, target, rows, row, root, how, seconds)
+        return deliver(target, result)
+
+    def _check_ragged_scatter(
+        self, x: ArrayLike | None, root: int, out: Array | None, counts: Sequence[int] | None
+    ) -> tuple[Array, list[int] | None]:
+        """Return what says dtype and rows, and the root's counts."""
+        if self.rank == root:
+            if x is None or counts is None:
+                raise TypeError("a ragged scatter needs x and counts on the root")
+            source, found = as_input(x), check_counts("counts", counts, self.size)
+            if source.ndim == 0 or sum(found) != len(source):
+                raise ValueError(
+                    f"counts add up to {sum(found)} rows, and x has the shape {list(source.shape)}"
+                )
+            return source, found
+        said = out if x is None else x
+        if said is None:
+            raise TypeError("scatter needs x or out on the other ranks, to say dtype and row shape")
+        return as_input(said), None
+
+    def _scatter_ragged(
+        self,
+        source: Array,
+        counts: list[int] | None,
+        root: int,
+        out: Array | None,
+        how: str | _core.Algorithm,
+        timeout: float | None,
+    ) -> Any:
+        seconds, row = self._seconds(timeout), source.shape[1:]
+        told = np.array(counts or [0] * self.size, np.int64)
+        rows = [int(n) for n in self.broadcast(told, root, timeout=timeout)]
+        target, result = output_for(out, source.dtype, (rows[self.rank], *row))
+        given = None
+        if self.rank == root:
+            given = apart(source, target, self._ragged_place(source, rows))
+        self._move_ragged("scatter", given, target, rows, row, root, how, seconds)
+        return deliver(target, result)
+
+    def _ragged_place(self, whole: Array, rows: list[int]) -> Array:
+        """Return this rank's part of an array of all parts."""
+        flat, items = whole.reshape(-1), math.prod(whole.shape[1:])
+        begin = sum(rows[: self.rank]) * items
+        return flat[begin : begin + rows[self.rank] * items]
+
+    def _move_ragged(
+        self,
+        collective: str,
+        source: Array | None,
+        target: Array | None,
+        rows: list[int],
+        row: tuple[int, ...],
+        root: int,
+        how: str | _core.Algorithm,
+        seconds: float,
+    ) -> None:
+        which = _core.Collective.__members__[collective]
+        counts = [n * math.prod(row) for n in rows]
+        self._core.move_ragged(which, source, target, counts, (-1, *row), root, how, seconds)

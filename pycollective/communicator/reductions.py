@@ -1,0 +1,296 @@
+"""The collectives that reduce: `all_reduce`, `reduce`, `reduce_scatter`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pycollective import _core
+from pycollective.algorithms import Algorithm
+from pycollective.communicator.arrays import (
+    Array,
+    Place,
+    apart,
+    as_input,
+    check_out,
+    deliver,
+    input_and_output,
+    output_for,
+    packs,
+    part_shape,
+)
+from pycollective.communicator.member import Member
+from pycollective.communicator.work import Work, nothing, outcome
+
+__all__ = ["DEFAULT_ALGORITHM", "Reductions", "all_reduce_together"]
+
+DEFAULT_ALGORITHM = "auto"
+
+
+class Reductions(Member):
+    """What of a `Communicator` combines the ranks' arrays."""
+
+    @_core.fast_all_reduce
+    def all_reduce(
+        self,
+        x: ArrayLike,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduce the ranks' arrays element by element and give every rank the result.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's contribution: a NumPy array of any shape and layout, or anything with the buffer
+            protocol, the array interface or DLPack in host memory; the same shape and dtype on every
+            rank: bool, ints of 8 to 64 bits with and without sign, float16, bfloat16 (of
+            ``ml_dtypes``), float32, float64, complex64 or complex128.
+        op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
+            Sums and products of ints wrap around, also before a mean divides; a mean of ints is
+            rounded toward zero; min and max give NaN where any contribution is NaN; and, or, xor
+            are bitwise for ints and logical for bools. Every step of float16 and bfloat16 is
+            computed in float32 and rounded to nearest even. Complex numbers have sum, prod and
+            mean; bools have min, max, and, or, xor.
+        out : array, optional
+            Where the result goes, an array of any of these kinds; ``out=x`` works in place.
+        algorithm : str or Algorithm
+            "auto" chooses by the size in bytes, the number of ranks and the transport, from a table that
+            ``pycollective bench --tune`` can measure; other names are listed by
+            `pycollective.algorithms.names`, and one's own are made by
+            `pycollective.algorithms.algorithm`.
+        reproducible : bool
+            The bits of the result depend on the contributions alone, not on the transport: they are
+            combined in the order of the ranks, float16 and bfloat16 rounded after each. Only "direct"
+            does that, which "auto" then means. Without it the same calls in the same group give the
+            same bits again, too.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray or Work
+            The result, in the shape and dtype of ``x``: ``out`` when that was given.
+
+        Raises
+        ------
+        TypeError
+            There is no such reduction: of this dtype, or of this op for this dtype.
+        MismatchError
+            The ranks' calls differ in kind, shape, dtype, op or algorithm.
+        CollectiveTimeoutError
+            A rank did not come in time; the message says what each rank is doing.
+        AbortedError
+            Another rank failed or aborted the group.
+        """
+        source, target, result = input_and_output(x, out)
+        how = self._how(algorithm)
+        if reproducible:
+            if how not in ("auto", "direct"):
+                raise ValueError(
+                    "reproducible=True needs the algorithm 'direct', which keeps the order of the "
+                    f"ranks: leave out algorithm={how!r}"
+                )
+            how = "direct"
+        seconds = self._seconds(timeout)
+        task = self._core.all_reduce(source, target, op, how, reproducible, seconds, async_op)
+        return outcome(task, target, result)
+
+    def reduce(
+        self,
+        x: ArrayLike,
+        op: str = "sum",
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | Algorithm = "tree",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduce the ranks' arrays element by element and give the root the result (binomial tree).
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's contribution, as of `all_reduce`.
+        op : {"sum", "min", "max", "prod", "mean"}
+            As of `all_reduce`.
+        root : int
+            The rank that gets the result.
+        out : array, optional
+            Where the root's result goes; ``out=x`` works in place. Other ranks' is not looked at.
+        algorithm : {"tree"} or Algorithm
+            See `pycollective.algorithms`; one's own must be for reduce.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray, None or Work
+            The result, in the shape and dtype of ``x``, on the root; None on the other ranks.
+
+        Raises
+        ------
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        how = self._how(algorithm)
+        if self.rank != root:
+            return nothing(
+                self._core.reduce(
+                    as_input(x), None, op, root, how, self._seconds(timeout), async_op
+                )
+            )
+        source, target, result = input_and_output(x, out)
+        task = self._core.reduce(source, target, op, root, how, self._seconds(timeout), async_op)
+        return outcome(task, target, result)
+
+    def reduce_scatter(
+        self,
+        x: ArrayLike,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduce the ranks' arrays element by element and give rank i the i-th part of the result.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's contribution, as of `all_reduce`; its first axis is cut into ``size`` equal
+            parts.
+        op : {"sum", "min", "max", "prod", "mean"}
+            As of `all_reduce`.
+        out : array, optional
+            Where the result goes; this rank's own part of ``x`` works in place. Where a part is one
+            row, ``out`` may be without the first axis.
+        algorithm : {"auto", "ring", "direct"} or Algorithm
+            See `pycollective.algorithms`; one's own must be for reduce_scatter.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        ndarray or Work
+            The part, of shape ``(len(x) // size, *x.shape[1:])``: ``out`` when that was given.
+
+        Raises
+        ------
+        ValueError
+            The first axis cannot be cut into equal parts.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        source = as_input(x)
+        part = part_shape("x", source.shape, self.size)
+        target, result = output_for(out, source.dtype, part, part[1:] if part[0] == 1 else None)
+        source = apart(source, target, self._place(source, target.size))
+        task = self._core.reduce_scatter(
+            source, target, op, self._how(algorithm), self._seconds(timeout), async_op
+        )
+        return outcome(task, target, result)
+
+    def all_reduce_many(
+        self,
+        arrays: Iterable[ArrayLike],
+        op: str = "sum",
+        *,
+        bytes_per_pack: int = 32 << 20,
+        algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        out: Sequence[Array] | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """All-reduce several arrays, joined into packs so that small ones cost little.
+
+        Parameters
+        ----------
+        arrays : iterable of array_like
+            This rank's contributions; the same number, shapes and dtypes on every rank.
+        op : {"sum", "min", "max", "prod", "mean"}
+            As of `all_reduce`.
+        bytes_per_pack : int
+            A pack is full when it has this many bytes or more; arrays of one dtype share packs. 0:
+            each array for itself.
+        algorithm : str or Algorithm
+            As of `all_reduce`.
+        out : sequence of arrays, optional
+            Where the results go; ``out=arrays`` works in place.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks, for each pack.
+
+        Returns
+        -------
+        list of ndarray, or Work
+            The results, in the order and the shapes of the arrays: those of ``out`` when that was given.
+
+        Raises
+        ------
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`. Only the lengths of packs are compared, not the shapes within.
+        """
+        if bytes_per_pack < 0:
+            raise ValueError(f"bytes_per_pack must be 0 or more, not {bytes_per_pack}")
+        sources = [as_input(x) for x in arrays]
+        if out is not None:
+            if len(out) != len(sources):
+                raise ValueError(f"out has {len(out)} arrays for {len(sources)} contributions")
+            views = [check_out(o, x) for o, x in zip(out, sources, strict=True)]
+        results: list[Array] = [np.empty(0)] * len(sources)
+        tasks = []
+        for pack in packs(sources, bytes_per_pack):
+            joined = np.concatenate([sources[i].reshape(-1) for i in pack])
+            how = self._how(algorithm)
+            seconds = self._seconds(timeout)
+            tasks.append(self._core.all_reduce(joined, joined, op, how, False, seconds, async_op))
+            begin = 0
+            for i in pack:
+                end = begin + sources[i].size
+                results[i] = joined[begin:end].reshape(sources[i].shape)
+                begin = end
+
+        def finish() -> list[Array]:
+            if out is None:
+                return results
+            places = map(Place, views, out)
+            return [deliver(x, place) for x, place in zip(results, places, strict=True)]
+
+        return Work(tasks, finish) if async_op else finish()
+
+
+def all_reduce_together(
+    communicators: Sequence[Member],
+    inputs: Sequence[Array],
+    op: str,
+    algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+) -> list[Array]:
+    """All-reduce of every rank of a group, called by one thread that has all their arrays.
+
+    The same schedule runs as when each rank calls `Communicator.all_reduce`.
+    """
+    sources = [as_input(x) for x in inputs]
+    outputs = [np.empty(x.shape, x.dtype) for x in sources]
+    how = algorithm if isinstance(algorithm, str) else algorithm.for_ranks(len(communicators))
+    _core.all_reduce_together(
+        [c._core for c in communicators], sources, outputs, op, how, communicators[0].timeout
+    )
+    return outputs

@@ -1,0 +1,162 @@
+"""New groups of some ranks of a group: `split`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+
+from pycollective import _core
+from pycollective.errors import CollectiveError
+
+__all__ = ["Family", "SharedMemory", "Threads", "split_groups"]
+
+_OFFER_BYTES = 256
+
+
+class Family(Protocol):
+    """How the ranks of a group make a new one: the first of them offers it, all of them accept."""
+
+    def offer(self, size: int) -> bytes:
+        """Return where the group of so many ranks is to be found."""
+
+    def accept(
+        self, offer: bytes, rank: int, size: int, seconds: float
+    ) -> tuple[_core.Group, Family]:
+        """Take a place in an offered group."""
+
+
+class Threads:
+    """Ranks that are threads of one process: all of them have this object."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        # Offered groups, and how many ranks have not accepted yet.
+        self._offered: dict[bytes, list[Any]] = {}
+
+    def offer(self, size: int) -> bytes:
+        """Make the group."""
+        with self._lock:
+            self._number += 1
+            name = struct.pack("=q", self._number)
+            self._offered[name] = [_core.ThreadGroup(size), Threads(), size]
+        return name
+
+    def accept(
+        self, offer: bytes, rank: int, size: int, seconds: float
+    ) -> tuple[_core.Group, Family]:
+        """Find the group."""
+        name = offer[:8]
+        with self._lock:
+            entry = self._offered[name]
+            entry[2] -= 1
+            if entry[2] == 0:
+                del self._offered[name]
+        return entry[0], entry[1]
+
+
+class SharedMemory:
+    """Ranks that are processes of one host: they open the memory that one of them has made.
+
+    It has no name; it is reached through the descriptor of the process that made it, in /proc.
+    """
+
+    def __init__(self, group: _core.ShmGroup) -> None:
+        self._group = group
+        self._made: _core.ShmGroup | None = None
+
+    def offer(self, size: int) -> bytes:
+        """Make the memory; return process, descriptor, and what identifies the memory."""
+        self._made = _core.ShmGroup.create(size)
+        descriptor = self._made.descriptor
+        found = os.fstat(descriptor)
+        return struct.pack("=qqqq", os.getpid(), descriptor, found.st_dev, found.st_ino)
+
+    def accept(
+        self, offer: bytes, rank: int, size: int, seconds: float
+    ) -> tuple[_core.Group, Family]:
+        """Open the memory and join the group."""
+        made, self._made = self._made, None
+        group = made or self._open(offer)
+        if group.size != size:
+            raise CollectiveError(f"the new group has {group.size} ranks, and not {size}")
+        group.join(rank)
+        group.follow(self._group)  # a rank that dies is lost to both
+        return group, SharedMemory(group)
+
+    @staticmethod
+    def _open(offer: bytes) -> _core.ShmGroup:
+        process, number, *identity = struct.unpack_from("=qqqq", offer)
+        path = f"/proc/{process}/fd/{number}"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                found = os.fstat(descriptor)
+                if [found.st_dev, found.st_ino] != identity:
+                    raise OSError(errno.ESTALE, "it is other memory")
+                return _core.ShmGroup.open(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise CollectiveError(
+                f"cannot open the shared memory of the new group at {path}: {error.strerror}. The "
+                "processes must be one user's and see each other in /proc; where that is not so, "
+                "PYCOLLECTIVE_TRANSPORT=tcp works"
+            ) from None
+
+
+def split_groups(
+    communicator: Any, color: int | None, key: int, seconds: float
+) -> tuple[_core.Group, int, Family] | None:
+    """Make the new groups; called by every rank of the communicator.
+
+    Returns
+    -------
+    tuple or None
+        This rank's new group, rank in it, and its family; None without a color.
+    """
+    family, me = communicator._family, communicator.rank
+    wanted = -1 if color is None or color < 0 else color
+    table = communicator.all_gather(np.array([[wanted, key]], np.int64), timeout=seconds)
+    members = sorted(
+        (r for r in range(communicator.size) if wanted >= 0 and table[r, 0] == wanted),
+        key=lambda r: (table[r, 1], r),
+    )
+    offer = b""
+    problem: Exception | None = None
+    made: tuple[_core.Group, Family] | None = None
+    if members and members[0] == me:
+        try:
+            offer = family.offer(len(members))
+        except (OSError, RuntimeError, MemoryError) as error:
+            problem = error
+    padded = np.frombuffer(offer.ljust(_OFFER_BYTES, b"\0"), np.uint8).reshape(1, -1)
+    offers = communicator.all_gather(padded, timeout=seconds)
+    if members and problem is None:
+        place = offers[members[0]].tobytes()
+        if not any(place):
+            problem = CollectiveError(f"rank {members[0]} could not make the new group")
+        else:
+            try:
+                made = family.accept(place, members.index(me), len(members), seconds)
+            except (OSError, RuntimeError, ValueError, MemoryError) as error:
+                problem = error
+    # Nobody goes on with a group that is not whole. Who waits for the others there waits longer here.
+    failed = communicator.all_gather(np.array([problem is not None]), timeout=2 * seconds)
+    missing = [r for r in members if failed[r]]
+    if not missing:
+        return None if made is None else (made[0], members.index(me), made[1])
+    if made is not None:
+        with contextlib.suppress(CollectiveError):
+            made[0].leave(members.index(me))
+    who = ", ".join(f"rank {r}" for r in missing)
+    raise CollectiveError(
+        f"the group of color {wanted} could not be made: "
+        + (f"rank {me}: {problem}" if problem is not None else f"{who} had an error of its own")
+    ) from problem

@@ -1,0 +1,140 @@
+"""Calls that are under way: what ``async_op=True`` returns."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pycollective import _core
+from pycollective.communicator.arrays import Array, Place, deliver
+
+if TYPE_CHECKING:
+    from pycollective.communicator.member import Member
+
+__all__ = ["Work", "outcome"]
+
+_FOR_EVER = 1e9  # seconds
+
+
+class Work:
+    """A call that goes on while the program does something else.
+
+    The arrays of the call must be left alone until it is done: the input is still read, and ``out``
+    is whole when `wait` has returned. They are kept for the call, also when nobody keeps the work. An
+    error of the call is raised by `wait` and `result`. As a context manager, the work is waited for at
+    the end::
+
+        with comm.all_reduce(a, out=a, async_op=True), comm.all_reduce(b, out=b, async_op=True):
+            ...  # both are under way
+    """
+
+    def __init__(self, tasks: Sequence[_core.Task], finish: Callable[[], Any]) -> None:
+        self._tasks = tasks
+        self._finish: Callable[[], Any] | None = finish
+        self._result: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Work {'done' if self.done() else 'under way'}>"
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the call is done and return what it returns.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait here; the call goes on after them. By default until the call is done, which
+            has a deadline of its own.
+
+        Returns
+        -------
+        ndarray or None
+            What the call returns without ``async_op``.
+
+        Raises
+        ------
+        TimeoutError
+            The call is still under way.
+        CollectiveError
+            As the call without ``async_op``.
+        """
+        until = time.monotonic() + (_FOR_EVER if timeout is None else float(timeout))
+        for task in self._tasks:
+            if not task.done and not task.wait(max(0.0, until - time.monotonic())):
+                raise TimeoutError(
+                    f"the call is not done after {timeout:g} s; it goes on, and can be waited for again"
+                )
+        return self.result()
+
+    def done(self) -> bool:
+        """Whether the call is over, well or not; never waits."""
+        return all(task.done for task in self._tasks)
+
+    def exception(self) -> BaseException | None:
+        """Return the error of a call that is done, or None if it went well."""
+        try:
+            self.result()
+        except _StillUnderWayError:
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    def result(self) -> Any:
+        """Return what a call that is done returns, or raise its error; never waits.
+
+        Raises
+        ------
+        RuntimeError
+            The call is still under way.
+        """
+        if not self.done():
+            raise _StillUnderWayError("the call is still under way: wait() for it first")
+        for task in self._tasks:
+            task.check()
+        if self._finish is not None:
+            self._result, self._finish = self._finish(), None
+        return self._result
+
+    def __enter__(self) -> Work:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.wait()
+
+
+class _StillUnderWayError(RuntimeError):
+    pass
+
+
+def outcome(task: _core.Task | None, target: Array, place: Place | None) -> Any:
+    """Return what a call gives: its result, or the work that will have it."""
+    if task is None:
+        return deliver(target, place)
+    return Work([task], lambda: deliver(target, place))
+
+
+def nothing(task: _core.Task | None) -> Work | None:
+    """Return what a call gives that has no result on this rank."""
+    return None if task is None else Work([task], lambda: None)
+
+
+_need_python: weakref.WeakSet[Member] = weakref.WeakSet()
+
+
+def in_python(member: Member, call: Callable[[], Any]) -> Work:
+    """Make a call that consists of several, with what Python does between them, as a work."""
+    _need_python.add(member)
+    results: list[Any] = []
+    task = member._core.submit(lambda: results.append(call()))
+    return Work([task], lambda: results[0])
+
+
+@atexit.register
+def _end_calls() -> None:
+    """No thread may ask for the interpreter when it is gone."""
+    for member in list(_need_python):
+        member._close_at_exit()

@@ -1,0 +1,269 @@
+"""Calls that are under way: order, errors, time limits, who keeps the arrays, closing, forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective import local_group
+from pycollective.communicator import Work
+
+RANKS = [1, 2, 5]
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def threads_are(count):
+    """Whether there are so many; a thread that was joined is still listed for a moment."""
+    for _ in range(1000):
+        if threads() == count:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def calls(c):
+    """One call of every collective, and what it gives; each takes ``async_op``."""
+    n, r = c.size, c.rank
+    x = np.arange(6.0).reshape(6, 1) * (r + 1)
+    total = np.arange(6.0).reshape(6, 1) * (n * (n + 1) // 2)
+    everyone = np.arange(1.0, n + 1)
+    strided = np.zeros((6, 2))
+    ragged = np.repeat(everyone, np.arange(n))
+    return [
+        (lambda **k: c.all_reduce(x, **k), total),
+        (lambda **k: c.all_reduce(x, out=strided[:, :1], **k), total),
+        (lambda **k: c.reduce(x, root=n - 1, **k), total if r == n - 1 else None),
+        (lambda **k: c.broadcast(np.full(3, r), n - 1, **k), np.full(3, n - 1)),
+        (lambda **k: c.reduce_scatter(np.arange(2 * n), **k), np.arange(2 * n)[2 * r :][:2] * n),
+        (lambda **k: c.all_gather([r + 1.0], **k), everyone),
+        (lambda **k: c.all_gather(np.full(r, r + 1.0), ragged=True, **k), ragged),
+        (lambda **k: c.gather([r + 1.0], **k), everyone if r == 0 else None),
+        (lambda **k: c.scatter(everyone, **k), everyone[r : r + 1]),
+        (lambda **k: c.all_to_all(np.full(n, r + 1.0), **k), everyone),
+        (lambda **k: c.all_to_all(np.full(n, r + 1.0), [1] * n, **k), everyone),
+        (lambda **k: c.all_to_all(np.full(n, r + 1.0), [1] * n, out_counts=[1] * n, **k), everyone),
+        (lambda **k: c.barrier(**k), None),
+    ]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_collective(ranks, on_ranks):
+    def work(c):
+        works = [(call(async_op=True), want) for call, want in calls(c)]
+        for under_way, want in reversed(works):
+            assert isinstance(under_way, Work)
+            np.testing.assert_array_equal(under_way.wait(20), want)
+            assert under_way.done()
+            assert under_way.exception() is None
+            assert under_way.result() is under_way.wait()
+        many = [np.full(3, c.rank), np.ones((2, 2)), np.array(2.0)]
+        out = [np.zeros(3, int), np.zeros((2, 4))[:, ::2], np.array(0.0)]
+        under_way = c.all_reduce_many(many, bytes_per_pack=8, out=out, async_op=True)
+        wants = [c.size * (c.size - 1) // 2, c.size, 2 * c.size]
+        for got, place, want in zip(under_way.wait(), out, wants, strict=True):
+            assert got is place
+            np.testing.assert_array_equal(got, np.full_like(got, want))
+        return True
+
+    assert on_ranks(local_group(ranks, timeout=30), work) == [True] * ranks
+
+
+def test_calls_keep_their_order_with_blocking_ones_among_them(on_ranks):
+    def work(c):
+        x, works = np.array([c.rank + 1.0]), []
+        for i in range(50):
+            works.append(c.all_reduce(x, out=x, async_op=True))  # x → sum
+            if i % 7 == 3:
+                c.all_reduce(x, "mean", out=x)  # after all of them: nothing changes
+                assert all(w.done() for w in works)
+                x[...] = c.rank + 1.0
+            elif i % 7 == 5:
+                works.append(c.broadcast(x, 1, out=x, async_op=True))
+                c.barrier()
+                x /= x
+                x *= c.rank + 1.0
+        return [float(w.wait()[0]) for w in works][-1]
+
+    got = on_ranks(local_group(3, timeout=30), work)
+    assert len(set(got)) == 1
+    assert isinstance(got[0], float)
+
+
+def test_a_call_fails_at_wait_on_all_ranks(on_ranks):
+    def work(c):
+        works = [c.all_reduce(np.ones(3 + c.rank), async_op=True) for _ in range(2)]
+        with pytest.raises(
+            pc.MismatchError, match=r"rank 0 called .*\[3\].* rank 1 called .*\[4\]"
+        ):
+            works[0].wait()
+        with pytest.raises(pc.MismatchError):
+            works[1].wait()
+        assert isinstance(works[1].exception(), pc.MismatchError)
+        with pytest.raises(pc.MismatchError):
+            works[1].result()
+        with pytest.raises(pc.MismatchError):
+            c.barrier()
+        c.close()
+        return True
+
+    assert on_ranks(local_group(2, timeout=30), work) == [True, True]
+
+
+def test_bad_arguments_are_refused_at_once():
+    (c,) = local_group(1)
+    out = np.zeros(2)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        c.all_reduce(np.ones(2), out=out, async_op=True)
+    with pytest.raises(ValueError, match="no broadcast algorithm is called 'x'"):
+        c.broadcast(np.ones(2), algorithm="x", async_op=True)
+
+
+def test_wait_may_give_up_and_the_call_goes_on(on_ranks):
+    a, b = local_group(2, timeout=30)
+    under_way = a.all_reduce(np.ones(2), async_op=True)
+    assert not under_way.done()
+    with pytest.raises(TimeoutError, match=r"not done after 0\.05 s; it goes on"):
+        under_way.wait(0.05)
+    with pytest.raises(RuntimeError, match="still under way"):
+        under_way.result()
+    with pytest.raises(RuntimeError, match="still under way"):
+        under_way.exception()
+    assert "under way" in repr(under_way)
+    np.testing.assert_array_equal(b.all_reduce(np.ones(2)), [2, 2])
+    np.testing.assert_array_equal(under_way.wait(20), [2, 2])
+
+
+def test_the_call_has_a_deadline_of_its_own():
+    a, _b = local_group(2)
+    with pytest.raises(pc.CollectiveTimeoutError, match="rank 0 waited until its deadline"):
+        a.barrier(timeout=0.1, async_op=True).wait(20)
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_call(ctrl_c):
+    a, b = local_group(2, timeout=30)
+    under_way = a.all_reduce(np.ones(2), async_op=True)
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        under_way.wait(20)
+    timer.join()
+    b.all_reduce(np.ones(2))
+    np.testing.assert_array_equal(under_way.wait(20), [2, 2])
+
+
+def test_arrays_are_kept_when_nobody_else_keeps_them():
+    a, b = local_group(2, timeout=30)
+    a.all_reduce(np.arange(200_000.0), async_op=True)  # neither array nor work are kept
+    gc.collect()
+    rubbish = [np.full(200_000, 7.0) for _ in range(4)]  # would take the memory's place
+    np.testing.assert_array_equal(b.all_reduce(np.arange(200_000.0)), 2 * np.arange(200_000.0))
+    assert len(rubbish) == 4
+
+
+def test_progress_needs_no_interpreter():
+    """Two calls that depend on each other's peers end while this thread holds the interpreter."""
+    import ctypes
+
+    a, b = local_group(2, timeout=30)
+    x = [np.ones(300_000), np.ones(300_000)]
+    works = [c.all_reduce(x[c.rank], out=x[c.rank], async_op=True) for c in (a, b)]
+    ctypes.PyDLL(None).usleep(300_000)  # a PyDLL keeps the interpreter
+    assert all(w._tasks[0].done for w in works)
+    assert (works[0].wait()[0], works[1].wait()[0]) == (2.0, 2.0)
+
+
+def test_as_contexts(on_ranks):
+    def work(c):
+        a, b = np.ones(2), np.full(3, 2.0)
+        with c.all_reduce(a, out=a, async_op=True), c.all_reduce(b, out=b, async_op=True):
+            pass
+        return a.sum() + b.sum()
+
+    assert on_ranks(local_group(2, timeout=30), work) == [16.0, 16.0]
+
+
+def test_close_waits_for_what_is_under_way(on_ranks):
+    def work(c):
+        under_way = c.all_reduce(np.ones(2), async_op=True)
+        if c.rank:
+            time.sleep(0.2)
+        c.close()
+        assert under_way.done()
+        return under_way.wait().tolist()
+
+    before = threads()
+    assert on_ranks(local_group(2, timeout=30), work) == [[2.0, 2.0]] * 2
+    assert threads_are(before)
+
+
+def test_close_ends_at_the_deadline_of_the_call():
+    a, _b = local_group(2)
+    under_way = a.all_reduce(np.ones(2), timeout=0.2, async_op=True)
+    a.close()
+    assert isinstance(under_way.exception(), pc.CollectiveTimeoutError)
+
+
+def test_a_communicator_that_is_dropped_fails_its_calls():
+    before = threads()
+    a, b = local_group(2)
+    under_way = a.all_reduce(np.ones(2), async_op=True)
+    time.sleep(0.05)
+    del a
+    gc.collect()
+    assert under_way.done()
+    with pytest.raises(pc.AbortedError, match="rank 0 let go of its communicator while calls"):
+        under_way.wait()
+    with pytest.raises(pc.AbortedError):
+        b.barrier()
+    assert threads_are(before)
+
+
+def test_no_thread_before_the_first_such_call(on_ranks):
+    before = threads()
+    comms = local_group(2)
+    on_ranks(comms, lambda c: c.barrier())
+    assert threads_are(before)
+    on_ranks(comms, lambda c: c.barrier(async_op=True).wait())
+    assert threads_are(before + 2)
+    for c in comms:
+        c.close()
+    assert threads_are(before)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_no_part_in_them():
+    a, b = local_group(2, timeout=30)
+    under_way = a.all_reduce(np.ones(2), async_op=True)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            under_way.wait(10)
+        except RuntimeError as error:
+            status = 0 if "belongs to the parent process" in str(error) else 2
+        del a, b
+        gc.collect()
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    b.all_reduce(np.ones(2))
+    np.testing.assert_array_equal(under_way.wait(20), [2, 2])
+
+
+def test_replicas_reduce_in_cross_replica_context_after_what_is_under_way():
+    from pycollective.communicator import all_reduce_together
+
+    comms = local_group(2, timeout=30)
+    works = [c.all_reduce(np.ones(2), async_op=True) for c in comms]
+    both = all_reduce_together(comms, [np.ones(2), np.ones(2)], "sum")
+    assert [w.wait().tolist() for w in works] == [x.tolist() for x in both] == [[2.0, 2.0]] * 2

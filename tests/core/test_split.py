@@ -1,0 +1,82 @@
+"""split among threads: who is where, nested and independent groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective import local_group
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_colors_and_keys(ranks, on_ranks):
+    def work(c):
+        r, n = c.rank, c.size
+        half = c.split(r % 2, key=-r)
+        members = sorted((q for q in range(n) if q % 2 == r % 2), reverse=True)
+        assert (half.rank, half.size) == (members.index(r), len(members))
+        assert half.all_gather([r]).tolist() == members
+        everyone = c.split(5)
+        assert (everyone.rank, everyone.size) == (r, n)
+        nobody = c.split(None if r % 2 else -3, 9)
+        assert nobody is None
+        some = c.split(0 if r == n - 1 else None)
+        assert (some is None) == (r != n - 1)
+        return everyone.all_reduce(np.ones(1))[0] + c.all_reduce(np.ones(1))[0]
+
+    assert on_ranks(local_group(ranks, timeout=30), work) == [2.0 * ranks] * ranks
+
+
+def test_rows_and_columns_at_the_same_time(on_ranks):
+    """A grid: both new groups and the old one have calls under way."""
+
+    def work(c):
+        row, column = c.split(c.rank // 3), c.split(c.rank % 3)
+        assert row.timeout == column.timeout == 30
+        works = [g.all_reduce(np.full(1000, c.rank), async_op=True) for g in (row, column, c)]
+        return [int(w.wait()[0]) for w in works]
+
+    got = on_ranks(local_group(6, timeout=30), work)
+    assert got == [[3 * (r // 3 * 3 + 1), 2 * (r % 3) + 3, 15] for r in range(6)]
+
+
+def test_nested(on_ranks):
+    def work(c):
+        sizes = []
+        while c.size > 1:
+            c = c.split(c.rank % 2)
+            sizes.append(c.size)
+        c.send([1.0], 0)
+        assert c.recv(source=0, shape=1, dtype=float)[0] == 1
+        return sizes
+
+    assert on_ranks(local_group(8, timeout=30), work) == [[4, 2, 1]] * 8
+
+
+def test_a_new_group_that_fails_leaves_the_old_one_as_it_is(on_ranks):
+    def work(c):
+        new = c.split(0)
+        with pytest.raises(pc.MismatchError):
+            new.all_reduce(np.ones(1 + c.rank))
+        with pytest.raises(pc.MismatchError):
+            new.barrier()
+        again = c.split(0)
+        new.close()
+        again.barrier()
+        return float(c.all_reduce(np.ones(1))[0])
+
+    assert on_ranks(local_group(2, timeout=30), work) == [2.0, 2.0]
+
+
+def test_it_is_a_collective_call(on_ranks):
+    def work(c):
+        with pytest.raises(
+            pc.MismatchError, match="rank 0 called all_gather.* rank 1 called barrier"
+        ):
+            c.split(0) if c.rank == 0 else c.barrier()
+        return True
+
+    assert on_ranks(local_group(2, timeout=30), work) == [True, True]
+    with pytest.raises(TypeError):
+        local_group(1)[0].split(0.5)

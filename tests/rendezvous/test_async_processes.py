@@ -1,0 +1,66 @@
+"""Calls that are under way, between processes: through shared memory and over TCP."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+
+def test_works_and_blocking_calls_among_them(run_on):
+    body = """
+n, r = comm.size, comm.rank
+for size in (0, 3, 70_000, 1_500_000):
+    xs = [np.full(size, float(r + i)) for i in range(4)]
+    works = [comm.all_reduce(x, out=x, async_op=True) for x in xs]
+    ragged = comm.all_gather(np.full(r, r), ragged=True, async_op=True)
+    assert (comm.broadcast(np.full(5, r), 1) == 1).all()
+    assert all(w.done() for w in works)
+    for i, x in enumerate(xs):
+        assert (x == n * i + n * (n - 1) // 2).all()
+    assert ragged.wait().tolist() == [q for q in range(n) for _ in range(q)]
+comm.barrier(async_op=True)
+print("done")
+"""
+    assert run_on(3, body) == (0, "done\ndone\ndone\n", "")
+
+
+def test_a_rank_that_dies_is_named_by_what_is_under_way(run_on):
+    body = """
+comm.barrier()
+if comm.rank == 1:
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+work = comm.all_reduce(np.ones(100_000), async_op=True)
+began = time.monotonic()
+try:
+    work.wait()
+except pc.PeerLostError as error:
+    assert time.monotonic() - began < 10
+    print("rank 1 " in str(error))
+    sys.exit(0)
+"""
+    status, out, _ = run_on(3, body)
+    assert status == 128 + signal.SIGKILL
+    assert out == "True\nTrue\n"
+
+
+def test_the_end_of_a_process_does_not_wait_for_its_works(run_on):
+    body = """
+comm.barrier()
+if comm.rank == 0:
+    comm.all_gather(np.ones(3), ragged=True, async_op=True)
+    comm.all_reduce(np.ones(3), async_op=True)
+else:
+    try:
+        time.sleep(0.3)
+        comm.barrier()
+    except pc.AbortedError as error:
+        print(error)
+"""
+    status, out, err = run_on(2, body)
+    assert (status, err) == (0, "")
+    assert out == "rank 0 ended while calls of it were under way\n"

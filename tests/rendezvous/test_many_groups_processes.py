@@ -1,0 +1,72 @@
+"""A thousand groups of processes are made and end: nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+BODY = """
+import gc
+from pathlib import Path
+
+def held():
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    size = int(Path("/proc/self/statm").read_text().split()[0]) >> 8  # MiB
+    named = maps.count("memfd:pycollective")
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), named, size
+
+def use(i):
+    new = comm.split(0, key=-comm.rank)
+    if i % 10 == 0:
+        new.all_reduce(np.ones(3), async_op=True)
+        new.send([1.0], 1 - new.rank)
+        assert new.recv(source=1 - new.rank, shape=1, dtype=float)[0] == 1
+    assert new.all_reduce(np.ones(1))[0] == 2
+    if i % 2:
+        new.close()
+
+for i in range(20):
+    use(i)
+before = held()
+for i in range(MANY):
+    use(i)
+time.sleep(0.1)  # a thread that was joined is still listed for a moment
+after = held()
+print([n - m > slack for n, m, slack in zip(after, before, (0, 0, 0, 100))])
+comm.barrier()
+"""
+
+
+def test_a_thousand_groups(run_on):
+    before = set(os.listdir("/dev/shm"))
+    status, out, err = run_on(2, BODY.replace("MANY", "1000 if 'shared' in repr(comm) else 100"))
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [str([False] * 4)] * 2
+    assert {n for n in set(os.listdir("/dev/shm")) - before if "pycollective" in n} == set()
+
+
+def test_a_thousand_groups_in_one_process():
+    """Memory that is made, joined and left without any peer."""
+    from pycollective import _core
+
+    def use():
+        group = _core.ShmGroup.create(4)
+        other = _core.ShmGroup.open(group.descriptor)
+        group.join(0)
+        other.join(1)
+        other.follow(group)
+        group.leave(0)
+
+    use()
+    count = len(os.listdir("/proc/self/fd"))
+    maps = Path("/proc/self/maps").read_text().count("pycollective (deleted)")
+    for _ in range(1000):
+        use()
+    assert len(os.listdir("/proc/self/fd")) == count
+    assert Path("/proc/self/maps").read_text().count("pycollective (deleted)") == maps
