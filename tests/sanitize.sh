@@ -32,11 +32,13 @@ export LD_PRELOAD="$("$compiler" -print-file-name="$library") $("$compiler" -pri
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS="log_path=$work/report exitcode=66 suppressions=$top/tests/thread_sanitizer.supp"
 export PYTHONPATH="$work" OPENBLAS_NUM_THREADS=1
-cd "$top"
+export PYCOLLECTIVE_SANITIZED=1  # tests are shorter then
 tests=("$@")
 [ ${#tests[@]} -gt 0 ] || tests=(tests/core)
 status=0
-python -m pytest -q -p no:cacheprovider "${tests[@]}" || status=$?
+# From there, so that this build of the core is the one that is imported.
+(cd "$work" && python -c "import pycollective._core as c, os; assert os.getcwd() in c.__file__" &&
+  python -m pytest -q -p no:cacheprovider --durations=5 -c "$top/pyproject.toml" --rootdir "$top" "${tests[@]/#tests/$top/tests}") || status=$?
 unset LD_PRELOAD
 cat "$work"/report* 2>/dev/null || true
 exit "$status"
