@@ -1,0 +1,178 @@
+"""Properties that hold for any call: hypothesis thinks them up."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pycollective import _core, algorithms
+from pycollective.communicator import Communicator, local_group
+from pycollective.communicator.split import SharedMemory
+
+REDUCTIONS = {
+    "sum": lambda a: a.sum(axis=0, dtype=a.dtype),
+    "min": lambda a: a.min(axis=0),
+    "max": lambda a: a.max(axis=0),
+    "prod": lambda a: a.prod(axis=0, dtype=a.dtype),
+}
+ALGORITHMS = ["auto", *algorithms.names("all_reduce")]
+calmly = settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+
+
+def group(kind, size):
+    if kind == "threads":
+        return local_group(size, timeout=60)
+    memory = _core.ShmGroup.create(size)
+    comms = []
+    for rank in range(size):
+        one = _core.ShmGroup.open(memory.descriptor)
+        one.join(rank)
+        comms.append(Communicator(one, rank, 60.0, SharedMemory(one)))
+    return comms
+
+
+def on_all(comms, work):
+    results = [None] * len(comms)
+
+    def run(c):
+        try:
+            results[c.rank] = work(c)
+        except BaseException as error:
+            results[c.rank] = error
+            c.abort("a test failed")
+
+    threads = [threading.Thread(target=run, args=(c,)) for c in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for c in comms:
+        c.close()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def laid_out(x, layout):
+    """Return the same numbers, lying in memory in another way."""
+    if layout == "F":
+        return np.array(x, order="F")
+    if layout == "strided" and x.ndim:
+        room = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        room[..., ::2] = x
+        return room[..., ::2]
+    if layout == "backwards" and x.ndim:
+        return np.ascontiguousarray(x[::-1])[::-1]
+    if layout == "unaligned":
+        room = np.zeros(x.nbytes + 1, "u1")
+        moved = room[1:].view(x.dtype).reshape(x.shape)
+        moved[...] = x
+        return moved
+    return x.copy()
+
+
+@given(data=st.data())
+@calmly
+def test_all_reduce_of_anything(data):
+    ranks = data.draw(st.integers(1, 5), "ranks")
+    kind = data.draw(st.sampled_from(["threads", "shm"]), "transport")
+    dtype = data.draw(st.sampled_from(["float32", "float64", "int8", "uint16", "int64"]), "dtype")
+    op = data.draw(st.sampled_from(sorted(REDUCTIONS)), "op")
+    shape = tuple(data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 17, 90]), max_size=3), "shape"))
+    layout = data.draw(st.sampled_from(["C", "F", "strided", "backwards", "unaligned"]), "layout")
+    target = data.draw(st.sampled_from(["new", "in place", "out", "out F"]), "target")
+    algorithm = data.draw(st.sampled_from(ALGORITHMS), "algorithm")
+    seed = data.draw(st.integers(0, 2**16), "seed")
+    x = np.random.default_rng(seed).integers(0, 4, (ranks, *shape)).astype(dtype)
+    want = REDUCTIONS[op](x)
+
+    def work(c):
+        mine = laid_out(np.array(x[c.rank]), layout)
+        out = {
+            "new": None,
+            "in place": mine,
+            "out": np.full(shape, 77, dtype),
+            "out F": np.full(shape, 77, dtype, order="F"),
+        }[target]
+        result = c.all_reduce(mine, op, out=out, algorithm=algorithm)
+        assert out is None or result is out
+        if target != "in place":
+            np.testing.assert_array_equal(mine, x[c.rank])
+        return np.array(result)
+
+    for result in on_all(group(kind, ranks), work):
+        np.testing.assert_array_equal(result, want)
+        assert result.dtype == want.dtype
+        assert result.shape == want.shape
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all",
+             "gather", "scatter", "barrier", "messages", "later"]
+        ),
+        st.sampled_from([1, 5, 64, 1_000, 9_001, 70_003]),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=12,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["threads", "shm"])
+@given(ranks=st.integers(1, 4), calls=CALLS)
+@calmly
+def test_any_sequence_of_calls(kind, ranks, calls):
+    """What one call leaves behind does not disturb the next one, of whatever kind it is."""
+
+    def value(rank, turn, n):
+        return (np.arange(n) * (rank + 2) + turn) % 251
+
+    def work(c):
+        later = []
+        for turn, (what, n, root) in enumerate(calls):
+            root %= ranks
+            all_of_them = [value(r, turn, n * ranks) for r in range(ranks)]
+            x, total = all_of_them[c.rank], sum(all_of_them)
+            part = slice(n * c.rank, n * (c.rank + 1))
+            if what == "all_reduce":
+                np.testing.assert_array_equal(c.all_reduce(x), total)
+            elif what == "later":
+                later.append((c.all_reduce(x, async_op=True), total))
+            elif what == "reduce":
+                got = c.reduce(x, root=root)
+                assert got is None or (got == total).all()
+            elif what == "broadcast":
+                np.testing.assert_array_equal(c.broadcast(x, root), all_of_them[root])
+            elif what == "all_gather":
+                np.testing.assert_array_equal(c.all_gather(x), np.concatenate(all_of_them))
+            elif what == "gather":
+                got = c.gather(x, root)
+                assert got is None or (got == np.concatenate(all_of_them)).all()
+            elif what == "scatter":
+                np.testing.assert_array_equal(c.scatter(x, root), all_of_them[root][part])
+            elif what == "reduce_scatter":
+                np.testing.assert_array_equal(c.reduce_scatter(x), total[part])
+            elif what == "all_to_all":
+                want = np.concatenate([other[part] for other in all_of_them])
+                np.testing.assert_array_equal(c.all_to_all(x), want)
+            elif what == "messages" and ranks > 1:
+                following, before = (c.rank + 1) % ranks, (c.rank - 1) % ranks
+                sent = c.send(x, following, async_op=True)
+                got = c.recv(np.empty_like(x), before)
+                sent.wait()
+                np.testing.assert_array_equal(got, all_of_them[before])
+            else:
+                c.barrier()
+        for under_way, total in later:
+            np.testing.assert_array_equal(under_way.wait(), total)
+
+    on_all(group(kind, ranks), work)
