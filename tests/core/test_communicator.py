@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from rank_groups import make_group
 
 import pycollective as pc
 from pycollective import algorithms, local_group
@@ -50,6 +51,30 @@ def test_every_dtype_op_and_size(ranks, algorithm, on_ranks):
                 for result in got:
                     np.testing.assert_array_equal(result, want, err_msg=f"{dtype} {op} {size}")
                     assert result.dtype == want.dtype
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_every_dtype_and_size_between_processes(kind, ranks, algorithm, on_ranks):
+    """The same through memory and sockets; the ranks are threads here, too, so that it is quick."""
+    comms = make_group(kind, ranks)
+    for size in [0, 1, 16, 97, 16 * ranks + 1, 40_009]:
+        for op, reference in OPS.items():
+            for dtype in DTYPES if size < 1000 else DTYPES[:1]:
+                x = contributions(ranks, (size,), dtype, size)
+                want = reference(x)
+
+                def work(c, x=x, op=op):
+                    mine = x[c.rank].copy()
+                    apart = c.all_reduce(mine, op, algorithm=algorithm)
+                    return apart, c.all_reduce(mine, op, out=mine, algorithm=algorithm)
+
+                for results in on_ranks(comms, work):
+                    for result in results:
+                        np.testing.assert_array_equal(result, want, err_msg=f"{dtype} {op} {size}")
+    for c in comms:
+        c.close()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

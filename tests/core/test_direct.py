@@ -8,11 +8,11 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+from rank_groups import make_group
 
 import pycollective as pc
 from pycollective import _core, algorithms
-from pycollective.communicator import Communicator, local_group
-from pycollective.communicator.split import SharedMemory
+from pycollective.communicator import local_group
 
 TIMEOUT = 300.0  # sanitizers are slow
 KINDS = ["threads", "shm"]
@@ -22,16 +22,8 @@ if "PYCOLLECTIVE_SANITIZED" in os.environ:
     SIZES = SIZES[:-2]
 
 
-def group(kind: str, size: int) -> list[Communicator]:
-    if kind == "threads":
-        return local_group(size, timeout=TIMEOUT)
-    memory = _core.ShmGroup.create(size)
-    comms = []
-    for rank in range(size):
-        one = _core.ShmGroup.open(memory.descriptor)
-        one.join(rank)
-        comms.append(Communicator(one, rank, TIMEOUT, SharedMemory(one)))
-    return comms
+def group(kind: str, size: int) -> list[pc.Communicator]:
+    return make_group(kind, size, TIMEOUT)
 
 
 def off_by(x: np.ndarray, items: int) -> np.ndarray:
@@ -100,7 +92,7 @@ def test_reproducible_on_every_transport(dtype, op, on_ranks):
         def work(c, x=x):
             return c.all_reduce(x[c.rank], op, reproducible=True)
 
-        results = [r for kind in KINDS for r in on_ranks(group(kind, ranks), work)]
+        results = [r for kind in [*KINDS, "tcp"] for r in on_ranks(group(kind, ranks), work)]
         if dtype != "complex64" or op == "sum":  # NumPy fuses products, and divides otherwise
             assert results[0].tobytes() == want.tobytes()
         assert all(r.tobytes() == results[0].tobytes() for r in results)

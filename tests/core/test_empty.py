@@ -7,21 +7,14 @@ import os
 
 import numpy as np
 import pytest
+from rank_groups import make_group
 
 import pycollective as pc
-from pycollective import _core
-from pycollective.communicator import Communicator, local_group
-from pycollective.communicator.split import SharedMemory
+from pycollective.communicator import local_group
 
 
 def shm_group(size):
-    memory = _core.ShmGroup.create(size)
-    comms = []
-    for rank in range(size):
-        one = _core.ShmGroup.open(memory.descriptor)
-        one.join(rank)
-        comms.append(Communicator(one, rank, 30.0, SharedMemory(one)))
-    return comms
+    return make_group("shm", size, 30.0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rank_groups import KINDS, make_group
 
-from pycollective import _core, algorithms
-from pycollective.communicator import Communicator, local_group
-from pycollective.communicator.split import SharedMemory
+from pycollective import algorithms
 
 REDUCTIONS = {
     "sum": lambda a: a.sum(axis=0, dtype=a.dtype),
@@ -23,18 +22,6 @@ ALGORITHMS = ["auto", *algorithms.names("all_reduce")]
 calmly = settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], database=None
 )
-
-
-def group(kind, size):
-    if kind == "threads":
-        return local_group(size, timeout=60)
-    memory = _core.ShmGroup.create(size)
-    comms = []
-    for rank in range(size):
-        one = _core.ShmGroup.open(memory.descriptor)
-        one.join(rank)
-        comms.append(Communicator(one, rank, 60.0, SharedMemory(one)))
-    return comms
 
 
 def on_all(comms, work):
@@ -82,7 +69,7 @@ def laid_out(x, layout):
 @calmly
 def test_all_reduce_of_anything(data):
     ranks = data.draw(st.integers(1, 5), "ranks")
-    kind = data.draw(st.sampled_from(["threads", "shm"]), "transport")
+    kind = data.draw(st.sampled_from(KINDS), "transport")
     dtype = data.draw(st.sampled_from(["float32", "float64", "int8", "uint16", "int64"]), "dtype")
     op = data.draw(st.sampled_from(sorted(REDUCTIONS)), "op")
     shape = tuple(data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 17, 90]), max_size=3), "shape"))
@@ -107,7 +94,7 @@ def test_all_reduce_of_anything(data):
             np.testing.assert_array_equal(mine, x[c.rank])
         return np.array(result)
 
-    for result in on_all(group(kind, ranks), work):
+    for result in on_all(make_group(kind, ranks), work):
         np.testing.assert_array_equal(result, want)
         assert result.dtype == want.dtype
         assert result.shape == want.shape
@@ -127,7 +114,7 @@ CALLS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["threads", "shm"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(ranks=st.integers(1, 4), calls=CALLS)
 @calmly
 def test_any_sequence_of_calls(kind, ranks, calls):
@@ -175,4 +162,4 @@ def test_any_sequence_of_calls(kind, ranks, calls):
         for under_way, total in later:
             np.testing.assert_array_equal(under_way.wait(), total)
 
-    on_all(group(kind, ranks), work)
+    on_all(make_group(kind, ranks), work)
