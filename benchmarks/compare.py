@@ -104,8 +104,10 @@ def commands(
     """Return the processes of a launch: command and what its environment has besides."""
     worker = [python, RANKS, kind, *words]
     if kind in ("pycollective", "registered"):
-        run = ["-m", "pycollective", "run", "-n", str(part.ranks), "--transport", part.transport]
-        return [([python, *run, "--", *worker], {})]
+        from pycollective.cli.options import this_program
+
+        run = this_program("run", "-n", str(part.ranks), "--transport", part.transport)
+        return [([*run, "--", *worker], {})]
     if kind == "mpi":
         env = {
             "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -113,8 +113,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _check(args)
         if transport in ("shm", "tcp") and not launched:
-            words = [sys.executable, "-m", "pycollective", *args.words]
-            return launcher.run(words, args.ranks, "never", transport)
+            return launcher.run(options.this_program(*args.words), args.ranks, "never", transport)
         if transport == "thread":
             return _bench(args, args.ranks, "threads", True, None)
         comm = init()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from pathlib import Path
 
-__all__ = ["positive", "seconds", "size"]
+__all__ = ["positive", "seconds", "size", "this_program"]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -34,3 +36,10 @@ def size(text: str) -> int:
     if not match:
         raise argparse.ArgumentTypeError(f"not a size: {text!r} (write 8, 64K, 16M or 1G)")
     return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def this_program(*words: str) -> list[str]:
+    """Return a command line for this very program, whatever lies in the working directory."""
+    root = str(Path(__file__).resolve().parents[2])
+    start = f"import sys; sys.path.insert(0, {root!r}); from pycollective.cli import main"
+    return [sys.executable, "-c", f"{start}; sys.exit(main())", *words]

@@ -301,7 +301,7 @@ def test_ranks_agree_on_the_launchers_or_rank_0s_table(table, tmp_path, transpor
     words = [sys.executable, "-m", "pycollective", "run", "-n", "2", "--transport", transport]
     done = subprocess.run(
         [*words, script], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, cwd=tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.split()) == ["chain"] * 2 + ["tree"] * 2
