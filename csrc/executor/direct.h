@@ -1,6 +1,7 @@
 // The direct all-reduce of ranks that share a board: what the schedule "direct" does, without
-// messages. Both combine the contributions to an element in the order of the ranks, and round once,
-// so that they give the same bits. benchmarks/executor_overhead.py and compare.py measure it.
+// messages. Both combine the contributions to an element in the order of the ranks, and give the
+// same bits; only halves are rounded once here, unless the call is to be reproducible.
+// benchmarks/executor_overhead.py and compare.py measure it.
 //
 //   one shot  short arrays: everyone posts its array and combines all of them itself.
 //   mapped    everyone reaches everyone's arrays: rank r combines chunk r of all inputs, and writes

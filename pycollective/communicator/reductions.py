@@ -57,8 +57,9 @@ class Reductions(Member):
         op : {"sum", "prod", "min", "max", "mean", "and", "or", "xor"}
             Sums and products of ints wrap around, also before a mean divides; a mean of ints is
             rounded toward zero; min and max give NaN where any contribution is NaN; and, or, xor
-            are bitwise for ints and logical for bools. Every step of float16 and bfloat16 is
-            computed in float32 and rounded to nearest even. Complex numbers have sum, prod and
+            are bitwise for ints and logical for bools. float16 and bfloat16 are
+            computed in float32 and rounded to nearest even: once at the end where ranks share
+            memory ("direct"), after every step otherwise. Complex numbers have sum, prod and
             mean; bools have min, max, and, or, xor.
         out : array, optional
             Where the result goes, an array of any of these kinds; ``out=x`` works in place.
