@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/thread_name.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
 
@@ -388,7 +389,11 @@ void Messages::finish(Task& task, const Interrupt& interrupt) {
 
 void Messages::move_by_itself() {
   std::lock_guard lock(mutex_);
-  if (!thread_.joinable()) thread_ = std::jthread([this] { drive(); });
+  if (thread_.joinable()) return;
+  thread_ = std::jthread([this] {
+    name_this_thread("pc-messages");
+    drive();
+  });
 }
 
 void Messages::drive() {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/thread_name.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
 
@@ -100,6 +101,7 @@ void ProgressThread::drain(const Interrupt& interrupt) {
 }
 
 void ProgressThread::run() {
+  name_this_thread("pc-progress");
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +20,20 @@ from pycollective.communicator import Work
 RANKS = [1, 2, 5]
 
 
-def threads():
-    return len(os.listdir("/proc/self/task"))
+def progress_threads():
+    """How many there are; the names are the core's."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((task / "comm").read_text().strip())
+    return names.count("pc-progress")
 
 
-def threads_are(count):
-    """Whether there are so many; a thread that was joined is still listed for a moment."""
+def progress_threads_become(count):
+    """Whether so many remain; one that was joined is still listed for a moment."""
+    gc.collect()  # communicators of earlier tests
     for _ in range(1000):
-        if threads() == count:
+        if progress_threads() == count:
             return True
         time.sleep(0.01)
     return False
@@ -202,9 +210,9 @@ def test_close_waits_for_what_is_under_way(on_ranks):
         assert under_way.done()
         return under_way.wait().tolist()
 
-    before = threads()
+    assert progress_threads_become(0)
     assert on_ranks(local_group(2, timeout=30), work) == [[2.0, 2.0]] * 2
-    assert threads_are(before)
+    assert progress_threads_become(0)
 
 
 def test_close_ends_at_the_deadline_of_the_call():
@@ -215,7 +223,7 @@ def test_close_ends_at_the_deadline_of_the_call():
 
 
 def test_a_communicator_that_is_dropped_fails_its_calls():
-    before = threads()
+    assert progress_threads_become(0)
     a, b = local_group(2)
     under_way = a.all_reduce(np.ones(2), async_op=True)
     time.sleep(0.05)
@@ -226,19 +234,19 @@ def test_a_communicator_that_is_dropped_fails_its_calls():
         under_way.wait()
     with pytest.raises(pc.AbortedError):
         b.barrier()
-    assert threads_are(before)
+    assert progress_threads_become(0)
 
 
 def test_no_thread_before_the_first_such_call(on_ranks):
-    before = threads()
+    assert progress_threads_become(0)
     comms = local_group(2)
     on_ranks(comms, lambda c: c.barrier())
-    assert threads_are(before)
+    assert progress_threads_become(0)
     on_ranks(comms, lambda c: c.barrier(async_op=True).wait())
-    assert threads_are(before + 2)
+    assert progress_threads_become(2)
     for c in comms:
         c.close()
-    assert threads_are(before)
+    assert progress_threads_become(0)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
