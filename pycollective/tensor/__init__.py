@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import ops, random
 from .custom import custom_gradient
 from .function import function
+from .indexed_slices import IndexedSlices
 from .ops import *  # noqa: F403
 from .tape import GradientTape, record, record_many
 from .tensor import Tensor, as_tensor
@@ -12,6 +13,7 @@ from .variable import Variable, VariableAggregation, VariableSynchronization, cr
 
 __all__ = [
     "GradientTape",
+    "IndexedSlices",
     "Tensor",
     "Variable",
     "VariableAggregation",

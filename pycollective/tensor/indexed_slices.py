@@ -1,0 +1,88 @@
+"""`IndexedSlices`: some rows of a tensor, and which they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..array_backend import array_module, scatter_add
+from .tensor import Tensor, as_tensor
+
+__all__ = ["IndexedSlices"]
+
+
+class IndexedSlices:
+    """Rows of a large tensor that is zero elsewhere, such as the gradient of an embedding.
+
+    An index may occur more than once: the rows of equal indices add up.
+
+    Parameters
+    ----------
+    values : tensor, shape (n, ...)
+        The rows.
+    indices : tensor of int, shape (n,)
+        The place of each row along axis 0.
+    dense_shape : tuple or tensor of int, optional
+        The shape of the whole tensor; needed to make it dense.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many indices as rows.
+
+    Notes
+    -----
+    The meaning is that of TensorFlow's ``tf.IndexedSlices``.
+    """
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        self.values = as_tensor(values)
+        self.indices = as_tensor(indices)
+        self.dense_shape = (
+            None if dense_shape is None else tuple(int(n) for n in np.asarray(dense_shape))
+        )
+        if self.indices.dtype.kind not in "iu" or self.indices.ndim != 1:
+            raise ValueError(
+                f"indices must be integers in one dimension, not {self.indices.dtype} of shape "
+                f"{tuple(self.indices.shape)}"
+            )
+        if self.values.ndim < 1 or self.values.shape[0] != self.indices.shape[0]:
+            raise ValueError(
+                f"{self.indices.shape[0]} indices need as many rows, but values have shape "
+                f"{tuple(self.values.shape)}"
+            )
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the rows."""
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of the whole tensor; its length is None where it is not known."""
+        return self.dense_shape or (None, *self.values.shape[1:])
+
+    def __tensor__(self) -> Tensor:
+        """Return the whole tensor, the rows of equal indices added.
+
+        Raises
+        ------
+        ValueError
+            Without a dense shape, or if an index is outside it.
+        """
+        if self.dense_shape is None:
+            raise ValueError("IndexedSlices without a dense_shape cannot be made a dense tensor")
+        indices, rows = self.indices.array, self.values.array
+        length = self.dense_shape[0]
+        if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= length):
+            raise ValueError(f"an index is outside the {length} rows of the dense shape")
+        whole = array_module(rows).zeros(self.dense_shape, rows.dtype)
+        scatter_add(whole, indices, rows)
+        return Tensor(whole)
+
+    def __repr__(self) -> str:
+        return (
+            f"IndexedSlices(indices={self.indices!r}, values={self.values!r}, "
+            f"dense_shape={self.dense_shape})"
+        )

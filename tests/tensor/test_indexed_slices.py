@@ -1,0 +1,26 @@
+"""`IndexedSlices`: its shape, how it becomes dense, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pycollective as tf
+
+
+def test_rows_of_equal_indices_add_up():
+    slices = tf.IndexedSlices([[1.0, 2.0], [10.0, 20.0], [3.0, 4.0]], [2, 0, 2], [4, 2])
+    assert slices.shape == (4, 2)
+    dense = tf.as_tensor(slices)
+    np.testing.assert_array_equal(dense.array, [[10, 20], [0, 0], [4, 6], [0, 0]])
+
+
+def test_what_cannot_be():
+    with pytest.raises(ValueError, match="2 indices need as many rows"):
+        tf.IndexedSlices([[1.0]], [0, 1])
+    with pytest.raises(ValueError, match="indices must be integers in one dimension"):
+        tf.IndexedSlices([[1.0]], [0.5])
+    with pytest.raises(ValueError, match="without a dense_shape"):
+        tf.as_tensor(tf.IndexedSlices([[1.0]], [0]))
+    with pytest.raises(ValueError, match="outside the 2 rows"):
+        tf.as_tensor(tf.IndexedSlices([[1.0]], [2], [2, 1]))
