@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/interpreter_release.h"
 #include "cuda/device.h"
 
 namespace py = pybind11;
@@ -18,7 +19,7 @@ void bind_cuda(py::module_& m) {
         std::string why;
         int count;
         {
-          py::gil_scoped_release release;
+          InterpreterRelease release;
           count = cuda::device_count(&why);
         }
         return std::make_pair(count, py::str(why));

@@ -13,6 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
+#include "bindings/interpreter_release.h"
 #include "executor/communicator.h"
 #include "executor/measure.h"
 #include "schedule/tabulated.h"
@@ -151,7 +152,7 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
       sends ? messages.send(std::move(message), kept) : messages.receive(std::move(message), kept);
   if (later) return task;
   if (!task->done()) {
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     messages.finish(*task, look_at_signals);
   } else {
     task->check();
@@ -167,7 +168,7 @@ void end(Communicator* communicator) {
                                    " let go of its communicator while calls were under way");
   }
   {
-    py::gil_scoped_release release;  // such a call may need it to end
+    InterpreterRelease release;  // such a call may need it to end
     communicator->stop();
   }
   delete communicator;
@@ -183,7 +184,7 @@ std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, b
     return self.submit(std::move(begin), std::make_shared<Ends>(std::move(ends)));
   }
   Interrupt interrupt = look_at_signals;
-  py::gil_scoped_release release;
+  InterpreterRelease release;
   self.settle(interrupt);
   call(Waiting{deadline_in(timeout), interrupt});
   return nullptr;
@@ -207,8 +208,7 @@ void bind_group(py::module_& m) {
           [](Group& group, const std::string& message, bool peer_lost) {
             group.fail(peer_lost ? FailureKind::peer_lost : FailureKind::aborted, message);
           },
-          py::arg("message"), py::arg("peer_lost") = false,
-          py::call_guard<py::gil_scoped_release>(),
+          py::arg("message"), py::arg("peer_lost") = false, py::call_guard<InterpreterRelease>(),
           "Fail every rank's present or next call with AbortedError, or with PeerLostError.")
       .def_property_readonly(
           "failure",
@@ -218,7 +218,7 @@ void bind_group(py::module_& m) {
             return std::string(failure->what());
           },
           "Why the group is dead, or None.")
-      .def("leave", &Group::leave, py::arg("rank"), py::call_guard<py::gil_scoped_release>(),
+      .def("leave", &Group::leave, py::arg("rank"), py::call_guard<InterpreterRelease>(),
            "Leave the group in good order.")
       .def("abandon", &Group::abandon,
            "Let go of the group without a word to the peers: for a forked child.")
@@ -274,7 +274,7 @@ void bind_group(py::module_& m) {
       .def(
           "wait",
           [](Task& self, double timeout) {
-            py::gil_scoped_release release;
+            InterpreterRelease release;
             return self.wait(deadline_in(timeout), look_at_signals);
           },
           py::arg("timeout"), "Whether it is done within so many seconds.")
@@ -323,7 +323,7 @@ void bind_group(py::module_& m) {
       .def(
           "settle",
           [](Communicator& self) {
-            py::gil_scoped_release release;
+            InterpreterRelease release;
             self.settle_all(look_at_signals);
           },
           "Wait until all calls that are under way are done.")
@@ -505,7 +505,7 @@ void bind_group(py::module_& m) {
             std::shared_ptr<SharedHeap> heap = self.group().heap();
             std::byte* part = nullptr;
             {
-              py::gil_scoped_release release;
+              InterpreterRelease release;
               self.settle(waiting.interrupt);
               self.meet("empty", array, waiting);
               if (!heap) return {};
@@ -553,7 +553,7 @@ void bind_group(py::module_& m) {
         const Algorithm& how =
             algorithm_of(*pointers[0], Collective::all_reduce, algorithm, bytes_of(inputs[0]));
         Waiting waiting = waiting_for(timeout);
-        py::gil_scoped_release release;
+        InterpreterRelease release;
         for (Communicator* communicator : pointers) communicator->settle(waiting.interrupt);
         Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);
       },
@@ -562,7 +562,7 @@ void bind_group(py::module_& m) {
       "The all_reduce of every rank of a group, by the calling thread alone.");
 
   m.def("measure_all_reduce", &measure_all_reduce, py::arg("how"), py::arg("ranks"),
-        py::arg("bytes"), py::arg("iterations"), py::call_guard<py::gil_scoped_release>(),
+        py::arg("bytes"), py::arg("iterations"), py::call_guard<InterpreterRelease>(),
         "Seconds of each iteration of a float32 sum among threads, done in the way `how`.");
   m.def(
       "measure_rates",
@@ -571,7 +571,7 @@ void bind_group(py::module_& m) {
         return std::pair(rates.copy, rates.reduce);
       },
       py::arg("ranks"), py::arg("bytes"), py::arg("iterations"),
-      py::call_guard<py::gil_scoped_release>(),
+      py::call_guard<InterpreterRelease>(),
       "Bytes a second that each of `ranks` threads copies, and adds, at the same time.");
 }
 

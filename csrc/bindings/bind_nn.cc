@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/interpreter_release.h"
 #include "nn/kernels.h"
 
 namespace pycollective {
@@ -150,7 +151,7 @@ void im2col(const Array& x, Array& cols, const Window& w, Index first, Index row
     using T = decltype(zero);
     const T* from = in<T>(x, "x", x.size());
     T* to = out<T>(cols, "cols", area(rows * w.out_w, w.patch()));
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     nn::im2col(from, to, w, first, rows);
   });
 }
@@ -161,7 +162,7 @@ void col2im(const Array& cols, Array& x, const Window& w, Index first, Index row
     using T = decltype(zero);
     const T* from = in<T>(cols, "cols", area(rows * w.out_w, w.patch()));
     T* to = out<T>(x, "x", x.size());
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     nn::col2im(from, to, w, first, rows);
   });
 }
@@ -173,7 +174,7 @@ void bias_relu(Array& z, const MaybeArray& bias, bool relu) {
     const Index rows = count(z, "z", channels);
     T* to = out<T>(z, "z", z.size());
     const T* b = in<T>(bias, "bias", channels);
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     nn::bias_relu(to, b, rows, channels, relu);
   });
 }
@@ -187,7 +188,7 @@ void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArra
     const T* mask = in<T>(y, "y", g.size());
     T* to = out<T>(dz, "dz", g.size());
     T* sums = out<T>(bias_gradient, "bias_gradient", channels);
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     nn::relu_gradient(from, mask, to, sums, rows, channels);
   });
 }
@@ -210,7 +211,7 @@ void softmax_cross_entropy(const Array& logits, const Array& labels, Array& loss
     const T* from = in<T>(logits, "logits", logits.size());
     T* loss = out<T>(losses, "losses", rows);
     T* slope = out<T>(gradient, "gradient", logits.size());
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     nn::softmax_cross_entropy(from, label, loss, slope, rows, classes);
   });
 }
@@ -228,7 +229,7 @@ void max_pool(const Array& x, const MaybeArray& bias, Array& y, Array& codes, co
       using Code = decltype(code);
       check_pool(w, nn::kNone<Code>);
       Code* tap = out<Code>(codes, "codes", size);
-      py::gil_scoped_release release;
+      InterpreterRelease release;
       nn::max_pool(from, b, to, tap, w, images, relu);
     });
   });
@@ -247,7 +248,7 @@ void max_pool_gradient(const Array& g, const Array& codes, Array& dx, MaybeArray
       using Code = decltype(code);
       check_pool(w, nn::kNone<Code>);
       const Code* tap = in<Code>(codes, "codes", size);
-      py::gil_scoped_release release;
+      InterpreterRelease release;
       check_codes(tap, size, w);
       nn::max_pool_gradient(from, tap, to, sums, w, images);
     });
@@ -278,7 +279,7 @@ void direct_forward(const Array& x, const Array& weights, const MaybeArray& bias
                                  images,
                                  filters,
                                  relu};
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     nn::direct_forward(a);
   });
 }
@@ -309,7 +310,7 @@ void direct_gradient(const Array& x, const Array& g, const MaybeArray& y, const 
         pool ? &*pool : nullptr,
         images,
         filters};
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     if (tap) check_codes(tap, size, *pool);
     nn::direct_gradient(a);
   });
@@ -324,7 +325,7 @@ void adam_update(Array& p, const Array& g, Array& m, Array& v, double alpha, dou
     const T* gradient = in<T>(g, "g", n);
     T* first = out<T>(m, "m", n);
     T* second = out<T>(v, "v", n);
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     nn::adam_update(parameter, gradient, first, second, n, alpha, beta1, beta2, epsilon);
   });
 }
@@ -337,7 +338,7 @@ void sgd_update(Array& p, const Array& g, MaybeArray velocity, double rate, doub
     T* parameter = out<T>(p, "p", n);
     const T* gradient = in<T>(g, "g", n);
     T* speed = out<T>(velocity, "velocity", n);
-    py::gil_scoped_release release;
+    InterpreterRelease release;
     nn::sgd_update(parameter, gradient, speed, n, rate, momentum, nesterov);
   });
 }

@@ -8,6 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
+#include "bindings/interpreter_release.h"
 #include "reduce/half.h"
 
 namespace py = pybind11;
@@ -37,7 +38,7 @@ void reduce_arrays(const std::string& op, const std::vector<py::array>& sources,
     to.push_back(output.mutable_data());
   }
   auto count = static_cast<std::size_t>(sources[0].size());
-  py::gil_scoped_release release;
+  InterpreterRelease release;
   combine_many(dtype, which, to.data(), to.size(), from.data(), from.size(), count, size);
 }
 
@@ -50,7 +51,7 @@ void combine_arrays(const std::string& op, const py::array& a, const py::array& 
   const void *left = a.data(), *right = b.data();
   void* target = output.mutable_data();
   auto count = static_cast<std::size_t>(a.size());
-  py::gil_scoped_release release;
+  InterpreterRelease release;
   kernels.combine(target, left, right, count);
   if (size && kernels.finish) kernels.finish(target, count, size);
 }

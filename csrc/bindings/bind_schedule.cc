@@ -11,6 +11,7 @@
 #include "algorithms/algorithms.h"
 #include "algorithms/hierarchical.h"
 #include "bindings/bindings.h"
+#include "bindings/interpreter_release.h"
 #include "schedule/simulate.h"
 #include "schedule/tabulated.h"
 #include "support/tuning.h"
@@ -133,7 +134,7 @@ void bind_schedule(py::module_& m) {
   py::class_<TabulatedAlgorithm, std::shared_ptr<TabulatedAlgorithm>>(
       m, "Algorithm", "A schedule that is proved, and can be run by its number of ranks.")
       .def(py::init<std::string, Schedule>(), py::arg("name"), py::arg("schedule"),
-           py::call_guard<py::gil_scoped_release>())
+           py::call_guard<InterpreterRelease>())
       .def_property_readonly("schedule", &TabulatedAlgorithm::schedule);
 
   m.def(
@@ -151,7 +152,7 @@ void bind_schedule(py::module_& m) {
       [](Collective collective, const std::string& algorithm, int size) {
         check_size(size);
         const Algorithm& found = algorithm_of(collective, algorithm);
-        py::gil_scoped_release release;
+        InterpreterRelease release;
         return make_schedule(found, size);
       },
       py::arg("collective"), py::arg("algorithm"), py::arg("size"),
@@ -161,19 +162,19 @@ void bind_schedule(py::module_& m) {
       [](const std::vector<int>& hosts) {
         return make_schedule(Hierarchical(hosts), static_cast<int>(hosts.size()));
       },
-      py::arg("hosts"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("hosts"), py::call_guard<InterpreterRelease>(),
       "The hierarchical all-reduce for ranks on these hosts, numbered from 0.");
   m.def("verify", &verify, py::arg("schedule"), py::arg("in_place"), py::arg("filled") = 0,
-        py::call_guard<py::gil_scoped_release>(),
+        py::call_guard<InterpreterRelease>(),
         "The first thing that is wrong with a schedule, or an empty string.");
-  m.def("prove", &prove, py::arg("schedule"), py::call_guard<py::gil_scoped_release>(),
+  m.def("prove", &prove, py::arg("schedule"), py::call_guard<InterpreterRelease>(),
         "verify() out of place and in place, for every number of filled chunks.");
   m.def(
       "verify_many",
       [](Collective collective, const Named& algorithm, int size, bool marks,
          const PythonWatch& watch) {
         check_size(size);
-        py::gil_scoped_release release;
+        InterpreterRelease release;
         return with_algorithm(collective, algorithm, size, [&](const Algorithm& found) {
           return verify_by_fingerprints(found, size, marks ? Marks::checked : Marks::ignored,
                                         watch_of(watch));
@@ -191,7 +192,7 @@ void bind_schedule(py::module_& m) {
         check_size(ranks);
         Simulation made;
         {
-          py::gil_scoped_release release;
+          InterpreterRelease release;
           Cluster cluster = cluster_of(ranks, std::move(places), links, reduce_rate, copy_rate,
                                        call_overhead, cores);
           made = with_algorithm(collective, algorithm, ranks, [&](const Algorithm& found) {

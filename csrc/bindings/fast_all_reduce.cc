@@ -19,6 +19,7 @@
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
+#include "bindings/interpreter_release.h"
 #include "executor/communicator.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
@@ -197,7 +198,7 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
       std::shared_ptr<Communicator> kept = state.communicator;
       PreparedAllReduce copy = prepared;  // another thread may use the place
       Waiting waiting = waiting_for(timeout_of(self));
-      py::gil_scoped_release release;
+      InterpreterRelease release;
       if (brief || !kept->begin(copy, x->data, output, 1)) kept->finish(copy, waiting);
     }
   } catch (...) {

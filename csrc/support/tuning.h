@@ -64,6 +64,10 @@ inline constexpr std::size_t kOneShotTotalBytes = 64 * 1024;
 inline constexpr std::size_t kHeldBytes = 64 * 1024;
 inline constexpr int kHeldLooks = 200;
 
+// A thread that wants the interpreter lock back looks so often whether another one lets go of it
+// before it sleeps.
+inline constexpr int kLockLooks = 1000;
+
 // Staging of a rank, and the chunks that pass through it. A ring that fits into the second-level
 // cache keeps dirty lines going to and fro between cores; one beyond the third level is slow too.
 inline constexpr std::size_t kInputStagingBytes = std::size_t{2} << 20;

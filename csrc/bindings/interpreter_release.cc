@@ -1,0 +1,44 @@
+#include "bindings/interpreter_release.h"
+
+#include <atomic>
+
+#include "support/tuning.h"
+#include "transport/wait.h"
+
+namespace pycollective {
+namespace {
+
+// Whether the last of our threads that had the lock has let go of it, and none has come for it
+// since. Only a hint: Python's other threads take and leave the lock without a word here.
+std::atomic<bool> vacant{false};
+
+// Threads that look out for it.
+std::atomic<int> seekers{0};
+
+}  // namespace
+
+InterpreterRelease::InterpreterRelease() : state_(PyEval_SaveThread()) {
+#ifndef Py_GIL_DISABLED
+  vacant.store(true, std::memory_order_release);
+#endif
+}
+
+InterpreterRelease::~InterpreterRelease() {
+#ifndef Py_GIL_DISABLED
+  if (!vacant.exchange(false, std::memory_order_acquire)) {
+    // The holder needs a core of its own.
+    int looks = crowded(seekers.fetch_add(1) + 2) ? kCrowdedSpins : kLockLooks;
+    while (looks-- > 0) {
+      pause();
+      if (vacant.load(std::memory_order_relaxed) &&
+          vacant.exchange(false, std::memory_order_acquire)) {
+        break;
+      }
+    }
+    seekers.fetch_sub(1);
+  }
+#endif
+  PyEval_RestoreThread(state_);
+}
+
+}  // namespace pycollective
