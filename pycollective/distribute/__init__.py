@@ -5,6 +5,7 @@ from __future__ import annotations
 from pycollective.distribute import experimental
 from pycollective.distribute.context import (
     created_once,
+    experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
@@ -42,6 +43,7 @@ __all__ = [
     "StrategyExtended",
     "created_once",
     "experimental",
+    "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
