@@ -111,15 +111,17 @@ def replica_among(replicas: int) -> int | None:
 @contextmanager
 def entered(mode: Mode) -> Iterator[None]:
     """Put a mode on this thread's stack for the length of a block."""
-    modes = _state.modes
-    depth = len(modes)
+    modes, entries = _state.modes, _state.entries
+    depth, scopes, before = len(modes), len(entries), creators()
     modes.append(mode)
     try:
         yield
     finally:
         proper = len(modes) == depth + 1 and modes[-1] is mode
         del modes[depth:]
-        if not proper:
+        if not proper:  # a scope was entered in the block and not left
+            del entries[scopes:]
+            set_creators(before)
             raise RuntimeError(_nesting_message("Device"))
 
 
@@ -179,24 +181,24 @@ class Scope:
                 f"the scope of {self._strategy} is left in a thread that has not entered it, or was "
                 "ended by an error before"
             )
-        entry = entries.pop(mine[-1])
+        entry = entries[mine[-1]]
         if entry.creators_inside is entry.creators_before:
+            del entries[mine[-1]]
             return
-        if entry.mode is not None and (len(modes) <= entry.depth or modes[-1] is not entry.mode):
-            wrong = "Device"
-        elif creators() is not entry.creators_inside:
-            wrong = "Variable creator"
-        else:
-            wrong = ""
+        if entry.mode is not None and modes[-1] is not entry.mode:
+            # Inside a function of a run that began in this scope: it stays in force.
+            raise RuntimeError(_nesting_message("Device"))
+        proper = creators() is entry.creators_inside
         del modes[entry.depth :]
         set_creators(entry.creators_before)
-        if wrong:
-            # What was entered inside is over with this: nothing may be left of it.
-            for other in entries[mine[-1] :]:
-                if other.scope is _state.set_scope:
-                    _state.set_scope = None
-            del entries[mine[-1] :]
-            raise RuntimeError(_nesting_message(wrong))
+        if proper:
+            del entries[mine[-1]]
+            return
+        # What was entered inside is over with this: nothing may be left of it.
+        if any(inner.scope is _state.set_scope for inner in entries[mine[-1] :]):
+            _state.set_scope = None
+        del entries[mine[-1] :]
+        raise RuntimeError(_nesting_message("Variable creator"))
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
