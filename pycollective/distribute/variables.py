@@ -16,7 +16,7 @@ from pycollective.distribute.context import (
     is_creating_once,
 )
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.values import DistributedValues, PerReplica, select_replica
+from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
 from pycollective.tensor import (
     IndexedSlices,
     Tensor,
@@ -158,7 +158,8 @@ class DistributedVariable(Variable, DistributedValues):
         """Make an assignment, the same one, to every component."""
         with self._lock:  # those of several threads reach all components in the same order
             for replica, component in enumerate(self._values):
-                getattr(component, method)(select_replica(replica, value))
+                own = value.values[replica] if isinstance(value, Mirrored) else value
+                getattr(component, method)(own)
         return self
 
     def __repr__(self) -> str:
@@ -215,16 +216,20 @@ class MirroredVariable(DistributedVariable):
             if not any(isinstance(v, IndexedSlices) for v in value.values):
                 pairs = zip(self._values, value.values, strict=True)
                 value = PerReplica([Tensor(c._checked(v, method)) for c, v in pairs])
-        return strategy.extended.reduce_to(op, value, self)
+        reduced = strategy.extended.reduce_to(op, value, self)
+        # What is the same on all replicas stays as it is: a Python number fits any dtype.
+        return reduced if isinstance(value, PerReplica) else value
 
 
 def _write_aggregated(strategy: Strategy, variable: Any, method: Any, value: Any) -> None:
     """Aggregate what all replicas assign, and assign it to all components."""
     if isinstance(variable, PerReplica) or isinstance(method, PerReplica):
-        variables = [v.name for v in getattr(variable, "values", [variable])]
+        names = [v.name for v in variable.values] if isinstance(variable, PerReplica) else []
+        methods = list(method.values) if isinstance(method, PerReplica) else [method]
         raise RuntimeError(
-            f"the replicas make different assignments at the same point: {method} to {variables}; "
-            "every replica must assign to the same variables in the same order"
+            f"the replicas make different assignments at the same point: {', '.join(methods)} to "
+            f"{', '.join(names or [variable.name])}; every replica must assign to the same variables "
+            "in the same order"
         )
     variable._write_all(method, variable._aggregated(strategy, method, value))
 
