@@ -33,7 +33,7 @@ from pycollective.distribute.values import (
 )
 from pycollective.distribute.variables import DistributedVariable, MirroredVariable
 from pycollective.errors import MismatchError
-from pycollective.tensor import IndexedSlices, Variable, as_tensor
+from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
 from pycollective.tensor.indexed_slices import concatenated_slices
 from pycollective.tensor.variable import creators, set_creators
 
@@ -113,12 +113,15 @@ class StrategyExtended:
 
         def gather(all_slices: list[tuple[IndexedSlices, ...]]) -> list[list[IndexedSlices]]:
             try:
-                results = [
+                sums = [
                     _sum_of_slices(reduce_op, of_one) for of_one in zip(*all_slices, strict=True)
                 ]
             except ValueError as error:
                 raise MismatchError(f"all_reduce of IndexedSlices: {error}") from None
-            return [results] * len(all_slices)
+            return [
+                [_beside(own, total) for own, total in zip(slices, sums, strict=True)]
+                for slices in all_slices
+            ]
 
         result: list[IndexedSlices] = context.meet("all_reduce of IndexedSlices", gather, *slices)
         return result
@@ -514,6 +517,13 @@ def _check_destinations(destinations: Any) -> None:
 
 def _of_slices(value: DistributedValues) -> bool:
     return bool(value.values) and isinstance(value.values[0], IndexedSlices)
+
+
+def _beside(own: IndexedSlices, total: IndexedSlices) -> IndexedSlices:
+    """Return ``total`` for a replica: on its device, with the dense shape that it knows."""
+    rows = array_backend.asarray(total.values.array, like=own.values.array)
+    indices = array_backend.asarray(total.indices.array, like=own.indices.array)
+    return IndexedSlices(Tensor(rows), Tensor(indices), own.dense_shape)
 
 
 def _sum_of_slices(op: ReduceOp, parts: Sequence[Any]) -> IndexedSlices:

@@ -72,9 +72,11 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if _creators.stack is not inside:
+        found = _creators.stack
+        # Whatever is left inside this scope ends with it.
+        _creators.stack = found if len(found) < len(inside) else before
+        if found is not inside:
             raise RuntimeError("Exiting variable_creator_scope without proper nesting.")
-        _creators.stack = before
 
 
 def creators() -> tuple[Callable[..., Any], ...]:
