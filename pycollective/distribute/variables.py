@@ -12,8 +12,11 @@ from pycollective.array_backend import Array, asarray, to_numpy
 from pycollective.distribute.context import (
     current_mode,
     get_replica_context,
+    get_strategy,
+    has_strategy,
     in_variable_sync_on_read_context,
     is_creating_once,
+    mixing_message,
 )
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
@@ -110,6 +113,14 @@ class DistributedVariable(Variable, DistributedValues):
             return mode.replica_context.local_replica_id
         return mode.update_replica
 
+    def _here(self) -> int | None:
+        """Return what `_replica` does, for an assignment: there must be no other strategy."""
+        if has_strategy():
+            own, found = self._distribute_strategy, get_strategy()
+            if found is not own:
+                raise RuntimeError(mixing_message(found, own))
+        return self._replica()
+
     def _replica_context(self) -> ReplicaContext | None:
         """Return the context if this code runs in a replica function of this variable's strategy."""
         context = get_replica_context()
@@ -137,7 +148,13 @@ class DistributedVariable(Variable, DistributedValues):
                     component.update_inplace(update)
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
-        """Set the value; what that means for the components is the variable's kind's to say."""
+        """Set the value; what that means for the components is the variable's kind's to say.
+
+        Raises
+        ------
+        RuntimeError
+            Under another strategy.
+        """
         return self._write("assign", value)
 
     def assign_add(self, value: Any, read_value: bool = True) -> Variable:
@@ -167,8 +184,9 @@ class DistributedVariable(Variable, DistributedValues):
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
 
-#: Assignments of rows that can be aggregated only by taking one replica's.
+#: Assignments of rows that can be aggregated only by taking one replica's, and what takes one.
 _SCATTER_OF_ONE = ("scatter_min", "scatter_max", "scatter_update")
+_OF_ONE = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 class MirroredVariable(DistributedVariable):
@@ -181,21 +199,22 @@ class MirroredVariable(DistributedVariable):
     """
 
     def _write(self, method: str, value: Any) -> Variable:
-        if self._replica() is None:
+        if self._here() is None:
             return self._write_all(method, value)
         context = self._replica_context()
-        if context is None or self._aggregation is VariableAggregation.NONE:
-            getattr(self._local(), method)(value)
-            return self
-        if (
-            method in _SCATTER_OF_ONE
-            and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA
-        ):
+        if context is not None and method in _SCATTER_OF_ONE and self._aggregation not in _OF_ONE:
             raise NotImplementedError(
                 f"{method} is only supported for mirrored variable (variable created within certain "
                 "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
                 f"{self._aggregation}."
             )
+        if (
+            context is None  # in an update
+            or context.num_replicas_in_sync == 1
+            or self._aggregation is VariableAggregation.NONE
+        ):
+            getattr(self._local(), method)(value)
+            return self
         if nest.is_nested(value) or isinstance(value, DistributedValues):
             value = as_tensor(value, like=self._current())
         context.merge_call(_write_aggregated, args=(self, method, value))
@@ -298,7 +317,7 @@ class SyncOnReadVariable(DistributedVariable):
         )
 
     def _write(self, method: str, value: Any) -> Variable:
-        if self._replica() is not None:
+        if self._here() is not None:
             getattr(self._local(), method)(value)
             return self
         if self._aggregation is not VariableAggregation.SUM:

@@ -266,21 +266,50 @@ def test_assignments_that_do_not_match(two):
     assert components(v) == components(w) == [1.0, 1.0]
 
 
-def test_assignments_of_several_threads_leave_components_equal(two):
-    v = variable(two, np.zeros(20000))
+@pytest.mark.parametrize("how", ["assign", "update"])
+def test_assignments_of_several_threads_leave_components_equal(two, how):
+    v = variable(two, 0.0)
+    between, done = threading.Event(), threading.Event()
+    second = v.values[1]
+    assign = second.assign
+
+    def slow(value):  # the first thread stops between the components
+        if float(value) == 1.0:
+            between.set()
+            done.wait(0.3)
+        return assign(value)
+
+    second.assign = slow
 
     def user(x):
-        for _ in range(20):
-            v.assign(np.full(20000, x))
-            two.extended.update(v, lambda c: c.assign_add(np.full(20000, x)))
+        if how == "assign":
+            v.assign(x)
+        else:
+            two.extended.update(v, lambda c: c.assign(x))
 
-    threads = [threading.Thread(target=user, args=(float(i),)) for i in range(4)]
+    def other():
+        assert between.wait(20)
+        user(2.0)
+        done.set()
+
+    threads = [threading.Thread(target=user, args=(1.0,)), threading.Thread(target=other)]
     for t in threads:
         t.start()
     for t in threads:
         t.join(60)
-    first, second = (c.numpy() for c in v.values)
-    np.testing.assert_array_equal(first, second)
+    assert components(v) == [2.0, 2.0]
+
+
+def test_assignments_under_another_strategy_are_refused(two):
+    """Each replica of the other strategy would make them."""
+    other = mirrored(3)
+    for v in (variable(two, 1.0), variable(two, 1.0, "SUM", synchronization=ON_READ)):
+        before = components(v)
+        with pytest.raises(RuntimeError, match="Mixing different tf.distribute.Strategy objects"):
+            other.run(v.assign_add, args=(1.0,))
+        with other.scope(), pytest.raises(RuntimeError, match="Mixing different"):
+            v.assign(1.0)
+        assert components(v) == before
 
 
 # Rows -----------------------------------------------------------------------------------------
