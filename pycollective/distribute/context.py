@@ -212,7 +212,11 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         Inside a ``with strategy.scope()`` block or a replica function.
     """
     before = _state.set_scope
-    inside = len(_state.entries) > 1 or len(_state.modes) > 1 if before else has_strategy()
+    if before is None:
+        inside = has_strategy()
+    else:
+        scopes = [e.scope for e in _state.entries if e.scope is not before]
+        inside = len(_state.modes) > 1 or any(scope._changes_mode for scope in scopes)
     if inside:
         raise RuntimeError("Must not be called inside a `tf.distribute.Strategy` scope.")
     if before is not None:

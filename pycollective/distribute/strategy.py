@@ -158,7 +158,7 @@ class Strategy:
         if isinstance(value, (Mirrored, MirroredVariable)) and op is ReduceOp.SUM:
             return self._reduce_across(op, value)  # raises
         components = value.values if isinstance(value, DistributedValues) else (value,)
-        locally = [_sum_within(c, axes) for c in components]
+        locally = [_sum_within(c, axes, op) for c in components]
         total = self._reduce_across(ReduceOp.SUM, _per_replica([s for s, _ in locally]))
         if op is ReduceOp.SUM:
             return total
@@ -310,7 +310,7 @@ def _check_axis(axis: Any) -> tuple[int, ...] | None:
     return tuple(int(a) for a in axes)
 
 
-def _sum_within(component: Any, axes: tuple[int, ...]) -> tuple[Tensor, int]:
+def _sum_within(component: Any, axes: tuple[int, ...], op: ReduceOp) -> tuple[Tensor, int]:
     """Return the sum of a component along axes, and how many elements went into each sum."""
     array = as_tensor(component).array
     for a in axes:
@@ -320,7 +320,10 @@ def _sum_within(component: Any, axes: tuple[int, ...]) -> tuple[Tensor, int]:
                 f"{array.shape}"
             )
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
-    return Tensor(np.asarray(array.sum(axis=axes, dtype=array.dtype))), count
+    # On its way to a mean, which is a fraction anyway, the sum of small ints must not wrap around.
+    wide = op is ReduceOp.MEAN and array.dtype.kind in "iu"
+    dtype = None if wide else array.dtype
+    return Tensor(np.asarray(array.sum(axis=axes, dtype=dtype))), count
 
 
 def _per_replica(components: list[Any]) -> Any:

@@ -180,6 +180,11 @@ def test_setting_a_strategy(two):
             ):
                 d.experimental_set_strategy(new)
     default = d.get_strategy().scope()
+    with default:
+        d.experimental_set_strategy(two)
+        assert d.get_strategy() is two
+        d.experimental_set_strategy(None)
+        assert type(Variable(1.0)) is Variable
     default.__enter__()
     d.experimental_set_strategy(two)
     with pytest.raises(

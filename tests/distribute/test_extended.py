@@ -93,6 +93,8 @@ def test_weighted_mean_over_ragged_rows():
     mean = three.reduce("MEAN", ints, axis=0)
     assert mean.dtype.kind == "f"
     assert float(mean) == pytest.approx(7 / 3)
+    small = PerReplica([tf.constant(np.array([200, 100], "uint8"))] * 3)
+    assert float(three.reduce("MEAN", small, axis=0)) == 150.0
     halves = PerReplica([tf.constant([1.0], "float16")] * 3)
     assert three.reduce("MEAN", halves, axis=0).dtype == tf.float16
 

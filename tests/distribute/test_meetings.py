@@ -63,6 +63,24 @@ def test_a_replica_that_never_returns_is_named(what, never):
     assert total(three) == [3.0] * 3
 
 
+def test_who_was_waited_for_once_is_not_waited_for_again(never):
+    two = mirrored(2)
+    two.extended.timeout = 0.1
+
+    def replica():
+        if replica_id() == 1:
+            never.wait(5)
+            return
+        try:
+            d.get_replica_context().merge_call(lambda s: None)
+        finally:
+            d.get_replica_context()._run.timeout = 600.0
+
+    with pytest.raises(tf.CollectiveTimeoutError, match="replica 1 is still running"):
+        two.run(replica)
+    assert not two.extended._threads.usable  # its thread was still busy
+
+
 def test_a_replica_on_the_callers_thread_is_named_in_the_log(never, caplog):
     two = mirrored(2)
     two.extended.timeout = 0.1

@@ -82,6 +82,8 @@ def test_modes_that_are_refused(two):
                 tf.Variable(initial, aggregation=tf.VariableAggregation.MEAN)
         with pytest.raises(ValueError, match="ON_READ and trainable"):
             tf.Variable(1.0, trainable=True, synchronization=ON_READ)
+    with pytest.raises(ValueError, match="creating distributed tf.Variable with aggregation=MEAN"):
+        two.run(lambda: tf.Variable(1, aggregation=tf.VariableAggregation.MEAN))
 
 
 def test_creation_in_replicas_is_matched_by_order(strategy):
