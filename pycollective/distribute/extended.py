@@ -107,7 +107,11 @@ class StrategyExtended:
         return arrays
 
     def all_reduce_slices_in_replica(
-        self, context: ReplicaContext, reduce_op: ReduceOp, slices: Sequence[IndexedSlices]
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        slices: Sequence[IndexedSlices],
+        options: CommunicationOptions,
     ) -> list[IndexedSlices]:
         """Do one replica's part of an all-reduce of `IndexedSlices`: all replicas' rows, in order."""
 
@@ -123,11 +127,17 @@ class StrategyExtended:
                 for slices in all_slices
             ]
 
-        result: list[IndexedSlices] = context.meet("all_reduce of IndexedSlices", gather, *slices)
+        result: list[IndexedSlices] = context.meet(
+            "all_reduce of IndexedSlices", gather, *slices, timeout=options.timeout_seconds
+        )
         return result
 
     def all_gather_in_replica(
-        self, context: ReplicaContext, arrays: Sequence[Array], axis: int
+        self,
+        context: ReplicaContext,
+        arrays: Sequence[Array],
+        axis: int,
+        options: CommunicationOptions,
     ) -> list[tuple[Array, int]]:
         """Do one replica's part of an all-gather of arrays that may be ragged along ``axis``.
 
@@ -151,7 +161,9 @@ class StrategyExtended:
                     begin += array.shape[axis]
             return results
 
-        result: list[tuple[Array, int]] = context.meet("all_gather", gather, *arrays)
+        result: list[tuple[Array, int]] = context.meet(
+            "all_gather", gather, *arrays, timeout=options.timeout_seconds
+        )
         return result
 
     def abort_collectives(self, reason: str) -> None:

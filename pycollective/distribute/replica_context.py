@@ -143,7 +143,7 @@ class ReplicaContext:
             results[i] = result
         if sparse:
             slices = [leaves[i] for i in sparse]
-            summed = extended.all_reduce_slices_in_replica(self, op, slices)
+            summed = extended.all_reduce_slices_in_replica(self, op, slices, options)
             for i, rows in zip(sparse, summed, strict=True):
                 results[i] = rows
         return nest.pack_as(value, results)
@@ -158,7 +158,7 @@ class ReplicaContext:
         axis : int
             The axis to join along.
         options : CommunicationOptions, optional
-            Hints for the gradient, which is reduced.
+            Hints.
 
         Returns
         -------
@@ -184,7 +184,8 @@ class ReplicaContext:
         for tensor in inputs:
             check_gather_axis(axis, tensor.ndim)
         extended = self._strategy.extended
-        gathered = extended.all_gather_in_replica(self, [t.array for t in inputs], axis)
+        options = options or CommunicationOptions()
+        gathered = extended.all_gather_in_replica(self, [t.array for t in inputs], axis, options)
         places = {
             i: (slice(None),) * (axis % t.ndim) + (slice(begin, begin + t.shape[axis]),)
             for i, (t, (_, begin)) in enumerate(zip(inputs, gathered, strict=True))
@@ -193,9 +194,7 @@ class ReplicaContext:
 
         # Every replica's result depends on this one's value; its own part of their sum is its own.
         def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
-            sums = extended.all_reduce_in_replica(
-                here, ReduceOp.SUM, gradients, options or CommunicationOptions()
-            )
+            sums = extended.all_reduce_in_replica(here, ReduceOp.SUM, gradients, options)
             return [total[places[i]] for i, total in zip(floats, sums, strict=True)]
 
         results = self._recorded([whole for whole, _ in gathered], inputs, backward)
@@ -270,7 +269,12 @@ class ReplicaContext:
         return self.meet("merge_call()", merge, tuple(args), dict(kwargs or {}), key=code)
 
     def meet(
-        self, what: str, function: Callable[[list[Any]], list[Any]], *args: Any, key: Any = None
+        self,
+        what: str,
+        function: Callable[[list[Any]], list[Any]],
+        *args: Any,
+        key: Any = None,
+        timeout: float | None = None,
     ) -> Any:
         """Wait for all replicas, run a function once for all of them, and return this one's result.
 
@@ -284,10 +288,12 @@ class ReplicaContext:
             This replica's arguments.
         key : optional
             What must be the same in all replicas.
+        timeout : float, optional
+            Seconds to wait for the others; by default the strategy's.
         """
         if self._run is None:
             return function([args])[0]
-        return self._run.merge(self._replica, what, function, args, key)
+        return self._run.merge(self._replica, what, function, args, key, timeout)
 
     def created_by_first(self, make: Callable[[], Variable]) -> Variable:
         """Return the variable that replica 0 makes at this point of its function."""

@@ -137,11 +137,13 @@ class ReplicaRun:
         merge: Callable[[list[tuple[Any, ...]]], list[Any]],
         args: tuple[Any, ...],
         key: Any = None,
+        timeout: float | None = None,
     ) -> Any:
         """Wait for all replicas, run ``merge`` once on replica 0's thread, return our component.
 
         ``merge`` takes the arguments of all replicas and returns a result for each. ``what`` names
-        the call in messages; with ``key`` it must be the same in every replica.
+        the call in messages; with ``key`` it must be the same in every replica. ``timeout`` is that
+        of the run unless it is given.
         """
         begin = time.monotonic()
         with self._changed:
@@ -150,9 +152,9 @@ class ReplicaRun:
             turn = self._merge_round
             self._enter(replica, _State.MERGE)
             while replica != 0 and self._merge_round == turn:
-                self._wait(begin)
+                self._wait(begin, timeout)
             while replica == 0 and len(self._merges) < self.size:
-                self._wait(begin)
+                self._wait(begin, timeout)
             self._check_alive()
             if replica != 0:
                 return self._merge_results[replica]
@@ -203,11 +205,12 @@ class ReplicaRun:
 
     # Deadlocks ----------------------------------------------------------------------------------
 
-    def _wait(self, begin: float) -> None:
+    def _wait(self, begin: float, timeout: float | None = None) -> None:
         """Wait for a change, until the deadline of what began at ``begin``."""
         self._check_alive()
+        limit = self.timeout if timeout is None else timeout
         # A merge function is the caller's own work: all have come, nobody is late.
-        left = None if self._merging else begin + self.timeout - time.monotonic()
+        left = None if self._merging else begin + limit - time.monotonic()
         if left is not None and left <= 0:
             self._expire(time.monotonic() - begin)
             self._check_alive()

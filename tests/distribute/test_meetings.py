@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import signal
 import threading
@@ -61,6 +62,25 @@ def test_a_replica_that_never_returns_is_named(what, never):
     assert total(three) == [3.0] * 3
     never.set()
     assert total(three) == [3.0] * 3
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "all_gather", "slices"])
+def test_a_call_may_have_a_timeout_of_its_own(two, what, never):
+    options = d.experimental.CommunicationOptions(timeout_seconds=0.1)
+    value = tf.constant([1.0])
+
+    def replica():
+        context = d.get_replica_context()
+        if replica_id() == 1:
+            never.wait(60)
+        elif what == "all_gather":
+            context.all_gather(value, axis=0, options=options)
+        else:
+            sparse = tf.IndexedSlices(value, tf.constant([0]))
+            context.all_reduce("SUM", value if what == "all_reduce" else sparse, options)
+
+    with pytest.raises(tf.CollectiveTimeoutError, match="replica 1 is still running"):
+        two.run(replica)
 
 
 def test_who_was_waited_for_once_is_not_waited_for_again(never):
@@ -270,3 +290,15 @@ def test_several_user_threads():
         assert not t.is_alive()
     assert not errors
     assert float(v) == 4 * 10 * 3
+
+
+def test_a_deep_copy_runs_at_the_same_time(two):
+    total(two)
+    other = copy.deepcopy(two)
+    meet = threading.Barrier(4, timeout=20)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(other.run(lambda: meet.wait() >= 0)))
+    thread.start()
+    assert two.run(lambda: meet.wait() >= 0) is True
+    thread.join(20)
+    assert got == [True]
