@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pycollective.distribute import experimental
+from pycollective.distribute import cluster_resolver, experimental
+from pycollective.distribute.all_reduce_ops import (
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    RingAllReduce,
+)
 from pycollective.distribute.context import (
     created_once,
     experimental_set_strategy,
@@ -11,12 +16,7 @@ from pycollective.distribute.context import (
     has_strategy,
     in_cross_replica_context,
 )
-from pycollective.distribute.cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    ReductionToOneDevice,
-    RingAllReduce,
-)
+from pycollective.distribute.cross_device_ops import CrossDeviceOps, ReductionToOneDevice
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.input import DistributedDataset, DistributedIterator, InputContext
 from pycollective.distribute.mirrored import MirroredStrategy
@@ -24,6 +24,7 @@ from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.tpu import TPUStrategy
 from pycollective.distribute.values import DistributedValues
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "HierarchicalCopyAllReduce",
     "InputContext",
     "MirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
@@ -41,6 +43,8 @@ __all__ = [
     "RingAllReduce",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
+    "cluster_resolver",
     "created_once",
     "experimental",
     "experimental_set_strategy",

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from pycollective.distribute.cross_device_ops import (
+from pycollective.distribute.central_storage import CentralStorageStrategy
+from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
 )
 from pycollective.distribute.replica_context import ValueContext
+from pycollective.distribute.tpu import TPUStrategy
 
-__all__ = ["CommunicationImplementation", "CommunicationOptions", "ValueContext"]
+#: TensorFlow's older name.
+CollectiveCommunication = CommunicationImplementation
+
+__all__ = [
+    "CentralStorageStrategy",
+    "CollectiveCommunication",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "TPUStrategy",
+    "ValueContext",
+]

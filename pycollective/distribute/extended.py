@@ -18,7 +18,13 @@ from pycollective.distribute.context import (
     get_replica_context,
     require_cross_replica,
 )
-from pycollective.distribute.cross_device_ops import CommunicationOptions, CrossDeviceOps
+from pycollective.distribute.cross_device_ops import (
+    CommunicationOptions,
+    CrossDeviceOps,
+    ReplicaReduction,
+    joined_slices,
+    slices_beside,
+)
 from pycollective.distribute.devices import Device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
@@ -33,8 +39,7 @@ from pycollective.distribute.values import (
 )
 from pycollective.distribute.variables import DistributedVariable, MirroredVariable
 from pycollective.errors import MismatchError
-from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
-from pycollective.tensor.indexed_slices import concatenated_slices
+from pycollective.tensor import IndexedSlices, Variable, as_tensor
 from pycollective.tensor.variable import creators, set_creators
 
 if TYPE_CHECKING:
@@ -44,6 +49,9 @@ __all__ = ["StrategyExtended"]
 
 #: Seconds that replicas wait for each other unless told otherwise.
 DEFAULT_TIMEOUT = 600.0
+
+#: Bytes of a pack of gradients; see benchmarks/gradient_overlap.py.
+GRADIENT_PACK = 1 << 20
 
 
 class StrategyExtended:
@@ -66,6 +74,12 @@ class StrategyExtended:
     #: Whether what differs between replicas is wrapped; not where there is one replica by nature.
     groups_values = True
     enable_partial_batch_handling = True
+    #: Whether the replicas share variables, which must then be updated once for all of them.
+    updates_variables_once = False
+    #: Why these cross-device operations, for `Strategy.describe`.
+    why_these_ops = ""
+    #: Hints for the all-reduce of gradients.
+    gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
 
     def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
         self._devices = tuple(devices)
@@ -116,14 +130,17 @@ class StrategyExtended:
         """Do one replica's part of an all-reduce of `IndexedSlices`: all replicas' rows, in order."""
 
         def gather(all_slices: list[tuple[IndexedSlices, ...]]) -> list[list[IndexedSlices]]:
+            if len({len(slices) for slices in all_slices}) > 1:
+                counts = [len(slices) for slices in all_slices]
+                raise MismatchError(f"all_reduce: the replicas reduce {counts} IndexedSlices")
             try:
                 sums = [
-                    _sum_of_slices(reduce_op, of_one) for of_one in zip(*all_slices, strict=True)
+                    joined_slices(of_one, reduce_op) for of_one in zip(*all_slices, strict=True)
                 ]
             except ValueError as error:
                 raise MismatchError(f"all_reduce of IndexedSlices: {error}") from None
             return [
-                [_beside(own, total) for own, total in zip(slices, sums, strict=True)]
+                [slices_beside(own, total) for own, total in zip(slices, sums, strict=True)]
                 for slices in all_slices
             ]
 
@@ -165,6 +182,20 @@ class StrategyExtended:
             "all_gather", gather, *arrays, timeout=options.timeout_seconds
         )
         return result
+
+    def begin_all_reduce(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        likes: Sequence[Any],
+        options: CommunicationOptions,
+    ) -> ReplicaReduction | None:
+        """Begin an all-reduce whose arrays come one by one; None where that is not possible."""
+        return None
+
+    def cross_device_ops_for(self, value: Any) -> CrossDeviceOps:
+        """Return what reduces a value in cross-replica context."""
+        return self.cross_device_ops
 
     def abort_collectives(self, reason: str) -> None:
         """Wake replicas that are in a collective, because another one has failed."""
@@ -348,9 +379,7 @@ class StrategyExtended:
             return value
         if not isinstance(value, DistributedValues):
             return self._reduce_plain(op, value)
-        if _of_slices(value):
-            return _sum_of_slices(op, value.values)
-        return self.cross_device_ops.reduce(op, value, destinations, options)
+        return self.cross_device_ops_for(value).reduce(op, value, destinations, options)
 
     def batch_reduce_to(
         self,
@@ -367,7 +396,7 @@ class StrategyExtended:
             for i, pair in enumerate(pairs)
             if isinstance(pair, tuple)
             and isinstance(pair[0], PerReplica)
-            and not _of_slices(pair[0])
+            and self.cross_device_ops_for(pair[0]) is self.cross_device_ops
         ]
         together = [pairs[i] for i in differ]
         reduced = self.cross_device_ops.batch_reduce(op, together, options) if together else []
@@ -525,21 +554,3 @@ class StrategyExtended:
 def _check_destinations(destinations: Any) -> None:
     if isinstance(destinations, (list, tuple)):
         raise AssertionError("destinations must be one value or device, not a list or tuple")
-
-
-def _of_slices(value: DistributedValues) -> bool:
-    return bool(value.values) and isinstance(value.values[0], IndexedSlices)
-
-
-def _beside(own: IndexedSlices, total: IndexedSlices) -> IndexedSlices:
-    """Return ``total`` for a replica: on its device, with the dense shape that it knows."""
-    rows = array_backend.asarray(total.values.array, like=own.values.array)
-    indices = array_backend.asarray(total.indices.array, like=own.indices.array)
-    return IndexedSlices(Tensor(rows), Tensor(indices), own.dense_shape)
-
-
-def _sum_of_slices(op: ReduceOp, parts: Sequence[Any]) -> IndexedSlices:
-    if not all(isinstance(part, IndexedSlices) for part in parts):
-        kinds = [type(part).__name__ for part in parts]
-        raise ValueError(f"the replicas' values are of different kinds: {kinds}")
-    return concatenated_slices(parts, len(parts) if op is ReduceOp.MEAN else 1)

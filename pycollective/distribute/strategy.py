@@ -296,6 +296,12 @@ class Strategy:
         """Return the components of a value: the older name of `experimental_local_results`."""
         return self.experimental_local_results(value)
 
+    def describe(self) -> str:
+        """Return a line for each replica: device, threads, and how values are reduced, and why so."""
+        from pycollective.distribute.describe import describe
+
+        return describe(self)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self._extended.worker_devices)}>"
 

@@ -38,6 +38,8 @@ __all__ = [
     "DistributedVariable",
     "MirroredVariable",
     "SyncOnReadVariable",
+    "aggregated",
+    "check_rows_in_replica",
     "mirrored_creator",
 ]
 
@@ -202,12 +204,8 @@ class MirroredVariable(DistributedVariable):
         if self._here() is None:
             return self._write_all(method, value)
         context = self._replica_context()
-        if context is not None and method in _SCATTER_OF_ONE and self._aggregation not in _OF_ONE:
-            raise NotImplementedError(
-                f"{method} is only supported for mirrored variable (variable created within certain "
-                "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
-                f"{self._aggregation}."
-            )
+        if context is not None:
+            check_rows_in_replica(method, self._aggregation)
         if (
             context is None  # in an update
             or context.num_replicas_in_sync == 1
@@ -220,24 +218,63 @@ class MirroredVariable(DistributedVariable):
         context.merge_call(_write_aggregated, args=(self, method, value))
         return self
 
-    def _aggregated(self, strategy: Strategy, method: str, value: Any) -> Any:
-        """Return what is to be assigned to all components, of the replicas' values."""
-        if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return value.values[0] if isinstance(value, PerReplica) else value
-        op = ReduceOp.from_variable_aggregation(self._aggregation)
-        if isinstance(value, PerReplica):
-            if op is ReduceOp.MEAN and self.dtype.kind not in "fV":
-                raise ValueError(
-                    "Cannot update non-float variables with tf.VariableAggregation.MEAN aggregation "
-                    "in replica context. Either change the variable dtype to float or update it in "
-                    f"cross-replica context. Variable {self._name!r} has dtype {self.dtype}."
-                )
-            if not any(isinstance(v, IndexedSlices) for v in value.values):
-                pairs = zip(self._values, value.values, strict=True)
-                value = PerReplica([Tensor(c._checked(v, method)) for c, v in pairs])
-        reduced = strategy.extended.reduce_to(op, value, self)
+
+def check_rows_in_replica(method: str, aggregation: VariableAggregation) -> None:
+    """Raise if an assignment of rows in a replica cannot be aggregated.
+
+    Raises
+    ------
+    NotImplementedError
+        If it can only be made with one replica's rows, and the aggregation takes those of all.
+    """
+    if method in _SCATTER_OF_ONE and aggregation not in _OF_ONE:
+        raise NotImplementedError(
+            f"{method} is only supported for mirrored variable (variable created within certain "
+            "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
+            f"{aggregation}."
+        )
+
+
+def aggregated(
+    strategy: Strategy, variable: Variable, components: Sequence[Variable], method: str, value: Any
+) -> Any:
+    """Return what is to be assigned to a variable, of what its replicas assign, in a merge point.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        Whose replicas they are.
+    variable : Variable
+        Says how to aggregate.
+    components : sequence of Variable
+        What each replica assigns to.
+    method : str
+        The assignment.
+    value : PerReplica or any value
+        The replicas' values, grouped.
+
+    Raises
+    ------
+    ValueError
+        If a value does not fit, is the same on all replicas and to be summed, or a mean of ints.
+    """
+    if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return value.values[0] if isinstance(value, PerReplica) else value
+    op = ReduceOp.from_variable_aggregation(variable.aggregation)
+    if not isinstance(value, PerReplica):
+        strategy.extended.reduce_to(op, value, variable)
         # What is the same on all replicas stays as it is: a Python number fits any dtype.
-        return reduced if isinstance(value, PerReplica) else value
+        return value
+    if op is ReduceOp.MEAN and variable.dtype.kind not in "fV":
+        raise ValueError(
+            "Cannot update non-float variables with tf.VariableAggregation.MEAN aggregation in "
+            "replica context. Either change the variable dtype to float or update it in cross-replica "
+            f"context. Variable {variable.name!r} has dtype {variable.dtype}."
+        )
+    if not any(isinstance(v, IndexedSlices) for v in value.values):
+        pairs = zip(components, value.values, strict=True)
+        value = PerReplica([Tensor(c._checked(v, method)) for c, v in pairs])
+    return strategy.extended.reduce_to(op, value, variable)
 
 
 def _write_aggregated(strategy: Strategy, variable: Any, method: Any, value: Any) -> None:
@@ -250,7 +287,8 @@ def _write_aggregated(strategy: Strategy, variable: Any, method: Any, value: Any
             f"{', '.join(names or [variable.name])}; every replica must assign to the same variables "
             "in the same order"
         )
-    variable._write_all(method, variable._aggregated(strategy, method, value))
+    value = aggregated(strategy, variable, variable.values, method, value)
+    variable._write_all(method, value)
 
 
 class SyncOnReadVariable(DistributedVariable):

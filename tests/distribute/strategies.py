@@ -17,6 +17,7 @@ EVERY = {
     "mirrored 2": lambda: mirrored(2),
     "mirrored 3": lambda: mirrored(3),
     "mirrored 4": lambda: mirrored(4),
+    "central storage 2": lambda: distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]),
 }
 
 

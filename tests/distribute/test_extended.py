@@ -237,9 +237,11 @@ def test_indexed_slices_that_differ(two):
 
     with pytest.raises(tf.MismatchError, match="all_reduce of IndexedSlices: .* must be alike"):
         reduce(lambda r: row(r, 0, dense=(5 + r, 1)))
+    with pytest.raises(tf.MismatchError, match=r"the replicas reduce \[1, 2\] IndexedSlices"):
+        reduce(lambda r: [row(r, 0)] * (1 + r))
     with pytest.raises(RuntimeError, match="collective number 1"):
         reduce(lambda r: row(r, 0) if r else tf.constant(1.0))
-    with pytest.raises(ValueError, match=r"different kinds: \['IndexedSlices', 'Tensor'\]"):
+    with pytest.raises(ValueError, match="some are IndexedSlices and some are dense tensors"):
         two.reduce("SUM", PerReplica([row(0, 1), tf.constant(1.0)]), axis=None)
     got = reduce(lambda r: row(r, 0, dense=[None, (5, 1)][r]))
     assert [s.dense_shape for s in got.values] == [None, (5, 1)]
