@@ -134,11 +134,10 @@ class _CentralStorageExtended(MirroredExtended):
         device = self._parameter_device
         with array_backend.on_device(device.kind, device.index):
             variable = next_creator(**kwargs)
-        if self.num_local_replicas > 1:
-            variable = AggregatingVariable(self.strategy, variable)
-        else:
-            variable._distribute_strategy = self.strategy  # type: ignore[attr-defined]
-        return variable
+        variable._distribute_strategy = self.strategy  # type: ignore[attr-defined]
+        if self.num_local_replicas == 1:
+            return variable
+        return AggregatingVariable(self.strategy, variable)
 
     def update(
         self,
