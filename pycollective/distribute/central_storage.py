@@ -44,7 +44,7 @@ class AggregatingVariable(Variable):
             variable.trainable, variable.name, variable.synchronization, variable.aggregation
         )
         self._variable = variable
-        self._distribute_strategy = variable._distribute_strategy = strategy
+        self._distribute_strategy = strategy
 
     def get(self) -> Variable:
         """Return the plain variable that holds the value."""
@@ -131,11 +131,10 @@ class _CentralStorageExtended(MirroredExtended):
         device = self._parameter_device
         with array_backend.on_device(device.kind, device.index):
             variable = next_creator(**kwargs)
-        if self.num_local_replicas > 1:
-            variable = AggregatingVariable(self.strategy, variable)
-        else:
-            variable._distribute_strategy = self.strategy
-        return variable
+        variable._distribute_strategy = self.strategy
+        if self.num_local_replicas == 1:
+            return variable
+        return AggregatingVariable(self.strategy, variable)
 
     def update(
         self,
