@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pycollective.distribute import experimental
+from pycollective.distribute import cluster_resolver, coordinator, experimental
 from pycollective.distribute.context import (
     created_once,
     get_replica_context,
@@ -23,7 +23,14 @@ from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.unavailable import (
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+    Server,
+)
 from pycollective.distribute.values import DistributedValues
+from pycollective.distribute.verify import verify_equivalence
+from pycollective.lazy import lazy_names
 
 __all__ = [
     "CrossDeviceOps",
@@ -33,17 +40,35 @@ __all__ = [
     "HierarchicalCopyAllReduce",
     "InputContext",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "RingAllReduce",
+    "Server",
     "Strategy",
     "StrategyExtended",
+    "cluster_resolver",
+    "coordinator",
     "created_once",
     "experimental",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "verify_equivalence",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "InputOptions": "pycollective.distribute.input",
+        "InputReplicationMode": "pycollective.distribute.input",
+        "NcclAllReduce": "pycollective.distribute.cross_device_ops",
+        "RunOptions": "pycollective.distribute.input",
+        "TPUStrategy": "pycollective.distribute.tpu",
+        "experimental_set_strategy": "pycollective.distribute.context",
+    },
+)

@@ -242,6 +242,12 @@ class Strategy:
         values = [value_fn(ValueContext(r, self.num_replicas_in_sync)) for r in range(size)]
         return PerReplica(values)
 
+    def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
+        """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
+        from pycollective.distribute.verify import verify_equivalence
+
+        return verify_equivalence(model, batch, loss, strategy=self, **options)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self._extended.worker_devices)}>"
 

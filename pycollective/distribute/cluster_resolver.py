@@ -1,0 +1,28 @@
+"""Names of ``tf.distribute.cluster_resolver``; most live in the room `pycollective.cluster`."""
+
+from __future__ import annotations
+
+from pycollective.cluster import (
+    ClusterResolver,
+    GCEClusterResolver,
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    UnionResolver,
+)
+from pycollective.lazy import lazy_names
+
+__all__ = [
+    "ClusterResolver",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "UnionResolver",
+]
+
+__getattr__ = lazy_names(__name__, {"TPUClusterResolver": "pycollective.distribute.tpu"})
