@@ -66,7 +66,7 @@ __getattr__ = lazy_names(
     {
         "InputOptions": "pycollective.distribute.input",
         "InputReplicationMode": "pycollective.distribute.input",
-        "NcclAllReduce": "pycollective.distribute.cross_device_ops",
+        "NcclAllReduce": "pycollective.distribute.all_reduce_ops",
         "RunOptions": "pycollective.distribute.input",
         "TPUStrategy": "pycollective.distribute.tpu",
         "experimental_set_strategy": "pycollective.distribute.context",

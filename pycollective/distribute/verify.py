@@ -106,6 +106,7 @@ def verify_equivalence(
         scope.
     batch
         ``(inputs, targets)``, or only inputs where no ``loss`` is given; the first axis is the examples.
+        What a distributed dataset gives is good, too.
     loss : callable, optional
         ``loss(targets, outputs)`` returns a value for each example: a function, or a loss object with
         ``Reduction.NONE``. By default the sum of the squares of an example's outputs, which tells
@@ -135,7 +136,7 @@ def verify_equivalence(
     gradients of 4 replicas against one, largest relative difference:
       ...
     """
-    arrays = nest.map_structure(lambda v: as_tensor(v).array, batch)
+    arrays = nest.map_structure(_array, batch)
     rows = _rows(arrays)
     whole = nest.map_structure(Tensor, arrays)
 
@@ -176,6 +177,13 @@ def verify_equivalence(
     if not report.ok:
         raise EquivalenceError(report)
     return report
+
+
+def _array(value: Any) -> Any:
+    """Return a part of the batch; the replicas' parts are joined."""
+    if isinstance(value, PerReplica):
+        value = tensor_ops.concat(list(value.values), 0)
+    return as_tensor(value).array
 
 
 def _rows(arrays: Any) -> int:

@@ -59,6 +59,17 @@ def test_where_it_may_be_called(two):
         two.run(lambda: tf.distribute.verify_equivalence(model, IMAGES))
 
 
+def test_a_batch_of_a_distributed_dataset(strategy):
+    with strategy.scope():
+        model = make_model()
+    dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(7)
+    batch = next(iter(strategy.experimental_distribute_dataset(dataset)))
+    got = tf.distribute.verify_equivalence(model, batch, loss)
+    assert got.differences == (
+        tf.distribute.verify_equivalence(model, (IMAGES, LABELS), loss).differences
+    )
+
+
 def test_what_is_not_equivalent_is_reported(two):
     with two.scope():
         model = make_model()
