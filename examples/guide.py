@@ -119,6 +119,20 @@ iterator = iter(dist_dataset)
 for _ in range(10):
     print(distributed_train_step(next(iterator)))
 
+heading("A loop within a function (custom training tutorial)")
+
+
+@tf.function
+def distributed_train_epoch(dataset):
+    total_loss, num_batches = 0.0, 0
+    for dist_inputs in dataset:
+        total_loss += distributed_train_step(dist_inputs)
+        num_batches += 1
+    return total_loss / float(num_batches)
+
+
+print(distributed_train_epoch(dist_dataset))
+
 heading("Is it the gradient of one replica?")
 print(tf.distribute.verify_equivalence(model, next(iterator), loss_object))
 
@@ -172,3 +186,7 @@ def both(rows):
 full = next(iter(dist_dataset))
 for scaled in mirrored_strategy.run(both, args=(full,)):
     print(mirrored_strategy.reduce("SUM", scaled, axis=None))
+# Labels with more axes: the loss is summed over them, not averaged; that is left to the program.
+per_example_loss = tf.ones([3, 4])
+print(tf.nn.compute_average_loss(per_example_loss))
+print(tf.nn.compute_average_loss(tf.reduce_mean(per_example_loss, axis=1)))

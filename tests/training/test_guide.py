@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pycollective import array_backend
+
 GUIDE = Path(__file__).resolve().parents[2] / "examples" / "guide.py"
 #: As printed in the guide; the rest follows from them.
 PRINTED = [0.9024367, 0.8953863, 0.88840]
@@ -55,9 +57,13 @@ def test_the_guide(replicas, tmp_path):
 
     # 1000 examples, 5 for each replica in a step; then 10 steps more.
     losses = numbers("A custom training loop") + numbers("The same for a number of steps")
-    assert len(losses) == 1000 // (5 * replicas) + 10
+    steps = 1000 // (5 * replicas)
+    assert len(losses) == steps + 10
     np.testing.assert_allclose(losses[:3], PRINTED, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(losses, expected_losses(len(losses)), rtol=0, atol=1e-5)
+    expected = expected_losses(2 * steps + 10)
+    np.testing.assert_allclose(losses, expected[: steps + 10], rtol=0, atol=1e-5)
+    epoch = numbers("A loop within a function (custom training tutorial)")
+    np.testing.assert_allclose(epoch, [np.mean(expected[steps + 10 :])], rtol=0, atol=1e-5)
 
     assert printed["The default strategy"][0] == "tf.Tensor(1.0, shape=(), dtype=float32)"
     per_replica = {1: [10], 2: [5, 5], 4: [3, 3, 3, 1]}[replicas]
@@ -66,7 +72,9 @@ def test_the_guide(replicas, tmp_path):
         "rows from a function: " + " ".join(["5"] * replicas),
         "replicas: " + " ".join(map(str, range(replicas))),
     ]
-    assert numbers("Two ways to scale a loss (custom training tutorial)") == [1.0, 1.0]
+    assert numbers("Two ways to scale a loss (custom training tutorial)") == [1.0, 1.0, 4.0, 1.0]
+    gpus = array_backend.gpu_count()[0]
+    assert printed["MirroredStrategy"][0] == f"by default {max(1, gpus)} replicas"
     assert printed["MirroredStrategy"][-1] == f"with hierarchical copy {replicas} replicas"
     assert printed["OneDeviceStrategy"] == ["42"]
     rate = {1: 0.1, 2: 0.15, 4: 0.175}[replicas]
