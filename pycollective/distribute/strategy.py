@@ -124,6 +124,12 @@ class Strategy:
         require_cross_replica(self)
         return self._extended.call_for_each_replica(fn, args, dict(kwargs or {}))
 
+    def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
+        """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
+        from pycollective.distribute.verify import verify_equivalence
+
+        return verify_equivalence(model, batch, loss, strategy=self, **options)
+
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Reduce a value across the replicas, and along axes within each, to a plain tensor.
 
@@ -241,12 +247,6 @@ class Strategy:
             return value_fn(ValueContext(0, self.num_replicas_in_sync))
         values = [value_fn(ValueContext(r, self.num_replicas_in_sync)) for r in range(size)]
         return PerReplica(values)
-
-    def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
-        """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
-        from pycollective.distribute.verify import verify_equivalence
-
-        return verify_equivalence(model, batch, loss, strategy=self, **options)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self._extended.worker_devices)}>"
