@@ -42,6 +42,10 @@ communication_options = tf.distribute.experimental.CommunicationOptions(
 )
 print(communication_options.implementation)
 
+heading("CentralStorageStrategy")
+central_storage_strategy = tf.distribute.experimental.CentralStorageStrategy()
+print(f"by default {central_storage_strategy.num_replicas_in_sync} replicas")
+
 heading("The default strategy")
 default_strategy = tf.distribute.get_strategy()
 print(default_strategy.reduce("SUM", 1.0, axis=None))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from pycollective.distribute import cluster_resolver, coordinator, experimental
+from pycollective.distribute.all_reduce_ops import (
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    RingAllReduce,
+)
 from pycollective.distribute.context import (
     created_once,
     get_replica_context,
@@ -10,12 +15,7 @@ from pycollective.distribute.context import (
     has_strategy,
     in_cross_replica_context,
 )
-from pycollective.distribute.cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    ReductionToOneDevice,
-    RingAllReduce,
-)
+from pycollective.distribute.cross_device_ops import CrossDeviceOps, ReductionToOneDevice
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.input import DistributedDataset, DistributedIterator, InputContext
 from pycollective.distribute.mirrored import MirroredStrategy
@@ -23,6 +23,7 @@ from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.tpu import TPUStrategy
 from pycollective.distribute.unavailable import (
     MultiWorkerMirroredStrategy,
     ParameterServerStrategy,
@@ -41,6 +42,7 @@ __all__ = [
     "InputContext",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "ReduceOp",
@@ -50,6 +52,7 @@ __all__ = [
     "Server",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "cluster_resolver",
     "coordinator",
     "created_once",
@@ -66,9 +69,7 @@ __getattr__ = lazy_names(
     {
         "InputOptions": "pycollective.distribute.input",
         "InputReplicationMode": "pycollective.distribute.input",
-        "NcclAllReduce": "pycollective.distribute.all_reduce_ops",
         "RunOptions": "pycollective.distribute.input",
-        "TPUStrategy": "pycollective.distribute.tpu",
         "experimental_set_strategy": "pycollective.distribute.context",
     },
 )

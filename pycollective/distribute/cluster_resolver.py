@@ -12,7 +12,7 @@ from pycollective.cluster import (
     TFConfigClusterResolver,
     UnionResolver,
 )
-from pycollective.lazy import lazy_names
+from pycollective.distribute.tpu import TPUClusterResolver
 
 __all__ = [
     "ClusterResolver",
@@ -22,7 +22,6 @@ __all__ = [
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "TPUClusterResolver",
     "UnionResolver",
 ]
-
-__getattr__ = lazy_names(__name__, {"TPUClusterResolver": "pycollective.distribute.tpu"})

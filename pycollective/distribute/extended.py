@@ -12,7 +12,11 @@ import numpy as np
 from pycollective import array_backend
 from pycollective.distribute.blas_threads import shared_among
 from pycollective.distribute.context import Mode, entered, require_cross_replica
-from pycollective.distribute.cross_device_ops import CommunicationOptions, CrossDeviceOps
+from pycollective.distribute.cross_device_ops import (
+    CommunicationOptions,
+    CrossDeviceOps,
+    ReplicaReduction,
+)
 from pycollective.distribute.devices import Device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from pycollective.distribute.strategy import Strategy
 
 __all__ = ["StrategyExtended"]
+
+#: Bytes of a pack of gradients; see benchmarks/gradient_overlap.py.
+GRADIENT_PACK = 1 << 20
 
 
 class StrategyExtended:
@@ -38,6 +45,12 @@ class StrategyExtended:
     """
 
     is_default = False
+    #: Whether the replicas share variables, which must then be updated once for all of them.
+    updates_variables_once = False
+    #: Why these cross-device operations, for `Strategy.describe`.
+    why_these_ops = ""
+    #: Hints for the all-reduce of gradients.
+    gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
 
     def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
         self._devices = tuple(devices)
@@ -61,6 +74,20 @@ class StrategyExtended:
     ) -> list[Any]:
         """Do one replica's part of an all-reduce; with one replica, the arrays are the result."""
         return arrays
+
+    def begin_all_reduce(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        likes: Sequence[Any],
+        options: CommunicationOptions,
+    ) -> ReplicaReduction | None:
+        """Begin an all-reduce whose arrays come one by one; None where that is not possible."""
+        return None
+
+    def cross_device_ops_for(self, value: Any) -> CrossDeviceOps:
+        """Return what reduces a value in cross-replica context."""
+        return self.cross_device_ops
 
     def abort_collectives(self, reason: str) -> None:
         """Wake replicas that are in a collective, because another one has failed."""
@@ -147,7 +174,7 @@ class StrategyExtended:
             raise AssertionError("a SUM of a Mirrored value would add the same value to itself")
         if not isinstance(value, DistributedValues):
             return self._reduce_plain(op, value)
-        return self.cross_device_ops.reduce(op, value, destinations, options)
+        return self.cross_device_ops_for(value).reduce(op, value, destinations, options)
 
     def batch_reduce_to(
         self,

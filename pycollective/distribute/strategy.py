@@ -181,7 +181,7 @@ class Strategy:
             return as_tensor(self._extended.reduce_to(op, value, "cpu:0"))
         if len(value.values) == 1:
             return as_tensor(value.values[0])
-        return as_tensor(self._extended.cross_device_ops.reduce(op, value, "cpu:0"))
+        return as_tensor(self._extended.cross_device_ops_for(value).reduce(op, value, "cpu:0"))
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value, one for each local replica.
@@ -247,6 +247,12 @@ class Strategy:
             return value_fn(ValueContext(0, self.num_replicas_in_sync))
         values = [value_fn(ValueContext(r, self.num_replicas_in_sync)) for r in range(size)]
         return PerReplica(values)
+
+    def describe(self) -> str:
+        """Return a line for each replica: device, threads, and how values are reduced, and why so."""
+        from pycollective.distribute.describe import describe
+
+        return describe(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self._extended.worker_devices)}>"

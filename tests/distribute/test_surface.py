@@ -52,10 +52,8 @@ NAMES = {
 }
 PATHS = [f"{room}.{name}".lstrip(".") for room, names in NAMES.items() for name in names.split()]
 #: Names whose rooms are not merged yet: one that has come must be taken out here.
-COMING = """distribute.InputOptions distribute.InputReplicationMode distribute.NcclAllReduce
-    distribute.RunOptions distribute.TPUStrategy distribute.experimental_set_strategy
-    distribute.experimental.CentralStorageStrategy distribute.experimental.TPUStrategy
-    distribute.cluster_resolver.TPUClusterResolver data.experimental.AutoShardPolicy
+COMING = """distribute.InputOptions distribute.InputReplicationMode distribute.RunOptions
+    distribute.experimental_set_strategy data.experimental.AutoShardPolicy
     data.experimental.DistributeOptions data.experimental.SHARD_HINT data.Options""".split()
 
 

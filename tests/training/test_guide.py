@@ -76,6 +76,7 @@ def test_the_guide(replicas, tmp_path):
     gpus = array_backend.gpu_count()[0]
     assert printed["MirroredStrategy"][0] == f"by default {max(1, gpus)} replicas"
     assert printed["MirroredStrategy"][-1] == f"with hierarchical copy {replicas} replicas"
+    assert printed["CentralStorageStrategy"] == [f"by default {max(1, gpus)} replicas"]
     assert printed["OneDeviceStrategy"] == ["42"]
     rate = {1: 0.1, 2: 0.15, 4: 0.175}[replicas]
     assert printed["Batches and learning rates grow with the replicas"] == [

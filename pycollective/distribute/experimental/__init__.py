@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from pycollective.distribute.cross_device_ops import (
+from pycollective.distribute.central_storage import CentralStorageStrategy
+from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
 )
 from pycollective.distribute.experimental import coordinator, partitioners, rpc
 from pycollective.distribute.replica_context import ValueContext
 from pycollective.distribute.termination import TerminationConfig
+from pycollective.distribute.tpu import TPUStrategy
 from pycollective.distribute.unavailable import (
     MultiWorkerMirroredStrategy,
     ParameterServerStrategy,
     PreemptionCheckpointHandler,
     PreemptionWatcher,
 )
-from pycollective.lazy import lazy_names
 
 __all__ = [
+    "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",
@@ -26,6 +28,7 @@ __all__ = [
     "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
+    "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
     "coordinator",
@@ -41,12 +44,3 @@ class CollectiveHints(CommunicationOptions):
 
     def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> None:
         super().__init__(bytes_per_pack, timeout_seconds)
-
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "CentralStorageStrategy": "pycollective.distribute.central_storage",
-        "TPUStrategy": "pycollective.distribute.tpu",
-    },
-)
