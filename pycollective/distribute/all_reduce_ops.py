@@ -157,9 +157,11 @@ class _ScheduledOps(CrossDeviceOps):
         likes: Sequence[Array],
         options: CommunicationOptions,
         async_op: bool,
-    ) -> ReplicaReduction:
-        """Begin one replica's part, in packs."""
+    ) -> ReplicaReduction | None:
+        """Begin one replica's part, in packs; one pack cannot begin before all arrays are there."""
         members_of_packs = self._packs_of(likes, options)
+        if async_op and len(members_of_packs) == 1:
+            return None
         if communicator.rank == 0:
             self._log_packs(likes, members_of_packs, communicator.size, options)
         algorithm = self.algorithm_for(options)

@@ -250,7 +250,7 @@ class CrossDeviceOps:
         likes: Sequence[Array],
         options: CommunicationOptions,
         async_op: bool,
-    ) -> ReplicaReduction:
+    ) -> ReplicaReduction | None:
         """Begin one replica's part of an all-reduce of several arrays.
 
         Parameters
@@ -265,6 +265,11 @@ class CrossDeviceOps:
             Hints.
         async_op : bool
             Whether arrays are reduced while others are still to come.
+
+        Returns
+        -------
+        ReplicaReduction or None
+            None if ``async_op`` was asked for and nothing could begin before all arrays are there.
         """
         raise NotImplementedError
 

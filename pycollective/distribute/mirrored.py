@@ -121,6 +121,7 @@ class MirroredExtended(StrategyExtended):
         with context.collective():
             communicator = self._communicator_of(context)
             reduction = ops.begin_all_reduce(communicator, reduce_op, arrays, options, False)
+            assert reduction is not None
             for place, array in enumerate(arrays):
                 reduction.add(place, array)
             return reduction.finish()
@@ -132,7 +133,7 @@ class MirroredExtended(StrategyExtended):
         likes: Sequence[Any],
         options: CommunicationOptions,
     ) -> ReplicaReduction | None:
-        """Begin an all-reduce whose arrays come one by one, if the replicas need not meet for it."""
+        """Begin an all-reduce whose arrays come one by one, if it can begin before all are there."""
         ops = self.cross_device_ops
         if (
             self.num_local_replicas == 1
