@@ -17,7 +17,14 @@ from pycollective.distribute.cross_device_ops import (
     RingAllReduce,
 )
 from pycollective.distribute.extended import StrategyExtended
-from pycollective.distribute.input import DistributedDataset, DistributedIterator, InputContext
+from pycollective.distribute.input import (
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    RunOptions,
+)
 from pycollective.distribute.mirrored import MirroredStrategy
 from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
@@ -32,12 +39,15 @@ __all__ = [
     "DistributedValues",
     "HierarchicalCopyAllReduce",
     "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "MirroredStrategy",
     "OneDeviceStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "RingAllReduce",
+    "RunOptions",
     "Strategy",
     "StrategyExtended",
     "created_once",

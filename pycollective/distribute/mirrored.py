@@ -29,6 +29,8 @@ _log = logging.getLogger("pycollective")
 class MirroredExtended(StrategyExtended):
     """Replicas as threads; gradients meet in collectives, variables have a component for each."""
 
+    input_per_replica = True
+
     def __init__(self, devices: Sequence[Any], cross_device_ops: CrossDeviceOps) -> None:
         super().__init__(devices, cross_device_ops)
         self._communicators: list[Communicator] = []

@@ -49,7 +49,7 @@ def test_one_replica_gets_plain_tensors():
 def test_it_can_be_iterated_again_and_has_a_length(two):
     dataset = two.experimental_distribute_dataset(tf.data.Dataset.range(10).batch(4))
     assert len(dataset) == len(list(dataset)) == len(list(dataset)) == 3
-    assert dataset.cardinality() == 3
+    assert dataset.cardinality == 3
     iterator = iter(dataset)
     assert [v.shape for v in next(iterator).values] == [(2,), (2,)]
     with pytest.raises(ValueError, match="should be called from outside of replica_fn"):
