@@ -280,17 +280,20 @@ class RebatchByBatch(Transformed):
 
     def _iter(self) -> Iterator[Any]:
         for batch in self._source._iter():
-            names = nest.flatten(component_names(batch))
-            for name, leaf in zip(names, nest.flatten(batch), strict=True):
-                if leaf.ndim == 0:
-                    raise InvalidArgumentError(
-                        "Cannot rebatch dataset: All components must have at least one dimension. "
-                        f"Perhaps your input dataset is not batched? Component {name} is scalar. "
-                        "Call the `batch` method on the input Dataset in order to be able to split "
-                        f"your input across {self._parts} replicas."
-                    )
+            if any(leaf.ndim == 0 for leaf in nest.flatten(batch)):
+                self._raise_unbatched(batch)
             for part in range(self._parts):
                 yield nest.map_structure(lambda a, part=part: self._cut(a, part), batch)
+
+    def _raise_unbatched(self, batch: Any) -> None:
+        names = zip(nest.flatten(component_names(batch)), nest.flatten(batch), strict=True)
+        scalar = next(name for name, leaf in names if leaf.ndim == 0)
+        raise InvalidArgumentError(
+            "Cannot rebatch dataset: All components must have at least one dimension. Perhaps your "
+            f"input dataset is not batched? Component {scalar} is scalar. Call the `batch` method on "
+            "the input Dataset in order to be able to split your input across "
+            f"{self._parts} replicas."
+        )
 
     def _cut(self, array: Any, part: int) -> Any:
         size = -(-len(array) // self._parts)

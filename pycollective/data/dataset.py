@@ -290,7 +290,10 @@ class Dataset:
     # Transformations ----------------------------------------------------------------------------
 
     def shuffle(
-        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = None,
     ) -> Dataset:
         """Return the elements in a random order.
 
@@ -298,7 +301,8 @@ class Dataset:
         dataset gives every order the same chance. Every iteration has another order unless
         ``reshuffle_each_iteration`` is False; equal seeds give equal orders.
         """
-        return transformations.Shuffle(self, buffer_size, seed, reshuffle_each_iteration)
+        again = reshuffle_each_iteration is None or reshuffle_each_iteration
+        return transformations.Shuffle(self, buffer_size, seed, again)
 
     def batch(
         self,

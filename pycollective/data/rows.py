@@ -130,20 +130,21 @@ def number_of_rows(batch: Any) -> int:
     InvalidArgumentError
         If an array has no axes, or two differ in length; the components are named.
     """
+    leaves = nest.flatten(batch)
+    if leaves[0].ndim and all(leaf.shape[:1] == leaves[0].shape[:1] for leaf in leaves):
+        return len(leaves[0])
     lengths = {}
-    for name, leaf in zip(nest.flatten(component_names(batch)), nest.flatten(batch), strict=True):
+    for name, leaf in zip(nest.flatten(component_names(batch)), leaves, strict=True):
         if leaf.ndim == 0:
             raise InvalidArgumentError(
                 "All components must have at least one dimension. Perhaps your input dataset is not "
                 f"batched? Component {name} is scalar."
             )
         lengths[name] = len(leaf)
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{name} has {n}" for name, n in lengths.items())
-        raise InvalidArgumentError(
-            f"All components of a batch must have the same number of rows (first axis): {counts}"
-        )
-    return next(iter(lengths.values()))
+    counts = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+    raise InvalidArgumentError(
+        f"All components of a batch must have the same number of rows (first axis): {counts}"
+    )
 
 
 def cut_anew(batches: Iterator[Any], sizes: Iterable[int], drop_remainder: bool) -> Iterator[Any]:

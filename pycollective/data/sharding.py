@@ -112,11 +112,12 @@ def shard_by_file(dataset: Dataset, num_workers: int, worker_index: int) -> Data
         If elements come from anywhere else.
     """
     if isinstance(dataset, AssertCardinality):
-        _log.warning(
-            "assert_cardinality(%d) is left out: the files are shared out among %d workers",
-            dataset.cardinality(),
-            num_workers,
-        )
+        if num_workers > 1:
+            _log.warning(
+                "assert_cardinality(%d) is left out: the files are shared out among %d workers",
+                dataset.cardinality(),
+                num_workers,
+            )
         return shard_by_file(dataset._source, num_workers, worker_index)
     inputs = dataset._inputs()
     if _reads_files(dataset):

@@ -173,8 +173,10 @@ class Take(Transformed):
 
         def blocks() -> Iterator[Any]:
             left = self._count
-            for block in source():
-                if left <= 0:
+            order = source()
+            while left > 0:  # asking for one block more could begin another turn of a repetition
+                block = next(order, None)
+                if block is None:
                     return
                 yield block[:left]
                 left -= len(block)
@@ -206,13 +208,13 @@ class Skip(Transformed):
         rows = self._source._rows()
         if rows is None:
             return None
+        if self._count < 0:  # -1 skips everything, as tf.data does
+            return Rows(rows.columns, lambda: iter(()))
         source = rows.blocks
 
         def blocks() -> Iterator[Any]:
             left = self._count
             for block in source():
-                if left < 0:  # -1 skips everything, as tf.data does
-                    return
                 if left < len(block):
                     yield block[left:]
                     left = 0
@@ -379,7 +381,8 @@ class Map(Transformed):
 def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
     """Return the spec of what a function makes of zeros, by ``result``, which returns a spec.
 
-    Unknown lengths are tried with two values: those of the result that differ are unknown.
+    Unknown lengths are tried with two values: those of the result that differ are unknown. One of the
+    two is 1, since no part of a tensor is shorter; where axes of that length are dropped, it is 2.
     """
     if any(s.shape is None or s.dtype is None for s in nest.flatten(source)):
         return UNKNOWN_SPEC
@@ -393,7 +396,10 @@ def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
 
     try:
         with random.generator_scope(np.random.default_rng(0)):
-            return common_spec(made_of(2), made_of(3))
+            large = made_of(3)
+            spec = common_spec(made_of(1), large)
+            whole = all(s.shape is not None for s in nest.flatten(spec))
+            return spec if whole else common_spec(made_of(2), large)
     except Exception:  # it may well do with its elements, if not with zeros
         return UNKNOWN_SPEC
 

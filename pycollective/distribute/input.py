@@ -189,20 +189,25 @@ class _Parts:
         Of the strategy whose replicas are fed.
     pipelines : list of Dataset
         One for all local replicas, or one for each.
+    ahead : int
+        How many steps are made ahead in a thread; 0: none, and no thread.
+    keep_rest : bool
+        Whether a last step that not all replicas have data for is one even where all shapes are known.
     """
 
-    def __init__(self, extended: StrategyExtended, pipelines: list[Dataset], ahead: int) -> None:
+    def __init__(
+        self, extended: StrategyExtended, pipelines: list[Dataset], ahead: int, keep_rest: bool
+    ) -> None:
         self.extended = extended
         self.pipelines = pipelines
         self.ahead = ahead
         workers, _ = extended.input_pipeline
         self.across_workers = workers > 1
-        # Where no step can lack a mini-batch, nothing needs to be counted or filled up.
         finite = all(p.cardinality() != INFINITE_CARDINALITY for p in pipelines)
         self.fills_up = (
             extended.enable_partial_batch_handling
             and finite
-            and (self.across_workers or not all(map(_is_static, self.specs)))
+            and (keep_rest or self.across_workers or not all(map(_is_static, self.specs)))
         )
 
     @property
@@ -261,7 +266,12 @@ def _empty(spec: Any, like: Any) -> Any:
             "a worker that has no data needs to know what batches look like: give from_generator() an "
             "output_signature, and map() a function that does with zeros"
         )
-    return nest.map_structure(lambda a: a[:0], like)
+    return like
+
+
+def _without_rows(array: Any) -> Any:
+    """Return an array of the same kind without rows, which keeps no other memory alive."""
+    return np.zeros((0, *array.shape[1:]) if array.ndim else (), array.dtype)
 
 
 class DistributedIterator:
@@ -304,7 +314,11 @@ class DistributedIterator:
         if self._steps is None:
             raise StopIteration
         size = self._parts.extended.num_local_replicas
-        parts = next(self._steps, [None] * size)
+        try:
+            parts = next(self._steps, [None] * size)
+        except BaseException:
+            self.close()
+            raise
         have = sum(part is not None for part in parts)
         if self._parts.fills_up:
             have = self._parts.extended.sum_over_workers(have)
@@ -315,17 +329,19 @@ class DistributedIterator:
         return self._element(parts)
 
     def _element(self, parts: list[Any]) -> Any:
-        if self._like is None:
-            self._like = next((part for part in parts if part is not None), None)
-        specs = self._parts.specs
-        count = len(parts) // len(specs)
-        for place, part in enumerate(parts):
-            if part is None:
-                parts[place] = _empty(specs[place // count], self._like)
-        self._counts[0] += 1
+        given = [part for part in parts if part is not None]
         if self._parts.across_workers:
-            self._counts[1] += sum(_rows(part) for part in parts)
-        elif len(parts) == 1:
+            self._counts[0] += 1
+            self._counts[1] += sum(map(_rows, given))
+        if self._like is None and given:
+            self._like = nest.map_structure(_without_rows, given[0])
+        if len(given) < len(parts):
+            specs = self._parts.specs
+            count = len(parts) // len(specs)
+            for place, part in enumerate(parts):
+                if part is None:
+                    parts[place] = _empty(specs[place // count], self._like)
+        if len(parts) == 1 and not self._parts.across_workers:
             return nest.map_structure(Tensor, parts[0])
         return nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)
 
@@ -349,7 +365,7 @@ class DistributedIterator:
 
 
 def _rows(part: Any) -> int:
-    return max((len(leaf) for leaf in nest.flatten(part) if leaf.ndim), default=0)
+    return max(len(leaf) if leaf.ndim else 1 for leaf in nest.flatten(part))
 
 
 class DistributedDataset:
@@ -427,7 +443,7 @@ def distribute_dataset(strategy: Strategy, dataset: Any, options: InputOptions |
     if hungry:
         warnings.warn(hungry, RuntimeWarning, stacklevel=3)
     return DistributedDataset(
-        _Parts(extended, [share.dataset], 1 + _buffered(options)),
+        _Parts(extended, [share.dataset], 1 + _buffered(options), keep_rest=True),
         lambda: share.cardinality,
         partial(describe, dataset, workers, replicas),
         _starvation_check(workers, worker, warned=bool(hungry)),
@@ -482,7 +498,7 @@ def distribute_from_function(
         return "\n".join(["made by a function, once for each of", *lines])
 
     return DistributedDataset(
-        _Parts(extended, datasets, _buffered(options)),
+        _Parts(extended, datasets, _buffered(options), keep_rest=False),
         cardinality,
         description,
         _starvation_check(workers, worker, warned=False),

@@ -525,6 +525,15 @@ def test_element_spec() -> None:
     )
 
 
+def test_spec_of_parts_and_of_dropped_axes() -> None:
+    batches = Dataset.range(5).batch(2)
+    for length in (2, 3, 9):
+        assert batches.map(lambda x, n=length: x[:n]).element_spec.shape == (None,)
+    pairs = batches.map(lambda x: tf.stack([x, x], axis=1))
+    assert pairs.element_spec.shape == (None, 2)
+    assert batches.map(lambda x: tf.squeeze(x)).element_spec.shape == (None,)
+
+
 def test_spec_of_a_function_that_cannot_do_with_zeros() -> None:
     ds = Dataset.range(1, 3).map(lambda x: x if int(x) else 1 // 0)
     assert ds.element_spec == TensorSpec(None, None)
@@ -775,6 +784,14 @@ def test_fast_path_equals_element_path(
     for _ in range(2):  # the second pass has its own orders
         assert values(fast) == values(slow)
     assert len(values(fast)) == len(fast) == len(slow)
+
+
+def test_taking_less_than_a_turn_begins_no_other_one() -> None:
+    def passes(source: Dataset) -> list[Any]:
+        ds = source.shuffle(9, seed=1).repeat(2).take(9).batch(9)
+        return [values(ds) for _ in range(3)]
+
+    assert passes(Dataset.range(9)) == passes(slow_path(Dataset.range(9)))
 
 
 def test_mnist_shape_and_every_image_once(mnist_dir: Any) -> None:
