@@ -17,7 +17,14 @@ from pycollective.distribute.context import (
 )
 from pycollective.distribute.cross_device_ops import CrossDeviceOps, ReductionToOneDevice
 from pycollective.distribute.extended import StrategyExtended
-from pycollective.distribute.input import DistributedDataset, DistributedIterator, InputContext
+from pycollective.distribute.input import (
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    RunOptions,
+)
 from pycollective.distribute.mirrored import MirroredStrategy
 from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
@@ -40,6 +47,8 @@ __all__ = [
     "DistributedValues",
     "HierarchicalCopyAllReduce",
     "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
@@ -49,6 +58,7 @@ __all__ = [
     "ReductionToOneDevice",
     "ReplicaContext",
     "RingAllReduce",
+    "RunOptions",
     "Server",
     "Strategy",
     "StrategyExtended",
