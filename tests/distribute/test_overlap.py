@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import time
 from pathlib import Path
 
@@ -281,23 +280,26 @@ def test_half_precision_is_rounded_once():
 
 
 def test_no_thread_is_left():
-    def threads():
+    def progress_threads():
         names = []
         for task in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):  # it has just ended
                 names.append((task / "comm").read_text().strip())
-        return names.count("pc-progress") + threading.active_count()
+        return names.count("pc-progress")
 
-    gc.collect()
-    before = threads()
+    def become(count):
+        until = time.monotonic() + 20
+        while progress_threads() != count and time.monotonic() < until:
+            time.sleep(0.01)
+        return progress_threads() == count
+
+    gc.collect()  # strategies of earlier tests
+    assert become(0)
     strategy = mirrored(2)
     strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=1)
     step, *rest = two_layers(strategy, lambda g: g)
     strategy.run(step)
-    assert threads() >= before + 3  # a replica's and two that reduce
+    assert progress_threads() == 2
     del strategy, step, rest
     gc.collect()
-    until = time.monotonic() + 20
-    while threads() > before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert threads() <= before
+    assert become(0)
