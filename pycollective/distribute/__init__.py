@@ -11,7 +11,6 @@ from pycollective.distribute.all_reduce_ops import (
 from pycollective.distribute.context import (
     created_once,
     experimental_set_strategy,
-    experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
