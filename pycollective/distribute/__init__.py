@@ -39,7 +39,6 @@ from pycollective.distribute.unavailable import (
 )
 from pycollective.distribute.values import DistributedValues
 from pycollective.distribute.verify import verify_equivalence
-from pycollective.lazy import lazy_names
 
 __all__ = [
     "CrossDeviceOps",
@@ -75,13 +74,3 @@ __all__ = [
     "in_cross_replica_context",
     "verify_equivalence",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "InputOptions": "pycollective.distribute.input",
-        "InputReplicationMode": "pycollective.distribute.input",
-        "RunOptions": "pycollective.distribute.input",
-        "experimental_set_strategy": "pycollective.distribute.context",
-    },
-)

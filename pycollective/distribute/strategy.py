@@ -325,6 +325,10 @@ class Strategy:
 
         return describe(self)
 
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of a value: the older name of `experimental_local_results`."""
+        return self.experimental_local_results(value)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self._extended.worker_devices)}>"
 

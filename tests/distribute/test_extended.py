@@ -43,8 +43,9 @@ def test_reduce_to(two):
     for wrong in (everywhere, v):
         with pytest.raises(AssertionError, match="SUM of a Mirrored value"):
             extended.reduce_to("SUM", wrong, "cpu:0")
-        with pytest.raises(AssertionError, match="SUM of a Mirrored value"):
-            two.reduce("SUM", wrong, axis=None)
+        for axis in (None, ()):
+            with pytest.raises(AssertionError, match="SUM of a Mirrored value"):
+                two.reduce("SUM", wrong, axis=axis)
     assert float(two.reduce("MEAN", v, axis=None)) == 7.0
     assert float(two.reduce("SUM", on_read, axis=None)) == 2.0
     for destinations in (["cpu:0"], ("cpu:0", "cpu:1")):

@@ -380,6 +380,15 @@ def draws():
     ]
 
 
+def test_spawning_leaves_the_default_numbers_as_they_are():
+    tf.random.set_seed(5)
+    plain = tf.random.normal([3]).numpy().tolist()
+    tf.random.set_seed(5)
+    a, b = tf.random.spawn(2)
+    assert tf.random.normal([3]).numpy().tolist() == plain
+    assert a.random() != b.random() != tf.random.spawn(1)[0].random()
+
+
 def test_seeds():
     tf.random.set_seed(5)
     first = draws()
