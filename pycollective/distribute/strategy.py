@@ -315,10 +315,6 @@ class Strategy:
             return values[0]
         return regroup(values, always_wrap=True)
 
-    def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """Return the components of a value: the older name of `experimental_local_results`."""
-        return self.experimental_local_results(value)
-
     def describe(self) -> str:
         """Return a line for each replica: device, threads, and how values are reduced, and why so."""
         from pycollective.distribute.describe import describe
