@@ -51,6 +51,10 @@ class StrategyExtended:
     why_these_ops = ""
     #: Hints for the all-reduce of gradients.
     gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
+    #: Whether datasets can be made for each replica: `InputReplicationMode.PER_REPLICA`.
+    input_per_replica = False
+    #: Whether replicas that have run out of data get batches without rows while others have some.
+    enable_partial_batch_handling = True
 
     def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
         self._devices = tuple(devices)
@@ -95,6 +99,15 @@ class StrategyExtended:
     def default_replica_context(self) -> ReplicaContext | None:
         """Return the replica context outside every scope; only the default strategy has one."""
         return None
+
+    @property
+    def input_pipeline(self) -> tuple[int, int]:
+        """The number of processes that read input, and which of them this is."""
+        return 1, 0
+
+    def sum_over_workers(self, count: int) -> int:
+        """Return the sum of a number over all processes: all make the same calls."""
+        return count
 
     # Facts --------------------------------------------------------------------------------------
 

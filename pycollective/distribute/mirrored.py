@@ -35,6 +35,8 @@ _log = logging.getLogger("pycollective")
 class MirroredExtended(StrategyExtended):
     """Replicas as threads; gradients meet in collectives, variables have a component for each."""
 
+    input_per_replica = True
+
     def __init__(
         self,
         devices: Sequence[Device],

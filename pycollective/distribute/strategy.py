@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -124,6 +125,12 @@ class Strategy:
         require_cross_replica(self)
         return self._extended.call_for_each_replica(fn, args, dict(kwargs or {}))
 
+    def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
+        """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
+        from pycollective.distribute.verify import verify_equivalence
+
+        return verify_equivalence(model, batch, loss, strategy=self, **options)
+
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Reduce a value across the replicas, and along axes within each, to a plain tensor.
 
@@ -200,16 +207,23 @@ class Strategy:
             Batched by the global batch size: each replica gets an equal part of every batch, the last
             ones a smaller or empty part where the batch cannot be divided.
         options : InputOptions, optional
-            Hints.
+            How far ahead batches are made.
 
         Returns
         -------
-        DistributedDataset or Dataset
-            Iterable; its elements go into `run`. With one replica the dataset itself.
+        DistributedDataset
+            Iterable; its elements go into `run`. The dataset itself under the default strategy.
+
+        Raises
+        ------
+        ValueError
+            If elements have no rows that could be split.
+        NotImplementedError
+            If the options ask for a dataset for each replica.
         """
         from pycollective.distribute.input import distribute_dataset
 
-        return distribute_dataset(self, dataset)
+        return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: Any = None
@@ -221,7 +235,8 @@ class Strategy:
         dataset_fn : callable
             ``dataset_fn(InputContext)`` returns a dataset, batched by the batch size of a replica.
         options : InputOptions, optional
-            Hints.
+            Whether the function is called for each worker or for each replica, and how far ahead
+            batches are made.
 
         Returns
         -------
@@ -230,7 +245,19 @@ class Strategy:
         """
         from pycollective.distribute.input import distribute_from_function
 
-        return distribute_from_function(self, dataset_fn)
+        return distribute_from_function(self, dataset_fn, options)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[Any], Any], options: Any = None
+    ) -> Any:
+        """Do as `distribute_datasets_from_function`, which is its new name."""
+        warnings.warn(
+            "experimental_distribute_datasets_from_function is deprecated: rename to "
+            "distribute_datasets_from_function",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]

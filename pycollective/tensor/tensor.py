@@ -172,7 +172,7 @@ class Tensor(Operators):
         return f"<tf.Tensor: shape={self.shape}, dtype={self.dtype}, numpy={self.numpy()!r}>"
 
     def __str__(self) -> str:
-        return f"tf.Tensor({self.numpy()}, shape={self.shape}, dtype={self.dtype})"
+        return f"tf.Tensor({self.numpy()!s}, shape={self.shape}, dtype={self.dtype})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy is a tensor of its own to every tape.
