@@ -67,9 +67,15 @@ def generator_scope(generator: np.random.Generator) -> Iterator[None]:
 
 
 def spawn(count: int) -> list[np.random.Generator]:
-    """Return independent generators, say one per replica, that follow from the default one."""
-    seeds = default_generator().integers(0, 2**63, size=(count, 2)).tolist()
-    return [np.random.default_rng(seed) for seed in seeds]
+    """Return independent generators, say one per replica, that follow from the default one.
+
+    What the default generator draws afterwards does not depend on whether it was asked for some.
+    """
+    bits: Any = default_generator().bit_generator
+    # NumPy before 1.25 has it under the private name.
+    sequence = getattr(bits, "seed_seq", None) or bits._seed_seq
+    with _lock:
+        return [np.random.default_rng(seed) for seed in sequence.spawn(count)]
 
 
 def _generator_for(seed: int | None) -> np.random.Generator:
