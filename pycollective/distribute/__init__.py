@@ -10,6 +10,7 @@ from pycollective.distribute.all_reduce_ops import (
 )
 from pycollective.distribute.context import (
     created_once,
+    experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
@@ -38,7 +39,6 @@ from pycollective.distribute.unavailable import (
 )
 from pycollective.distribute.values import DistributedValues
 from pycollective.distribute.verify import verify_equivalence
-from pycollective.lazy import lazy_names
 
 __all__ = [
     "CrossDeviceOps",
@@ -67,19 +67,10 @@ __all__ = [
     "coordinator",
     "created_once",
     "experimental",
+    "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
     "verify_equivalence",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "InputOptions": "pycollective.distribute.input",
-        "InputReplicationMode": "pycollective.distribute.input",
-        "RunOptions": "pycollective.distribute.input",
-        "experimental_set_strategy": "pycollective.distribute.context",
-    },
-)

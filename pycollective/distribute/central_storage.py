@@ -6,15 +6,18 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pycollective import array_backend
+from pycollective import array_backend, nest
 from pycollective.array_backend import Array
 from pycollective.distribute.context import get_replica_context, is_creating_once
 from pycollective.distribute.devices import Device, parse_device, parse_devices
 from pycollective.distribute.mirrored import MirroredExtended
-from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.values import DistributedValues, PerReplica
-from pycollective.distribute.variables import mirrored_creator
+from pycollective.distribute.values import DistributedValues
+from pycollective.distribute.variables import (
+    aggregated,
+    check_rows_in_replica,
+    mirrored_creator,
+)
 from pycollective.tensor import (
     Tensor,
     Variable,
@@ -72,6 +75,9 @@ class AggregatingVariable(Variable):
         """Subtract from the value; as `assign`."""
         return self._write("assign_sub", value)
 
+    def _scatter(self, method: str, slices: Any) -> Variable:
+        return self._write(method, slices)
+
     def _write(self, method: str, value: Any) -> Variable:
         context = get_replica_context()
         if context is None or context.strategy is not self._distribute_strategy:
@@ -85,22 +91,13 @@ class AggregatingVariable(Variable):
                 f"tf.Variable(..). e.g. `tf.Variable(..., aggregation=tf.VariableAggregation.SUM)`. "
                 f"The variable is {self._name!r}"
             )
-        if aggregation is VariableAggregation.MEAN and self.dtype.kind not in "fV":
-            raise ValueError(
-                "Cannot update non-float variables with tf.VariableAggregation.MEAN aggregation in "
-                f"replica context. Variable {self._name!r} has dtype {self.dtype}: use another "
-                "aggregation or a float dtype"
-            )
+        check_rows_in_replica(method, aggregation)
+        if nest.is_nested(value) or isinstance(value, DistributedValues):
+            value = as_tensor(value, like=self._current())
 
         def merge(strategy: Strategy, merged: Any) -> None:
-            if aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
-                op = ReduceOp[aggregation.name]
-                if isinstance(merged, PerReplica):
-                    own = self._current()
-                    merged = PerReplica([as_tensor(v, like=own) for v in merged.values])
-                merged = strategy.extended.reduce_to(op, merged, self)
-            elif isinstance(merged, DistributedValues):
-                merged = merged.values[0]
+            copies = [self._variable] * strategy.extended.num_local_replicas
+            merged = aggregated(strategy, self, copies, method, merged)
             getattr(self._variable, method)(merged)
 
         context.merge_call(merge, args=(value,))
@@ -135,7 +132,7 @@ class _CentralStorageExtended(MirroredExtended):
         device = self._parameter_device
         with array_backend.on_device(device.kind, device.index):
             variable = next_creator(**kwargs)
-        variable._distribute_strategy = self.strategy  # type: ignore[attr-defined]
+        variable._distribute_strategy = self.strategy
         if self.num_local_replicas == 1:
             return variable
         return AggregatingVariable(self.strategy, variable)

@@ -24,6 +24,7 @@ from pycollective.distribute.devices import parse_device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
+from pycollective.tensor.indexed_slices import concatenated_slices
 
 __all__ = [
     "CommunicationImplementation",
@@ -318,7 +319,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         log_few("Reduce to %s then broadcast to %r.", on, _Names(destinations))
         total: Any
         if any(isinstance(v, IndexedSlices) for v in values):
-            total = _joined_slices(values, reduce_op)
+            total = joined_slices(values, reduce_op)
         elif self.accumulation_fn is None:
             total = Tensor(_sum_in_order([as_tensor(v).array for v in values], reduce_op))
         else:
@@ -377,23 +378,21 @@ def finished(total: Array, dtype: np.dtype[Any], reduce_op: ReduceOp, replicas: 
     return total if total.dtype == dtype else total.astype(dtype)
 
 
-def _joined_slices(values: Sequence[Any], reduce_op: ReduceOp) -> IndexedSlices:
+def joined_slices(values: Sequence[Any], reduce_op: ReduceOp) -> IndexedSlices:
     """Return the replicas' slices one after the other; equal indices stay as they are."""
-    parts = [v for v in values if isinstance(v, IndexedSlices)]
-    if len(parts) < len(values):
+    if not all(isinstance(v, IndexedSlices) for v in values):
         raise ValueError(
             "the replicas' values differ: some are IndexedSlices and some are dense tensors"
         )
-    first = parts[0]
-    rows = np.concatenate([array_backend.to_numpy(p.values.array) for p in parts])
-    if reduce_op is ReduceOp.MEAN:
-        rows = rows / np.asarray(len(parts), rows.dtype)
-    indices = np.concatenate([array_backend.to_numpy(p.indices.array) for p in parts])
-    return IndexedSlices(
-        Tensor(array_backend.asarray(rows, like=first.values.array)),
-        Tensor(array_backend.asarray(indices, like=first.indices.array)),
-        first.dense_shape,
-    )
+    joined = concatenated_slices(values, len(values) if reduce_op is ReduceOp.MEAN else 1)
+    return slices_beside(values[0], joined)
+
+
+def slices_beside(own: IndexedSlices, total: IndexedSlices) -> IndexedSlices:
+    """Return ``total`` on the device of a replica's own slices, with the dense shape that it knows."""
+    rows = array_backend.asarray(total.values.array, like=own.values.array)
+    indices = array_backend.asarray(total.indices.array, like=own.indices.array)
+    return IndexedSlices(Tensor(rows), Tensor(indices), own.dense_shape)
 
 
 def on_destinations(result: Any, destinations: Any) -> Any:

@@ -52,21 +52,22 @@ class MirroredExtended(StrategyExtended):
         self._options = communication_options or CommunicationOptions()
         self.gradient_options = self.gradient_options.merge(communication_options)
         self._one_device = ReductionToOneDevice()
+
+    def start_afresh(self) -> None:
+        """Make what belongs to this object alone, also when it is a copy."""
+        super().start_afresh()
         self._communicators: list[Communicator] = []
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a mirrored variable, or one that is aggregated when it is read."""
         return mirrored_creator(self.strategy)(next_creator, **kwargs)
 
-    def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run a function for each replica, with communicators that work."""
-        with self._run_lock:
-            size = self.num_local_replicas
-            if size > 1 and not self._communicators:
-                self._communicators = local_group(size)
-            return super().call_for_each_replica(fn, args, kwargs)
+    def begin_run(self) -> None:
+        """See that there are communicators that work, and wait as long as the strategy says."""
+        if not self._communicators:
+            self._communicators = local_group(self.num_local_replicas)
+        for communicator in self._communicators:
+            communicator.timeout = self.timeout
 
     def abort_collectives(self, reason: str) -> None:
         """Fail the communicators of this run; the next run makes new ones."""

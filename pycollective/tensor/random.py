@@ -69,13 +69,13 @@ def generator_scope(generator: np.random.Generator) -> Iterator[None]:
 def spawn(count: int) -> list[np.random.Generator]:
     """Return independent generators, say one per replica, that follow from the default one.
 
-    What the default generator draws afterwards does not depend on whether it was asked for some.
+    The default one goes on as if nothing had been: what a program draws does not depend on how many
+    helpers there are.
     """
     bits: Any = default_generator().bit_generator
-    # NumPy before 1.25 has it under the private name.
-    sequence = getattr(bits, "seed_seq", None) or bits._seed_seq
-    with _lock:
-        return [np.random.default_rng(seed) for seed in sequence.spawn(count)]
+    sequence = getattr(bits, "seed_seq", None) or bits._seed_seq  # its name before NumPy 1.25
+    with _lock:  # NumPy's count of children is not locked
+        return [np.random.default_rng(child) for child in sequence.spawn(count)]
 
 
 def _generator_for(seed: int | None) -> np.random.Generator:
