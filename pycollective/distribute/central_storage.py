@@ -106,6 +106,7 @@ class AggregatingVariable(Variable):
 
 class _CentralStorageExtended(MirroredExtended):
     updates_variables_once = True
+    input_per_replica = False
 
     def __init__(self, devices: Sequence[Device], parameter_device: Device) -> None:
         super().__init__(devices)

@@ -260,6 +260,26 @@ def test_sums_that_are_read_are_those_of_all_replicas():
     assert float(total.result()) == 4.0
 
 
+def test_central_storage_heeds_input_options():
+    strategy = central(2)
+    dataset = pc.data.Dataset.range(4).batch(2)
+    per_replica = d.InputOptions(
+        experimental_replication_mode=d.InputReplicationMode.PER_REPLICA,
+        experimental_place_dataset_on_device=True,
+        experimental_fetch_to_device=False,
+    )
+    for distribute in (
+        lambda o: strategy.experimental_distribute_dataset(dataset, o),
+        lambda o: strategy.distribute_datasets_from_function(lambda _: dataset, o),
+    ):
+        with pytest.raises(
+            NotImplementedError, match="InputReplicationMode.PER_REPLICA is only sup"
+        ):
+            distribute(per_replica)
+        rows = [v for step in distribute(d.InputOptions()) for v in step.values]
+        assert np.concatenate([v.numpy() for v in rows]).tolist() == [0, 1, 2, 3]
+
+
 # Descriptions ---------------------------------------------------------------------------------
 
 
