@@ -342,11 +342,11 @@ def test_complete_steps_only(two):
 def test_no_row_is_lost_where_shapes_are_not_what_they_seem(two):
     """A function that is tried with zeros may do something else with the elements."""
     batches = Dataset.range(8).batch(4, drop_remainder=True)
-    dataset = batches.map(lambda x: x[np.flatnonzero(x.numpy() != 2).tolist()])
+    dataset = batches.map(lambda x: x[np.flatnonzero(x.numpy() % 5 != 2).tolist()])
     assert dataset.element_spec.shape == (4,)
     for policy in ("AUTO", "OFF"):
         rows = [v for step in parts(two, under(dataset, policy)) for part in step for v in part]
-        assert rows == [0, 1, 3, 4, 5, 6, 7]
+        assert rows == [0, 1, 3, 4, 5, 6]
 
 
 # From a function ------------------------------------------------------------------------------
@@ -527,8 +527,9 @@ def test_workers_of_different_length_stop_together():
         got = []
         while (element := iterator.get_next_as_optional()).has_value():
             got += steps(strategy, [element.get_value()])
-        with pytest.raises(StopIteration):  # without asking the others, who do not ask
-            next(iterator)
+        if strategy.extended.input_pipeline[1] == 0:
+            with pytest.raises(StopIteration):  # without asking the other, who does not ask
+                next(iterator)
         return got
 
     one, other = on_workers(2, 2, work)
@@ -587,6 +588,26 @@ def test_too_few_files_are_the_same_error_on_every_worker(tmp_path):
     assert one == other
     assert "the dataset only has 1 file(s), which is not enough for the required 2 shards" in one
     assert_no_threads()
+
+
+def test_a_worker_whose_data_fail_asks_the_others_no_more():
+    asked = []
+
+    def broken():
+        yield np.zeros(2)
+        raise OSError("the disk is gone")
+
+    strategy = Worker(None, 2, 1, 1)
+    strategy.extended.__class__.sum_over_workers = lambda self, count: asked.append(count) or count
+    iterator = iter(
+        strategy.distribute_datasets_from_function(lambda context: Dataset.from_generator(broken))
+    )
+    next(iterator)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert asked == [1]
 
 
 def test_a_worker_that_gets_nothing_is_warned_once():
