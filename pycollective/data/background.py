@@ -57,13 +57,20 @@ def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Genera
             close()
 
 
+def _descendant(generator: np.random.Generator) -> np.random.Generator:
+    """Return a generator that follows from another one, of which no number is used up."""
+    bits: Any = generator.bit_generator
+    sequence = bits.seed_seq if hasattr(bits, "seed_seq") else bits._seed_seq  # before NumPy 1.25
+    return np.random.default_rng(sequence.spawn(1)[0])
+
+
 class Prefetcher:
     """Elements of an iterator, made ahead of time in a thread.
 
     The thread ends when the elements are exhausted, when the iterator raises (the error arrives in
     the consumer), when `close` is called, or when this object is dropped. What is random in it draws
-    from a generator of its own, which follows from the default one: so the numbers do not depend on
-    which thread is faster.
+    from a generator of its own, which follows from the default one: so neither its numbers nor the
+    consumer's depend on which thread is faster, or on whether there is one.
 
     Parameters
     ----------
@@ -77,7 +84,7 @@ class Prefetcher:
         shared = self._shared = _Shared(size)
         thread = threading.Thread(
             target=_produce,
-            args=(make(), shared, random.spawn(1)[0]),
+            args=(make(), shared, _descendant(random.default_generator())),
             name="pycollective-prefetch",
             daemon=True,
         )

@@ -25,6 +25,7 @@ from pycollective.data.experimental import (
     assert_cardinality,
     get_next_as_optional,
 )
+from pycollective.tensor import Tensor
 
 
 def numbers(start: Any, count: int) -> Dataset:
@@ -528,16 +529,22 @@ def test_get_next_at_the_end() -> None:
 
 
 def test_random_numbers_of_a_prefetching_thread_follow_from_the_seed() -> None:
-    def run(pause: float) -> list[Any]:
-        tf.random.set_seed(3)
-        numbers = []
-        for x in Dataset.range(6).map(lambda x: tf.random.uniform(())).prefetch(2):
-            numbers.append(float(x))
-            time.sleep(pause)  # the thread may or may not be ahead when this one draws
-            tf.random.uniform(())
-        return numbers
+    def run(thread_pauses: float, loop_pauses: float) -> list[Any]:
+        def draw(x: Tensor) -> Tensor:
+            time.sleep(thread_pauses)
+            return tf.random.uniform(())
 
-    assert run(0) == run(0.05)
+        tf.random.set_seed(3)
+        drawn = []
+        for x in Dataset.range(6).map(draw).prefetch(2):
+            time.sleep(loop_pauses)
+            drawn.append((float(x), float(tf.random.uniform(()))))
+        return drawn
+
+    assert run(0, 0.05) == run(0.05, 0)
+    tf.random.set_seed(3)
+    alone = [float(tf.random.uniform(())) for _ in range(6)]
+    assert [own for _, own in run(0, 0)] == alone
 
 
 def test_a_prefetching_thread_waits_without_polling() -> None:

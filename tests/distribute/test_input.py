@@ -72,7 +72,7 @@ class Worker(d.MirroredStrategy):
 def on_workers(workers, replicas, work):
     """Run ``work(strategy)`` for each worker at the same time; the results, or the errors."""
     results = [None] * workers
-    comms = tf.local_group(workers)
+    comms = tf.local_group(workers, timeout=20)
 
     def run(worker):
         try:
