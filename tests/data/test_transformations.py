@@ -96,6 +96,7 @@ def test_interleave_reads_ahead_in_threads_that_end() -> None:
 
         return Dataset.from_generator(read, output_signature=TensorSpec((), tf.int32))
 
+    assert_no_threads()
     pipeline = Dataset.range(2).interleave(endless, 2, num_parallel_calls=2)
     iterator = iter(pipeline)
     assert [int(next(iterator)) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
@@ -548,6 +549,7 @@ def test_random_numbers_of_a_prefetching_thread_follow_from_the_seed() -> None:
 
 
 def test_a_prefetching_thread_waits_without_polling() -> None:
+    assert_no_threads()
     iterator = iter(Dataset.range(100).prefetch(1))
     next(iterator)
     (worker,) = (t for t in threading.enumerate() if t.name == "pycollective-prefetch")
