@@ -62,8 +62,8 @@ class Prefetcher:
 
     The thread ends when the elements are exhausted, when the iterator raises (the error arrives in
     the consumer), when `close` is called, or when this object is dropped. What is random in it draws
-    from a generator of its own, which follows from the default one: so the numbers do not depend on
-    which thread is faster.
+    from a generator of its own, which follows from the default one: so neither its numbers nor the
+    consumer's depend on which thread is faster, or on whether there is one.
 
     Parameters
     ----------

@@ -44,7 +44,14 @@ from pycollective.data.transformations import (
 from pycollective.dtypes import string
 from pycollective.errors import InvalidArgumentError, NotFoundError
 
-__all__ = ["Share", "batch_size_of", "batch_sizes_for_worker", "share_of_worker"]
+__all__ = [
+    "Share",
+    "batch_size_of",
+    "batch_sizes_for_worker",
+    "describe",
+    "share_of_worker",
+    "starving",
+]
 
 _log = logging.getLogger("pycollective")
 
@@ -228,7 +235,7 @@ def share_of_worker(
     sizes = None
     if num_replicas_in_sync > 1:
         per_worker = num_replicas_in_sync // num_workers
-        if policy is AutoShardPolicy.DATA or size is None:
+        if policy is AutoShardPolicy.DATA or not size:
             own = RebatchByBatch(own, num_replicas_in_sync)
         else:
             sizes = batch_sizes_for_worker(size, num_workers, per_worker, worker_index)
@@ -317,11 +324,12 @@ def describe(dataset: Dataset, num_workers: int, num_replicas_in_sync: int) -> s
 
 
 def _source(share: Share, num_workers: int, worker: int) -> str:
+    batches = "all batches" if share.sizes else "each batch"
     if share.policy is AutoShardPolicy.HINT:
-        return f"each batch of shard {worker} of {num_workers}"
+        return f"{batches} of shard {worker} of {num_workers}"
     lists = _files_of(share.dataset) if share.policy is AutoShardPolicy.FILE else []
     if not lists:
-        return "each batch"
+        return batches
     names = [n for files in lists for n in files]
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return f"{len(names)} file(s): {shown}"
@@ -337,16 +345,17 @@ def _files_of(dataset: Dataset) -> list[list[str]]:
 def _rows_read(share: Share, num_workers: int, worker: int, replica: int, replicas: int) -> str:
     if replicas == 1:
         return "all rows"
+    per_worker = replicas // num_workers
     if share.sizes:
-        per_worker = replicas // num_workers
         turns = share.sizes[replica::per_worker]
-        counts = str(turns[0]) if len(set(turns)) == 1 else ", ".join(map(str, turns)) + " in turn"
-        return f"{counts} rows a step"
-    part = worker + num_workers * replica
-    if share.policy is not AutoShardPolicy.DATA:
-        part = replica
-    if share.batch_size is None:
-        return f"part {part} of {replicas}"
+        if len(set(turns)) == 1:
+            return f"{turns[0]} row(s) a step"
+        return f"{', '.join(map(str, turns))} row(s) a step in turn"
+    parts = range(replica, replicas, per_worker)
+    if share.policy is AutoShardPolicy.DATA:
+        parts = range(worker + num_workers * replica, replicas, replicas)
+    if len(parts) > 1 or not share.batch_size:
+        return f"part(s) {', '.join(map(str, parts))} of {replicas}"
     size = -(-share.batch_size // replicas)
-    begin, end = part * size, min((part + 1) * size, share.batch_size)
+    begin, end = parts[0] * size, min((parts[0] + 1) * size, share.batch_size)
     return f"rows {begin} to {end - 1}" if begin < end else "no rows"

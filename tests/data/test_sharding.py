@@ -397,18 +397,28 @@ def test_describe(folder: str) -> None:
         "     1        2  rows 1 to 1 of each batch",
         "     1        3  rows 3 to 3 of each batch",
     ]
-    files = describe(lines(folder, 5).batch(3), 2, 4)
-    assert "AUTO, here FILE; global batches of 3 rows, cut as one stream of rows" in files
-    assert "     0        1  1 rows a step, 1 in turn" not in files
-    assert "     0        0  1 rows a step of 3 file(s): f0.txt, f2.txt, f4.txt" in files
-    assert "     1        2  1, 1 rows" not in files
-    assert "2 file(s): f1.txt, f3.txt" in files
+    assert describe(lines(folder, 5).batch(3), 2, 4).splitlines() == [
+        "auto_shard_policy AUTO, here FILE; global batches of 3 rows, cut as one stream of rows",
+        "worker  replica  reads",
+        "     0        0  1 row(s) a step of 3 file(s): f0.txt, f2.txt, f4.txt",
+        "     0        1  1, 0 row(s) a step in turn of 3 file(s): f0.txt, f2.txt, f4.txt",
+        "     1        2  1 row(s) a step of 2 file(s): f1.txt, f3.txt",
+        "     1        3  0, 1 row(s) a step in turn of 2 file(s): f1.txt, f3.txt",
+    ]
     assert "no rows of each batch" in describe(Dataset.range(4).batch(1), 1, 2)
-    off = describe(under(Dataset.range(4).batch(2), "OFF"), 1, 1)
-    assert "auto_shard_policy OFF; global batches of 2 rows, not cut" in off
-    assert "     0        0  all rows of each batch" in off
+    alone = describe(under(Dataset.range(4).batch(2), "OFF"), 1, 1)
+    assert "auto_shard_policy OFF; global batches of 2 rows, not cut" in alone
+    assert "     0        0  all rows of each batch" in alone
     unknown = Dataset.from_generator(lambda: [np.zeros(2)])
     assert "global batches of unknown size" in describe(unknown, 1, 2)
-    assert "part 1 of 2 of each batch" in describe(unknown, 1, 2)
+    assert "     0        1  part(s) 1 of 2 of each batch" in describe(unknown, 1, 2)
+    off = describe(under(unknown, "OFF"), 2, 4)
+    assert "     1        3  part(s) 1, 3 of 4 of each batch" in off
     hint = under(Dataset.range(8).shard(SHARD_HINT, SHARD_HINT).batch(2), "HINT")
-    assert "1 rows a step of each batch of shard 1 of 2" in describe(hint, 2, 2)
+    assert "1 row(s) a step of all batches of shard 1 of 2" in describe(hint, 2, 2)
+
+
+def test_batches_without_rows() -> None:
+    nothing = Dataset.from_tensors(np.zeros((0, 2)))
+    for policy in ("AUTO", "OFF"):
+        assert values(share_of_worker(under(nothing, policy), 1, 0, 2).dataset) == [[], []]

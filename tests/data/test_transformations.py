@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from pycollective.data.experimental import (
     assert_cardinality,
     get_next_as_optional,
 )
+from pycollective.tensor import Tensor
 
 
 def numbers(start: Any, count: int) -> Dataset:
@@ -56,6 +58,9 @@ def test_interleave_takes_turns(calls: int | None) -> None:
     assert values(three) == [0, 10, 20, 11, 21, 22]
     refilled = Dataset.range(4).interleave(lambda x: numbers(x, int(x) + 1), 2, 1, calls)
     assert values(refilled) == [0, 10, 11, 20, 21, 30, 22, 31, 32, 33]
+    lengths = [2, 8, 1]
+    short = Dataset.range(3).interleave(lambda x: numbers(x, lengths[int(x)]), 2, 4, calls)
+    assert values(short) == [0, 1, 10, 11, 12, 13, 20, 14, 15, 16, 17]
     assert refilled.cardinality() == UNKNOWN_CARDINALITY
     assert refilled.element_spec == TensorSpec((), np.int64)
     assert_no_threads()
@@ -91,6 +96,7 @@ def test_interleave_reads_ahead_in_threads_that_end() -> None:
 
         return Dataset.from_generator(read, output_signature=TensorSpec((), tf.int32))
 
+    assert_no_threads()
     pipeline = Dataset.range(2).interleave(endless, 2, num_parallel_calls=2)
     iterator = iter(pipeline)
     assert [int(next(iterator)) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
@@ -228,6 +234,7 @@ def test_rebatch_shares_memory_where_a_batch_is_not_crossed() -> None:
     whole = Dataset.from_tensors(rows)
     for part in whole.rebatch(2)._iter():
         assert np.shares_memory(part, rows)
+    assert all(np.shares_memory(part, rows) for part in whole.repeat(2).rebatch(3)._iter())
     crossing = list(whole.repeat(2).rebatch(4)._iter())
     assert [np.shares_memory(part, rows) for part in crossing] == [True, False, True]
 
@@ -254,6 +261,7 @@ def test_unbatch_and_batch_make_no_rows() -> None:
     assert values(ds.batch(8)) == [[*range(8)], [*range(8, 16)], [*range(16, 20)]]
     dropped = Dataset.range(20).batch(6, drop_remainder=True).unbatch()
     assert values(dropped) == list(range(18))
+    assert values(dropped.batch(20)) == [list(range(18))]
     assert dropped.cardinality() == 18
     assert Dataset.range(20).batch(6).unbatch().cardinality() == 20
     assert Dataset.from_tensors(np.zeros((4, 2))).repeat(3).unbatch().cardinality() == 12
@@ -522,19 +530,26 @@ def test_get_next_at_the_end() -> None:
 
 
 def test_random_numbers_of_a_prefetching_thread_follow_from_the_seed() -> None:
-    def run() -> list[Any]:
-        tf.random.set_seed(3)
-        drawn = Dataset.range(20).map(lambda x: tf.random.uniform(())).prefetch(5)
-        numbers = []
-        for x in drawn:
-            numbers.append(float(x))
-            tf.random.uniform(())  # at the same time, from the default generator
-        return numbers
+    def run(thread_pauses: float, loop_pauses: float) -> list[Any]:
+        def draw(x: Tensor) -> Tensor:
+            time.sleep(thread_pauses)
+            return tf.random.uniform(())
 
-    assert run() == run()
+        tf.random.set_seed(3)
+        drawn = []
+        for x in Dataset.range(6).map(draw).prefetch(2):
+            time.sleep(loop_pauses)
+            drawn.append((float(x), float(tf.random.uniform(()))))
+        return drawn
+
+    assert run(0, 0.05) == run(0.05, 0)
+    tf.random.set_seed(3)
+    alone = [float(tf.random.uniform(())) for _ in range(6)]
+    assert [own for _, own in run(0, 0)] == alone
 
 
 def test_a_prefetching_thread_waits_without_polling() -> None:
+    assert_no_threads()
     iterator = iter(Dataset.range(100).prefetch(1))
     next(iterator)
     (worker,) = (t for t in threading.enumerate() if t.name == "pycollective-prefetch")

@@ -72,7 +72,7 @@ class Worker(d.MirroredStrategy):
 def on_workers(workers, replicas, work):
     """Run ``work(strategy)`` for each worker at the same time; the results, or the errors."""
     results = [None] * workers
-    comms = tf.local_group(workers)
+    comms = tf.local_group(workers, timeout=20)
 
     def run(worker):
         try:
@@ -342,11 +342,11 @@ def test_complete_steps_only(two):
 def test_no_row_is_lost_where_shapes_are_not_what_they_seem(two):
     """A function that is tried with zeros may do something else with the elements."""
     batches = Dataset.range(8).batch(4, drop_remainder=True)
-    dataset = batches.map(lambda x: x[np.flatnonzero(x.numpy() != 2).tolist()])
+    dataset = batches.map(lambda x: x[np.flatnonzero(x.numpy() % 5 != 2).tolist()])
     assert dataset.element_spec.shape == (4,)
     for policy in ("AUTO", "OFF"):
         rows = [v for step in parts(two, under(dataset, policy)) for part in step for v in part]
-        assert rows == [0, 1, 3, 4, 5, 6, 7]
+        assert rows == [0, 1, 3, 4, 5, 6]
 
 
 # From a function ------------------------------------------------------------------------------
@@ -411,8 +411,9 @@ def test_a_dataset_for_each_replica(two):
     on_device = options._replace(
         experimental_fetch_to_device=False, experimental_place_dataset_on_device=True
     )
-    assert len(list(two.distribute_datasets_from_function(make, on_device))) == 5
-    assert not threads()
+    assert_no_threads()
+    for _ in two.distribute_datasets_from_function(make, on_device):
+        assert not threads()
 
 
 # Options --------------------------------------------------------------------------------------
@@ -469,15 +470,17 @@ def test_how_far_ahead_batches_are_made(two, size):
         made.append(int(x))
         return x
 
-    def ahead(distributed):
+    def ahead(distributed, expected):
         made.clear()
         iterator = iter(distributed)
         next(iterator)
-        time.sleep(0.3)
-        count = len(made)
+        end = time.monotonic() + 10
+        while len(made) < expected and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(0.05)  # in which there might come more
+        assert len(made) == expected
         del iterator
         assert_no_threads()
-        return count
 
     options = d.InputOptions(experimental_per_replica_buffer_size=size)
     mapped = Dataset.range(100).map(count).batch(1)
@@ -485,12 +488,12 @@ def test_how_far_ahead_batches_are_made(two, size):
     alone = d.InputOptions(experimental_fetch_to_device=False)
     # Each step takes an element for each of the two replicas; one more step may be on its way.
     make = lambda context: mapped  # noqa: E731
-    assert ahead(two.distribute_datasets_from_function(make, options)) == 2 * (1 + size)
-    assert ahead(two.distribute_datasets_from_function(make, alone)) == 2
+    ahead(two.distribute_datasets_from_function(make, options), 2 * (1 + size))
+    ahead(two.distribute_datasets_from_function(make, alone), 2)
     pairs = Dataset.range(100).map(count).batch(2)
     pairs.element_spec  # noqa: B018
-    assert ahead(two.experimental_distribute_dataset(pairs, options)) == 2 * (2 + size)
-    assert ahead(two.experimental_distribute_dataset(pairs, alone)) == 4
+    ahead(two.experimental_distribute_dataset(pairs, options), 2 * (2 + size))
+    ahead(two.experimental_distribute_dataset(pairs, alone), 4)
 
 
 # Several workers ------------------------------------------------------------------------------
@@ -527,8 +530,9 @@ def test_workers_of_different_length_stop_together():
         got = []
         while (element := iterator.get_next_as_optional()).has_value():
             got += steps(strategy, [element.get_value()])
-        with pytest.raises(StopIteration):  # without asking the others, who do not ask
-            next(iterator)
+        if strategy.extended.input_pipeline[1] == 0:
+            with pytest.raises(StopIteration):  # without asking the other, who does not ask
+                next(iterator)
         return got
 
     one, other = on_workers(2, 2, work)
@@ -587,6 +591,26 @@ def test_too_few_files_are_the_same_error_on_every_worker(tmp_path):
     assert one == other
     assert "the dataset only has 1 file(s), which is not enough for the required 2 shards" in one
     assert_no_threads()
+
+
+def test_a_worker_whose_data_fail_asks_the_others_no_more():
+    asked = []
+
+    def broken():
+        yield np.zeros(2)
+        raise OSError("the disk is gone")
+
+    strategy = Worker(None, 2, 1, 1)
+    strategy.extended.__class__.sum_over_workers = lambda self, count: asked.append(count) or count
+    iterator = iter(
+        strategy.distribute_datasets_from_function(lambda context: Dataset.from_generator(broken))
+    )
+    next(iterator)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert asked == [1]
 
 
 def test_a_worker_that_gets_nothing_is_warned_once():
