@@ -298,7 +298,7 @@ class TcpGroup::Member final : public Endpoint {
     polled_.reserve(1 + peers_.size() * (1 + most));
   }
 
-  int rank() const { return rank_; }
+  int rank() const override { return rank_; }
   int size() const { return size_; }
   int spins() const { return spins_; }
   std::uint64_t moved() const { return moved_; }
