@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -17,9 +18,9 @@ import numpy as np
 import pycollective as pc
 
 __all__ = [
-    "CALLS", "Path", "at_most", "connections", "gc", "grown", "held", "in_words", "meet", "np", "os",
+    "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words", "meet", "np", "os",
     "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
-    "wait_for", "without_memory",
+    "wait_for", "without_descriptors", "without_memory",
 ]  # fmt: skip
 
 # This is a background job of a shell for all that is known, and those ignore Ctrl-C.
@@ -136,6 +137,31 @@ class without_memory(at_most):  # noqa: N801
 
     def __exit__(self, *_):
         self._hoard = None
+        super().__exit__()
+
+
+class without_descriptors(at_most):  # noqa: N801
+    """No descriptor is left, or so many."""
+
+    def __init__(self, left=0):
+        self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        super().__init__(resource.RLIMIT_NOFILE, 64 + self._spare)
+        self._left = left
+
+    def __enter__(self):
+        super().__enter__()
+        self._hoard = [self._spare]
+        try:
+            while True:
+                self._hoard.append(os.dup(self._spare))
+        except OSError:
+            pass
+        for _ in range(self._left):
+            os.close(self._hoard.pop())
+
+    def __exit__(self, *_):
+        for descriptor in self._hoard:
+            os.close(descriptor)
         super().__exit__()
 
 

@@ -43,6 +43,7 @@ assert repr(comm).endswith(", {TRANSPORTS[transport]}>"), comm
 before = held()
 call = CALLS["{call}"](comm)
 call()
+comm.barrier()
 if comm.rank == 1:
     def die():
         {DEATHS[death]}
@@ -162,6 +163,7 @@ for turn, (fault, name) in enumerate(CASES):
     group = comm.split(0)
     call = CALLS[name](group)
     call()
+    comm.barrier()  # all are done with it
     print(fault, name, globals()[fault](group, call), sep=" | ", flush=True)
     group.timeout = 20
     group.close()
@@ -201,3 +203,99 @@ def test_a_rank_that_goes_on(tmp_path, transport, fault, calls):
             assert "rank 1" in line or fault in ("abort", "leave") or rank == 1, done
         assert lines[-1] == "held ", done
     assert set(done.codes) == {0}, done
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_forked_child(tmp_path, transport):
+    """It has no rank, and whatever it does, and its end, is nothing to the group."""
+    body = """
+comm.barrier()
+comm.all_reduce(np.ones(3), async_op=True).wait()  # there are threads, which the child has not
+child = os.fork()
+if child == 0:
+    for call in (comm.barrier, lambda: comm.all_reduce(np.ones(3)), lambda: comm.split(0)):
+        assert "belongs to the parent process: a forked child has no rank" in until_error(call)
+    comm.abort("by the child")
+    comm.close()
+    print(pc.local_group(1)[0].all_reduce(np.ones(3)).sum(), len(connections()), flush=True)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert comm.all_reduce(np.ones(3)).sum() == 3 * comm.size
+if comm.rank == 1 and os.fork() == 0:  # it outlives the rank, whose end is to be noticed
+    os.close(1), os.close(2)
+    time.sleep(30)
+    os._exit(0)
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+print(until_error(comm.barrier), flush=True)
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert [output.startswith("3.0 0\n") for output in done.outputs] == [True] * 3, done
+    for rank in (0, 2):
+        assert "\nPeerLostError rank 1 " in done.outputs[rank], done
+
+
+# What a process may run out of -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_no_descriptors_left_in_a_group(tmp_path, transport):
+    """Calls need none; what does is refused on every rank, and the group goes on."""
+    body = """
+shares = comm.hosts == [0] * comm.size
+comm.all_reduce(np.ones(3), async_op=True).wait()
+comm.all_gather(np.ones(1))  # both ways
+with without_descriptors() if comm.rank == 1 else contextlib.nullcontext():
+    assert (comm.all_reduce(np.ones(500_000)) == comm.size).all()
+    CALLS["send"](comm)()
+    print(until_error(lambda: comm.split(0)))
+    try:
+        comm.empty(10)
+        assert not shares
+    except MemoryError as error:
+        assert shares and "a rank of the group has no memory" in str(error)
+assert comm.split(0).all_reduce(np.ones(3)).sum() == 9
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert set(done.codes) == {0}, done
+    for rank, output in enumerate(done.outputs):
+        assert output.startswith("CollectiveError the group of color 0 could not be made"), done
+        assert "Too many open files" in output or rank != 1, done
+
+
+MEETING = """
+import os, sys
+from in_ranks import *
+import pycollective.rendezvous.tcp  # a module is a file too
+from pycollective.rendezvous import RendezvousError
+before = held()
+with {limit} if os.environ["PYCOLLECTIVE_RANK"] == "1" else contextlib.nullcontext():
+    try:
+        comm = pc.init(timeout=20, join_timeout=8)
+        comm.barrier()
+        said = "made"
+    except (RendezvousError, pc.PeerLostError) as error:
+        said = in_words(error)
+print(said)
+"""
+
+
+@pytest.mark.parametrize("transport", ["host", "tcp", "mixed"])
+@pytest.mark.parametrize(
+    "left", [1, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 3, 5, 7, 9, 12))]
+)
+def test_no_descriptors_left_for_a_meeting(tmp_path, transport, left):
+    """Rank 1 has none left at some point of it, and says so at once."""
+    preamble = MEETING.format(limit=f"without_descriptors({left})")
+    body = """
+comm = None
+assert not grown(before), grown(before)
+again = meet(0)
+assert again.all_reduce(np.ones(70_000))[-1] == again.size
+print("again")
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    assert set(done.codes) == {0}, done
+    assert done.outputs[1].startswith("RendezvousError") or left > 5, done
+    assert "Too many open files" in done.outputs[1] or left > 5, done
+    assert all(output.endswith("again\n") for output in done.outputs), done
