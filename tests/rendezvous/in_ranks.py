@@ -18,7 +18,8 @@ import numpy as np
 import pycollective as pc
 
 __all__ = [
-    "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words", "meet", "np", "os",
+    "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words", "is_stopped",
+    "meet", "np", "os",
     "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
     "wait_for", "without_descriptors", "without_memory",
 ]  # fmt: skip
@@ -75,6 +76,7 @@ def held():
 
 def grown(before):
     """Return what is more than before, after a while; empty if nothing is."""
+
     def more():
         return [(now, then) for now, then in zip(held(), before, strict=True) if now > then]
 
@@ -97,15 +99,20 @@ def connections():
     return found
 
 
+def is_stopped(pid):
+    """Return whether a process has got SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def stop_until(pid, call):
     """Let go on, after `call`, a process that stops itself; return what it gives."""
     result = call()
-    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_for(lambda: is_stopped(pid))
     os.kill(pid, signal.SIGCONT)
     return result
 
 
-class at_most:  # noqa: N801
+class at_most:
     """A limit of this process for a while: RLIMIT_NOFILE, RLIMIT_AS."""
 
     def __init__(self, which, most):
@@ -119,7 +126,7 @@ class at_most:  # noqa: N801
         resource.setrlimit(self._which, self._before)
 
 
-class without_memory(at_most):  # noqa: N801
+class without_memory(at_most):
     """No memory is left but for small things."""
 
     def __init__(self):
@@ -140,7 +147,7 @@ class without_memory(at_most):  # noqa: N801
         super().__exit__()
 
 
-class without_descriptors(at_most):  # noqa: N801
+class without_descriptors(at_most):
     """No descriptor is left, or so many."""
 
     def __init__(self, left=0):

@@ -299,3 +299,97 @@ print("again")
     assert done.outputs[1].startswith("RendezvousError") or left > 5, done
     assert "Too many open files" in done.outputs[1] or left > 5, done
     assert all(output.endswith("again\n") for output in done.outputs), done
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_no_memory_left_in_a_group(tmp_path, transport):
+    body = """
+x, tiny = np.ones(3_000_000), np.ones(100)
+ragged, scratch = comm.split(0), comm.split(0)
+def attempt(call):
+    try:
+        call()
+        return "done"
+    except (MemoryError, pc.AbortedError) as error:
+        return in_words(error)
+comm.all_reduce(tiny)
+comm.barrier()
+with without_memory() if comm.rank == 1 else contextlib.nullcontext():
+    if comm.rank == 1:  # it cannot even begin, and may try again
+        print(attempt(lambda: comm.all_reduce(x)))
+    said = attempt(lambda: comm.empty(3_000_000))
+    assert said.startswith("MemoryError") == (comm.rank == 1 or comm.hosts == [0] * 3), said
+    # What it has begun fails for all.
+    print(attempt(lambda: ragged.all_gather(x, ragged=True)))
+    print(attempt(lambda: scratch.reduce(x, root=2)))  # for which it needs scratch
+assert (comm.all_reduce(tiny) == 3).all()
+print("goes on", flush=True)
+if comm.rank == 1:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
+print(until_error(lambda: comm.all_reduce(np.ones(50_000_000))) if comm.rank != 1 else
+      comm.all_reduce(np.ones(50_000_000)))  # of which it dies
+"""
+    done = run(tmp_path, transport, 3, body)
+    for rank, output in enumerate(done.outputs):
+        lines = output.splitlines()
+        if rank == 1:
+            assert [line.split()[0] for line in lines] == 3 * ["MemoryError"] + ["goes"], done
+            continue
+        assert lines[0] == (
+            "AbortedError rank 1 left a ragged all_gather because of an error of its own: MemoryError"
+        ), done
+        assert lines[1].startswith("AbortedError rank 1 left reduce because of an error"), done
+        assert lines[2] == "goes on", done
+        assert lines[3].startswith("PeerLostError rank 1 "), done
+    assert "MemoryError" in done.errors, done
+
+
+@pytest.mark.parametrize("transport", ["host", "tcp", "mixed"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("kill", marks=pytest.mark.slow), "interrupt",
+              pytest.param("stop", marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_a_rank_of_a_meeting(tmp_path, transport, fault):
+    """Ranks 0 and 1 wait for rank 2, which comes late or never; something befalls rank 1."""
+    preamble = """
+from in_ranks import *
+rank = int(os.environ["PYCOLLECTIVE_RANK"])
+before = held()
+"""
+    deed = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}[fault]
+    body = f"""
+came = Path("came")
+if rank == 1:
+    Path("pid").write_text(str(os.getpid()))
+    def deed():
+        time.sleep(0.3)
+        came.touch()
+        os.kill(os.getpid(), signal.{deed})
+    threading.Thread(target=deed).start()
+if rank == 2:
+    assert wait_for(came.exists)
+    pid = Path("pid").read_text()
+    assert wait_for(lambda: is_stopped(pid)) if "{fault}" == "stop" else not time.sleep(0.5)
+def call():
+    comm = pc.init(timeout=20, join_timeout=6)
+    comm.barrier()
+    comm.close()
+    raise MemoryError("made")  # for until_error
+print(until_error(call), flush=True)
+call = None
+if rank == 0 and "{fault}" == "stop":
+    os.kill(int(Path("pid").read_text()), signal.SIGCONT)
+assert not grown(before), grown(before)
+number = rank // 2 if "{fault}" == "kill" else rank
+again = meet(0, number, 2 if "{fault}" == "kill" else 3)
+assert again.all_reduce(np.ones(70_000))[-1] == again.size
+print("again")
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    own = {"kill": "", "interrupt": "KeyboardInterrupt", "stop": "RendezvousError"}[fault]
+    assert done.outputs[1].startswith(own), done
+    for rank, output in enumerate(done.outputs):
+        if rank != 1:
+            assert output.startswith(("RendezvousError", "PeerLostError")), done
+            assert "rank 1" in output or "gone" in output or rank == 2, done
+        assert output.endswith("again\n") or (rank == 1 and fault == "kill"), done
