@@ -175,7 +175,8 @@ bool Execution::try_step(const Step& step) {
 
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
   endpoint.fail(FailureKind::aborted,
-                "a rank left " + std::string(call.collective) + " because of an error of its own");
+                "rank " + std::to_string(endpoint.rank()) + " left " + call.collective +
+                    " because of an error of its own");
   endpoint.leave();
 }
 

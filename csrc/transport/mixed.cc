@@ -18,6 +18,8 @@ class MixedEndpoint final : public Endpoint {
         tcp_(group.tcp_.endpoint(rank)),
         rank_(rank) {}
 
+  int rank() const override { return rank_; }
+
   void enter(const CallRecord& call) override {
     tcp_.enter(call);
     try {

@@ -39,7 +39,10 @@ class ShmGroup final : public Group {
   void join(int rank);
   void leave(int rank) noexcept override;
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
-  void abandon() noexcept override { rank_ = -1; }
+  void abandon() noexcept override {
+    rank_ = -1;
+    abandoned_ = true;
+  }
   std::string_view transport() const override { return "shared memory"; }
   // What messages call the ranks, where they are part of a larger group; in ascending order.
   void name_ranks(std::vector<int> names) { names_ = std::move(names); }
@@ -90,6 +93,7 @@ class ShmGroup final : public Group {
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
   int rank_ = -1;
+  bool abandoned_ = false;  // a forked child does not speak for the rank
   std::shared_ptr<ShmGroup> followed_;
 };
 

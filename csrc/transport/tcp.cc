@@ -298,7 +298,7 @@ class TcpGroup::Member final : public Endpoint {
     polled_.reserve(1 + peers_.size() * (1 + most));
   }
 
-  int rank() const { return rank_; }
+  int rank() const override { return rank_; }
   int size() const { return size_; }
   int spins() const { return spins_; }
   std::uint64_t moved() const { return moved_; }
@@ -582,14 +582,17 @@ class TcpGroup::Member final : public Endpoint {
     if (!busy_.load() || failed_.load()) return;
     for (int r = 0; r < size_; ++r) {
       Peer& peer = at(r);
+      // This rank may be done with a call in which the peer waits in vain.
+      const CallRecord& mine = history_[peer.waiting.number % kHistory];
       if (peer.left && peer.calls < call_.number) {
         fail_locked(
             FailureKind::peer_lost,
             state_of(peer) + ", while rank " + std::to_string(rank_) + " is in " + call_.describe(),
             true);
-      } else if (peer.waiting.number == call_.number && peer.waiting.fingerprint != fingerprint_) {
+      } else if (peer.waiting.number > 0 && peer.waiting.number == mine.number &&
+                 peer.waiting.fingerprint != mine.fingerprint()) {
         fail_locked(FailureKind::mismatch,
-                    describe_mismatch(rank_, call_.describe(), r, peer.waiting.text), true);
+                    describe_mismatch(rank_, mine.describe(), r, peer.waiting.text), true);
       }
     }
   }

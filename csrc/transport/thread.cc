@@ -52,6 +52,8 @@ class ThreadEndpoint final : public Endpoint {
  public:
   ThreadEndpoint(ThreadGroup& group, int rank) : group_(group), rank_(rank), board_(group, rank) {}
 
+  int rank() const override { return rank_; }
+
   void enter(const CallRecord& call) override {
     auto& me = state();
     if (me.busy.exchange(true)) {

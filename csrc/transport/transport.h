@@ -66,6 +66,7 @@ class Board;
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
+  virtual int rank() const = 0;
 
   // Begins / ends a collective call of this rank, whose record is sealed. `leave` waits until no
   // peer reads this rank's memory.

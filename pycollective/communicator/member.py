@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,20 @@ class Member(_core.CommunicatorBase):
 
     def _how(self, algorithm: str | Algorithm) -> str | _core.Algorithm:
         return algorithm if isinstance(algorithm, str) else algorithm.for_ranks(self.size)
+
+    @contextlib.contextmanager
+    def _between(self, what: str) -> Iterator[None]:
+        """Tell the others, who are in the next part of a call, of an error between its parts."""
+        try:
+            yield
+        except CollectiveError:  # they know, or the group goes on
+            raise
+        except BaseException as error:
+            self.abort(
+                f"rank {self.rank} left {what} because of an error of its own: "
+                f"{type(error).__name__}"
+            )
+            raise
 
     def _seconds(self, timeout: float | None) -> float:
         seconds = self.timeout if timeout is None else float(timeout)

@@ -110,10 +110,10 @@ def init(
             raise ValueError(f"{SIZE} is {size}, and the group has {group.size} ranks")
         choices = tuning.given(env, group.transport, size)
         group.join(rank)
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise RendezvousError(
             f"cannot join the group that {RANK}={env[RANK]!r}, {SIZE}={env[SIZE]!r} and "
-            f"{MEMORY}={env[MEMORY]!r} describe: {error}"
+            f"{MEMORY}={env[MEMORY]!r} describe: {error or 'no memory is left'}"
         ) from None
     _log.info("rank %d of %d, through shared memory; described by pycollective run", rank, size)
     communicator = Communicator(group, rank, timeout, SharedMemory(group))
@@ -137,7 +137,7 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
         "authenticated" if about.secret else "without a secret",
         source,
     )
-    communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host))
+    communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
     if group.transport == "TCP":  # what was measured for it
         communicator._prefer(about.choices)
     return communicator
