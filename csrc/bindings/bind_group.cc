@@ -336,6 +336,7 @@ void bind_group(py::module_& m) {
       .def_property_readonly(
           "times",
           [](const Task& self) {
+            if (!self.done()) throw std::logic_error("the call is still under way");
             return std::pair(seconds_at(self.began()), seconds_at(self.ended()));
           },
           "When it began and ended, as time.monotonic; once it is done.")

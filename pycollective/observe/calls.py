@@ -35,6 +35,8 @@ How = str | _core.Algorithm
 REMEMBERED = 32
 """Calls of a rank that are told of when one of them fails."""
 
+_NO_ALGORITHM = ("", "")
+
 _lock = threading.Lock()  # guards what follows
 _members: weakref.WeakSet[Member] = weakref.WeakSet()
 _timelines: list[Timeline] = []
@@ -45,15 +47,15 @@ class Call:
     """One call of a rank: what the core was asked for, when, and how it ended."""
 
     __slots__ = (
-        "algorithm", "array", "began", "count", "dtype", "ended", "error", "is_message", "lane", "later",
-        "name", "nbytes", "number", "others", "shape", "thread", "thread_name", "transport",
+        "algorithm", "began", "dtype", "ended", "error", "is_message", "lane", "later",
+        "name", "nbytes", "number", "others", "shape", "thread", "thread_name", "transport", "why",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, array: Array | None, algorithm: str, others: dict[str, Any]
+        self, name: str, array: Array | None, how: tuple[str, str], others: dict[str, Any]
     ) -> None:
         self.name = name
-        self.algorithm = algorithm
+        self.algorithm, self.why = how
         self.others = others
         self.dtype = "" if array is None else str(array.dtype)
         self.shape = [] if array is None else list(array.shape)
@@ -70,14 +72,15 @@ class Call:
     def arguments(self) -> dict[str, Any]:
         """Return what a timeline shows of it."""
         found: dict[str, Any] = {"bytes": self.nbytes, "dtype": self.dtype, "shape": self.shape}
-        found |= {"algorithm": self.algorithm, "transport": self.transport, **self.others}
+        found |= {"algorithm": self.algorithm, "why": self.why} if self.algorithm else {}
+        found |= {"transport": self.transport, **self.others}
         found |= {"call": self.number} if self.number else {}
         return found | ({"error": self.error} if self.error else {})
 
     def __str__(self) -> str:
         words = [f"{self.dtype}{self.shape}"] if self.dtype else []
         words += [self.others["op"]] if "op" in self.others else []
-        words += [self.algorithm] if self.algorithm else []
+        words += [word for word in (self.algorithm, self.why) if word]
         words += [f"{name} {value}" for name, value in self.others.items() if name != "op"]
         number = f" #{self.number}" * bool(self.number)
         text = f"{self.name}{number} ({', '.join(words)})" if words else self.name + number
@@ -125,8 +128,9 @@ class _Observed:
         self, input: Array, output: Array, op: str, algorithm: How, reproducible: bool,
         timeout: float, async_op: bool = False,
     ) -> Any:  # fmt: skip
-        how = self._why("all_reduce", input.nbytes, algorithm)
-        how += " (for reproducible=True)" * reproducible
+        how = self._chosen("all_reduce", input.nbytes, algorithm)
+        if reproducible:
+            how = "direct", "for reproducible=True"
         return self._make(
             Call("all_reduce", input, how, {"op": op}),
             lambda: self.plain.all_reduce(
@@ -138,7 +142,7 @@ class _Observed:
         self, input: Array, output: Array | None, op: str, root: int, algorithm: How,
         timeout: float, async_op: bool = False,
     ) -> Any:  # fmt: skip
-        how = self._why("reduce", input.nbytes, algorithm)
+        how = self._chosen("reduce", input.nbytes, algorithm)
         return self._make(
             Call("reduce", input, how, {"op": op, "root": root}),
             lambda: self.plain.reduce(input, output, op, root, algorithm, timeout, async_op),
@@ -148,7 +152,7 @@ class _Observed:
         self, input: Array, output: Array, op: str, algorithm: How, timeout: float,
         async_op: bool = False,
     ) -> Any:  # fmt: skip
-        how = self._why("reduce_scatter", input.nbytes, algorithm)
+        how = self._chosen("reduce_scatter", input.nbytes, algorithm)
         return self._make(
             Call("reduce_scatter", input, how, {"op": op}),
             lambda: self.plain.reduce_scatter(input, output, op, algorithm, timeout, async_op),
@@ -158,7 +162,7 @@ class _Observed:
         self, input: Array, output: Array, root: int, algorithm: How, timeout: float,
         async_op: bool = False,
     ) -> Any:  # fmt: skip
-        how = self._why("broadcast", input.nbytes, algorithm)
+        how = self._chosen("broadcast", input.nbytes, algorithm)
         return self._make(
             Call("broadcast", input, how, {"root": root}),
             lambda: self.plain.broadcast(input, output, root, algorithm, timeout, async_op),
@@ -192,27 +196,27 @@ class _Observed:
         output_counts: Sequence[int], shape: Sequence[int], timeout: float, async_op: bool = False,
     ) -> Any:  # fmt: skip
         return self._make(
-            Call("all_to_all", input, "direct", {}),
+            Call("all_to_all", input, ("direct", ""), {}),
             lambda: self.plain.all_to_all_ragged(
                 input, output, input_counts, output_counts, shape, timeout, async_op
             ),
         )
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], timeout: float) -> Any:
-        call = Call("empty", None, "", {})
+        call = Call("empty", None, _NO_ALGORITHM, {})
         call.dtype, call.shape = str(dtype), list(shape)
         return self._make(call, lambda: self.plain.empty(shape, dtype, timeout))
 
     def barrier(self, timeout: float, async_op: bool = False) -> Any:
         return self._make(
-            Call("barrier", None, "", {}), lambda: self.plain.barrier(timeout, async_op)
+            Call("barrier", None, _NO_ALGORITHM, {}), lambda: self.plain.barrier(timeout, async_op)
         )
 
     def send(
         self, input: Array, dest: int, tag: int, timeout: float, async_op: bool = False
     ) -> Any:
         return self._make(
-            Call("send", input, "", {"to rank": dest, "tag": tag}),
+            Call("send", input, _NO_ALGORITHM, {"to rank": dest, "tag": tag}),
             lambda: self.plain.send(input, dest, tag, timeout, async_op),
         )
 
@@ -220,7 +224,7 @@ class _Observed:
         self, output: Array, source: int, tag: int, timeout: float, async_op: bool = False
     ) -> Any:
         return self._make(
-            Call("recv", output, "", {"from rank": source, "tag": tag}),
+            Call("recv", output, _NO_ALGORITHM, {"from rank": source, "tag": tag}),
             lambda: self.plain.recv(output, source, tag, timeout, async_op),
         )
 
@@ -229,26 +233,25 @@ class _Observed:
         algorithm: How,
     ) -> Call:  # fmt: skip
         array = output if input is None else input
-        how = self._why(collective.name, 0 if array is None else array.nbytes, algorithm)
+        how = self._chosen(collective.name, 0 if array is None else array.nbytes, algorithm)
         has_root = collective.name in ("gather", "scatter")
         return Call(collective.name, array, how, {"root": root} if has_root else {})
 
-    def _why(self, collective: str, nbytes: int, algorithm: How) -> str:
-        """Return the algorithm's name, and why it was chosen where the program did not."""
+    def _chosen(self, collective: str, nbytes: int, algorithm: How) -> tuple[str, str]:
+        """Return the algorithm's name, and why it was chosen where the program did not say."""
         if not isinstance(algorithm, str):
-            return f"{algorithm.name}, one's own"
+            return algorithm.name, "one's own"
         member = self._member()
         if algorithm != "auto" or member is None:
-            return algorithm
+            return algorithm, ""
         which = _core.Collective.__members__[collective]
         name = self.plain.select(which, nbytes)
+        table = "built-in"
         if any(row[0] == which and nbytes <= row[1] for row in member._choices):
-            why = "by the measured table"
+            table = "measured"
         elif name == "hierarchical":
-            why = "because there are several hosts"
-        else:
-            why = f"for {nbytes} bytes among {self._size} ranks by the built-in table"
-        return f"{name} {why}"
+            return name, f"chosen for {max(self._group.hosts) + 1} hosts"
+        return name, f"chosen by the {table} table for {nbytes} bytes among {self._size} ranks"
 
     # How calls are made known ---------------------------------------------------------------------
 
@@ -319,7 +322,7 @@ def together(
 ) -> None:  # fmt: skip
     """Make the all-reduce of all ranks of a group, of which some cores may be watched."""
     calls = [
-        (core, Call("all_reduce", x, core._why("all_reduce", x.nbytes, algorithm), {"op": op}))
+        (core, Call("all_reduce", x, core._chosen("all_reduce", x.nbytes, algorithm), {"op": op}))
         for core, x in zip(cores, inputs, strict=True)
         if isinstance(core, _Observed)
     ]

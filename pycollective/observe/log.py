@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -127,4 +128,4 @@ def _hosts(member: Member) -> str:
         text = f"{len(hosts)} host" + "s" * (len(hosts) > 1)
         if len(hosts) > 1:
             text += " of ranks " + " | ".join(",".join(map(str, ranks)) for ranks in hosts)
-    return text + (f" ({addresses}{more})" if away else "")
+    return f"{text}, this one is {platform.node()}" + (f" ({addresses}{more})" if away else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import re
 
 import numpy as np
@@ -41,8 +42,8 @@ def test_the_line_about_a_group(caplog):
     caplog.set_level("INFO", "pycollective")
     pc.local_group(3)
     assert [r.getMessage() for r in caplog.records] == [
-        "ranks 0 to 2, threads of this process; described by local_group; 1 host; "
-        "algorithms: built-in table"
+        "ranks 0 to 2, threads of this process; described by local_group; 1 host, this one is "
+        f"{platform.node()}; algorithms: built-in table"
     ]
 
 
@@ -114,26 +115,27 @@ def test_trace(trace, on_ranks, capsys):
     lines = [line for line in lines_of(capsys) if "TRACE rank 0 of 2: " in line]
     calls = [re.sub(r": [\d.]+ µs$", "", line.partition("rank 0 of 2: ")[2]) for line in lines]
     assert all(re.search(r": [\d.]+ µs$", line) for line in lines)
-    table = "by the built-in table"
+    chosen = "chosen by the built-in table for {} bytes among 2 ranks"
+    table = chosen.format(16)
     assert calls[:11] == [
-        f"all_reduce #1 (float32[4], sum, direct for 16 bytes among 2 ranks {table})",
+        f"all_reduce #1 (float32[4], sum, direct, {table})",
         "all_reduce #2 (float32[4], max, ring)",
-        "all_reduce #3 (float32[4], sum, direct (for reproducible=True))",
-        f"broadcast #4 (float64[70000], tree for 560000 bytes among 2 ranks {table}, root 1)",
+        "all_reduce #3 (float32[4], sum, direct, for reproducible=True)",
+        f"broadcast #4 (float64[70000], tree, {chosen.format(560000)}, root 1)",
         "gather #5 (float32[4], direct, root 1)",
         "all_gather #6 (int64[1], ring)",
         "all_gather #7 (float32[0], ring)",
         "all_to_all #8 (int64[2], direct)",
         "all_to_all #9 (float32[4], direct)",
         "reduce #10 (float32[4], min, tree, root 1)",
-        f"reduce_scatter #11 (float32[4], sum, ring for 16 bytes among 2 ranks {table})",
+        f"reduce_scatter #11 (float32[4], sum, ring, {table})",
     ]
     assert calls[11] == "scatter #12 (float32[4], direct, root 0)"
     assert calls[12].startswith("empty #13 (float64[3])")
     assert calls[13].startswith("barrier #")
     assert calls[14] == "barrier, async_op"
     assert calls[15] == "recv (int8[3], from rank 1, tag 0)"
-    assert calls[-1].startswith("all_reduce (float32[4], sum, direct for 16 bytes")
+    assert calls[-1].startswith(f"all_reduce (float32[4], sum, direct, {table})")
     assert calls[-1].endswith(", async_op")
 
 
@@ -205,5 +207,5 @@ def test_json_can_hold_what_is_told():
     """Arguments of calls go into timelines."""
     from pycollective.observe.calls import Call
 
-    call = Call("send", np.ones(3), "", {"to rank": 1, "tag": 0})
+    call = Call("send", np.ones(3), ("", ""), {"to rank": 1, "tag": 0})
     assert json.loads(json.dumps(call.arguments()))["bytes"] == 24

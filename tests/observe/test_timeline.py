@@ -51,10 +51,10 @@ def test_within_a_block(tmp_path, on_ranks):
         assert event["ph"] == "X"
         assert before <= event["ts"] / 1e6 <= (event["ts"] + event["dur"]) / 1e6 <= after
         arguments = event["args"]
-        assert arguments.pop("algorithm").startswith("direct for 16 bytes")
+        assert arguments.pop("why").startswith("chosen by the built-in table for 16 bytes")
         assert arguments == {
             "bytes": 16, "dtype": "float32", "shape": [4], "transport": "threads", "op": "max",
-            "call": 2,
+            "call": 2, "algorithm": "direct",
         }  # fmt: skip
     assert len(slices(file)) == 3
     content = json.loads(file.read_text())
