@@ -370,9 +370,7 @@ void bind_group(py::module_& m) {
             self.warn_after({duration_of(seconds), speaking_to(warn)});
           },
           py::arg("seconds"), py::arg("warn"),
-          "From now on, `warn` gets a text about a call that has waited for so long, or for half "
-          "of "
-          "its time.")
+          "`warn` gets a text about a call that has waited so long, or for half of its time.")
       .def(
           "select",
           [](const Communicator& self, Collective collective, std::size_t bytes) {

@@ -108,12 +108,9 @@ bool Communicator::begin(const PreparedAllReduce& prepared, const void* input, v
 void Communicator::finish(const PreparedAllReduce& prepared, const Waiting& waiting) {
   Endpoint& end = endpoint();
   try {
-    LongWait wait(warning_, *group_, rank_, waiting.began, waiting.deadline);
+    LongWait wait(warning_, *group_, rank_, waiting);
     end.wait([&] { return begun_->advance(); }, waiting.deadline,
-             [&] {
-               if (waiting.interrupt) waiting.interrupt();
-               wait.look(begun_->awaited());
-             });
+             [&] { wait.look(begun_->awaited()); });
   } catch (...) {
     abandon(end, prepared.call);
     throw;
@@ -186,12 +183,10 @@ Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction)
 
 void Communicator::run(const Algorithm& algorithm, int root, const Buffers& buffers,
                        const CallRecord& call, const Waiting& waiting) {
-  LongWait wait(warning_, *group_, rank_, waiting.began, waiting.deadline);
+  LongWait wait(warning_, *group_, rank_, waiting);
   run_blocking(plan(algorithm, root, buffers.pairwise ? 1 : buffers.count), buffers, call,
-               endpoint(), waiting.deadline, [&](const std::vector<int>& awaited) {
-                 if (waiting.interrupt) waiting.interrupt();
-                 wait.look(awaited);
-               });
+               endpoint(), waiting.deadline,
+               [&](const std::vector<int>& awaited) { wait.look(awaited); });
 }
 
 void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffers,

@@ -16,7 +16,7 @@
 #include "executor/executor.h"
 #include "executor/messages.h"
 #include "executor/progress_thread.h"
-#include "executor/warning.h"
+#include "executor/waiting.h"
 #include "transport/group.h"
 #include "transport/shared_heap.h"
 
@@ -30,13 +30,6 @@ struct Array {
   std::size_t count = 0;            // items of the whole array; where chunks are parts, of a part
   std::size_t item = 1;
   std::string type;  // the element type's name
-};
-
-// How to wait.
-struct Waiting {
-  Clock::time_point began;
-  Clock::time_point deadline;
-  Interrupt interrupt;
 };
 
 // How a reduction is done.

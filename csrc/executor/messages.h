@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "executor/progress_thread.h"
-#include "executor/warning.h"
+#include "executor/waiting.h"
 #include "transport/group.h"
 #include "transport/pipes.h"
 

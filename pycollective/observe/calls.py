@@ -72,10 +72,10 @@ class Call:
     def arguments(self) -> dict[str, Any]:
         """Return what a timeline shows of it."""
         found: dict[str, Any] = {"bytes": self.nbytes, "dtype": self.dtype, "shape": self.shape}
-        found |= {"algorithm": self.algorithm, "why": self.why} if self.algorithm else {}
         found |= {"transport": self.transport, **self.others}
-        found |= {"call": self.number} if self.number else {}
-        return found | ({"error": self.error} if self.error else {})
+        said = {"algorithm": self.algorithm, "why": self.why, "error": self.error}
+        found |= {name: text for name, text in said.items() if text}
+        return found | ({"call": self.number} if self.number else {})
 
     def __str__(self) -> str:
         words = [f"{self.dtype}{self.shape}"] if self.dtype else []
@@ -389,9 +389,11 @@ def leave(member: Member) -> None:
     """Let go of a communicator that is being closed."""
     with _lock:
         _members.discard(member)
+        last = not _members
     if isinstance(member._core, _Observed):
         member._core.collect()
-        _write_all()
+        if last:  # others write at their end, or at the program's
+            _write_all()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple
 
 from pycollective.errors import RendezvousError
 
@@ -61,25 +61,25 @@ def settings() -> Settings:
     return Settings(debug, os.environ.get(TIMELINE, ""), seconds)
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class _Stderr(logging.Handler):
     """To what the standard error output is at that moment, with this process's rank."""
 
     def __init__(self) -> None:
-        logging.Handler.__init__(self)
+        super().__init__()
         self.setFormatter(
             logging.Formatter(
                 "%(asctime)s.%(msecs)03d [rank %(rank)s] %(levelname)s %(message)s", "%H:%M:%S"
             )
         )
 
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-    def format(self, record: logging.LogRecord) -> str:
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line; what goes wrong is logging's to say."""
         if not hasattr(record, "rank"):
             record.rank = os.environ.get("PYCOLLECTIVE_RANK") or os.environ.get("RANK") or "-"
-        return super().format(record)
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
 
 
 def _speak(level: int) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Timeline", "merge"]
 
-MOST_CALLS = 1_000_000
+MOST_CALLS = 100_000
 """Calls that a timeline keeps: the last ones."""
 _ASYNC = 0  # the row of calls that were made with async_op
 

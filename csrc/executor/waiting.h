@@ -1,4 +1,5 @@
-// A rank that has waited long says once for whom, well before its deadline.
+// How a call waits; and that a rank which has waited long says once for whom, well before its
+// deadline.
 #pragma once
 
 #include <functional>
@@ -9,7 +10,13 @@
 
 namespace pycollective {
 
-// When and to whom.
+struct Waiting {
+  Clock::time_point began;
+  Clock::time_point deadline;
+  Interrupt interrupt;
+};
+
+// When and to whom it is said.
 struct Warning {
   Clock::duration after = Clock::duration::max();  // of waiting; or half of the time there is
   std::function<void(const std::string&)> tell;    // by any thread; nobody if empty
@@ -18,18 +25,17 @@ struct Warning {
 // One wait. It is looked at only where the rank sleeps.
 class LongWait {
  public:
-  LongWait(const Warning& warning, const Group& group, int rank, Clock::time_point began,
-           Clock::time_point deadline)
-      : warning_(warning), group_(group), rank_(rank), began_(began), deadline_(deadline) {}
+  LongWait(const Warning& warning, const Group& group, int rank, const Waiting& waiting)
+      : warning_(warning), group_(group), rank_(rank), waiting_(waiting) {}
 
-  // `awaited`: the ranks without which the call does not go on.
+  // `awaited`: the ranks without which the call does not go on. Throws what the interrupt throws.
   void look(const std::vector<int>& awaited);
 
  private:
   const Warning& warning_;
   const Group& group_;
   const int rank_;
-  const Clock::time_point began_, deadline_;
+  const Waiting& waiting_;
   bool said_ = false;
 };
 

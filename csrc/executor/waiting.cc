@@ -1,4 +1,4 @@
-#include "executor/warning.h"
+#include "executor/waiting.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -34,8 +34,9 @@ bool is_long(const Warning& warning, Clock::time_point began, Clock::time_point 
 }
 
 void LongWait::look(const std::vector<int>& awaited) {
+  if (waiting_.interrupt) waiting_.interrupt();
   auto now = Clock::now();
-  if (said_ || !is_long(warning_, began_, deadline_, now)) return;
+  if (said_ || !is_long(warning_, waiting_.began, waiting_.deadline, now)) return;
   said_ = true;
   std::vector<int> absent, present;
   std::uint64_t number = group_.calls(rank_);
@@ -46,7 +47,7 @@ void LongWait::look(const std::vector<int>& awaited) {
     if (std::find(absent.begin(), absent.end(), r) == absent.end()) present.push_back(r);
   }
   std::string text =
-      group_.describe(rank_) + " and has waited " + in_seconds(now - began_) + " for ";
+      group_.describe(rank_) + " and has waited " + in_seconds(now - waiting_.began) + " for ";
   if (absent.empty()) {
     text += present.empty() ? "the other ranks" : list_of(present);
     text += ", although all ranks have come to this call";
@@ -60,7 +61,7 @@ void LongWait::look(const std::vector<int>& awaited) {
       text += ". Next it needs something of " + list_of(present) + ", in this call itself";
     }
   }
-  warning_.tell(text + ". It gives up in " + in_seconds(deadline_ - now) + ".");
+  warning_.tell(text + ". It gives up in " + in_seconds(waiting_.deadline - now) + ".");
 }
 
 }  // namespace pycollective
