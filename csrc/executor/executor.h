@@ -64,7 +64,7 @@ class Execution {
   // Done when all steps are, and everything sent has been read.
   Progress advance();
   // The ranks without which it does not go on.
-  std::vector<int> awaited() const;
+  [[gnu::cold]] std::vector<int> awaited() const;
 
  private:
   struct Bytes {

@@ -29,7 +29,7 @@ class LongWait {
       : warning_(warning), group_(group), rank_(rank), waiting_(waiting) {}
 
   // `awaited`: the ranks without which the call does not go on. Throws what the interrupt throws.
-  void look(const std::vector<int>& awaited);
+  [[gnu::cold]] void look(const std::vector<int>& awaited);
 
  private:
   const Warning& warning_;

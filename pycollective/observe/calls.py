@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import time
@@ -354,7 +355,8 @@ def join(member: Member) -> None:
         The environment asks for what there is not, or for a timeline that cannot be written.
     """
     wanted = settings()
-    member._core.warn_after(wanted.warn_after, _warn)
+    if wanted.warn_after < math.inf:
+        member._core.warn_after(wanted.warn_after, _warn)
     alone = member._group.transport == "threads" or member.size == 1
     with _lock:
         file = wanted.timeline
