@@ -28,6 +28,7 @@ from pycollective.errors import (
     MismatchError,
     PeerLostError,
 )
+from pycollective.observe import timeline
 
 _ROOMS = (
     "algorithms",
@@ -57,6 +58,7 @@ __all__ = [
     "__version__",
     "init",
     "local_group",
+    "timeline",
 ]
 
 

@@ -151,6 +151,7 @@ class ShmEndpoint final : public Endpoint {
 
   // Copied into the ring is as good as read.
   bool flushed() override { return unsent_ == 0; }
+  bool flushed_to(int peer) override { return !pending_[static_cast<std::size_t>(peer)].active; }
 
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
@@ -441,14 +442,7 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
   return call;
 }
 
-std::string ShmGroup::describe_ranks() const {
-  std::string text;
-  for (int r = 0; r < size(); ++r) {
-    if (r) text += "; ";
-    text += describe(r);
-  }
-  return text;
-}
+std::uint64_t ShmGroup::calls(int rank) const { return state(rank).number.load(); }
 
 std::string ShmGroup::describe(int rank) const {
   const RankState& of = state(rank);

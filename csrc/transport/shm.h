@@ -56,10 +56,10 @@ class ShmGroup final : public Group {
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override;
   bool has_left(int rank) const override;
-  std::string describe_ranks() const override;
+  std::uint64_t calls(int rank) const override;
+  std::string describe(int rank) const override;
 
   // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
-  std::string describe(int rank) const;
   Bed& bed() const;
   bool has_failed() const;
   void check() const;

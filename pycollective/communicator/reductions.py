@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pycollective import _core
+from pycollective import _core, observe
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import (
     Array,
@@ -296,7 +296,6 @@ def all_reduce_together(
     sources = [as_input(x) for x in inputs]
     outputs = [np.empty(x.shape, x.dtype) for x in sources]
     how = algorithm if isinstance(algorithm, str) else algorithm.for_ranks(len(communicators))
-    _core.all_reduce_together(
-        [c._core for c in communicators], sources, outputs, op, how, communicators[0].timeout
-    )
+    cores = [c._core for c in communicators]
+    observe.together(cores, sources, outputs, op, how, communicators[0].timeout)
     return outputs
