@@ -24,9 +24,8 @@ def rebuild(like: Any, items: Iterable[Any]) -> Any:
         pairs = dict(zip(like, items, strict=True))
         if type(like) is dict:
             return pairs
-        if isinstance(
-            like, dict
-        ):  # its own constructor may want something else: defaultdict's does
+        if isinstance(like, dict):
+            # Its own constructor may want something else, as that of defaultdict does.
             same = copy.copy(like)
             same.update(pairs)
             return same

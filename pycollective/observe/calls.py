@@ -91,10 +91,9 @@ class Call:
 class _Task:
     """A call that is under way; the task of the core, and what is to be made known when it is over."""
 
-    def __init__(self, task: _core.Task, observed: _Observed, call: Call) -> None:
+    def __init__(self, task: _core.Task, observed: _Observed) -> None:
         self._task = task
-        self._observed = observed
-        self._call = call
+        self._observed = weakref.ref(observed)  # a work does not keep its communicator
 
     @property
     def done(self) -> bool:
@@ -104,7 +103,9 @@ class _Task:
         return self._task.wait(timeout)
 
     def check(self) -> None:
-        self._observed.collect()
+        observed = self._observed()
+        if observed is not None:
+            observed.collect()
         self._task.check()
 
 
@@ -267,7 +268,7 @@ class _Observed:
             call.later = True
             with _lock:
                 self._under_way[id(call)] = call, made
-            return _Task(made, self, call)
+            return _Task(made, self)
         self.over(call, None)
         return made
 

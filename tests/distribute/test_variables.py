@@ -192,9 +192,10 @@ def test_literals_in_replicas(two):
             two.run(lambda literal=literal: v.assign(literal))
     two.run(lambda: v.assign_add(0.0))
     assert components(v) == [1.0, 1.0]
-    mean = variable(two, 1.0, "MEAN")
+    mean = variable(two, np.float64(1.0), "MEAN")
     two.run(lambda: mean.assign_add(5.0))
-    assert components(mean) == [6.0, 6.0]
+    two.run(lambda: mean.assign_add(1))  # a Python number fits any dtype
+    assert components(mean) == [7.0, 7.0]
     one = mirrored(1)
     v = variable(one, 1.0, "SUM")
     one.run(lambda: v.assign(5.0))
