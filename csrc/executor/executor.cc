@@ -174,9 +174,8 @@ bool Execution::try_step(const Step& step) {
 }
 
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
-  endpoint.fail(FailureKind::aborted,
-                "rank " + std::to_string(endpoint.rank()) + " left " + call.collective +
-                    " because of an error of its own");
+  endpoint.fail(FailureKind::aborted, "rank " + std::to_string(endpoint.rank()) + " left " +
+                                          call.collective + " because of an error of its own");
   endpoint.leave();
 }
 
