@@ -18,7 +18,8 @@ import numpy as np
 import pycollective as pc
 
 __all__ = [
-    "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words", "is_stopped",
+    "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words",
+    "is_stopped",
     "meet", "np", "os",
     "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
     "wait_for", "without_descriptors", "without_memory",
