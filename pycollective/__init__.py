@@ -29,7 +29,20 @@ from pycollective.errors import (
     PeerLostError,
 )
 
-_ROOMS = ("algorithms", "data", "distribute", "dtypes", "keras", "nn", "random", "train")
+_ROOMS = (
+    "algorithms",
+    "cluster",
+    "config",
+    "data",
+    "distribute",
+    "dtypes",
+    "errors",
+    "keras",
+    "nn",
+    "random",
+    "train",
+    "types",
+)
 
 __all__ = [
     "AbortedError",

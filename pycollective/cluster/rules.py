@@ -59,8 +59,10 @@ def validate(cluster_spec: Any, task_type: str | None, task_id: int | None) -> C
         if task_count(cluster, single) > 1:
             raise ValueError(f"There must be at most one {single!r} job.")
     if task_type in cluster.jobs:
-        if task_id is None:
-            raise ValueError(f"`task_id` of task type {task_type!r} must be given.")
+        if task_id is None or task_id < 0:
+            raise ValueError(
+                f"`task_id` of task type {task_type!r} must be given, from 0; got {task_id}."
+            )
         if task_id >= cluster.num_tasks(task_type):
             raise ValueError(f"The `task_id` {task_id} exceeds the maximum id of {task_type}.")
     return cluster

@@ -59,7 +59,8 @@ class SlurmClusterResolver(ClusterResolver):
         self._port_base = port_base
         self._auto_set_gpu = auto_set_gpu
         self._tasks_of_host = _tasks_of_hosts(tasks_per_node)
-        most, tasks = max(self._tasks_of_host.values()), sum(self._tasks_of_host.values())
+        most = max([1, *self._tasks_of_host.values()])
+        tasks = sum(self._tasks_of_host.values())
         if gpus_per_node is None:
             gpus_per_node = _count_gpus()
         self._gpus_per_task = gpus_per_node // most if gpus_per_task is None else gpus_per_task
@@ -69,6 +70,8 @@ class SlurmClusterResolver(ClusterResolver):
             raise RuntimeError(
                 f"Requested {sum(self._jobs.values())} tasks but only {tasks} were assigned."
             )
+        if not 0 <= self._rank < tasks:
+            raise RuntimeError(f"SLURM_PROCID is {self._rank}, but there are {tasks} tasks.")
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster.
@@ -108,22 +111,20 @@ def expand_hostlist(hostlist: str) -> list[str]:
     Raises ValueError if it cannot be understood.
     """
     hosts = []
-    # A host, with brackets in it or without, up to the next comma outside brackets.
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\]|[\[\]])+", hostlist):
-        match = re.fullmatch(r"([^\[\]]*)(?:\[([\d,-]+)\])?([^\[\]]*)", part)
-        if match is None:
+    for part in re.split(r",(?![^\[]*\])", hostlist):  # commas in brackets separate ranges
+        match = re.fullmatch(r"([^\[\],]*)(?:\[([\d,-]+)\])?([^\[\],]*)", part)
+        if not part or match is None:
             raise _invalid("hostlist", hostlist, part)
         prefix, ranges, suffix = match.groups()
         if ranges is None:
-            hosts.append(prefix + suffix)
+            hosts.append(part)
             continue
         for span in ranges.split(","):
             ends = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
-            if ends is None:
+            if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
                 raise _invalid("hostlist", hostlist, span)
-            first, last = ends[1], ends[2] or ends[1]
-            numbers = range(int(first), int(last) + 1)
-            hosts += [f"{prefix}{n:0{len(first)}d}{suffix}" for n in numbers]
+            numbers = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+            hosts += [f"{prefix}{n:0{len(ends[1])}d}{suffix}" for n in numbers]
     return hosts
 
 
@@ -142,7 +143,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
 
 
 def _invalid(what: str, text: str, part: str) -> ValueError:
-    return ValueError(f'Invalid {what} format "{text}": Invalid part: {part}')
+    return ValueError(f'Invalid {what} format "{text}": Invalid part: {part!r}')
 
 
 def _tasks_of_hosts(tasks_per_node: int | dict[str, int] | None) -> dict[str, int]:

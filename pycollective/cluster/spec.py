@@ -21,6 +21,8 @@ class ClusterSpec:
     ------
     TypeError
         If it is something else.
+    ValueError
+        If a task's number is none, or negative.
     """
 
     def __init__(self, cluster: Any) -> None:
@@ -102,6 +104,8 @@ def _tasks(job: Any, tasks: Any) -> dict[int, str]:
         raise TypeError(
             f"The tasks for job {job!r} must be a list or a dictionary from integers to strings."
         )
+    if any(number < 0 for number in numbered):
+        raise ValueError(f"The tasks for job {job!r} are numbered from 0, got {sorted(numbered)}")
     return {number: _text("Task address", numbered[number]) for number in sorted(numbered)}
 
 

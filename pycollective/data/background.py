@@ -57,13 +57,6 @@ def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Genera
             close()
 
 
-def _descendant(generator: np.random.Generator) -> np.random.Generator:
-    """Return a generator that follows from another one, of which no number is used up."""
-    bits: Any = generator.bit_generator
-    sequence = bits.seed_seq if hasattr(bits, "seed_seq") else bits._seed_seq  # before NumPy 1.25
-    return np.random.default_rng(sequence.spawn(1)[0])
-
-
 class Prefetcher:
     """Elements of an iterator, made ahead of time in a thread.
 
@@ -84,7 +77,7 @@ class Prefetcher:
         shared = self._shared = _Shared(size)
         thread = threading.Thread(
             target=_produce,
-            args=(make(), shared, _descendant(random.default_generator())),
+            args=(make(), shared, random.spawn(1)[0]),
             name="pycollective-prefetch",
             daemon=True,
         )

@@ -46,6 +46,12 @@ def test_what_is_no_cluster(cluster, text):
         ClusterSpec(cluster)
 
 
+@pytest.mark.parametrize("number", [-1, "x"])
+def test_tasks_are_numbered_from_0(number):
+    with pytest.raises(ValueError, match="numbered from 0, got|invalid literal"):
+        ClusterSpec({"worker": {number: "w:1"}})
+
+
 @pytest.mark.parametrize("ask", ["num_tasks", "task_indices", "job_tasks"])
 def test_unknown_jobs_and_tasks(ask):
     spec = ClusterSpec(WORKERS)
@@ -67,6 +73,7 @@ def test_unknown_jobs_and_tasks(ask):
         (WORKERS, "boss", 0, "Unrecognized task_type: boss, valid task types are"),
         (WORKERS, "chief", 0, "`task_type` 'chief' not found in cluster_spec."),
         (WORKERS, "worker", 3, "The `task_id` 3 exceeds the maximum id of worker."),
+        (WORKERS, "worker", -1, "`task_id` of task type 'worker' must be given, from 0; got -1"),
         (WORKERS, "worker", None, "`task_id` of task type 'worker' must be given"),
         ({"chief": ["a:1", "b:1"]}, "chief", 0, "There must be at most one 'chief' job."),
         ({"evaluator": ["a:1", "b:1"]}, None, None, "There must be at most one 'evaluator' job."),

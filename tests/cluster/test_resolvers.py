@@ -213,7 +213,9 @@ def test_hostlists(text, hosts):
     assert expand_hostlist(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n[1-2-3]", "n]1[", "n[1][2]", "n[1,,2]"])
+@pytest.mark.parametrize(
+    "text", ["n[1-", "n[a-b]", "n[1-2-3]", "n]1[", "n[1][2]", "n[1,,2]", "n[5-3]", "a,,b", ""]
+)
 def test_malformed_hostlists(text):
     with pytest.raises(ValueError, match="Invalid hostlist format"):
         expand_hostlist(text)
@@ -295,6 +297,11 @@ def test_slurm_that_asks_for_too_much(slurm):
         SlurmClusterResolver(gpus_per_node=2, gpus_per_task=1)
     with pytest.raises(RuntimeError, match="Requested 3 tasks but only 4 were assigned."):
         SlurmClusterResolver({"worker": 3})
+    with pytest.raises(RuntimeError, match="Requested 4 tasks but only 0 were assigned."):
+        SlurmClusterResolver(tasks_per_node={})
+    slurm.setenv("SLURM_PROCID", "4")
+    with pytest.raises(RuntimeError, match="SLURM_PROCID is 4, but there are 4 tasks."):
+        SlurmClusterResolver()
     slurm.setenv("SLURM_STEP_TASKS_PER_NODE", "4")
     with pytest.raises(ValueError, match="names 2 hosts, SLURM_STEP_TASKS_PER_NODE the tasks of 1"):
         SlurmClusterResolver()
@@ -303,6 +310,7 @@ def test_slurm_that_asks_for_too_much(slurm):
 @pytest.mark.parametrize(("listed", "gpus"), [("GPU 0: x\nGPU 1: y\nno\n", 2), ("", 0)])
 def test_slurm_counts_gpus(slurm, tmp_path, listed, gpus):
     slurm.delenv("CUDA_VISIBLE_DEVICES")
+    slurm.setenv("SLURM_PROCID", "0")
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\nprintf '{listed}'\n")
     tool.chmod(0o755)
