@@ -83,24 +83,26 @@ class Case:
         pairs = zip(tape.gradient(loss, self.weights), self.weights, strict=True)
         self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=way == WAYS[2])
 
-    def measure(self, seconds: float) -> dict[str, list[float]]:
-        """Return the milliseconds of steps of each way, which take turns."""
+    def measure(self, seconds: float) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """Return the milliseconds of steps of each way, which take turns: elapsed, and of processors."""
         times: dict[str, list[float]] = {way: [] for way in WAYS}
+        busy: dict[str, list[float]] = {way: [] for way in WAYS}
         for way in WAYS:
             self.strategy.run(self.step, args=(way,))
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(times[WAYS[0]]) < 5:
             for way in WAYS:
-                begin = time.perf_counter()
+                begin, busy_begin = time.perf_counter(), time.process_time()
                 self.strategy.run(self.step, args=(way,))
                 times[way].append((time.perf_counter() - begin) * 1e3)
-        return times
+                busy[way].append((time.process_time() - busy_begin) * 1e3)
+        return times, busy
 
 
 def result(megabytes: float, pack: int, args: argparse.Namespace, work: str) -> dict[str, Any]:
     case = Case(megabytes, args.layers, args.replicas, args.batch_size, work)
     case.strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=pack)
-    times = case.measure(args.seconds)
+    times, busy = case.measure(args.seconds)
     medians = {way: statistics.median(values) for way, values in times.items()}
     # Pairs of neighbours: what slows the machine down for a while slows down both.
     won = statistics.median([b - a for a, b in zip(times[WAYS[0]], times[WAYS[1]], strict=True)])
@@ -111,6 +113,7 @@ def result(megabytes: float, pack: int, args: argparse.Namespace, work: str) -> 
         "bytes_per_pack": pack,
         "steps": len(times[WAYS[0]]),
         "milliseconds": medians,
+        "processor_milliseconds": {way: statistics.median(v) for way, v in busy.items()},
         "won_milliseconds": won,
         "sum_milliseconds": cost,
         "won_share_of_sum": won / cost if cost > 0 else None,
@@ -157,7 +160,9 @@ def main() -> None:
                     f"{work:>5} {row['megabytes']:6.1f} {pack:9d} "
                     + " ".join(f"{t:9.2f}" for t in times)
                     + f" {row['won_milliseconds']:8.2f} ms"
-                    + ("" if share is None else f" {share:5.0%}"),
+                    + ("" if share is None else f" {share:5.0%}")
+                    + "  processors "
+                    + " ".join(f"{t:.2f}" for t in row["processor_milliseconds"].values()),
                     flush=True,
                 )
     if args.out is not None:

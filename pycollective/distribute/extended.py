@@ -50,8 +50,9 @@ __all__ = ["StrategyExtended"]
 #: Seconds that replicas wait for each other unless told otherwise.
 DEFAULT_TIMEOUT = 600.0
 
-#: Bytes of a pack of gradients; see benchmarks/gradient_overlap.py.
-GRADIENT_PACK = 1 << 20
+#: Bytes of a pack of gradients; handing smaller ones to the background costs more processor time than
+#: it saves (benchmarks/gradient_overlap.py).
+GRADIENT_PACK = 4 << 20
 
 
 class StrategyExtended:
