@@ -1,12 +1,14 @@
-"""The simulator beside the machine: all-reduce among threads, predicted and measured.
+"""The simulator beside the machine: all-reduce predicted and measured, among threads and processes.
 
-For each number of ranks and each size, in several turns: `Cluster.this_machine` measures what a message,
-a copy and a reduction cost; every all-reduce algorithm is simulated with that, and timed for real
-(float32 sums in place, on threads inside the core, the median of the slowest rank). Of both the best
-turn counts. Ring and reduce_to_one at 64 bytes a rank are what the latency is taken from, everything
+For each transport, number of ranks and size, in several turns: the machine is measured (what a message,
+a copy and a reduction cost); every all-reduce algorithm is simulated with that, and timed for real
+(float32 sums in place, the median of the slowest rank). Of both the best turn counts. Threads run inside
+the core; processes are started by `pycollective run`, and call from Python. ring and reduce_to_one at
+64 bytes a rank are what the latency is taken from; over TCP, also the time of a message from rank 0
+to rank 1 and back, for the bandwidth; and for processes that of a call of a rank alone. Everything
 else is a prediction.
 
-    python benchmarks/simulator.py [--ranks 2,3,4,8] [--json FILE]
+    python benchmarks/simulator.py [--transports threads,shm,tcp] [--ranks 2,3,4,8] [--json FILE]
 """
 
 from __future__ import annotations
@@ -14,71 +16,182 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+import pycollective
 from pycollective import algorithms
 from pycollective._core import measure_all_reduce
-from pycollective.algorithms import Cluster, simulate
+from pycollective.algorithms import Cluster, Link, simulate
+from pycollective.benchmark import Case, measure
+from pycollective.cli.options import this_program
+from pycollective.communicator import Communicator
 
 SIZES = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 32 << 20)
+NAMES = algorithms.names("all_reduce")
 
 
-def measured(name: str, ranks: int, size: int) -> float:
+# Threads ----------------------------------------------------------------------------------------
+
+
+def time_threads(name: str, ranks: int, size: int) -> float:
     iterations = max(5, min(500, (128 << 20) // (size * ranks + (256 << 10))))
     return float(np.median(measure_all_reduce(name, ranks, size, iterations)))
 
 
-def described(cluster: Cluster, size: int) -> dict[str, float]:
+# Processes: every rank calls these functions alike ------------------------------------------------
+
+
+def time_processes(comm: Communicator, name: str, size: int) -> float:
+    case = Case("all_reduce", size, comm.size, algorithm=name)
+    return measure(comm, case, seconds=0.1).p50_us * 1e-6
+
+
+def alone() -> float:
+    """Return the seconds of a call that moves nothing: of one rank."""
+    (comm,) = pycollective.local_group(1)
+    x, times = np.ones(16, np.float32), np.empty(500)
+    for i in range(len(times)):
+        begin = time.perf_counter()
+        comm.all_reduce(x, out=x, algorithm="ring")
+        times[i] = time.perf_counter() - begin
+    return float(np.median(times))
+
+
+def there_and_back(comm: Communicator, size: int) -> float:
+    """Return the seconds of a message from rank 0 to rank 1 and back, on all ranks."""
+    x, times = np.ones(max(1, size // 4), np.float32), np.empty(20)
+    for i in range(len(times)):
+        comm.barrier()
+        begin = time.perf_counter()
+        if comm.rank == 0:
+            comm.send(x, 1)
+            comm.recv(x, 1)
+        elif comm.rank == 1:
+            comm.recv(x, 0)
+            comm.send(x, 0)
+        times[i] = time.perf_counter() - begin
+    return float(comm.broadcast(np.median(times)))
+
+
+def group_as_cluster(comm: Communicator, size: int, tcp: bool) -> Cluster:
+    """Describe this group as rank 0 measures it; what the other ranks get does not count."""
+    link = Link(0.0, sender_copies=True, receiver_copies=True)
+    if tcp:  # both ends copy while it is on its way
+        part = max(size // comm.size, 64 << 10)
+        seconds = (there_and_back(comm, part) - there_and_back(comm, 4)) / 2
+        link = Link(0.0, bandwidth=part / max(seconds, 1e-9))
+    times = {
+        (name, bytes): time_processes(comm, name, bytes)
+        for name, bytes in (("ring", 64 * comm.size), ("reduce_to_one", 64))
+    }
+    overhead = alone() if comm.rank == 0 else 0.0
+    comm.barrier()
+    if comm.rank == 0:  # while the others sleep
+        made = Cluster.fitted(
+            comm.size, size, lambda name, bytes: times[name, bytes], link, overhead
+        )
+    else:
+        made = Cluster.flat(comm.size, link)
+    comm.barrier()
+    return made
+
+
+def rank_of_processes(tcp: bool, turns: int, sizes: list[int]) -> None:
+    """Measure as one rank; rank 0 prints the results of all sizes as a line of JSON."""
+    comm = pycollective.init()
+    found = [
+        in_turns(
+            comm.size,
+            size,
+            turns,
+            lambda size=size: group_as_cluster(comm, size, tcp),
+            lambda name, size=size: time_processes(comm, name, size),
+        )
+        for size in sizes
+    ]
+    if comm.rank == 0:
+        print("RESULT " + json.dumps(found), flush=True)
+
+
+# Both beside each other -------------------------------------------------------------------------
+
+
+def described(cluster: Cluster, size: int) -> dict[str, float | None]:
     link = cluster.links[0]
     return {
         "ranks": cluster.ranks,
         "bytes": size,
         "latency_us": link.latency * 1e6,
         "overhead_us": link.overhead * 1e6,
+        "call_us": cluster.call_overhead * 1e6,
+        "link_gb_s": link.bandwidth / 1e9 if math.isfinite(link.bandwidth) else None,
         "reduce_gb_s": cluster.reduce_rate / 1e9,
         "copy_gb_s": cluster.copy_rate / 1e9,
     }
 
 
-def main() -> None:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--ranks", default="2,3,4,8", help="numbers of threads (2,3,4,8)")
-    p.add_argument("--turns", type=int, default=5, help="turns of each measurement (5)")
-    p.add_argument("--json", type=Path, help="write the results there too")
-    args = p.parse_args()
-    print("# float32 sum in place among threads, µs: predicted / measured (ratio)")
-    rows, clusters = [], []
-    for ranks in map(int, args.ranks.split(",")):
-        names = algorithms.names("all_reduce")
-        print(f"# {ranks} ranks {'':>6} " + " ".join(f"{name:>25}" for name in names))
-        for size in SIZES:
-            predictions: dict[str, list[float]] = {name: [] for name in names}
-            real: dict[str, list[float]] = {name: [] for name in names}
-            for _ in range(args.turns):
-                cluster = Cluster.this_machine(ranks, size)
-                clusters.append(described(cluster, size))
-                for name in names:
-                    predictions[name].append(simulate(name, cluster, size).seconds * 1e6)
-                    real[name].append(measured(name, ranks, size) * 1e6)
-            cells = []
-            for name in names:
-                row = {
-                    "ranks": ranks,
-                    "bytes": size,
-                    "algorithm": name,
-                    "predicted_us": min(predictions[name]),
-                    "measured_us": min(real[name]),
-                    "ratio": min(predictions[name]) / min(real[name]),
-                }
-                rows.append(row)
-                cells.append(
-                    f"{row['predicted_us']:9.1f} /{row['measured_us']:9.1f} ({row['ratio']:4.2f})"
-                )
-            print(f"  {size:>15} " + " ".join(f"{cell:>25}" for cell in cells), flush=True)
+def in_turns(
+    ranks: int,
+    size: int,
+    turns: int,
+    cluster_of: Callable[[], Cluster],
+    time_of: Callable[[str], float],
+) -> dict[str, Any]:
+    """Predict and measure all algorithms."""
+    predictions: dict[str, list[float]] = {name: [] for name in NAMES}
+    real: dict[str, list[float]] = {name: [] for name in NAMES}
+    clusters = []
+    for _ in range(turns):
+        cluster = cluster_of()
+        clusters.append(described(cluster, size))
+        for name in NAMES:
+            predictions[name].append(simulate(name, cluster, size).seconds * 1e6)
+            real[name].append(time_of(name) * 1e6)
+    rows = [
+        {
+            "ranks": ranks,
+            "bytes": size,
+            "algorithm": name,
+            "predicted_us": min(predictions[name]),
+            "measured_us": min(real[name]),
+            "ratio": min(predictions[name]) / min(real[name]),
+        }
+        for name in NAMES
+    ]
+    return {"rows": rows, "clusters": clusters}
+
+
+def of_threads(ranks: int, turns: int, sizes: list[int]) -> list[dict[str, Any]]:
+    return [
+        in_turns(
+            ranks,
+            size,
+            turns,
+            lambda size=size: Cluster.this_machine(ranks, size),
+            lambda name, size=size: time_threads(name, ranks, size),
+        )
+        for size in sizes
+    ]
+
+
+def of_processes(transport: str, ranks: int, turns: int, sizes: list[int]) -> list[dict[str, Any]]:
+    words = ["--as-rank", transport, "--turns", str(turns), "--sizes", ",".join(map(str, sizes))]
+    run = this_program("run", "-n", str(ranks), "--transport", transport)
+    command = [*run, "--", sys.executable, __file__, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if "RESULT " in line]
+    found: list[dict[str, Any]] = json.loads(line.split("RESULT ", 1)[1])
+    return found
+
+
+def say_how_good(rows: list[dict[str, Any]]) -> None:
     off = np.exp([abs(math.log(row["ratio"])) for row in rows])
     keys = sorted({(row["ranks"], row["bytes"]) for row in rows})
     right = 0
@@ -92,6 +205,46 @@ def main() -> None:
         f"90th percentile, {off.max():.2f} at most; the algorithm that it would choose is within 10 % "
         f"of the fastest in {right} of {len(keys)} cases"
     )
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--transports", default="threads", help="of threads, shm, tcp (threads)")
+    p.add_argument("--ranks", type=numbers, default=[2, 3, 4, 8], help="numbers of ranks (2,3,4,8)")
+    p.add_argument("--sizes", type=numbers, default=list(SIZES), help="bytes (1 KiB to 32 MiB)")
+    p.add_argument("--turns", type=int, default=5, help="turns of each measurement (5)")
+    p.add_argument("--json", type=Path, help="write the results there too")
+    p.add_argument("--as-rank", help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.as_rank:
+        rank_of_processes(args.as_rank == "tcp", args.turns, args.sizes)
+        return
+    rows, clusters = [], []
+    for transport in args.transports.split(","):
+        print(f"# float32 sum in place, {transport}, µs: predicted / measured (ratio)")
+        of_transport: list[dict[str, Any]] = []
+        for ranks in args.ranks:
+            print(f"# {ranks} ranks {'':>6} " + " ".join(f"{name:>25}" for name in NAMES))
+            if transport == "threads":
+                found = of_threads(ranks, args.turns, args.sizes)
+            else:
+                found = of_processes(transport, ranks, args.turns, args.sizes)
+            for size, one in zip(args.sizes, found, strict=True):
+                cells = [
+                    f"{row['predicted_us']:9.1f} /{row['measured_us']:9.1f} ({row['ratio']:4.2f})"
+                    for row in one["rows"]
+                ]
+                print(f"  {size:>15} " + " ".join(f"{cell:>25}" for cell in cells), flush=True)
+                of_transport += one["rows"]
+                clusters += [{"transport": transport, **made} for made in one["clusters"]]
+        say_how_good(of_transport)
+        rows += [{"transport": transport, **row} for row in of_transport]
     if args.json:
         report = {"clusters": clusters, "results": rows}
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -28,8 +28,22 @@ from pycollective.errors import (
     MismatchError,
     PeerLostError,
 )
+from pycollective.observe import timeline
 
-_ROOMS = ("algorithms", "data", "distribute", "dtypes", "keras", "nn", "random", "train")
+_ROOMS = (
+    "algorithms",
+    "cluster",
+    "config",
+    "data",
+    "distribute",
+    "dtypes",
+    "errors",
+    "keras",
+    "nn",
+    "random",
+    "train",
+    "types",
+)
 
 __all__ = [
     "AbortedError",
@@ -44,6 +58,7 @@ __all__ = [
     "__version__",
     "init",
     "local_group",
+    "timeline",
 ]
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "int8",
     "is_differentiable",
     "is_supported",
+    "string",
     "uint16",
     "uint32",
     "uint64",
@@ -43,6 +44,8 @@ uint16: np.dtype[Any] = np.dtype(np.uint16)
 uint32: np.dtype[Any] = np.dtype(np.uint32)
 uint64: np.dtype[Any] = np.dtype(np.uint64)
 bool_: np.dtype[Any] = np.dtype(np.bool_)
+#: File names and lines of text in input pipelines, as Python's bytes. Operations do not take it.
+string: np.dtype[Any] = np.dtype(object)
 
 bfloat16: np.dtype[Any] | None
 try:

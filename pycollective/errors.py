@@ -1,24 +1,174 @@
-"""The errors of the package: one small hierarchy for collectives, two for files."""
+"""The errors of the package: those of TensorFlow's ``tf.errors``, and our own, which belong to them.
+
+Each name of ``tf.errors`` is also the error of Python's own that a program without TensorFlow would
+raise there, so that both kinds of program catch it: `InvalidArgumentError` is a ValueError,
+`OutOfRangeError` a StopIteration, `NotFoundError` a LookupError, and so on. What goes wrong between
+ranks is a `CollectiveError`; it is also the error of ``tf.errors`` that TensorFlow raises for it.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError as _FutureCancelledError
+from typing import Any, ClassVar
+
 __all__ = [
     "AbortedError",
+    "AlreadyExistsError",
+    "CancelledError",
     "CheckpointError",
     "CollectiveError",
     "CollectiveTimeoutError",
     "DataError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
     "MismatchError",
+    "NotAvailableError",
+    "NotFoundError",
+    "OpError",
+    "OutOfRangeError",
     "PeerLostError",
+    "PermissionDeniedError",
     "RendezvousError",
+    "ResourceExhaustedError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "UnknownError",
 ]
+
+
+class OpError(Exception):
+    """Base class of the errors of ``tf.errors``.
+
+    Parameters
+    ----------
+    *args
+        The message, or as TensorFlow's constructors take it: node, operation, message.
+
+    Attributes
+    ----------
+    message : str
+        What went wrong.
+    node_def, op
+        None, unless they were given.
+    error_code : int
+        TensorFlow's number of the error.
+    """
+
+    error_code: ClassVar[int] = 2
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        given = args if len(args) == 3 else (None, None, *args[:1])
+        self.node_def, self.op = given[:2]
+        self.message = str(given[2]) if len(given) == 3 else ""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class CancelledError(OpError, _FutureCancelledError):
+    """The call was cancelled."""
+
+    error_code = 1
+
+
+class UnknownError(OpError, RuntimeError):
+    """Something failed, and nothing says what it was."""
+
+    error_code = 2
+
+
+class InvalidArgumentError(OpError, ValueError):
+    """An argument has a value that it cannot have."""
+
+    error_code = 3
+
+
+class DeadlineExceededError(OpError, TimeoutError):
+    """The deadline came first."""
+
+    error_code = 4
+
+
+class NotFoundError(OpError, LookupError):
+    """What was asked for is not there."""
+
+    error_code = 5
+
+
+class AlreadyExistsError(OpError, RuntimeError):
+    """What was to be made is there already."""
+
+    error_code = 6
+
+
+class PermissionDeniedError(OpError, RuntimeError):
+    """The caller may not do this."""
+
+    error_code = 7
+
+
+class ResourceExhaustedError(OpError, MemoryError):
+    """There is not enough memory, or of something else."""
+
+    error_code = 8
+
+
+class FailedPreconditionError(OpError, RuntimeError):
+    """The call is not possible in the present state."""
+
+    error_code = 9
+
+
+class OutOfRangeError(OpError, StopIteration):
+    """An iterator has come to its end."""
+
+    error_code = 11
+
+
+class UnimplementedError(OpError, NotImplementedError):
+    """The call is not supported."""
+
+    error_code = 12
+
+
+class InternalError(OpError, RuntimeError):
+    """Something that always holds did not."""
+
+    error_code = 13
+
+
+class UnavailableError(OpError, RuntimeError):
+    """A task cannot be reached."""
+
+    error_code = 14
+
+
+class DataLossError(OpError, RuntimeError):
+    """Data are lost or corrupt."""
+
+    error_code = 15
+
+
+class UnauthenticatedError(OpError, RuntimeError):
+    """The caller has not shown who it is."""
+
+    error_code = 16
+
+
+class NotAvailableError(UnimplementedError):
+    """A class of TensorFlow whose name is here, but whose machinery is not; says what to use."""
 
 
 class CollectiveError(RuntimeError):
     """A collective call failed; its communicator is dead, and a new one can be made."""
 
 
-class CollectiveTimeoutError(CollectiveError, TimeoutError):
+class CollectiveTimeoutError(DeadlineExceededError, CollectiveError):
     """A rank waited until its deadline; the message says for whom and what each was doing."""
 
 
@@ -26,12 +176,14 @@ class MismatchError(CollectiveError):
     """Ranks made calls that do not belong together; the message names both calls."""
 
 
-class PeerLostError(CollectiveError):
+class PeerLostError(UnavailableError, CollectiveError):
     """A rank ended, failed or cannot be reached any more."""
 
 
-class AbortedError(CollectiveError):
+class AbortedError(OpError, CollectiveError):
     """The group was aborted by another rank or by its owner."""
+
+    error_code = 10
 
 
 class DataError(ValueError):

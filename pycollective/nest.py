@@ -6,6 +6,7 @@ other. The rules are those of TensorFlow's ``tf.nest`` as far as the rest of the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,8 +21,15 @@ def is_nested(value: Any) -> bool:
 def rebuild(like: Any, items: Iterable[Any]) -> Any:
     """Make a container of the kind of ``like`` from its new items, in order."""
     if isinstance(like, Mapping):
-        pairs = zip(like, items, strict=True)
-        return dict(pairs) if type(like) is dict else type(like)(dict(pairs))  # type: ignore[call-arg]
+        pairs = dict(zip(like, items, strict=True))
+        if type(like) is dict:
+            return pairs
+        if isinstance(like, dict):
+            # Its own constructor may want something else, as that of defaultdict does.
+            same = copy.copy(like)
+            same.update(pairs)
+            return same
+        return type(like)(pairs)  # type: ignore[call-arg]
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(*items)
     return type(like)(items)

@@ -13,6 +13,8 @@ import pytest
 
 # The tests know the built-in table of algorithms, not one that was measured here.
 os.environ["PYCOLLECTIVE_TUNING"] = "none"
+# Many wait for a deadline on purpose, and compare what is said; tests/observe asks for warnings.
+os.environ["PYCOLLECTIVE_WARN_AFTER"] = "inf"
 
 
 @pytest.fixture(scope="session")

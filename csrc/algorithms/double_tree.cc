@@ -6,8 +6,8 @@
 // rank's lowest set bit is its height, so that odd ranks are leaves. The second tree is the first
 // with all ranks moved on by one; a rank that passes data on in one tree is a leaf of the other,
 // and both directions of every rank's link are in use.
-// Cost: 2 ceil(log2 size) rounds in each direction; a rank sends at most twice the buffer and
-// receives at most twice the buffer.
+// Cost: 2 ceil(log2 size) rounds, as many as one tree takes; a rank sends at most twice the buffer
+// and receives at most twice the buffer.
 #include <array>
 #include <bit>
 
@@ -53,17 +53,21 @@ class DoubleTree final : public Algorithm {
     return 2 * (Place(rank, size, 0).steps_up() + Place(rank, size, 1).steps_up());
   }
 
-  // Up the first tree, up the second, down the first, down the second.
+  // A rank is a leaf in one of the trees and passes data on in the other. What the leaf sends can
+  // go at once, and what it gets in the end nobody waits for: they come first and last, and between
+  // them the other tree's way up and down. So each tree is under way while the other is.
   Step step(int rank, int size, int k) const override {
     if (size == 1) return copy(input(0, 2), output(0, 2));
-    for (bool up : {true, false}) {
-      for (int tree : {0, 1}) {
-        Place place(rank, size, tree);
-        if (k < place.steps_up()) return up ? up_step(place, tree, k) : down_step(place, tree, k);
-        k -= place.steps_up();
-      }
-    }
-    return {};
+    // The last rank of an odd number is no leaf: it passes on in the first and is the second's
+    // root.
+    int leaf = rank % 2 == 1 || rank == size - 1 ? 0 : 1;
+    Place outer(rank, size, leaf), inner(rank, size, 1 - leaf);
+    if (k < outer.steps_up()) return up_step(outer, leaf, k);
+    k -= outer.steps_up();
+    if (k < inner.steps_up()) return up_step(inner, 1 - leaf, k);
+    k -= inner.steps_up();
+    if (k < inner.steps_up()) return down_step(inner, 1 - leaf, k);
+    return down_step(outer, leaf, k - inner.steps_up());
   }
 
  private:

@@ -1,8 +1,13 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
+#include <shared_mutex>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -144,7 +149,8 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
   message.shape.assign(array.shape(), array.shape() + array.ndim());
   message.data = static_cast<std::byte*>(data);
   message.bytes = static_cast<std::size_t>(array.nbytes());
-  message.deadline = deadline_in(timeout);
+  message.began = Clock::now();
+  message.deadline = message.began + duration_of(timeout);
   Messages& messages = self.messages();
   if (later) messages.move_by_itself();
   auto kept = std::make_shared<py::array>(array);
@@ -180,14 +186,56 @@ template <class Call>
 std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, bool later,
                                 Call call) {
   if (later) {
-    auto begin = [call = std::move(call), timeout] { call(Waiting{deadline_in(timeout), {}}); };
+    auto begin = [call = std::move(call), timeout] { call(waiting_for(timeout, {})); };
     return self.submit(std::move(begin), std::make_shared<Ends>(std::move(ends)));
   }
   Interrupt interrupt = look_at_signals;
   InterpreterRelease release;
   self.settle(interrupt);
-  call(Waiting{deadline_in(timeout), interrupt});
+  call(waiting_for(timeout, std::move(interrupt)));
   return nullptr;
+}
+
+// Warnings may come from threads that Python does not know; when it goes, none may ask for it.
+class Gate {
+ public:
+  void pass(const std::function<void()>& call) {
+    std::shared_lock lock(mutex_, std::defer_lock);
+    if (!lock.try_lock() || closed_) return;
+    call();
+  }
+  void close() {
+    // A forked child may find it locked by a thread that it does not have.
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (lock.try_lock_for(std::chrono::seconds(1))) closed_ = true;
+  }
+
+ private:
+  std::shared_timed_mutex mutex_;
+  bool closed_ = false;
+};
+
+Gate& gate() {
+  static Gate the_gate;
+  return the_gate;
+}
+
+std::function<void(const std::string&)> speaking_to(const py::function& warn) {
+  // Let go of where the interpreter is held, wherever that is.
+  std::shared_ptr<py::function> kept(new py::function(warn), [](py::function* function) {
+    py::gil_scoped_acquire acquire;
+    delete function;
+  });
+  return [kept](const std::string& text) {
+    gate().pass([&] {
+      py::gil_scoped_acquire acquire;
+      (*kept)(text);
+    });
+  };
+}
+
+double seconds_at(Clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
 }  // namespace
@@ -200,6 +248,9 @@ void bind_group(py::module_& m) {
       set_python_error(failure);
     }
   });
+
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { gate().close(); }, py::call_guard<InterpreterRelease>()));
 
   py::class_<Group, std::shared_ptr<Group>>(m, "Group", "Ranks that communicate.")
       .def_property_readonly("size", &Group::size)
@@ -225,6 +276,10 @@ void bind_group(py::module_& m) {
       .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
       .def_property_readonly("hosts", &Group::hosts,
                              "Each rank's host, by number: ranks of one number share memory.")
+      .def("calls", &Group::calls, py::arg("rank"),
+           "Collective calls that a rank has begun, as far as this one knows.")
+      .def("address", &Group::address, py::arg("rank"),
+           "The address of a rank that is not on this rank's, else an empty text.")
       .def("describe", &Group::describe_ranks, "What each rank is doing.");
 
   py::class_<ThreadGroup, Group, std::shared_ptr<ThreadGroup>>(
@@ -278,6 +333,13 @@ void bind_group(py::module_& m) {
             return self.wait(deadline_in(timeout), look_at_signals);
           },
           py::arg("timeout"), "Whether it is done within so many seconds.")
+      .def_property_readonly(
+          "times",
+          [](const Task& self) {
+            if (!self.done()) throw std::logic_error("the call is still under way");
+            return std::pair(seconds_at(self.began()), seconds_at(self.ended()));
+          },
+          "When it began and ended, as time.monotonic; once it is done.")
       .def("check", &Task::check, "Raise what the call has raised, if anything.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
@@ -302,6 +364,13 @@ void bind_group(py::module_& m) {
           py::arg("rows"),
           "What algorithm=\"auto\" means before the built-in table: (collective, most bytes, "
           "algorithm), the first row that fits. The same on all ranks, before the first call.")
+      .def(
+          "warn_after",
+          [](Communicator& self, double seconds, const py::function& warn) {
+            self.warn_after({duration_of(seconds), speaking_to(warn)});
+          },
+          py::arg("seconds"), py::arg("warn"),
+          "`warn` gets a text about a call that has waited so long, or for half of its time.")
       .def(
           "select",
           [](const Communicator& self, Collective collective, std::size_t bytes) {

@@ -135,6 +135,7 @@ void bind_schedule(py::module_& m) {
       m, "Algorithm", "A schedule that is proved, and can be run by its number of ranks.")
       .def(py::init<std::string, Schedule>(), py::arg("name"), py::arg("schedule"),
            py::call_guard<InterpreterRelease>())
+      .def_property_readonly("name", &TabulatedAlgorithm::name)
       .def_property_readonly("schedule", &TabulatedAlgorithm::schedule);
 
   m.def(

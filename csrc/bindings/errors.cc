@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 namespace py = pybind11;
 
@@ -49,18 +50,22 @@ void set_python_error() noexcept {
   }
 }
 
-Clock::time_point deadline_in(double seconds) {
+Clock::duration duration_of(double seconds) {
   // A year stands for "for ever": the clock cannot hold every double.
   double bounded = seconds < 3e7 ? seconds : 3e7;
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
 }
+
+Clock::time_point deadline_in(double seconds) { return Clock::now() + duration_of(seconds); }
 
 void look_at_signals() {
   py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-Waiting waiting_for(double seconds) { return {deadline_in(seconds), look_at_signals}; }
+Waiting waiting_for(double seconds, Interrupt interrupt) {
+  auto now = Clock::now();
+  return {now, now + duration_of(seconds), std::move(interrupt)};
+}
 
 }  // namespace pycollective

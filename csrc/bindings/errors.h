@@ -11,12 +11,13 @@ void set_python_error() noexcept;
 
 void set_python_error(const Failure& failure);
 
+Clock::duration duration_of(double seconds);
 Clock::time_point deadline_in(double seconds);
 
 // Raises what a signal's handler raises.
 void look_at_signals();
 
-// Waiting for so many seconds, or until a signal's handler raises.
-Waiting waiting_for(double seconds);
+// Waiting for so many seconds, or until `interrupt` throws.
+Waiting waiting_for(double seconds, Interrupt interrupt = look_at_signals);
 
 }  // namespace pycollective

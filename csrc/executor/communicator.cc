@@ -108,7 +108,9 @@ bool Communicator::begin(const PreparedAllReduce& prepared, const void* input, v
 void Communicator::finish(const PreparedAllReduce& prepared, const Waiting& waiting) {
   Endpoint& end = endpoint();
   try {
-    end.wait([&] { return begun_->advance(); }, waiting.deadline, waiting.interrupt);
+    LongWait wait(warning_, *group_, rank_, waiting);
+    end.wait([&] { return begun_->advance(); }, waiting.deadline,
+             [&] { wait.look(begun_->awaited()); });
   } catch (...) {
     abandon(end, prepared.call);
     throw;
@@ -133,7 +135,7 @@ void Communicator::settle_progress(const Interrupt& interrupt) {
 }
 
 Messages& Communicator::messages() {
-  if (!has_messages()) messages_ = std::make_unique<Messages>(group_, rank_);
+  if (!has_messages()) messages_ = std::make_unique<Messages>(group_, rank_, warning_);
   return *messages_;
 }
 
@@ -181,8 +183,10 @@ Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction)
 
 void Communicator::run(const Algorithm& algorithm, int root, const Buffers& buffers,
                        const CallRecord& call, const Waiting& waiting) {
+  LongWait wait(warning_, *group_, rank_, waiting);
   run_blocking(plan(algorithm, root, buffers.pairwise ? 1 : buffers.count), buffers, call,
-               endpoint(), waiting.deadline, waiting.interrupt);
+               endpoint(), waiting.deadline,
+               [&](const std::vector<int>& awaited) { wait.look(awaited); });
 }
 
 void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffers,

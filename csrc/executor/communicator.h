@@ -16,6 +16,7 @@
 #include "executor/executor.h"
 #include "executor/messages.h"
 #include "executor/progress_thread.h"
+#include "executor/waiting.h"
 #include "transport/group.h"
 #include "transport/shared_heap.h"
 
@@ -29,12 +30,6 @@ struct Array {
   std::size_t count = 0;            // items of the whole array; where chunks are parts, of a part
   std::size_t item = 1;
   std::string type;  // the element type's name
-};
-
-// How to wait.
-struct Waiting {
-  Clock::time_point deadline;
-  Interrupt interrupt;
 };
 
 // How a reduction is done.
@@ -98,6 +93,9 @@ class Communicator {
   void all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
                   const std::vector<std::size_t>& output_counts, const Waiting& waiting);
 
+  // From now on, a call that has waited so long, or for half of its time, says once who is missing.
+  void warn_after(Warning warning) { warning_ = std::move(warning); }
+
   // A call that goes on while the caller does something else; they are made one after the other,
   // and whoever makes a call at once settles them first. The thread is started by the first one.
   std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
@@ -154,6 +152,7 @@ class Communicator {
   std::optional<DirectAllReduce> begun_;
   Scratch scratch_;
   std::vector<Choice> choices_;
+  Warning warning_;
   mutable std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
   std::unique_ptr<ProgressThread> progress_;

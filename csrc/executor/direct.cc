@@ -149,6 +149,31 @@ void DirectAllReduce::reduce_mapped() {
   board_.ring_others();
 }
 
+std::vector<int> DirectAllReduce::awaited() const {
+  std::vector<int> found;
+  for (int r = 0; r < board_.size(); ++r) {
+    bool come = board_.note(r, turn_).turn.load(std::memory_order_acquire) == turn_;
+    if (r != board_.rank() && !come) found.push_back(r);
+  }
+  if (!found.empty()) return found;
+  if (mode_ == Mode::mapped_written) return behind(&Board::Counters::finished, turn_);
+  if (mode_ != Mode::staged) return {};
+  // What the earliest block needs next.
+  if (reducing_.bytes && reducing_.input_end == taking_.input_end) {
+    return behind(&Board::Counters::staged, reducing_.input_end);
+  }
+  return behind(&Board::Counters::reduced, taking_.input_end);
+}
+
+std::vector<int> DirectAllReduce::behind(std::atomic<std::uint64_t> Board::Counters::* counter,
+                                         std::uint64_t position) const {
+  std::vector<int> found;
+  for (int r = 0; r < board_.size(); ++r) {
+    if (r != board_.rank() && (board_.counters(r).*counter).load() < position) found.push_back(r);
+  }
+  return found;
+}
+
 bool DirectAllReduce::reached(std::atomic<std::uint64_t> Board::Counters::* counter,
                               std::uint64_t position, std::uint64_t& seen) const {
   if (seen >= position) return true;

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "reduce/reduce.h"
 #include "transport/board.h"
@@ -45,6 +46,8 @@ class DirectAllReduce {
 
   // Does what can be done without waiting.
   Progress advance();
+  // The ranks without which it does not go on.
+  [[gnu::cold]] std::vector<int> awaited() const;
 
  private:
   enum class Mode { alone, undecided, one_shot, mapped, mapped_written, staged };
@@ -76,6 +79,9 @@ class DirectAllReduce {
   Span chunk_of(const Block& block, int rank) const;
   void combine(void* const* targets, std::size_t num_targets, const void* const* sources,
                std::size_t bytes) const;
+  // Peers whose counter has not reached a position.
+  [[gnu::cold]] std::vector<int> behind(std::atomic<std::uint64_t> Board::Counters::* counter,
+                                        std::uint64_t position) const;
   // Whether all peers' counters have reached a position. `seen`: how far they were known to be.
   bool reached(std::atomic<std::uint64_t> Board::Counters::* counter, std::uint64_t position,
                std::uint64_t& seen) const;

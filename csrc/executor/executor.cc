@@ -24,7 +24,10 @@ void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buf
   std::vector<std::exception_ptr> errors(ranks);
   auto run = [&](std::size_t r, const Interrupt& check) {
     try {
-      run_blocking(*plans[r], buffers[r], call, *endpoints[r], deadline, check);
+      run_blocking(*plans[r], buffers[r], call, *endpoints[r], deadline,
+                   [&check](const std::vector<int>&) {
+                     if (check) check();
+                   });
     } catch (...) {
       errors[r] = std::current_exception();
     }
@@ -174,14 +177,38 @@ bool Execution::try_step(const Step& step) {
 }
 
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
-  endpoint.fail(FailureKind::aborted,
-                "a rank left " + std::string(call.collective) + " because of an error of its own");
+  endpoint.fail(FailureKind::aborted, "rank " + std::to_string(endpoint.rank()) + " left " +
+                                          call.collective + " because of an error of its own");
   endpoint.leave();
 }
 
+std::vector<int> Execution::awaited() const {
+  if (next_ < plan_.steps.size()) return {plan_.steps[next_].peer};
+  std::vector<int> found;  // those that have not read what they were sent
+  for (const Step& step : plan_.steps) {
+    bool waits = step.verb == Verb::send && !endpoint_.flushed_to(step.peer);
+    if (waits && std::find(found.begin(), found.end(), step.peer) == found.end()) {
+      found.push_back(step.peer);
+    }
+  }
+  return found;
+}
+
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
-                  Endpoint& endpoint, Clock::time_point deadline, const Interrupt& interrupt) {
-  run_call(call, endpoint, deadline, interrupt, [&] { return Execution(plan, buffers, endpoint); });
+                  Endpoint& endpoint, Clock::time_point deadline, const LookUp& look_up) {
+  endpoint.check();
+  endpoint.enter(call);
+  try {
+    Execution execution(plan, buffers, endpoint);
+    if (execution.advance() != Progress::done) {
+      endpoint.wait([&] { return execution.advance(); }, deadline,
+                    [&] { look_up(execution.awaited()); });
+    }
+  } catch (...) {
+    abandon(endpoint, call);
+    throw;
+  }
+  endpoint.leave();
 }
 
 void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -62,6 +63,8 @@ class Execution {
 
   // Done when all steps are, and everything sent has been read.
   Progress advance();
+  // The ranks without which it does not go on.
+  [[gnu::cold]] std::vector<int> awaited() const;
 
  private:
   struct Bytes {
@@ -88,28 +91,12 @@ class Execution {
 // After an error in the middle of a call: nobody is to wait for this rank.
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept;
 
-// Runs a call of one rank to its end: what `make()` gives has an advance() as Execution's. Any
-// exception leaves the group failed.
-template <class Make>
-void run_call(const CallRecord& call, Endpoint& endpoint, Clock::time_point deadline,
-              const Interrupt& interrupt, Make make) {
-  endpoint.check();
-  endpoint.enter(call);
-  try {
-    auto execution = make();
-    if (execution.advance() != Progress::done) {
-      endpoint.wait([&] { return execution.advance(); }, deadline, interrupt);
-    }
-  } catch (...) {
-    abandon(endpoint, call);
-    throw;
-  }
-  endpoint.leave();
-}
+// Called now and then by a waiting rank, with those that it waits for; may throw to end the wait.
+using LookUp = std::function<void(const std::vector<int>& awaited)>;
 
 // Runs a plan of one rank to its end, waiting for the peers. Any exception leaves the group failed.
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
-                  Endpoint& endpoint, Clock::time_point deadline, const Interrupt& interrupt);
+                  Endpoint& endpoint, Clock::time_point deadline, const LookUp& look_up);
 
 // Runs a call of all ranks from one thread, which has all their buffers: in turn, or with a thread
 // for each rank when there is much to move.

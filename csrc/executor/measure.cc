@@ -132,7 +132,8 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
     Array array{data.data(), data.data(), {static_cast<std::int64_t>(count)}, count, 4, "float32"};
     auto once = [&] {
       if (algorithm) {
-        communicator.reduce(*algorithm, array, {DType::f32, Op::sum}, 0, {in_a_minute(), {}});
+        communicator.reduce(*algorithm, array, {DType::f32, Op::sum}, 0,
+                            {Clock::now(), in_a_minute(), {}});
       } else if (how == "plain_ring") {
         plain_ring(group->endpoint(rank), rank, ranks, data.data(), count);
       } else if (how == "plain_loop") {

@@ -27,10 +27,11 @@ std::string in_words(const std::string& type, const std::int64_t* shape, int dim
 
 }  // namespace
 
-Messages::Messages(std::shared_ptr<Group> group, int rank)
+Messages::Messages(std::shared_ptr<Group> group, int rank, const Warning& warning)
     : group_(std::move(group)),
       rank_(rank),
       owner_(getpid()),
+      warning_(warning),
       pipes_(group_->pipes(rank)),
       peers_(static_cast<std::size_t>(group_->size())) {}
 
@@ -316,21 +317,34 @@ std::string Messages::describe(const Call& call, bool sends) const {
 void Messages::look_up(Clock::time_point now, bool moved) {
   if (auto failure = group_->failure()) throw *failure;
   for (Peer& peer : peers_) {
-    auto look_at = [&](const Call& call, bool sends) {
+    auto look_at = [&](Call& call, bool sends) {
       std::string me = "rank " + std::to_string(rank_);
       if (!moved && peer.left && call.message.peer != rank_) {
         fail_group(FailureKind::peer_lost, "rank " + std::to_string(call.message.peer) +
                                                " has left the group, while " + me + " is in " +
                                                describe(call, sends));
       }
-      if (now < call.message.deadline) return;
+      if (now < call.message.deadline) {
+        warn(call, sends, now);
+        return;
+      }
       fail_group(FailureKind::timeout, me + " waited until its deadline in " +
                                            describe(call, sends) + ". " + group_->describe_ranks());
     };
-    for (const Call& call : peer.sends) look_at(call, true);
-    for (const Call& call : peer.receives) look_at(call, false);
+    for (Call& call : peer.sends) look_at(call, true);
+    for (Call& call : peer.receives) look_at(call, false);
     if (peer.receiving) look_at(*peer.receiving, false);
   }
+}
+
+void Messages::warn(Call& call, bool sends, Clock::time_point now) {
+  const Message& message = call.message;
+  if (call.warned || !is_long(warning_, message.began, message.deadline, now)) return;
+  call.warned = true;
+  warnings_.push_back("rank " + std::to_string(rank_) + " has waited " +
+                      in_seconds(now - message.began) + " in " + describe(call, sends) + ": " +
+                      group_->describe(message.peer) + ". It gives up in " +
+                      in_seconds(message.deadline - now) + ".");
 }
 
 bool Messages::look() {
@@ -348,13 +362,16 @@ void Messages::wait_for_peers(int& looks) {
   } else {
     std::uint32_t heard = pipes_->listen();
     std::vector<Interest> interests;
+    std::vector<std::string> warnings;
     bool moved;
     {
       std::lock_guard lock(mutex_);
       moved = advance() || ending_ || outstanding_ == 0;
+      warnings.swap(warnings_);
       for (const Peer& peer : peers_) interests.push_back({wants(peer), !peer.sends.empty()});
     }
     pipes_->sleep(heard, moved ? std::chrono::milliseconds(0) : kWaitSlice, interests);
+    for (const std::string& text : warnings) warning_.tell(text);
   }
 }
 

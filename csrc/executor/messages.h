@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "executor/progress_thread.h"
+#include "executor/waiting.h"
 #include "transport/group.h"
 #include "transport/pipes.h"
 
@@ -28,12 +29,13 @@ struct Message {
   std::vector<std::int64_t> shape;
   std::byte* data = nullptr;
   std::size_t bytes = 0;
-  Clock::time_point deadline;
+  Clock::time_point began, deadline;
 };
 
 class Messages {
  public:
-  Messages(std::shared_ptr<Group> group, int rank);
+  // `warning` stays there.
+  Messages(std::shared_ptr<Group> group, int rank, const Warning& warning);
   // Waits for nothing: what is under way fails with the group, or is forgotten.
   ~Messages();
 
@@ -65,6 +67,7 @@ class Messages {
     Message message;
     Envelope envelope;
     std::shared_ptr<Task> task;
+    bool warned = false;    // that it takes long
     std::size_t moved = 0;  // bytes of envelope and data; of a receive, of the data
   };
   // A message that has come, or is coming, and that nobody has asked for.
@@ -99,6 +102,7 @@ class Messages {
   [[noreturn]] void throw_failure();
   [[noreturn]] void fail_group(FailureKind kind, const std::string& message);
   std::string describe(const Call& call, bool sends) const;
+  void warn(Call& call, bool sends, Clock::time_point now);
   void drive();
   bool look();  // advances, once
   void wait_for_peers(int& looks);
@@ -106,12 +110,14 @@ class Messages {
 
   const std::shared_ptr<Group> group_;
   const int rank_, owner_;
+  const Warning& warning_;
   const std::shared_ptr<Pipes> pipes_;
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::size_t outstanding_ = 0;
   std::vector<std::shared_ptr<Task>> finished_;
   Clock::time_point looked_up_{};
+  std::vector<std::string> warnings_;  // to be said without the mutex
   bool ending_ = false;
   bool failed_ = false;  // for ever: what was read last may not be whole
   std::condition_variable changed_;

@@ -13,7 +13,7 @@
 namespace pycollective {
 
 Task::Task(std::function<void()> call, std::shared_ptr<void> kept)
-    : call_(std::move(call)), kept_(std::move(kept)), owner_(getpid()) {}
+    : call_(std::move(call)), kept_(std::move(kept)), owner_(getpid()), began_(Clock::now()) {}
 
 bool Task::wait(Clock::time_point deadline, const Interrupt& interrupt) {
   for (int looks = 0; looks < kSpins && !done(); ++looks) pause();
@@ -38,6 +38,7 @@ void Task::check() const {
 
 void Task::run() noexcept {
   std::exception_ptr error;
+  began_ = Clock::now();
   try {
     call_();
   } catch (...) {
@@ -48,6 +49,7 @@ void Task::run() noexcept {
 
 void Task::finish(std::exception_ptr error) noexcept {
   error_ = error;
+  ended_ = Clock::now();
   std::lock_guard lock(mutex_);
   done_.store(true, std::memory_order_release);
   changed_.notify_all();

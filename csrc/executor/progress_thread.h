@@ -26,6 +26,9 @@ class Task {
   // False if it is not done at the deadline, which does not end it. Throws what `interrupt` throws,
   // and std::logic_error in a forked child, where nobody goes on with it.
   bool wait(Clock::time_point deadline, const Interrupt& interrupt);
+  // When it began and ended, once it is done.
+  Clock::time_point began() const { return began_; }
+  Clock::time_point ended() const { return ended_; }
   // Throws what the call has thrown, if anything.
   void check() const;
   // It is done, well or not.
@@ -39,6 +42,7 @@ class Task {
   const std::shared_ptr<void> kept_;
   const int owner_;
   std::exception_ptr error_;
+  Clock::time_point began_, ended_;
   std::atomic<bool> done_{false};
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -16,6 +16,10 @@ namespace {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
+[[noreturn]] void fail_to_duplicate() {
+  fail(errno == EBADF ? "not a descriptor of shared memory" : "cannot duplicate a descriptor");
+}
+
 }  // namespace
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
@@ -32,7 +36,7 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
 
 SharedMemory SharedMemory::open(int descriptor) {
   int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) fail("not a descriptor of shared memory");
+  if (copy < 0) fail_to_duplicate();
   struct stat facts;
   if (fstat(copy, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_size <= 0) {
     close(copy);
@@ -44,7 +48,7 @@ SharedMemory SharedMemory::open(int descriptor) {
 
 SharedMemory SharedMemory::part(int descriptor, std::size_t begin, std::size_t bytes) {
   int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) fail("not a descriptor of shared memory");
+  if (copy < 0) fail_to_duplicate();
   struct stat facts;
   auto needed = static_cast<off_t>(begin + bytes);
   if (fstat(copy, &facts) != 0 || (facts.st_size < needed && ftruncate(copy, needed) != 0)) {

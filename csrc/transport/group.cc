@@ -2,6 +2,15 @@
 
 namespace pycollective {
 
+std::string Group::describe_ranks() const {
+  std::string text;
+  for (int r = 0; r < size(); ++r) {
+    if (r) text += "; ";
+    text += describe(r);
+  }
+  return text;
+}
+
 std::string describe_rank(int rank, bool busy, const CallRecord& call) {
   std::string text = "rank " + std::to_string(rank);
   if (busy) return text + " is in " + call.describe();

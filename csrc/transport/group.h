@@ -1,6 +1,7 @@
 // A group of ranks over some transport.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,8 +42,14 @@ class Group {
   virtual std::vector<int> hosts() const {
     return std::vector<int>(static_cast<std::size_t>(size()), 0);
   }
-  // What each rank is doing: "rank 0 is in …; rank 1 has …".
-  virtual std::string describe_ranks() const = 0;
+  // The numeric address of a rank that is reached at another one than this rank's; else empty.
+  virtual std::string address(int /*rank*/) const { return {}; }
+  // Collective calls that a rank has begun, as far as this one knows.
+  virtual std::uint64_t calls(int rank) const = 0;
+  // What a rank is doing: "rank 0 is in …".
+  virtual std::string describe(int rank) const = 0;
+  // The same of all ranks: "rank 0 is in …; rank 1 has …".
+  std::string describe_ranks() const;
 };
 
 // "rank 1 is in all_reduce #3 (…)", from what is recorded of a rank's last call.

@@ -18,6 +18,8 @@ class MixedEndpoint final : public Endpoint {
         tcp_(group.tcp_.endpoint(rank)),
         rank_(rank) {}
 
+  int rank() const override { return rank_; }
+
   void enter(const CallRecord& call) override {
     tcp_.enter(call);
     try {
@@ -64,6 +66,10 @@ class MixedEndpoint final : public Endpoint {
   }
 
   bool flushed() override { return shm_.flushed() && tcp_.flushed(); }
+  bool flushed_to(int peer) override {
+    int place = group_.place(peer);
+    return place < 0 ? tcp_.flushed_to(peer) : shm_.flushed_to(place);
+  }
 
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
@@ -239,13 +245,12 @@ std::string_view MixedGroup::transport() const {
 
 std::shared_ptr<SharedHeap> MixedGroup::heap() { return one_host() ? shm_->heap() : nullptr; }
 
-std::string MixedGroup::describe_ranks() const {
-  std::string text;
-  for (int r = 0; r < size(); ++r) {
-    if (r) text += "; ";
-    text += place(r) < 0 ? tcp_.describe(r) : shm_->describe(place(r));
-  }
-  return text;
+std::uint64_t MixedGroup::calls(int rank) const {
+  return place(rank) < 0 ? tcp_.calls(rank) : shm_->calls(place(rank));
+}
+
+std::string MixedGroup::describe(int rank) const {
+  return place(rank) < 0 ? tcp_.describe(rank) : shm_->describe(place(rank));
 }
 
 }  // namespace pycollective

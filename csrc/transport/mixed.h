@@ -36,7 +36,9 @@ class MixedGroup final : public Group {
   std::string_view transport() const override;
   std::shared_ptr<SharedHeap> heap() override;
   std::vector<int> hosts() const override { return hosts_; }
-  std::string describe_ranks() const override;
+  std::string address(int rank) const override { return tcp_.address(rank); }
+  std::uint64_t calls(int rank) const override;
+  std::string describe(int rank) const override;
 
  private:
   friend class MixedEndpoint;

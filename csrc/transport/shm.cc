@@ -84,6 +84,8 @@ class ShmEndpoint final : public Endpoint {
         pending_(static_cast<std::size_t>(group.size())),
         board_(*this) {}
 
+  int rank() const override { return group_.name(rank_); }
+
   void enter(const CallRecord& call) override {
     auto& me = state();
     if (me.busy.exchange(1)) {
@@ -149,6 +151,7 @@ class ShmEndpoint final : public Endpoint {
 
   // Copied into the ring is as good as read.
   bool flushed() override { return unsent_ == 0; }
+  bool flushed_to(int peer) override { return !pending_[static_cast<std::size_t>(peer)].active; }
 
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
@@ -175,7 +178,9 @@ class ShmEndpoint final : public Endpoint {
       if (theirs.number == call_.number && theirs.fingerprint() != fingerprint_) {
         mismatch(peer, theirs);
       }
-      bool gone = other.presence.load() == 2 && other.number.load() < call_.number;
+      // A process may have ended in the middle of a call.
+      bool gone = other.presence.load() == 2 &&
+                  (other.number.load() < call_.number || other.busy.load() != 0);
       if (gone) {
         group_.fail(FailureKind::peer_lost,
                     "rank " + std::to_string(group_.name(peer)) + " has left the group after " +
@@ -372,8 +377,7 @@ void ShmGroup::join(int rank) {
 }
 
 void ShmGroup::leave(int rank) noexcept {
-  std::uint32_t present = 1;
-  if (!state(rank).presence.compare_exchange_strong(present, 2)) return;
+  if (abandoned_ || state(rank).presence.exchange(2) == 2) return;  // it may never have joined
   for (int r = 0; r < size(); ++r) state(r).bed.ring();
 }
 
@@ -386,7 +390,7 @@ Endpoint& ShmGroup::endpoint(int rank) {
 
 void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
   std::uint32_t whole = 0;
-  if (!header().failed.compare_exchange_strong(whole, 1)) return;
+  if (abandoned_ || !header().failed.compare_exchange_strong(whole, 1)) return;
   header().kind = static_cast<std::uint32_t>(kind);
   set_name(header().message, message);
   header().failed.store(2);
@@ -438,14 +442,7 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
   return call;
 }
 
-std::string ShmGroup::describe_ranks() const {
-  std::string text;
-  for (int r = 0; r < size(); ++r) {
-    if (r) text += "; ";
-    text += describe(r);
-  }
-  return text;
-}
+std::uint64_t ShmGroup::calls(int rank) const { return state(rank).number.load(); }
 
 std::string ShmGroup::describe(int rank) const {
   const RankState& of = state(rank);

@@ -39,7 +39,10 @@ class ShmGroup final : public Group {
   void join(int rank);
   void leave(int rank) noexcept override;
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
-  void abandon() noexcept override { rank_ = -1; }
+  void abandon() noexcept override {
+    rank_ = -1;
+    abandoned_ = true;
+  }
   std::string_view transport() const override { return "shared memory"; }
   // What messages call the ranks, where they are part of a larger group; in ascending order.
   void name_ranks(std::vector<int> names) { names_ = std::move(names); }
@@ -53,10 +56,10 @@ class ShmGroup final : public Group {
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override;
   bool has_left(int rank) const override;
-  std::string describe_ranks() const override;
+  std::uint64_t calls(int rank) const override;
+  std::string describe(int rank) const override;
 
   // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
-  std::string describe(int rank) const;
   Bed& bed() const;
   bool has_failed() const;
   void check() const;
@@ -90,6 +93,7 @@ class ShmGroup final : public Group {
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
   int rank_ = -1;
+  bool abandoned_ = false;  // a forked child does not speak for the rank
   std::shared_ptr<ShmGroup> followed_;
 };
 

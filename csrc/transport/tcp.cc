@@ -214,7 +214,8 @@ struct Stream {
 };
 
 struct Peer {
-  std::string name;  // "rank 1 (10.0.0.2)"
+  std::string name;     // "rank 1 (10.0.0.2)"
+  std::string address;  // if it is not this rank's
   std::vector<Stream> streams;
   // A message that is being sent, or the rest of one.
   const std::byte* data = nullptr;
@@ -283,6 +284,7 @@ class TcpGroup::Member final : public Endpoint {
         ++here;
       } else {
         peer.name += " (" + there + ")";
+        peer.address = there;
       }
       most = std::max(most, peer.streams.size());
     }
@@ -298,7 +300,7 @@ class TcpGroup::Member final : public Endpoint {
     polled_.reserve(1 + peers_.size() * (1 + most));
   }
 
-  int rank() const { return rank_; }
+  int rank() const override { return rank_; }
   int size() const { return size_; }
   int spins() const { return spins_; }
   std::uint64_t moved() const { return moved_; }
@@ -392,6 +394,7 @@ class TcpGroup::Member final : public Endpoint {
 
   // Written to the kernel, which delivers it also when this process ends.
   bool flushed() override { return unsent_ == 0; }
+  bool flushed_to(int peer) override { return !at(peer).sending; }
 
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
@@ -463,16 +466,16 @@ class TcpGroup::Member final : public Endpoint {
     return at(rank).left;
   }
 
-  std::string describe_ranks() {
-    std::string text;
-    for (int r = 0; r < size_; ++r) {
-      if (r) text += "; ";
-      text += describe_one(r);
-    }
-    return text;
+  const std::string& address(int rank) { return at(rank).address; }
+
+  std::uint64_t calls(int rank) {
+    std::lock_guard lock(mutex_);
+    const Peer& peer = at(rank);
+    if (rank == rank_) return call_.number;
+    return std::max({peer.heard.number, peer.waiting.number, peer.calls});
   }
 
-  std::string describe_one(int rank) {
+  std::string describe(int rank) {
     std::lock_guard lock(mutex_);
     if (rank != rank_) return state_of(at(rank));
     return describe_rank(rank, busy_.load() && !closed_, call_);
@@ -582,14 +585,17 @@ class TcpGroup::Member final : public Endpoint {
     if (!busy_.load() || failed_.load()) return;
     for (int r = 0; r < size_; ++r) {
       Peer& peer = at(r);
+      // This rank may be done with a call in which the peer waits in vain.
+      const CallRecord& mine = history_[peer.waiting.number % kHistory];
       if (peer.left && peer.calls < call_.number) {
         fail_locked(
             FailureKind::peer_lost,
             state_of(peer) + ", while rank " + std::to_string(rank_) + " is in " + call_.describe(),
             true);
-      } else if (peer.waiting.number == call_.number && peer.waiting.fingerprint != fingerprint_) {
+      } else if (peer.waiting.number > 0 && peer.waiting.number == mine.number &&
+                 peer.waiting.fingerprint != mine.fingerprint()) {
         fail_locked(FailureKind::mismatch,
-                    describe_mismatch(rank_, call_.describe(), r, peer.waiting.text), true);
+                    describe_mismatch(rank_, mine.describe(), r, peer.waiting.text), true);
       }
     }
   }
@@ -815,8 +821,17 @@ class TcpGroup::Member final : public Endpoint {
 
   void time_out() {
     fail(FailureKind::timeout,
-         "rank " + std::to_string(rank_) + " waited until its deadline. " + describe_ranks());
+         "rank " + std::to_string(rank_) + " waited until its deadline. " + describe_all());
     check_failure();
+  }
+
+  std::string describe_all() {
+    std::string text;
+    for (int r = 0; r < size_; ++r) {
+      if (r) text += "; ";
+      text += describe(r);
+    }
+    return text;
   }
 
   // Control frames -----------------------------------------------------------------------------
@@ -995,7 +1010,11 @@ bool TcpGroup::has_left(int rank) const { return member_->has_left(rank); }
 
 std::optional<Failure> TcpGroup::failure() const { return member_->failure(); }
 
-std::string TcpGroup::describe_ranks() const { return member_->describe_ranks(); }
+std::string TcpGroup::address(int rank) const { return member_->address(rank); }
+
+std::uint64_t TcpGroup::calls(int rank) const { return member_->calls(rank); }
+
+std::string TcpGroup::describe(int rank) const { return member_->describe(rank); }
 
 std::vector<int> TcpGroup::hosts() const {
   std::vector<int> hosts(static_cast<std::size_t>(size()));
@@ -1003,7 +1022,6 @@ std::vector<int> TcpGroup::hosts() const {
   return hosts;
 }
 
-std::string TcpGroup::describe(int rank) const { return member_->describe_one(rank); }
 int TcpGroup::spins() const { return member_->spins(); }
 std::uint64_t TcpGroup::moved() const { return member_->moved(); }
 bool TcpGroup::sending() const { return !member_->flushed(); }

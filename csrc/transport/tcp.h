@@ -47,12 +47,13 @@ class TcpGroup final : public Group {
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override;
   bool has_left(int rank) const override;
-  std::string describe_ranks() const override;
+  std::string address(int rank) const override;
+  std::uint64_t calls(int rank) const override;
+  std::string describe(int rank) const override;
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;
 
   // Where it is part of a group (mixed.h): what that one's wait needs to know.
-  std::string describe(int rank) const;
   int spins() const;
   std::uint64_t moved() const;  // grows whenever bytes have come or gone
   bool sending() const;

@@ -52,6 +52,8 @@ std::size_t TcpPipes::try_write(int peer, const std::byte* data, std::size_t byt
   do {
     count = send(sockets_[static_cast<std::size_t>(peer)], data, bytes, kSendFlags);
   } while (count < 0 && errno == EINTR);
+  bool ended = count < 0 && errno != EAGAIN && errno != EWOULDBLOCK;
+  if (ended) ended_[static_cast<std::size_t>(peer)] = true;
   return count > 0 ? static_cast<std::size_t>(count) : 0;
 }
 

@@ -52,6 +52,8 @@ class ThreadEndpoint final : public Endpoint {
  public:
   ThreadEndpoint(ThreadGroup& group, int rank) : group_(group), rank_(rank), board_(group, rank) {}
 
+  int rank() const override { return rank_; }
+
   void enter(const CallRecord& call) override {
     auto& me = state();
     if (me.busy.exchange(true)) {
@@ -116,13 +118,15 @@ class ThreadEndpoint final : public Endpoint {
 
   bool flushed() override {
     for (int peer = 0; peer < group_.size_; ++peer) {
-      auto& channel = group_.channel(rank_, peer);
-      if (channel.taken.load(std::memory_order_acquire) !=
-          channel.posted.load(std::memory_order_relaxed)) {
-        return false;
-      }
+      if (!flushed_to(peer)) return false;
     }
     return true;
+  }
+
+  bool flushed_to(int peer) override {
+    auto& channel = group_.channel(rank_, peer);
+    return channel.taken.load(std::memory_order_acquire) ==
+           channel.posted.load(std::memory_order_relaxed);
   }
 
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
@@ -248,15 +252,16 @@ void ThreadGroup::throw_mismatch(int rank, int peer) {
   throw std::logic_error("unreachable");
 }
 
-std::string ThreadGroup::describe_ranks() const {
-  std::string text;
-  for (int r = 0; r < size_; ++r) {
-    const RankState& rank = ranks_[static_cast<std::size_t>(r)];
-    std::lock_guard lock(rank.mutex);
-    if (r) text += "; ";
-    text += describe_rank(r, rank.busy.load(), rank.call);
-  }
-  return text;
+std::uint64_t ThreadGroup::calls(int rank) const {
+  const RankState& of = ranks_[static_cast<std::size_t>(rank)];
+  std::lock_guard lock(of.mutex);
+  return of.call.number;
+}
+
+std::string ThreadGroup::describe(int rank) const {
+  const RankState& of = ranks_[static_cast<std::size_t>(rank)];
+  std::lock_guard lock(of.mutex);
+  return describe_rank(rank, of.busy.load(), of.call);
 }
 
 }  // namespace pycollective

@@ -32,7 +32,8 @@ class ThreadGroup final : public Group {
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override;
   std::string_view transport() const override { return "threads"; }
-  std::string describe_ranks() const override;
+  std::uint64_t calls(int rank) const override;
+  std::string describe(int rank) const override;
 
  private:
   friend class ThreadEndpoint;

@@ -66,6 +66,7 @@ class Board;
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
+  virtual int rank() const = 0;
 
   // Begins / ends a collective call of this rank, whose record is sealed. `leave` waits until no
   // peer reads this rank's memory.
@@ -87,8 +88,9 @@ class Endpoint {
   virtual void release(int peer) = 0;
   // Goes on with messages that did not fit at once.
   virtual void progress() {}
-  // Whether peers have read all that was sent.
+  // Whether peers have read all that was sent; whether one of them has.
   virtual bool flushed() = 0;
+  virtual bool flushed_to(int peer) = 0;
 
   // Calls `attempt` until it is done: while it is blocked, spins briefly, then sleeps until a peer
   // has done something. Throws Failure(timeout) at the deadline, the group's failure when it has

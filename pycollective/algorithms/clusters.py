@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -169,6 +169,37 @@ class Cluster:
         bytes : int
             Size of the arrays that will be asked about; what fits into a cache moves faster.
         """
+
+        def seconds(algorithm: str, size: int) -> float:
+            turns = [_core.measure_all_reduce(algorithm, ranks, size, 200) for _ in range(3)]
+            return float(min(np.median(turn) for turn in turns))
+
+        return cls.fitted(ranks, bytes, seconds, Link(0.0, receiver_copies=True))
+
+    @classmethod
+    def fitted(
+        cls,
+        ranks: int,
+        bytes: int,
+        seconds: Callable[[str, int], float],
+        link: Link,
+        call_overhead: float = 0.0,
+    ) -> Cluster:
+        """Return ranks on this machine, whose messages cost what two of their all-reduces say.
+
+        What `this_machine` does, for ranks that need not be threads.
+
+        Parameters
+        ----------
+        ranks, bytes : int
+            As of `this_machine`.
+        seconds : callable
+            ``seconds(algorithm, bytes)`` returns how long a float32 all-reduce takes.
+        link : Link
+            Who copies, and the bandwidth; latency and overhead are added to it.
+        call_overhead : float
+            Seconds of each call that are no message's.
+        """
         if ranks < 1 or bytes < 1:
             raise ValueError(f"cannot measure {ranks} ranks with {bytes} bytes")
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -176,16 +207,11 @@ class Cluster:
         iterations = max(5, min(100, (32 << 20) // part))
         turns = [_core.measure_rates(min(ranks, cores), part, iterations) for _ in range(3)]
         copy_rate, reduce_rate = (float(np.median(rates)) for rates in zip(*turns, strict=True))
-        link = Link(0.0, receiver_copies=True)
         if ranks > 1:
-
-            def seconds(algorithm: str, size: int) -> float:
-                turns = [_core.measure_all_reduce(algorithm, ranks, size, 200) for _ in range(3)]
-                return float(min(np.median(turn) for turn in turns))
-
             # The chain takes 2(n-1) (latency + 2 overhead), the fan 2 latency + 2n overhead.
-            one = seconds("ring", 64 * ranks) / (2 * (ranks - 1))
-            fan = seconds("reduce_to_one", 64) / 2
+            chain, fan = seconds("ring", 64 * ranks), seconds("reduce_to_one", 64)
+            one = max(chain - call_overhead, 0.0) / (2 * (ranks - 1))
+            fan = max(fan - call_overhead, 0.0) / 2
             if ranks == 2:  # both are the same: nothing tells latency from overhead
                 overhead = one / 4
             else:
@@ -194,7 +220,7 @@ class Cluster:
         made = cls.flat(
             ranks, link, reduce_rate=reduce_rate, copy_rate=copy_rate, name="this-machine"
         )
-        return replace(made, cores=cores)
+        return replace(made, cores=cores, call_overhead=call_overhead)
 
     @classmethod
     def ethernet_10g(cls, ranks: int, ranks_per_host: int = 1) -> Cluster:

@@ -21,7 +21,10 @@ from pycollective.algorithms.writing import Algorithm
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Simulation", "plot", "simulate"]
+__all__ = ["ROOTED", "Simulation", "plot", "simulate"]
+
+#: The collectives that have a root.
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
 
 #: Told now and then which share of a long work is done.
 Progress = Callable[[float], None]
@@ -109,6 +112,7 @@ def simulate(
     bytes: int,
     collective: str = "all_reduce",
     *,
+    root: int = 0,
     segment_bytes: int | None = None,
     progress: Progress | bool = True,
 ) -> Simulation:
@@ -128,7 +132,10 @@ def simulate(
         Size of a rank's buffer; where it is cut into ranks' parts, of all of them (as nccl-tests count).
         A barrier moves none.
     collective : str
-        The collective of a named algorithm. Its root is rank 0.
+        The collective of a named algorithm.
+    root : int
+        The root of a reduce, broadcast, gather or scatter. Schedules are written for rank 0, and the
+        ranks named anew for another, as calls do it.
     segment_bytes : int, optional
         Most bytes of a chunk that move at once; what the executor takes by default.
     progress : bool or callable
@@ -138,8 +145,8 @@ def simulate(
     Raises
     ------
     ValueError
-        The schedule does not fit together, or deadlocks: who waits for whom; or the cluster makes no
-        sense.
+        The schedule does not fit together, or deadlocks: who waits for whom, as it is written for root
+        0; or the cluster or the root makes no sense.
 
     Examples
     --------
@@ -155,13 +162,18 @@ def simulate(
         raise ValueError(f"a buffer has 0 bytes or more, not {bytes}")
     made: str | Schedule
     if isinstance(what, Algorithm):
-        name, made, kind = what.name, what.schedule(cluster.ranks), _core.Collective.all_reduce
+        name, made = what.name, what.schedule(cluster.ranks)
+        kind = made.collective
     elif isinstance(what, Schedule):
         name, made, kind = "schedule", what, what.collective
     else:
         name, made, kind = what, what, collective_of(collective)
     if kind == _core.Collective.barrier:
         bytes = 0
+    if root and kind.name not in ROOTED:
+        raise ValueError(f"{kind.name} has no root")
+    if root and not 0 <= root < cluster.ranks:
+        raise ValueError(f"root {root} is not among the {cluster.ranks} ranks")
     links = [
         (k.latency, k.bandwidth, k.overhead, k.sender_copies, k.receiver_copies, k.shared)
         for k in cluster.links
@@ -173,7 +185,8 @@ def simulate(
             bytes,
             segment_bytes or _core.SEGMENT_BYTES,
             cluster.ranks,
-            [list(level) for level in cluster.places],
+            # Rank i of the schedule is rank root + i: where that one sits, i does.
+            [[*level[root:], *level[:root]] for level in cluster.places],
             links,
             cluster.reduce_rate,
             cluster.copy_rate,
@@ -182,7 +195,15 @@ def simulate(
             watch,
         )
     return Simulation(
-        name, kind.name, bytes, cluster, seconds, finish, tuple(moved), tuple(messages), steps
+        name,
+        kind.name,
+        bytes,
+        cluster,
+        seconds,
+        np.roll(finish, root),
+        tuple(moved),
+        tuple(messages),
+        steps,
     )
 
 

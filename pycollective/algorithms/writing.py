@@ -122,7 +122,9 @@ class Algorithm:
 
         return show(self, size)
 
-    def simulate(self, cluster: int | Cluster, bytes: int = 1 << 20) -> Simulation:
+    def simulate(
+        self, cluster: int | Cluster, bytes: int = 1 << 20, *, root: int = 0
+    ) -> Simulation:
         """Time the schedule on a cluster, as `pycollective.algorithms.simulate` does.
 
         All steps are written out first, by Python: feasible to some hundred ranks.
@@ -132,11 +134,13 @@ class Algorithm:
         cluster : Cluster or int
             Where; a number means so many hosts of `Cluster.ethernet_10g`.
         bytes : int
-            Size of each rank's array.
+            Size of each rank's array; where it is cut into ranks' parts, of all of them.
+        root : int
+            The root, where there is one.
         """
         from pycollective.algorithms.simulation import simulate
 
-        return simulate(self, cluster, bytes)
+        return simulate(self, cluster, bytes, root=root)
 
     def for_ranks(self, size: int) -> _core.Algorithm:
         """Return what the core runs for a number of ranks; proved once."""

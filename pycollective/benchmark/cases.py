@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pycollective.algorithms.simulation import ROOTED
 from pycollective.communicator import Communicator
 
 __all__ = ["COLLECTIVES", "PARTS", "REDUCING", "ROOTED", "Arrays", "Case", "has_choice", "kind_of"]
@@ -26,7 +27,6 @@ COLLECTIVES = (
     "all_to_all", "barrier",
 )  # fmt: skip
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-ROOTED = ("reduce", "broadcast", "gather", "scatter")
 PARTS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pycollective import __version__, _core
-from pycollective.cli import bench, run, simulate, train
+from pycollective.cli import bench, run, simulate, timeline, train
 from pycollective.errors import CheckpointError, CollectiveError, DataError
 
 __all__ = ["main"]
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     main_parser.add_argument("--version", action="version", version=_version())
     commands = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, bench, simulate, run):
+    for module in (train, bench, simulate, run, timeline):
         module.add_parser(commands)
     return main_parser
 

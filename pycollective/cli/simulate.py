@@ -79,6 +79,7 @@ def add_parser(commands: Any) -> None:
         "--ranks", type=_numbers, default=[16], metavar="N,…", help="numbers of ranks (16)"
     )
     p.add_argument("--collective", default="all_reduce", help="which collective (all_reduce)")
+    p.add_argument("--root", type=int, default=0, metavar="RANK", help="where there is one (0)")
     p.add_argument("--algorithm", default="all", metavar="NAME,…", help="which schedules (all)")
     p.add_argument(
         "--cluster",
@@ -145,7 +146,9 @@ def _run(args: argparse.Namespace) -> int:
     for ranks in counts:
         for size in sizes:
             for name in chosen:
-                result = algorithms.simulate(name, made[ranks], size, args.collective)
+                result = algorithms.simulate(
+                    name, made[ranks], size, args.collective, root=args.root
+                )
                 rows.append(_row(result))
                 print(
                     f"  {ranks:>8} {result.bytes:>12} {name:>17} {result.seconds * 1e6:>14.2f} "

@@ -232,8 +232,8 @@ def train_cnn(
                 cross_entropy(labels, predictions), global_batch_size=examples
             )
             loss += nn.scale_regularization_loss(tensor.ops.add_n(model.losses))
-        weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        # What apply_gradients would do too, but gradients are summed while others are computed.
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
         accuracy.update_state(labels, predictions)
         return loss
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-from pycollective import _core, tuning
+from pycollective import _core, observe, tuning
 from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
 from pycollective.communicator.reductions import (
@@ -82,9 +82,11 @@ class Communicator(Reductions, Moves, Messages):
         if made is None:
             return None
         group, rank, family = made
-        part = Communicator(group, rank, self.timeout, family)
+        part = Communicator(group, rank, self.timeout, family, self._lane)
         if group.transport in ("threads", "shared memory"):  # of which all read one table
             part._prefer(tuning.rows(group.transport, part.size))
+        who = f"rank {rank} of {part.size} (rank {self.rank} before), {group.transport}"
+        observe.group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
         return part
 
 
@@ -112,10 +114,18 @@ def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communic
     """
     if not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    return threads(size, timeout, "local_group")
+
+
+def threads(size: int, timeout: float, source: str) -> list[Communicator]:
+    """Make a group of threads, because ``source`` says so."""
+    observe.settings()
     group = _core.ThreadGroup(size)
     family = Threads()
     choices = tuning.rows(group.transport, size)
     communicators = [Communicator(group, rank, timeout, family) for rank in range(size)]
     for communicator in communicators:
         communicator._prefer(choices)
+    ranks = "rank 0 of 1, alone" if size == 1 else f"ranks 0 to {size - 1}, threads of this process"
+    observe.group_made(communicators[0], ranks, source, str(tuning.path()))
     return communicators

@@ -22,7 +22,6 @@ __all__ = [
     "input_and_output",
     "num_rows",
     "output_for",
-    "packs",
     "part_shape",
     "target_in",
 ]
@@ -159,20 +158,6 @@ def check_counts(name: str, counts: Sequence[int], size: int) -> list[int]:
     if len(found) != size or any(n < 0 for n in found):
         raise ValueError(f"{name} must be {size} numbers of rows, one for each rank, not {found}")
     return found
-
-
-def packs(arrays: Sequence[Array], bytes_per_pack: int) -> list[list[int]]:
-    """Places of the arrays that are joined; the same on all ranks."""
-    joined: list[list[int]] = []
-    open_packs: dict[Any, tuple[list[int], int]] = {}
-    for i, x in enumerate(arrays):
-        pack, held = open_packs.get(x.dtype, ([], 0))
-        if not pack:
-            joined.append(pack)
-        pack.append(i)
-        held += x.nbytes
-        open_packs[x.dtype] = ([], 0) if held >= bytes_per_pack else (pack, held)
-    return joined
 
 
 def input_and_output(x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from pycollective import _core, tuning
+from pycollective import _core, observe, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.split import Family, Threads
@@ -38,14 +39,23 @@ class _Gone:
 class Member(_core.CommunicatorBase):
     """A rank's place in its group."""
 
-    def __init__(self, group: _core.Group, rank: int, timeout: float, family: Family) -> None:
+    def __init__(
+        self,
+        group: _core.Group,
+        rank: int,
+        timeout: float,
+        family: Family,
+        lane: int | None = None,
+    ) -> None:
         self._group = group
         self._family = family
         self._core: Any = _core.Communicator(group, rank)
-        self._attach(self._core)
+        self._choices: tuning.Rows = []
+        self._lane = rank if lane is None else lane  # in timelines: of a part, the whole's rank
         self.rank = rank
         self.size = group.size
         self.timeout = timeout
+        observe.join(self)
         if not isinstance(family, Threads):
             live.add(self)
 
@@ -127,6 +137,7 @@ class Member(_core.CommunicatorBase):
         """
         if not isinstance(self._core, _Gone):
             self._core.settle()
+            observe.leave(self)
         self._detach()
         self._group.leave(self.rank)
         self._core = _Gone("this communicator is closed")
@@ -147,10 +158,25 @@ class Member(_core.CommunicatorBase):
 
     def _prefer(self, choices: tuning.Rows) -> None:
         """Take rows for algorithm="auto", the same on all ranks, before the first call."""
+        self._choices = choices
         self._core.prefer(choices)
 
     def _how(self, algorithm: str | Algorithm) -> str | _core.Algorithm:
         return algorithm if isinstance(algorithm, str) else algorithm.for_ranks(self.size)
+
+    @contextlib.contextmanager
+    def _between(self, what: str) -> Iterator[None]:
+        """Tell the others, who are in the next part of a call, of an error between its parts."""
+        try:
+            yield
+        except CollectiveError:  # they know, or the group goes on
+            raise
+        except BaseException as error:
+            self.abort(
+                f"rank {self.rank} left {what} because of an error of its own: "
+                f"{type(error).__name__}"
+            )
+            raise
 
     def _seconds(self, timeout: float | None) -> float:
         seconds = self.timeout if timeout is None else float(timeout)

@@ -144,9 +144,10 @@ class Moves(Member):
                 ),
             )
         rows = self._rows_of_all(source, timeout)
-        target, result = output_for(out, source.dtype, (sum(rows), *row))
-        source = apart(source, target, self._ragged_place(target, rows))
-        self._move_ragged("all_gather", source, target, rows, row, 0, how, seconds)
+        with self._between("a ragged all_gather"):
+            target, result = output_for(out, source.dtype, (sum(rows), *row))
+            source = apart(source, target, self._ragged_place(target, rows))
+            self._move_ragged("all_gather", source, target, rows, row, 0, how, seconds)
         return deliver(target, result)
 
     def gather(
@@ -355,14 +356,15 @@ class Moves(Member):
                 return in_python(
                     self, lambda: self.all_to_all(source, sent, out=out, timeout=timeout)
                 )
-            received = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
-        else:
-            received = check_counts("out_counts", out_counts, self.size)
-            if sent[self.rank] != received[self.rank]:
-                raise ValueError(
-                    f"counts[{self.rank}] and out_counts[{self.rank}] are what this rank sends to "
-                    f"itself, and must be equal, not {sent[self.rank]} and {received[self.rank]}"
-                )
+            told = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
+            with self._between("a ragged all_to_all"):
+                return self.all_to_all(source, sent, out_counts=told, out=out, timeout=timeout)
+        received = check_counts("out_counts", out_counts, self.size)
+        if sent[self.rank] != received[self.rank]:
+            raise ValueError(
+                f"counts[{self.rank}] and out_counts[{self.rank}] are what this rank sends to "
+                f"itself, and must be equal, not {sent[self.rank]} and {received[self.rank]}"
+            )
         row = source.shape[1:]
         target, result = output_for(out, source.dtype, (sum(received), *row))
         source = apart(source, target, None)
@@ -402,12 +404,13 @@ class Moves(Member):
     ) -> Any:
         row, seconds = source.shape[1:], self._seconds(timeout)
         rows = self._rows_of_all(source, timeout)
-        if self.rank != root:
-            self._move_ragged("gather", source, None, rows, row, root, how, seconds)
-            return None
-        target, result = output_for(out, source.dtype, (sum(rows), *row))
-        source = apart(source, target, self._ragged_place(target, rows))
-        self._move_ragged("gather", source, target, rows, row, root, how, seconds)
+        with self._between("a ragged gather"):
+            if self.rank != root:
+                self._move_ragged("gather", source, None, rows, row, root, how, seconds)
+                return None
+            target, result = output_for(out, source.dtype, (sum(rows), *row))
+            source = apart(source, target, self._ragged_place(target, rows))
+            self._move_ragged("gather", source, target, rows, row, root, how, seconds)
         return deliver(target, result)
 
     def _check_ragged_scatter(
@@ -440,11 +443,12 @@ class Moves(Member):
         seconds, row = self._seconds(timeout), source.shape[1:]
         told = np.array(counts or [0] * self.size, np.int64)
         rows = [int(n) for n in self.broadcast(told, root, timeout=timeout)]
-        target, result = output_for(out, source.dtype, (rows[self.rank], *row))
-        given = None
-        if self.rank == root:
-            given = apart(source, target, self._ragged_place(source, rows))
-        self._move_ragged("scatter", given, target, rows, row, root, how, seconds)
+        with self._between("a ragged scatter"):
+            target, result = output_for(out, source.dtype, (rows[self.rank], *row))
+            given = None
+            if self.rank == root:
+                given = apart(source, target, self._ragged_place(source, rows))
+            self._move_ragged("scatter", given, target, rows, row, root, how, seconds)
         return deliver(target, result)
 
     def _ragged_place(self, whole: Array, rows: list[int]) -> Array:

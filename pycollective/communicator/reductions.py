@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pycollective import _core
+from pycollective import _core, observe
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import (
     Array,
@@ -19,10 +19,10 @@ from pycollective.communicator.arrays import (
     deliver,
     input_and_output,
     output_for,
-    packs,
     part_shape,
 )
 from pycollective.communicator.member import Member
+from pycollective.communicator.packing import PackedReduction, packs, split
 from pycollective.communicator.work import Work, nothing, outcome
 
 __all__ = ["DEFAULT_ALGORITHM", "Reductions", "all_reduce_together"]
@@ -228,8 +228,8 @@ class Reductions(Member):
         op : {"sum", "min", "max", "prod", "mean"}
             As of `all_reduce`.
         bytes_per_pack : int
-            A pack is full when it has this many bytes or more; arrays of one dtype share packs. 0:
-            each array for itself.
+            A pack that has more bytes than this takes no further array; arrays of one dtype share
+            packs. 0: each array for itself.
         algorithm : str or Algorithm
             As of `all_reduce`.
         out : sequence of arrays, optional
@@ -256,26 +256,31 @@ class Reductions(Member):
             if len(out) != len(sources):
                 raise ValueError(f"out has {len(out)} arrays for {len(sources)} contributions")
             views = [check_out(o, x) for o, x in zip(out, sources, strict=True)]
-        results: list[Array] = [np.empty(0)] * len(sources)
-        tasks = []
-        for pack in packs(sources, bytes_per_pack):
-            joined = np.concatenate([sources[i].reshape(-1) for i in pack])
-            how = self._how(algorithm)
-            seconds = self._seconds(timeout)
-            tasks.append(self._core.all_reduce(joined, joined, op, how, False, seconds, async_op))
-            begin = 0
-            for i in pack:
-                end = begin + sources[i].size
-                results[i] = joined[begin:end].reshape(sources[i].shape)
-                begin = end
+
+        def begin(source: Array, target: Array) -> list[Work]:
+            result = self.all_reduce(
+                source, op, out=target, algorithm=algorithm, async_op=async_op, timeout=timeout
+            )
+            return [result] if async_op else []
+
+        reduction = PackedReduction(packs(sources, bytes_per_pack), begin)
+        for i, source in enumerate(sources):
+            reduction.add(i, source)
 
         def finish() -> list[Array]:
+            results: list[Array] = [np.empty(0)] * len(sources)
+            for members, total in reduction.totals():
+                likes = [sources[i] for i in members]
+                for i, part in zip(members, split(total, likes), strict=True):
+                    results[i] = part
             if out is None:
                 return results
             places = map(Place, views, out)
             return [deliver(x, place) for x, place in zip(results, places, strict=True)]
 
-        return Work(tasks, finish) if async_op else finish()
+        if not async_op:
+            return finish()
+        return Work([task for work in reduction.under_way for task in work._tasks], finish)
 
 
 def all_reduce_together(
@@ -291,7 +296,6 @@ def all_reduce_together(
     sources = [as_input(x) for x in inputs]
     outputs = [np.empty(x.shape, x.dtype) for x in sources]
     how = algorithm if isinstance(algorithm, str) else algorithm.for_ranks(len(communicators))
-    _core.all_reduce_together(
-        [c._core for c in communicators], sources, outputs, op, how, communicators[0].timeout
-    )
+    cores = [c._core for c in communicators]
+    observe.together(cores, sources, outputs, op, how, communicators[0].timeout)
     return outputs

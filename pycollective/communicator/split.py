@@ -121,6 +121,13 @@ def split_groups(
     tuple or None
         This rank's new group, rank in it, and its family; None without a color.
     """
+    with communicator._between("split"):
+        return _split(communicator, color, key, seconds)
+
+
+def _split(
+    communicator: Any, color: int | None, key: int, seconds: float
+) -> tuple[_core.Group, int, Family] | None:
     family, me = communicator._family, communicator.rank
     wanted = -1 if color is None or color < 0 else color
     table = communicator.all_gather(np.array([[wanted, key]], np.int64), timeout=seconds)

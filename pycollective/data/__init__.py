@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pycollective.data import experimental
 from pycollective.data.dataset import Dataset, DatasetIterator
+from pycollective.data.files import TextLineDataset
+from pycollective.data.options import Options
 from pycollective.data.spec import (
     AUTOTUNE,
     INFINITE_CARDINALITY,
@@ -17,6 +19,8 @@ __all__ = [
     "UNKNOWN_CARDINALITY",
     "Dataset",
     "DatasetIterator",
+    "Options",
     "TensorSpec",
+    "TextLineDataset",
     "experimental",
 ]

@@ -8,6 +8,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+from pycollective.tensor import random
+
 __all__ = ["Prefetcher"]
 
 _END = object()
@@ -18,26 +22,35 @@ class _Failed:
         self.error = error
 
 
-def _produce(source: Iterator[Any], ready: queue.Queue[Any], stopped: threading.Event) -> None:
-    """Put the elements of ``source`` into a bounded queue until it ends or nobody wants them."""
+class _Shared:
+    """What a producer and its consumer share: places to fill, and what is ready."""
 
-    def put(item: Any) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def __init__(self, size: int) -> None:
+        self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(size):
+            self.places.put(None)
+        self.stopped = False
 
+    def stop(self) -> None:
+        self.stopped = True
+        self.places.put(None)  # wakes a producer that waits for room
+
+
+def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Generator) -> None:
+    """Fill places with the elements of ``source`` until it ends or nobody wants them."""
+    item: Any = None
     try:
-        for item in source:
-            if not put(item):
-                break
-        else:
-            put(_END)
+        with random.generator_scope(generator):
+            while item is not _END:
+                item = None  # hold no element while waiting for room
+                shared.places.get()
+                if shared.stopped:
+                    return
+                item = next(source, _END)
+                shared.ready.put(item)
     except BaseException as error:
-        put(_Failed(error))
+        shared.ready.put(_Failed(error))
     finally:
         close = getattr(source, "close", None)
         if close is not None:
@@ -48,7 +61,9 @@ class Prefetcher:
     """Elements of an iterator, made ahead of time in a thread.
 
     The thread ends when the elements are exhausted, when the iterator raises (the error arrives in
-    the consumer), when `close` is called, or when this object is dropped.
+    the consumer), when `close` is called, or when this object is dropped. What is random in it draws
+    from a generator of its own, which follows from the default one: so neither its numbers nor the
+    consumer's depend on which thread is faster, or on whether there is one.
 
     Parameters
     ----------
@@ -59,16 +74,15 @@ class Prefetcher:
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]], size: int) -> None:
-        self._ready: queue.Queue[Any] = queue.Queue(size)
-        stopped = threading.Event()
-        self._thread = threading.Thread(
+        shared = self._shared = _Shared(size)
+        thread = threading.Thread(
             target=_produce,
-            args=(make(), self._ready, stopped),
+            args=(make(), shared, random.spawn(1)[0]),
             name="pycollective-prefetch",
             daemon=True,
         )
-        self.close = weakref.finalize(self, _stop, stopped, self._ready)
-        self._thread.start()
+        self.close = weakref.finalize(self, shared.stop)
+        thread.start()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -76,7 +90,8 @@ class Prefetcher:
     def __next__(self) -> Any:
         if not self.close.alive:
             raise StopIteration
-        item = self._ready.get()
+        item = self._shared.ready.get()
+        self._shared.places.put(None)
         if item is _END:
             self.close()
             raise StopIteration
@@ -84,12 +99,3 @@ class Prefetcher:
             self.close()
             raise item.error
         return item
-
-
-def _stop(stopped: threading.Event, ready: queue.Queue[Any]) -> None:
-    stopped.set()
-    try:
-        while True:  # wake a producer that waits for room
-            ready.get_nowait()
-    except queue.Empty:
-        pass

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy as copies
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import copy, is_array
+from pycollective.data.optional import Optional
+from pycollective.data.options import Options
 from pycollective.data.rows import Rows
 from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from pycollective.dtypes import string
+from pycollective.errors import OutOfRangeError
 from pycollective.tensor import Tensor, as_tensor
 
 __all__ = ["Dataset", "DatasetIterator", "as_element", "as_tensors"]
@@ -22,8 +29,32 @@ def as_element(value: Any, own: bool = False) -> Any:
     if isinstance(value, (tuple, dict)):
         children = value.values() if isinstance(value, dict) else value
         return nest.rebuild(value, [as_element(v, own) for v in children])
-    array = as_tensor(value).array
+    array = _as_text(value) if _is_text(value) else as_tensor(value).array
     return copy(array) if own and is_array(value) else array
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a string, or a list or an array of strings."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, (str, bytes)) or (
+        isinstance(value, np.ndarray) and value.dtype.kind in "SUO"
+    )
+
+
+def _as_text(value: Any) -> Any:
+    """Return strings as an array of dtype `string`: Python's bytes, as TensorFlow has them."""
+    array = np.asarray(value, string)
+    items = [v.encode() if isinstance(v, str) else v for v in array.ravel().tolist()]
+    for item in items:
+        if not isinstance(item, bytes):
+            raise TypeError(
+                f"a {type(item).__name__} cannot become a tensor of strings: {item!r}; an array that "
+                "is to be a tensor holds numbers or strings"
+            )
+    text = np.empty(len(items), string)
+    text[:] = items
+    return text.reshape(array.shape)
 
 
 def as_tensors(element: Any) -> Any:
@@ -34,8 +65,9 @@ def as_tensors(element: Any) -> Any:
 class DatasetIterator:
     """One pass over a dataset; `close`, or dropping it, ends the threads that work for it."""
 
-    def __init__(self, elements: Iterator[Any]) -> None:
-        self._elements = elements
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._elements = dataset._iter()
 
     def __iter__(self) -> DatasetIterator:
         return self
@@ -43,9 +75,24 @@ class DatasetIterator:
     def __next__(self) -> Any:
         return as_tensors(next(self._elements))
 
+    @property
+    def element_spec(self) -> Any:
+        """That of the dataset."""
+        return self._dataset.element_spec
+
     def get_next(self) -> Any:
-        """Return the next element; at the end raises StopIteration."""
-        return next(self)
+        """Return the next element; at the end raises OutOfRangeError, which is a StopIteration."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("End of sequence") from None
+
+    def get_next_as_optional(self) -> Optional:
+        """Return an `Optional` of the next element; at the end one without a value."""
+        try:
+            return Optional(self.element_spec, next(self))
+        except StopIteration:
+            return Optional.empty(self.element_spec)
 
     def close(self) -> None:
         """End the pass."""
@@ -84,10 +131,52 @@ class Dataset:
         """Return the number of rows of each element but perhaps the last, if it is known."""
         return None
 
+    def _inputs(self) -> tuple[Dataset, ...]:
+        """Return the datasets that this one is made from."""
+        return ()
+
+    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
+        """Return the same as this, made from other datasets."""
+        raise NotImplementedError
+
+    def _copy(self, **changed: Any) -> Dataset:
+        """Return a copy with some attributes changed, for `_with_inputs`."""
+        other = copies.copy(self)
+        vars(other).update(changed)
+        return other
+
     # For everyone -------------------------------------------------------------------------------
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator(self._iter())
+        return DatasetIterator(self)
+
+    def options(self) -> Options:
+        """Return the options of this dataset, and of those that it is made from."""
+        merged = Options()
+        for dataset in self._inputs():
+            merged = merged.merge(dataset.options())
+        return merged
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Return ``reduce_func(state, element)`` of all elements, one after the other.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the function returns another number of tensors than the state has.
+        TypeError
+            If it changes the dtype of the state.
+        """
+        return transformations.reduced(self, initial_state, reduce_func)
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+        """Return what a function makes of this dataset."""
+        made = transformation_func(self)
+        if not isinstance(made, Dataset):
+            raise TypeError(
+                f"`transformation_func` must return a `tf.data.Dataset` object. Got {type(made)}."
+            )
+        return made
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Yield the elements as nests of NumPy arrays."""
@@ -141,14 +230,21 @@ class Dataset:
 
     @staticmethod
     def from_generator(
-        generator: Callable[..., Any], output_signature: Any = None, args: tuple[Any, ...] = ()
+        generator: Callable[..., Any],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: tuple[Any, ...] | None = None,
+        output_signature: Any = None,
     ) -> Dataset:
         """Return a dataset of what ``generator(*args)`` yields, called anew for each iteration.
 
         With ``output_signature``, a nest of `TensorSpec`, Python's numbers and arrays are converted
-        where that loses nothing, and elements that do not fit raise a TypeError. Arrays are copied.
+        where that loses nothing, and elements that do not fit raise a TypeError. Older programs give
+        ``output_types`` and ``output_shapes`` instead. Without any of them elements are taken as they
+        come. Arrays are copied; tensors among ``args`` are handed over as NumPy arrays.
         """
-        return sources.Generated(generator, output_signature, args)
+        signature = sources.signature_of(output_types, output_shapes, output_signature)
+        return sources.Generated(generator, signature, args or ())
 
     @staticmethod
     def range(*args: int, output_type: Any = "int64") -> Dataset:
@@ -156,14 +252,48 @@ class Dataset:
         return sources.Numbers(args, output_type)
 
     @staticmethod
-    def zip(*datasets: Any) -> Dataset:
-        """Return a dataset of tuples of elements; it ends with the shortest of ``datasets``."""
-        return transformations.Zip(datasets[0] if len(datasets) == 1 else datasets)
+    def list_files(
+        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None
+    ) -> Dataset:
+        """Return a dataset of the names of the files that match patterns.
+
+        Parameters
+        ----------
+        file_pattern : str or list of str
+            As `glob` takes them.
+        shuffle : bool, optional
+            Give the names in a random order, another one for each iteration, unless this is False;
+            then they are sorted.
+        seed : int, optional
+            As in `shuffle`. Workers that are to agree on the order need one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If no file matches.
+        """
+        names = files.matching_files(file_pattern)
+        return names if shuffle is False else names.shuffle(len(names), seed)
+
+    @staticmethod
+    def zip(*args: Any, datasets: Any = None) -> Dataset:
+        """Return a dataset of tuples of elements; it ends with the shortest of the datasets.
+
+        Takes the datasets one by one, or a tuple or dict of them: then elements have its structure.
+        """
+        if args and datasets is not None:
+            raise TypeError("Both `*args` and `datasets` cannot be set.")
+        if datasets is None:
+            datasets = args[0] if len(args) == 1 else args
+        return transformations.Zip(datasets)
 
     # Transformations ----------------------------------------------------------------------------
 
     def shuffle(
-        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = None,
     ) -> Dataset:
         """Return the elements in a random order.
 
@@ -171,13 +301,56 @@ class Dataset:
         dataset gives every order the same chance. Every iteration has another order unless
         ``reshuffle_each_iteration`` is False; equal seeds give equal orders.
         """
-        return transformations.Shuffle(self, buffer_size, seed, reshuffle_each_iteration)
+        again = reshuffle_each_iteration is None or reshuffle_each_iteration
+        return transformations.Shuffle(self, buffer_size, seed, again)
 
     def batch(
-        self, batch_size: int, drop_remainder: bool = False, num_parallel_calls: Any = None
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: Any = None,
+        deterministic: bool | None = None,
     ) -> Dataset:
         """Join ``batch_size`` elements at a time along a new first axis."""
-        return transformations.Batch(self, batch_size, drop_remainder)
+        return batching.Batch(self, batch_size, drop_remainder)
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Join elements of different shapes, filled up to the longest of each batch.
+
+        Parameters
+        ----------
+        batch_size : int
+            How many elements are joined.
+        padded_shapes : nest of shapes, optional
+            The shapes to fill up to; None or -1 in them: to the longest of the batch, as without.
+        padding_values : number or nest of numbers, optional
+            What to fill up with; zero unless given.
+        drop_remainder : bool
+            Leave out a last batch of fewer elements.
+
+        Raises
+        ------
+        DataLossError
+            If an element is larger than its padded shape.
+        ValueError
+            If a padded shape has another number of axes than the elements.
+        TypeError
+            If a padding value cannot be of the elements' dtype.
+        """
+        return batching.PaddedBatch(self, batch_size, padded_shapes, padding_values, drop_remainder)
+
+    def rebatch(self, batch_size: Any, drop_remainder: bool = False) -> Dataset:
+        """Cut the rows of batches anew, into batches of another number of rows.
+
+        ``batch_size`` may be a list of numbers, which are used in turn; 0 gives an empty batch.
+        """
+        return batching.Rebatch(self, batch_size, drop_remainder)
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Return the dataset ``count`` times over; None or -1: for ever."""
@@ -187,13 +360,53 @@ class Dataset:
         """Make elements ahead in a thread, ``buffer_size`` of them (-1: two)."""
         return transformations.Prefetch(self, buffer_size)
 
-    def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None) -> Dataset:
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset:
         """Apply a function to every element; tuples become its arguments.
 
         With ``num_parallel_calls`` (-1: one for each core) it runs in threads; the order stays.
         Arrays that the function returns are copied. `element_spec` calls it with zeros.
         """
         return transformations.Map(self, map_func, num_parallel_calls)
+
+    def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
+        """Return the elements of the dataset that a function makes of each element."""
+        return transformations.Interleave(self, map_func, 1, 1, None)
+
+    def interleave(
+        self,
+        map_func: Callable[..., Any],
+        cycle_length: int | None = None,
+        block_length: int = 1,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset:
+        """Make a dataset of each element, and take elements of several of these in turn.
+
+        Parameters
+        ----------
+        map_func : callable
+            Returns a dataset; say, the lines of the file whose name it is given.
+        cycle_length : int, optional
+            How many datasets take turns; by default (and -1) one for each core.
+        block_length : int
+            How many elements each gives before the next one's turn.
+        num_parallel_calls : int, optional
+            Let the datasets be read ahead, each in a thread of its own. The order stays.
+        deterministic : bool, optional
+            Accepted for TensorFlow's sake: the order never depends on timing.
+        """
+        return transformations.Interleave(
+            self, map_func, cycle_length, block_length, num_parallel_calls
+        )
+
+    def with_options(self, options: Options) -> Dataset:
+        """Return the same elements with options, which are put over those there are."""
+        return transformations.WithOptions(self, options)
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Keep the elements for which ``predicate`` is true."""
@@ -212,7 +425,10 @@ class Dataset:
         return transformations.Skip(self, count)
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Return every ``num_shards``-th element, beginning with number ``index``."""
+        """Return every ``num_shards``-th element, beginning with number ``index``.
+
+        ``shard(SHARD_HINT, SHARD_HINT)`` is filled in by a strategy, under `AutoShardPolicy.HINT`.
+        """
         return transformations.Shard(self, num_shards, index)
 
     def concatenate(self, dataset: Dataset) -> Dataset:
@@ -225,8 +441,8 @@ class Dataset:
 
     def unbatch(self) -> Dataset:
         """Return the rows of every element."""
-        return transformations.Unbatch(self)
+        return batching.Unbatch(self)
 
 
 # The methods above need these modules, whose classes are kinds of `Dataset`.
-from pycollective.data import sources, transformations  # noqa: E402
+from pycollective.data import batching, files, sources, transformations  # noqa: E402

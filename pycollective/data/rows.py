@@ -13,8 +13,10 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import array_module
+from pycollective.data.spec import component_names
+from pycollective.errors import InvalidArgumentError
 
-__all__ = ["Rows", "regroup", "shuffled"]
+__all__ = ["Rows", "cut_anew", "number_of_rows", "regroup", "shuffled"]
 
 Indices = Any
 
@@ -118,3 +120,83 @@ def shuffled_blocks(
             out = []
     if out:
         yield np.asarray(out)
+
+
+def number_of_rows(batch: Any) -> int:
+    """Return the number of rows of a batch, which all its arrays must have.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an array has no axes, or two differ in length; the components are named.
+    """
+    leaves = nest.flatten(batch)
+    if leaves[0].ndim and all(leaf.shape[:1] == leaves[0].shape[:1] for leaf in leaves):
+        return len(leaves[0])
+    lengths = {}
+    for name, leaf in zip(nest.flatten(component_names(batch)), leaves, strict=True):
+        if leaf.ndim == 0:
+            raise InvalidArgumentError(
+                "All components must have at least one dimension. Perhaps your input dataset is not "
+                f"batched? Component {name} is scalar."
+            )
+        lengths[name] = len(leaf)
+    counts = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+    raise InvalidArgumentError(
+        f"All components of a batch must have the same number of rows (first axis): {counts}"
+    )
+
+
+def cut_anew(batches: Iterator[Any], sizes: Iterable[int], drop_remainder: bool) -> Iterator[Any]:
+    """Yield batches of the given numbers of rows, from batches of any numbers of rows.
+
+    Arrays are only copied where a new batch reaches over the end of an old one.
+    """
+    kept: list[Any] = []  # what is left of old batches
+    have = 0
+    for size in sizes:
+        while have < size or not kept:
+            batch = next(batches, None)
+            if batch is None:
+                if have and not drop_remainder:
+                    yield _joined(kept)
+                return
+            rows = number_of_rows(batch)
+            if rows or not kept:
+                kept = [batch] if not have else [*kept, batch]
+                have += rows
+        parts: list[Any] = []
+        wanted = size
+        while True:
+            first = kept[0]
+            rows = len(nest.flatten(first)[0])
+            take = min(wanted, rows)
+            parts.append(first if take == rows else _rows_of(first, 0, take))
+            wanted -= take
+            have -= take
+            # The last one stays, even without rows: it shows what a batch of no rows looks like.
+            kept[0] = _rows_of(first, take, rows) if take else first
+            if not wanted:
+                break
+            del kept[0]
+        yield _joined(parts)
+
+
+def _rows_of(batch: Any, begin: int, end: int) -> Any:
+    return nest.map_structure(lambda a: a[begin:end], batch)
+
+
+def _joined(batches: list[Any]) -> Any:
+    if len(batches) == 1:
+        return batches[0]
+    return nest.map_structure(_join_rows, component_names(batches[0]), *batches)
+
+
+def _join_rows(name: str, *arrays: Any) -> Any:
+    kinds = {(a.shape[1:], a.dtype) for a in arrays}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(f"{shape} of {dtype}" for shape, dtype in kinds))
+        raise InvalidArgumentError(
+            f"cannot join rows of different kinds: those of {name} are {found}"
+        )
+    return np.concatenate(arrays)

@@ -12,11 +12,11 @@ from pycollective import nest
 from pycollective.array_backend import array_module, copy, is_array
 from pycollective.data.dataset import Dataset, as_element
 from pycollective.data.rows import Rows
-from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec, spec_of
-from pycollective.dtypes import as_dtype
-from pycollective.tensor import as_tensor
+from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec, component_names, spec_of
+from pycollective.dtypes import as_dtype, string
+from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["Generated", "Numbers", "SingleElement", "TensorSlices"]
+__all__ = ["Generated", "Numbers", "SingleElement", "TensorSlices", "signature_of"]
 
 
 class TensorSlices(Dataset):
@@ -92,22 +92,24 @@ class Generated(Dataset):
         self._args = args
 
     def _iter(self) -> Iterator[Any]:
-        for number, value in enumerate(self._generator(*self._args)):
+        args = [a.numpy() if isinstance(a, Tensor) else a for a in self._args]
+        for number, value in enumerate(self._generator(*args)):
             try:
                 yield as_element(value, own=True) if self._signature is None else self._fit(value)
             except (TypeError, ValueError) as error:
                 raise TypeError(f"from_generator: element {number}: {error}") from error
 
     def _fit(self, value: Any) -> Any:
-        def fit(spec: TensorSpec, item: Any) -> Any:
-            array = as_tensor(item, spec.dtype).array
+        def fit(name: str, spec: TensorSpec, item: Any) -> Any:
+            array = as_element(item) if spec.dtype == string else as_tensor(item, spec.dtype).array
             if not spec.accepts(array):
                 raise TypeError(
-                    f"shape {array.shape} was yielded, and output_signature says {spec}"
+                    f"{name}: `generator` yielded an element of shape {array.shape} and dtype "
+                    f"{array.dtype} where an element of shape {spec.shape} was expected: {spec}"
                 )
             return copy(array) if is_array(item) else array
 
-        return nest.map_structure(fit, self._signature, value)
+        return nest.map_structure(fit, component_names(self._signature), self._signature, value)
 
     def _make_spec(self) -> Any:
         return UNKNOWN_SPEC if self._signature is None else self._signature
@@ -124,3 +126,34 @@ class Numbers(TensorSlices):
                 raise ValueError(f"Dataset.range{args}: {[*number]} does not fit dtype {dtype}")
         start, stop, step = numbers.start, numbers.stop, numbers.step
         super().__init__(np.arange(start, stop, step, dtype=np.int64).astype(dtype))
+
+
+def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
+    """Return the signature that `Dataset.from_generator` was given, in whichever spelling."""
+    if types is None and shapes is None:
+        return signature
+    if signature is not None:
+        name = "output_types" if types is not None else "output_shapes"
+        raise TypeError(
+            f"The `{name}` argument can not be used together with the `output_signature` argument."
+        )
+    if types is None:
+        raise TypeError(
+            "To specify the output signature you need to provide either the `output_signature` "
+            "argument or the `output_types` argument."
+        )
+
+    def specs(kind: Any, shape: Any) -> Any:
+        if not isinstance(kind, (tuple, dict)):
+            return TensorSpec(shape, kind)
+        keys = list(kind) if isinstance(kind, dict) else range(len(kind))
+        if shape is not None and len(shape) != len(kind):
+            raise TypeError(
+                f"from_generator: output_shapes {shapes!r} do not have the structure of output_types "
+                f"{types!r}"
+            )
+        return nest.rebuild(
+            kind, [specs(kind[k], None if shape is None else shape[k]) for k in keys]
+        )
+
+    return specs(types, shapes)

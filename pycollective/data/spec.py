@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import Any
 
 from pycollective import nest
-from pycollective.dtypes import as_dtype, float32
+from pycollective.dtypes import as_dtype, float32, string
 
 __all__ = [
     "AUTOTUNE",
@@ -16,6 +17,7 @@ __all__ = [
     "UNKNOWN_SPEC",
     "TensorSpec",
     "common_spec",
+    "component_names",
     "spec_of",
 ]
 
@@ -56,7 +58,10 @@ class TensorSpec:
                 raise ValueError(f"TensorSpec: a length in the shape {shape} is negative")
             object.__setattr__(self, "shape", shape)
         if self.dtype is not None:
-            object.__setattr__(self, "dtype", as_dtype(self.dtype))
+            text = any(self.dtype is t for t in (string, str)) or (
+                isinstance(self.dtype, str) and self.dtype == "string"
+            )
+            object.__setattr__(self, "dtype", string if text else as_dtype(self.dtype))
 
     def accepts(self, array: Any) -> bool:
         """Whether an array has this dtype and a shape that fits."""
@@ -97,3 +102,13 @@ def common_spec(one: Any, other: Any) -> Any:
 def spec_of(element: Any) -> Any:
     """Return the specs of an element's arrays, in its structure."""
     return nest.map_structure(lambda a: TensorSpec(a.shape, a.dtype), element)
+
+
+def component_names(structure: Any, name: str = "element") -> Any:
+    """Return a name for each leaf of a structure, in the structure: ``element['x'][0]`` and so on."""
+    if not nest.is_nested(structure):
+        return name
+    keys = structure.keys() if isinstance(structure, Mapping) else range(len(structure))
+    children = structure.values() if isinstance(structure, Mapping) else structure
+    names = (component_names(c, f"{name}[{k!r}]") for k, c in zip(keys, children, strict=True))
+    return nest.rebuild(structure, names)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,23 +19,32 @@ import numpy as np
 from pycollective import nest
 from pycollective.data.background import Prefetcher
 from pycollective.data.dataset import Dataset, as_element, as_tensors
-from pycollective.data.rows import Rows, regroup, shuffled, shuffled_blocks
+from pycollective.data.options import SHARD_HINT, Options
+from pycollective.data.rows import (
+    Rows,
+    shuffled,
+    shuffled_blocks,
+)
 from pycollective.data.spec import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     UNKNOWN_SPEC,
     TensorSpec,
     common_spec,
+    component_names,
     spec_of,
 )
+from pycollective.dtypes import string
+from pycollective.errors import FailedPreconditionError, InvalidArgumentError
 from pycollective.tensor import as_tensor, random
 
 __all__ = [
-    "Batch",
+    "AssertCardinality",
     "Cache",
     "Concatenate",
     "Enumerate",
     "Filter",
+    "Interleave",
     "Map",
     "Prefetch",
     "Repeat",
@@ -43,22 +52,32 @@ __all__ = [
     "Shuffle",
     "Skip",
     "Take",
-    "Unbatch",
+    "Transformed",
+    "WithOptions",
     "Zip",
+    "at_least",
+    "reduced",
 ]
 
 
-def _at_least(value: Any, least: int, name: str) -> int:
+def at_least(value: Any, least: int, name: str) -> int:
+    """Return an argument as an int, or raise a ValueError that names it."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be an int of at least {least}, not {value!r}")
     return int(value)
 
 
-class _Transformed(Dataset):
+class Transformed(Dataset):
     """A dataset made from one other; elements look like that one's unless said otherwise."""
 
     def __init__(self, source: Dataset) -> None:
         self._source = source
+
+    def _inputs(self) -> tuple[Dataset, ...]:
+        return (self._source,)
+
+    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
+        return self._copy(_source=inputs[0])
 
     def _make_spec(self) -> Any:
         return self._source.element_spec
@@ -71,14 +90,14 @@ class _Transformed(Dataset):
         return self._source._batch_size()
 
 
-class Shuffle(_Transformed):
+class Shuffle(Transformed):
     """Elements in a random order."""
 
     def __init__(
         self, source: Dataset, buffer_size: int, seed: int | None, reshuffle: bool
     ) -> None:
         super().__init__(source)
-        self._buffer_size = _at_least(buffer_size, 1, "buffer_size")
+        self._buffer_size = at_least(buffer_size, 1, "buffer_size")
         own = random.default_generator().integers(2**63) if seed is None else seed
         self._seed = abs(int(own))
         self._reshuffle = reshuffle
@@ -100,66 +119,12 @@ class Shuffle(_Transformed):
         return shuffled(self._source._iter(), self._buffer_size, self._random())
 
 
-class Batch(_Transformed):
-    """Several elements joined along a new first axis."""
-
-    def __init__(self, source: Dataset, batch_size: int, drop_remainder: bool) -> None:
-        super().__init__(source)
-        self._size = _at_least(batch_size, 1, "batch_size")
-        self._drop = drop_remainder
-
-    def _iter(self) -> Iterator[Any]:
-        rows = self._source._rows()
-        if rows is not None:
-            for indices in regroup(rows.blocks(), self._size, self._drop):
-                yield rows.take(indices)
-            return
-        elements = self._source._iter()
-        while batch := list(itertools.islice(elements, self._size)):
-            if len(batch) < self._size and self._drop:
-                return
-            yield nest.map_structure(_stack, *batch)
-
-    def cardinality(self) -> int:
-        """Return the number of batches."""
-        count = self._source.cardinality()
-        if count < 0:
-            return count
-        return count // self._size if self._drop else -(-count // self._size)
-
-    def _make_spec(self) -> Any:
-        rows = self._size if self._drop else None
-        return nest.map_structure(
-            lambda s: TensorSpec(None if s.shape is None else (rows, *s.shape), s.dtype),
-            self._source.element_spec,
-        )
-
-    def _batch_size(self) -> int | None:
-        return self._size
-
-
-def _stack(*arrays: Any) -> Any:
-    for other in arrays[1:]:
-        if nest.is_nested(other):
-            raise ValueError("cannot batch elements of different structures: a tensor and a tuple")
-        if other.shape != arrays[0].shape:
-            raise ValueError(
-                f"cannot batch elements of different shapes: {arrays[0].shape} and {other.shape}"
-            )
-        if other.dtype != arrays[0].dtype:
-            raise TypeError(
-                f"cannot batch elements of different dtypes: {arrays[0].dtype} and {other.dtype}; "
-                "cast() them in map(), or give from_generator an output_signature"
-            )
-    return np.stack(arrays)
-
-
-class Repeat(_Transformed):
+class Repeat(Transformed):
     """The elements several times over."""
 
     def __init__(self, source: Dataset, count: int | None) -> None:
         super().__init__(source)
-        self._count = -1 if count is None else _at_least(count, -1, "count")
+        self._count = -1 if count is None else at_least(count, -1, "count")
 
     def _turns(self) -> Iterator[int]:
         return iter(range(self._count)) if self._count >= 0 else itertools.count()
@@ -193,12 +158,12 @@ class Repeat(_Transformed):
         return count if count < 0 else count * self._count
 
 
-class Take(_Transformed):
+class Take(Transformed):
     """The first elements."""
 
     def __init__(self, source: Dataset, count: int) -> None:
         super().__init__(source)
-        self._count = _at_least(count, -1, "count")
+        self._count = at_least(count, -1, "count")
 
     def _rows(self) -> Rows | None:
         rows = self._source._rows()
@@ -208,8 +173,10 @@ class Take(_Transformed):
 
         def blocks() -> Iterator[Any]:
             left = self._count
-            for block in source():
-                if left <= 0:
+            order = source()
+            while left > 0:  # asking for one block more could begin another turn of a repetition
+                block = next(order, None)
+                if block is None:
                     return
                 yield block[:left]
                 left -= len(block)
@@ -230,24 +197,24 @@ class Take(_Transformed):
         return count if count < 0 else min(count, self._count)
 
 
-class Skip(_Transformed):
+class Skip(Transformed):
     """All but the first elements."""
 
     def __init__(self, source: Dataset, count: int) -> None:
         super().__init__(source)
-        self._count = _at_least(count, -1, "count")
+        self._count = at_least(count, -1, "count")
 
     def _rows(self) -> Rows | None:
         rows = self._source._rows()
         if rows is None:
             return None
+        if self._count < 0:  # -1 skips everything, as tf.data does
+            return Rows(rows.columns, lambda: iter(()))
         source = rows.blocks
 
         def blocks() -> Iterator[Any]:
             left = self._count
             for block in source():
-                if left < 0:  # -1 skips everything, as tf.data does
-                    return
                 if left < len(block):
                     yield block[left:]
                     left = 0
@@ -269,17 +236,31 @@ class Skip(_Transformed):
         return count if count < 0 else max(0, count - self._count)
 
 
-class Shard(_Transformed):
+class Shard(Transformed):
     """Every so many-th element."""
 
     def __init__(self, source: Dataset, num_shards: int, index: int) -> None:
         super().__init__(source)
-        self._step = _at_least(num_shards, 1, "num_shards")
-        self._first = _at_least(index, 0, "index")
-        if self._first >= self._step:
-            raise ValueError(f"index must be below num_shards {num_shards}, not {index}")
+        self._is_hint = num_shards == SHARD_HINT
+        if self._is_hint:
+            return
+        self._step = at_least(num_shards, 1, "num_shards")
+        self._first = index
+        if isinstance(index, bool) or not 0 <= index < num_shards:
+            raise InvalidArgumentError(
+                f"Index must be between 0 and {num_shards - 1} (currently index = {index})."
+            )
+
+    def _check_filled_in(self) -> None:
+        if self._is_hint:
+            raise FailedPreconditionError(
+                "`tf.data.Dataset.shard(SHARD_HINT, ...)` can only be used in "
+                "`tf.distribute.Strategy.experimental_distribute_dataset()` with "
+                "`tf.data.experimental.AutoShardPolicy.HINT` policy."
+            )
 
     def _rows(self) -> Rows | None:
+        self._check_filled_in()
         rows = self._source._rows()
         if rows is None:
             return None
@@ -294,20 +275,26 @@ class Shard(_Transformed):
         return Rows(rows.columns, blocks)
 
     def _iter(self) -> Iterator[Any]:
+        self._check_filled_in()
         return itertools.islice(self._source._iter(), self._first, None, self._step)
 
     def cardinality(self) -> int:
         """Return the number of elements of this shard."""
         count = self._source.cardinality()
+        if self._is_hint:
+            return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
         return count if count < 0 else len(range(self._first, count, self._step))
 
 
-class Cache(_Transformed):
+class Cache(Transformed):
     """Elements that are made once."""
 
     def __init__(self, source: Dataset) -> None:
         super().__init__(source)
         self._kept: list[Any] | None = None
+
+    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
+        return self._copy(_source=inputs[0], _kept=None)
 
     def _rows(self) -> Rows | None:
         rows = self._source._rows()
@@ -332,7 +319,7 @@ class Cache(_Transformed):
         yield from self._kept
 
 
-class Map(_Transformed):
+class Map(Transformed):
     """A function of every element."""
 
     def __init__(
@@ -345,7 +332,7 @@ class Map(_Transformed):
         if num_parallel_calls == -1:
             num_parallel_calls = os.cpu_count() or 1
         calls = 1 if num_parallel_calls is None else num_parallel_calls
-        self._parallel = _at_least(calls, 1, "num_parallel_calls")
+        self._parallel = at_least(calls, 1, "num_parallel_calls")
 
     def _call(self, element: Any) -> Any:
         value = as_tensors(element)
@@ -383,31 +370,41 @@ class Map(_Transformed):
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _make_spec(self) -> Any:
-        """Return the spec of what the function makes of zeros.
-
-        Unknown lengths are tried with two values: those of the result that differ are unknown.
-        """
-        source = self._source.element_spec
-        if any(s.shape is None or s.dtype is None for s in nest.flatten(source)):
-            return UNKNOWN_SPEC
-
-        def made_of(unknown: int) -> Any:
-            def zeros(s: TensorSpec) -> Any:
-                return np.zeros([unknown if n is None else n for n in s.shape or ()], s.dtype)
-
-            return spec_of(self._call(nest.map_structure(zeros, source)))
-
-        try:
-            with random.generator_scope(np.random.default_rng(0)):
-                return common_spec(made_of(2), made_of(3))
-        except Exception:  # it may well do with its elements, if not with zeros
-            return UNKNOWN_SPEC
+        return _spec_of_result(
+            self._source.element_spec, lambda element: spec_of(self._call(element))
+        )
 
     def _batch_size(self) -> int | None:
         return None
 
 
-class Filter(_Transformed):
+def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
+    """Return the spec of what a function makes of zeros, by ``result``, which returns a spec.
+
+    Unknown lengths are tried with two values: those of the result that differ are unknown. One of the
+    two is 1, since no part of a tensor is shorter; where axes of that length are dropped, it is 2.
+    """
+    if any(s.shape is None or s.dtype is None for s in nest.flatten(source)):
+        return UNKNOWN_SPEC
+
+    def made_of(unknown: int) -> Any:
+        def zeros(s: TensorSpec) -> Any:
+            shape = [unknown if n is None else n for n in s.shape or ()]
+            return np.full(shape, b"", string) if s.dtype == string else np.zeros(shape, s.dtype)
+
+        return result(nest.map_structure(zeros, source))
+
+    try:
+        with random.generator_scope(np.random.default_rng(0)):
+            large = made_of(3)
+            spec = common_spec(made_of(1), large)
+            whole = all(s.shape is not None for s in nest.flatten(spec))
+            return spec if whole else common_spec(made_of(2), large)
+    except Exception:  # it may well do with its elements, if not with zeros
+        return UNKNOWN_SPEC
+
+
+class Filter(Transformed):
     """The elements for which a function is true."""
 
     def __init__(self, source: Dataset, predicate: Callable[..., Any]) -> None:
@@ -431,12 +428,12 @@ class Filter(_Transformed):
         return UNKNOWN_CARDINALITY
 
 
-class Prefetch(_Transformed):
+class Prefetch(Transformed):
     """Elements made ahead in a thread."""
 
     def __init__(self, source: Dataset, buffer_size: int) -> None:
         super().__init__(source)
-        size = _at_least(buffer_size, -1, "buffer_size")
+        size = at_least(buffer_size, -1, "buffer_size")
         self._buffer_size = 2 if size < 0 else size
 
     def _iter(self) -> Iterator[Any]:
@@ -445,7 +442,7 @@ class Prefetch(_Transformed):
         return iter(Prefetcher(self._source._iter, self._buffer_size))
 
 
-class Concatenate(_Transformed):
+class Concatenate(Transformed):
     """One dataset after another."""
 
     def __init__(self, source: Dataset, other: Dataset) -> None:
@@ -461,6 +458,12 @@ class Concatenate(_Transformed):
         known = UNKNOWN_SPEC not in (*nest.flatten(one), *nest.flatten(two))
         if known and (not mixed or any(s.dtype is None for s in mixed)):
             raise TypeError(f"concatenate: the elements differ in kind: {one} and {two}")
+
+    def _inputs(self) -> tuple[Dataset, ...]:
+        return (self._source, self._other)
+
+    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
+        return self._copy(_source=inputs[0], _other=inputs[1])
 
     def _make_spec(self) -> Any:
         one, two = self._source.element_spec, self._other.element_spec
@@ -483,7 +486,7 @@ class Concatenate(_Transformed):
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in (one, other) else one + other
 
 
-class Enumerate(_Transformed):
+class Enumerate(Transformed):
     """Elements with their numbers."""
 
     def __init__(self, source: Dataset, start: int) -> None:
@@ -498,32 +501,149 @@ class Enumerate(_Transformed):
         return TensorSpec((), np.int64), self._source.element_spec
 
 
-class Unbatch(_Transformed):
-    """The rows of every element."""
+class WithOptions(Transformed):
+    """The same elements, with options."""
+
+    def __init__(self, source: Dataset, options: Options) -> None:
+        super().__init__(source)
+        if not isinstance(options, Options):
+            raise TypeError(f"with_options needs tf.data.Options, not {type(options).__name__}")
+        self._own = Options().merge(options)  # a copy: theirs may be changed later
+
+    def _rows(self) -> Rows | None:
+        return self._source._rows()
 
     def _iter(self) -> Iterator[Any]:
-        for batch in self._source._iter():
-            leaves = nest.flatten(batch)
-            if any(leaf.ndim == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
-                raise ValueError(
-                    "unbatch needs arrays with one and the same first axis, got shapes "
-                    f"{[leaf.shape for leaf in leaves]}"
+        return self._source._iter()
+
+    def options(self) -> Options:
+        """Return the options, put over those of the dataset this is made from."""
+        return self._source.options().merge(self._own)
+
+
+class AssertCardinality(Transformed):
+    """The same elements, of which there must be so many."""
+
+    def __init__(self, source: Dataset, expected: int) -> None:
+        super().__init__(source)
+        self._expected = at_least(expected, INFINITE_CARDINALITY, "expected_cardinality")
+
+    def _iter(self) -> Iterator[Any]:
+        count = 0
+        for count, element in enumerate(self._source._iter(), start=1):
+            if count > self._expected != INFINITE_CARDINALITY:
+                raise FailedPreconditionError(
+                    f"Input dataset was expected to contain {self._expected} elements but contained at "
+                    f"least {count} elements."
                 )
-            for i in range(len(leaves[0])):
-                yield nest.map_structure(lambda a, i=i: a[i, ...], batch)
+            yield element
+        if count != self._expected:
+            infinite = self._expected == INFINITE_CARDINALITY
+            wanted = "an infinite number of" if infinite else self._expected
+            raise FailedPreconditionError(
+                f"Input dataset was expected to contain {wanted} elements but contained only {count} "
+                "elements."
+            )
 
     def cardinality(self) -> int:
-        """Return that it is unknown, or infinite."""
-        count = self._source.cardinality()
-        return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+        """Return the number that was given."""
+        return self._expected
+
+
+class Interleave(Transformed):
+    """Elements of several datasets in turn, each made of an element."""
+
+    def __init__(
+        self,
+        source: Dataset,
+        function: Callable[..., Any],
+        cycle_length: int | None,
+        block_length: int,
+        num_parallel_calls: int | None,
+    ) -> None:
+        super().__init__(source)
+        if not callable(function):
+            raise TypeError(f"interleave needs a function, not {type(function).__name__}")
+        self._function = function
+        if cycle_length is None or cycle_length == -1:
+            cycle_length = os.cpu_count() or 1
+        self._cycle = at_least(cycle_length, 1, "cycle_length")
+        self._block = at_least(block_length, 1, "block_length")
+        if num_parallel_calls not in (None, -1):
+            at_least(num_parallel_calls, 1, "num_parallel_calls")
+        self._ahead = num_parallel_calls is not None
+
+    def _open(self, element: Any) -> Dataset:
+        value = as_tensors(element)
+        made = self._function(*value) if type(value) is tuple else self._function(value)
+        if not isinstance(made, Dataset):
+            name = getattr(self._function, "__name__", repr(self._function))
+            raise TypeError(
+                f"interleave: `map_func` must return a `Dataset` object, {name} returned a "
+                f"{type(made).__name__}"
+            )
+        return made
+
+    def _start(self, element: Any) -> Iterator[Any]:
+        made = self._open(element)
+        return iter(Prefetcher(made._iter, self._block)) if self._ahead else made._iter()
+
+    def _iter(self) -> Iterator[Any]:
+        source = self._source._iter()
+        turns: list[Iterator[Any] | None] = [None] * self._cycle
+        more = True
+        place = 0
+        while more or any(turn is not None for turn in turns):
+            turn = turns[place]
+            if turn is None and more:
+                try:
+                    element = next(source)
+                except StopIteration:
+                    more = False
+                    continue
+                turn = turns[place] = self._start(element)
+            if turn is not None:
+                got = 0
+                for item in itertools.islice(turn, self._block):
+                    got += 1
+                    yield item
+                if got < self._block:
+                    turns[place] = turn = None
+            place = (place + 1) % self._cycle
+
+    def cardinality(self) -> int:
+        """Return that it is unknown."""
+        return UNKNOWN_CARDINALITY
 
     def _make_spec(self) -> Any:
-        return nest.map_structure(
-            lambda s: TensorSpec(s.shape and s.shape[1:], s.dtype), self._source.element_spec
+        return _spec_of_result(
+            self._source.element_spec, lambda element: self._open(element).element_spec
         )
 
     def _batch_size(self) -> int | None:
         return None
+
+
+def reduced(dataset: Dataset, initial_state: Any, function: Callable[[Any, Any], Any]) -> Any:
+    """Return what a function makes of a state and one element after the other."""
+    state = nest.map_structure(as_tensor, initial_state)
+    for element in dataset:
+        new = nest.map_structure(as_tensor, function(state, element))
+        one, two = nest.flatten(state), nest.flatten(new)
+        if len(one) != len(two):
+            raise InvalidArgumentError(
+                "The number of components of the initial state and the reduce function output does "
+                f"not match. (initial_state={len(one)}, output={len(two)})."
+            )
+        for name, before, after in zip(
+            nest.flatten(component_names(state, "state")), one, two, strict=True
+        ):
+            if before.dtype != after.dtype:
+                raise TypeError(
+                    f"reduce: {name} was {before.dtype}, and reduce_func made it {after.dtype}"
+                )
+        state = new
+    return state
 
 
 class Zip(Dataset):
@@ -532,8 +652,26 @@ class Zip(Dataset):
     def __init__(self, datasets: Any) -> None:
         self._structure = datasets
         self._datasets = nest.flatten(datasets)
-        if not self._datasets or not all(isinstance(d, Dataset) for d in self._datasets):
-            raise TypeError("zip needs datasets")
+        if not self._datasets:
+            raise TypeError("Must pass at least one dataset to `zip`: it needs datasets")
+        if not all(isinstance(d, Dataset) for d in self._datasets):
+            raise TypeError(f"zip needs datasets, in tuples and dicts, not {datasets!r}")
+        if isinstance(datasets, list):
+            raise TypeError(
+                "Invalid input to `zip`. Inputs are expected to be (nested) structures of "
+                "`tf.data.Dataset` objects. Python `list` is not supported and you should use `tuple` "
+                "instead."
+            )
+
+    def _inputs(self) -> tuple[Dataset, ...]:
+        return tuple(self._datasets)
+
+    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
+        return self._copy(_datasets=list(inputs))
+
+    def _batch_size(self) -> int | None:
+        sizes = {d._batch_size() for d in self._datasets}
+        return sizes.pop() if len(sizes) == 1 else None
 
     def _iter(self) -> Iterator[Any]:
         # Shortest wins, hence not strict.

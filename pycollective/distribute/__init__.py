@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from pycollective.distribute import experimental
+from pycollective.distribute import cluster_resolver, coordinator, experimental
+from pycollective.distribute.all_reduce_ops import (
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    RingAllReduce,
+)
 from pycollective.distribute.context import (
     created_once,
+    experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
-from pycollective.distribute.cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    ReductionToOneDevice,
-    RingAllReduce,
-)
+from pycollective.distribute.cross_device_ops import CrossDeviceOps, ReductionToOneDevice
 from pycollective.distribute.extended import StrategyExtended
-from pycollective.distribute.input import DistributedDataset, DistributedIterator, InputContext
+from pycollective.distribute.input import (
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    RunOptions,
+)
 from pycollective.distribute.mirrored import MirroredStrategy
 from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.tpu import TPUStrategy
+from pycollective.distribute.unavailable import (
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+    Server,
+)
 from pycollective.distribute.values import DistributedValues
+from pycollective.distribute.verify import verify_equivalence
 
 __all__ = [
     "CrossDeviceOps",
@@ -32,18 +47,30 @@ __all__ = [
     "DistributedValues",
     "HierarchicalCopyAllReduce",
     "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "RingAllReduce",
+    "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
+    "cluster_resolver",
+    "coordinator",
     "created_once",
     "experimental",
+    "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "verify_equivalence",
 ]

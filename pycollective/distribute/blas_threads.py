@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["available_cores", "shared_among"]
+__all__ = ["available_cores", "controls_threads", "shared_among"]
 
 _log = logging.getLogger("pycollective")
 _lock = threading.Lock()
@@ -41,6 +41,11 @@ def _controller() -> Any:
         return None
     # Looks for BLAS libraries once: it takes milliseconds.
     return threadpoolctl.ThreadpoolController().select(user_api="blas")
+
+
+def controls_threads() -> bool:
+    """Whether the number of BLAS threads can be set here."""
+    return _controller() is not None
 
 
 @contextmanager

@@ -1,16 +1,18 @@
 """Which strategy is in force, and in which context: the strategy stack of each thread.
 
 A thread's stack holds modes; a mode is a strategy and either a replica context (inside a function
-that `Strategy.run` runs) or none (cross-replica: in a scope, or in a merge function). With an empty
-stack the default strategy is in force, in its replica context.
+that `Strategy.run` runs) or none (cross-replica: in a scope, a merge function or an update). With an
+empty stack the default strategy is in force, in its replica context.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pycollective.tensor.variable import creators, set_creators
 
 if TYPE_CHECKING:
     from pycollective.distribute.replica_context import ReplicaContext
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "created_once",
+    "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "variable_sync_on_read_context",
 ]
 
 
@@ -30,12 +34,27 @@ class Mode(NamedTuple):
 
     strategy: Strategy
     replica_context: ReplicaContext | None
+    #: In `StrategyExtended.update`: the replica whose component is updated.
+    update_replica: int | None = None
+
+
+class _Entry(NamedTuple):
+    """A scope that was entered, and what held before."""
+
+    scope: Scope
+    mode: Mode | None  # what it put on the stack; nothing when its strategy was in force already
+    depth: int
+    creators_before: tuple[Any, ...]
+    creators_inside: tuple[Any, ...]
 
 
 class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.modes: list[Mode] = []
+        self.entries: list[_Entry] = []
+        self.set_scope: Scope | None = None  # of experimental_set_strategy
         self.creating_once = 0
+        self.sync_on_read = False
 
 
 _state = _ThreadState()
@@ -74,23 +93,142 @@ def current_mode() -> Mode | None:
     return _state.modes[-1] if _state.modes else None
 
 
+def replica_among(replicas: int) -> int | None:
+    """Return for which of so many local replicas this code runs, or None if for all of them."""
+    mode = current_mode()
+    if mode is None:
+        return 0 if replicas == 1 else None
+    if mode.update_replica is not None:
+        here, count = mode.update_replica, mode.strategy.extended.num_local_replicas
+    elif mode.replica_context is not None:
+        here = mode.replica_context.local_replica_id
+        count = mode.replica_context.num_local_replicas
+    else:
+        return None
+    return here if count == replicas else None
+
+
 @contextmanager
 def entered(mode: Mode) -> Iterator[None]:
     """Put a mode on this thread's stack for the length of a block."""
-    modes = _state.modes
+    modes, entries = _state.modes, _state.entries
+    depth, scopes, before = len(modes), len(entries), creators()
     modes.append(mode)
     try:
         yield
     finally:
-        if modes[-1] is not mode:
+        proper = len(modes) == depth + 1 and modes[-1] is mode
+        del modes[depth:]
+        if not proper:  # a scope was entered in the block and not left
+            del entries[scopes:]
+            set_creators(before)
+            raise RuntimeError(_nesting_message("Device"))
+
+
+def _nesting_message(kind: str) -> str:
+    return (
+        f"{kind} scope nesting error: move call to tf.distribute.set_strategy() out of `with` scope. "
+        "Scopes must be left in the opposite order in which they were entered"
+    )
+
+
+class Scope:
+    """What `Strategy.scope` returns: inside its block, a strategy is the one in force.
+
+    The same object can be entered again, also inside its own block.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The strategy.
+    creator : callable
+        Makes the variables in the block.
+    changes_mode : bool
+        False for the default strategy, which is in force where no other one is.
+    """
+
+    def __init__(
+        self, strategy: Strategy, creator: Callable[..., Any], changes_mode: bool = True
+    ) -> None:
+        self._strategy = strategy
+        self._creator = creator
+        self._changes_mode = changes_mode
+
+    def __enter__(self) -> Strategy:
+        mode = None
+        before = inside = creators()
+        if not self._changes_mode:
+            if has_strategy():
+                raise RuntimeError("Must not nest tf.distribute.Strategy scopes.")
+            inside = (*before, self._creator)
+        elif has_strategy():
+            # In force already, and stays so until the scope that made it so is left.
+            require_cross_replica(self._strategy)
+        else:
+            mode = Mode(self._strategy, None)
+            inside = (*before, self._creator)
+        _state.entries.append(_Entry(self, mode, len(_state.modes), before, inside))
+        if mode is not None:
+            _state.modes.append(mode)
+        set_creators(inside)
+        return self._strategy
+
+    def __exit__(self, *exc_info: object) -> None:
+        entries, modes = _state.entries, _state.modes
+        mine = [i for i, entry in enumerate(entries) if entry.scope is self]
+        if not mine:
             raise RuntimeError(
-                "Device scope nesting error: scopes of strategies must be left in the order in which "
-                "they were entered"
+                f"the scope of {self._strategy} is left in a thread that has not entered it, or was "
+                "ended by an error before"
             )
-        modes.pop()
+        entry = entries[mine[-1]]
+        if entry.creators_inside is entry.creators_before:
+            del entries[mine[-1]]
+            return
+        if entry.mode is not None and modes[-1] is not entry.mode:
+            # Inside a function of a run that began in this scope: it stays in force.
+            raise RuntimeError(_nesting_message("Device"))
+        proper = creators() is entry.creators_inside
+        del modes[entry.depth :]
+        set_creators(entry.creators_before)
+        if proper:
+            del entries[mine[-1]]
+            return
+        # What was entered inside is over with this: nothing may be left of it.
+        if any(inner.scope is _state.set_scope for inner in entries[mine[-1] :]):
+            _state.set_scope = None
+        del entries[mine[-1] :]
+        raise RuntimeError(_nesting_message("Variable creator"))
 
 
-def require_cross_replica(strategy: Strategy) -> None:
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Make a strategy the one in force in this thread, without a ``with`` block.
+
+    It replaces the one that was set before; with None no strategy is in force.
+
+    Raises
+    ------
+    RuntimeError
+        Inside a ``with strategy.scope()`` block or a replica function.
+    """
+    before = _state.set_scope
+    if before is None:
+        inside = has_strategy()
+    else:
+        scopes = [e.scope for e in _state.entries if e.scope is not before]
+        inside = len(_state.modes) > 1 or any(scope._changes_mode for scope in scopes)
+    if inside:
+        raise RuntimeError("Must not be called inside a `tf.distribute.Strategy` scope.")
+    if before is not None:
+        _state.set_scope = None
+        before.__exit__(None, None, None)
+    if strategy is not None:
+        scope = strategy.scope()
+        scope.__enter__()
+        _state.set_scope = scope
+
+
+def require_cross_replica(strategy: Strategy, message: str | None = None) -> None:
     """Raise unless code for all replicas of ``strategy`` may run here."""
     mode = current_mode()
     if mode is None:
@@ -99,13 +237,32 @@ def require_cross_replica(strategy: Strategy) -> None:
         raise RuntimeError(mixing_message(mode.strategy, strategy))
     if mode.replica_context is not None:
         raise RuntimeError(
-            "Method requires being in cross-replica context, use get_replica_context().merge_call()"
+            message
+            or "Method requires being in cross-replica context, use get_replica_context().merge_call()"
         )
 
 
 def mixing_message(one: object, other: object) -> str:
     """Return TensorFlow's text for two strategies that meet."""
     return f"Mixing different tf.distribute.Strategy objects: {one} is not {other}"
+
+
+@contextmanager
+def variable_sync_on_read_context() -> Iterator[None]:
+    """Let reads of ``ON_READ`` variables in a replica aggregate over all replicas.
+
+    Every replica must then read the same variables in the same order.
+    """
+    before, _state.sync_on_read = _state.sync_on_read, True
+    try:
+        yield
+    finally:
+        _state.sync_on_read = before
+
+
+def in_variable_sync_on_read_context() -> bool:
+    """Whether this thread is inside `variable_sync_on_read_context`."""
+    return _state.sync_on_read
 
 
 _locks_guard = threading.Lock()

@@ -1,38 +1,49 @@
-"""Cross-device operations: how values of the replicas are reduced, and how to write one's own."""
+"""Cross-device operations: how values of the replicas are reduced, and how to write one's own.
+
+Here are the base class and `ReductionToOneDevice`; those that run schedules of the core are in
+`pycollective.distribute.all_reduce_ops`.
+"""
 
 from __future__ import annotations
 
-import enum
-import threading
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pycollective import array_backend
-from pycollective.communicator import Communicator, all_reduce_together, local_group
+from pycollective.communicator import Communicator
+from pycollective.distribute.communication import (
+    CommunicationImplementation,
+    CommunicationOptions,
+)
 from pycollective.distribute.devices import parse_device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
-from pycollective.tensor import Tensor, Variable, as_tensor
+from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
+from pycollective.tensor.indexed_slices import concatenated_slices
 
 __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
-    "HierarchicalCopyAllReduce",
     "ReductionToOneDevice",
-    "RingAllReduce",
+    "ReplicaReduction",
 ]
 
 Array = Any
+
+_log = logging.getLogger("pycollective")
 
 # Types that are reduced in the type named here, and cast back: halves, so that they are rounded once
 # and not at every rank; bools, which TensorFlow sums as numbers.
 _REDUCED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
 
 # The mean of ints is a fraction, and their sums must not wrap around.
-_SUMMED_FOR_MEAN_AS = {
+_REDUCED_FOR_MEAN_AS = _REDUCED_AS | {
     "int8": "int32",
     "int16": "int32",
     "uint8": "int32",
@@ -41,50 +52,16 @@ _SUMMED_FOR_MEAN_AS = {
 }
 
 
-class CommunicationImplementation(enum.Enum):
-    """Which library moves the data between devices."""
+class ReplicaReduction:
+    """One replica's part of an all-reduce of several arrays, which may be given one by one."""
 
-    AUTO = "AUTO"
-    RING = "RING"
-    NCCL = "NCCL"
+    def add(self, place: int, array: Array) -> None:
+        """Give one of the arrays, which must be left alone until `finish` has returned."""
+        raise NotImplementedError
 
-
-class CommunicationOptions:
-    """Hints for collectives.
-
-    Parameters
-    ----------
-    bytes_per_pack : int
-        Arrays of one call are joined until a pack has more than this many bytes; 0: one pack.
-    timeout_seconds : float, optional
-        How long a collective waits for the others.
-    implementation : CommunicationImplementation or str
-        Which library moves the data.
-
-    Raises
-    ------
-    ValueError
-        If a value is out of range or unknown.
-    """
-
-    def __init__(
-        self,
-        bytes_per_pack: int = 0,
-        timeout_seconds: float | None = None,
-        implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
-    ) -> None:
-        if bytes_per_pack < 0:
-            raise ValueError(f"Argument `bytes_per_pack` must be >=0, Received {bytes_per_pack}.")
-        if isinstance(implementation, str):
-            implementation = CommunicationImplementation(implementation.upper())
-        if not isinstance(implementation, CommunicationImplementation):
-            raise ValueError(
-                "Argument `implementation` must be instance of "
-                "`tf.distribute.experimental.CommunicationImplementation`."
-            )
-        self.bytes_per_pack = bytes_per_pack
-        self.timeout_seconds = timeout_seconds
-        self.implementation = implementation
+    def finish(self) -> list[Array]:
+        """Wait until all is reduced, and return the results in the order of the places."""
+        raise NotImplementedError
 
 
 class CrossDeviceOps:
@@ -120,13 +97,21 @@ class CrossDeviceOps:
         Returns
         -------
         Tensor or Mirrored
-            The result: Mirrored when there are several destinations.
+            The result: Mirrored when there are several destinations. One value that is on its
+            destination already is returned as it is, and no hook is called.
+
+        Raises
+        ------
+        TypeError
+            If ``reduce_op`` is no reduction.
+        ValueError
+            If ``destinations`` is empty or of another kind.
         """
         op = ReduceOp.of(reduce_op)
         value = _as_per_replica(per_replica_value)
         _check_destinations(destinations)
-        if len(value.values) == 1 and num_destinations(destinations) == 1:
-            return as_tensor(value.values[0])
+        if _is_there_already(value, destinations):
+            return component_of(value, 0)
         return self.reduce_implementation(
             op, value, destinations, options or CommunicationOptions()
         )
@@ -137,7 +122,13 @@ class CrossDeviceOps:
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduce several values in one go; arguments and results as those of `reduce`."""
+        """Reduce several values in one go; arguments and results as those of `reduce`.
+
+        Raises
+        ------
+        ValueError
+            If ``value_destination_pairs`` does not consist of pairs of a value and destinations.
+        """
         op = ReduceOp.of(reduce_op)
         pairs = []
         for pair in value_destination_pairs:
@@ -149,14 +140,56 @@ class CrossDeviceOps:
                 )
             _check_destinations(pair[1])
             pairs.append((_as_per_replica(pair[0]), pair[1]))
-        if all(len(v.values) == 1 and num_destinations(d) == 1 for v, d in pairs):
-            return [as_tensor(value.values[0]) for value, _ in pairs]
+        if all(_is_there_already(value, destinations) for value, destinations in pairs):
+            return [component_of(value, 0) for value, _ in pairs]
         return self.batch_reduce_implementation(op, pairs, options or CommunicationOptions())
 
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
-        """Copy a tensor to the destinations."""
+        """Copy a tensor to the destinations; the result is always Mirrored."""
         _check_destinations(destinations)
         return self.broadcast_implementation(as_tensor(tensor), destinations)
+
+    def gather(
+        self,
+        per_replica_value: Any,
+        destinations: Any,
+        axis: int,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Join the replicas' components along an axis, in replica order.
+
+        Parameters
+        ----------
+        per_replica_value : PerReplica or tensor
+            What is joined; shapes may differ along ``axis``.
+        destinations
+            As of `reduce`.
+        axis : int
+            Along which axis.
+        options : CommunicationOptions, optional
+            Hints.
+
+        Returns
+        -------
+        Tensor or Mirrored
+            The result: Mirrored when there are several destinations.
+
+        Raises
+        ------
+        NotImplementedError
+            For `IndexedSlices`.
+        ValueError
+            As `reduce`, and if shapes differ along another axis.
+        """
+        value = _as_per_replica(per_replica_value)
+        if any(isinstance(v, IndexedSlices) for v in value.values):
+            raise NotImplementedError("gather does not support IndexedSlices")
+        _check_destinations(destinations)
+        if _is_there_already(value, destinations):
+            return component_of(value, 0)
+        return self.gather_implementation(
+            value, destinations, axis, options or CommunicationOptions()
+        )
 
     # Hooks --------------------------------------------------------------------------------------
 
@@ -182,9 +215,25 @@ class CrossDeviceOps:
         )
 
     def broadcast_implementation(self, tensor: Tensor, destinations: Any) -> Mirrored:
-        """Copy a tensor to every destination."""
-        array = tensor.array
-        return Mirrored([Tensor(array.copy()) for _ in range(num_destinations(destinations))])
+        """Give a tensor to every destination.
+
+        Tensors never change, so replicas of one memory share it.
+        """
+        return Mirrored([tensor] * num_destinations(destinations))
+
+    def gather_implementation(
+        self,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        axis: int,
+        options: CommunicationOptions,
+    ) -> Any:
+        """Join the components of one value on one device; the arguments are checked."""
+        arrays = [array_backend.to_numpy(as_tensor(v).array) for v in per_replica_value.values]
+        joined = array_backend.asarray(
+            np.concatenate(arrays, axis), like=as_tensor(per_replica_value.values[0]).array
+        )
+        return on_destinations(Tensor(joined), destinations)
 
     # Collectives of replicas that run at the same time ------------------------------------------
 
@@ -195,29 +244,67 @@ class CrossDeviceOps:
         """
         return False
 
-    def all_reduce_replica(
+    def begin_all_reduce(
         self,
         communicator: Communicator,
         reduce_op: ReduceOp,
-        arrays: Sequence[Array],
+        likes: Sequence[Array],
         options: CommunicationOptions,
-    ) -> list[Array]:
-        """Do one replica's part of an all-reduce of several arrays."""
+        async_op: bool,
+    ) -> ReplicaReduction | None:
+        """Begin one replica's part of an all-reduce of several arrays.
+
+        Parameters
+        ----------
+        communicator : Communicator
+            This replica's rank among the replicas.
+        reduce_op : ReduceOp
+            SUM or MEAN.
+        likes : sequence of arrays
+            Arrays of the shapes and dtypes of those that will be given, the same in every replica.
+        options : CommunicationOptions
+            Hints.
+        async_op : bool
+            Whether arrays are reduced while others are still to come.
+
+        Returns
+        -------
+        ReplicaReduction or None
+            None if ``async_op`` was asked for and nothing could begin before all arrays are there.
+        """
         raise NotImplementedError
 
+    def describe(self) -> str:
+        """Say in a few words what this does, for `Strategy.describe`."""
+        return type(self).__name__
 
-class _ScheduledOps(CrossDeviceOps):
-    """Cross-device operations that run one of the core's schedules."""
 
-    algorithm: str
-    called: str  # in messages
+class ReductionToOneDevice(CrossDeviceOps):
+    """Bring all values to one device, reduce them there in replica order, and give the result out.
 
-    def __init__(self, num_packs: int = 1) -> None:
-        if num_packs < 0:
-            raise ValueError(f"{self.called} requires num_packs >= 0, but {num_packs} is specified")
-        self._num_packs = num_packs
-        self._groups: dict[int, list[Communicator]] = {}
-        self._groups_lock = threading.Lock()
+    Parameters
+    ----------
+    reduce_to_device : str, optional
+        The device that reduces; by default the first destination.
+    accumulation_fn : callable, optional
+        Takes the list of the replicas' tensors and returns their sum; by default they are added in
+        replica order.
+
+    Raises
+    ------
+    ValueError
+        If this machine has no such device.
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: str | None = None,
+        accumulation_fn: Callable[[list[Tensor]], Any] | None = None,
+    ) -> None:
+        if reduce_to_device is not None:
+            parse_device(reduce_to_device)
+        self.reduce_to_device = reduce_to_device
+        self.accumulation_fn = accumulation_fn
 
     def reduce_implementation(
         self,
@@ -226,230 +313,96 @@ class _ScheduledOps(CrossDeviceOps):
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """Reduce one value by the schedule."""
-        return self.batch_reduce_implementation(
-            reduce_op, [(per_replica_value, destinations)], options
-        )[0]
-
-    def batch_reduce_implementation(
-        self,
-        reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
-        options: CommunicationOptions,
-    ) -> list[Any]:
-        """Reduce several values by the schedule, in packs."""
-        rows = [[as_tensor(v).array for v in value.values] for value, _ in value_destination_pairs]
-        replicas = len(rows[0])
-        if any(len(row) != replicas for row in rows):
-            raise ValueError(
-                "the values of one batch_reduce come from different numbers of replicas"
-            )
-        for row in rows:
-            _check_alike(row)
-        with self._groups_lock:
-            group = self._groups.get(replicas)
-            if group is None:
-                group = self._groups[replicas] = local_group(replicas)
-            reduced = _in_packs(
-                [[row[r] for row in rows] for r in range(replicas)],
-                replicas,
-                reduce_op,
-                self._packs_of(options),
-                lambda packs, op: all_reduce_together(group, packs, op, self.algorithm),
-            )
-        results: list[Any] = []
-        for i, (_, destinations) in enumerate(value_destination_pairs):
-            components = [Tensor(of_replica[i]) for of_replica in reduced]
-            count = num_destinations(destinations)
-            if count == 1:
-                results.append(components[0])
-            else:
-                results.append(Mirrored([components[r % replicas] for r in range(count)]))
-        return results
-
-    def takes_part_from_replicas(self) -> bool:
-        """Return True unless a subclass has its own hooks, which must then be called."""
-        mine, base = type(self), _ScheduledOps
-        return (
-            mine.reduce_implementation is base.reduce_implementation
-            and mine.batch_reduce_implementation is base.batch_reduce_implementation
-        )
-
-    def all_reduce_replica(
-        self,
-        communicator: Communicator,
-        reduce_op: ReduceOp,
-        arrays: Sequence[Array],
-        options: CommunicationOptions,
-    ) -> list[Array]:
-        """Do one replica's part by the schedule, in packs."""
-
-        def reduce(packs: list[Array], op: str) -> list[Array]:
-            result = communicator.all_reduce(
-                packs[0], op, algorithm=self.algorithm, timeout=options.timeout_seconds
-            )
-            return [result]
-
-        packs_of = self._packs_of(options)
-        return _in_packs([list(arrays)], communicator.size, reduce_op, packs_of, reduce)[0]
-
-    def _packs_of(self, options: CommunicationOptions) -> Callable[[list[Array]], list[list[int]]]:
-        """Return what sorts the arrays of one call into packs, by their places in the list."""
-
-        def by_count(arrays: list[Array]) -> list[list[int]]:
-            if self._num_packs == 0:
-                return [[i] for i in range(len(arrays))]
-            total = sum(a.size for a in arrays)
-            share = max(1, total // self._num_packs)
-            packs: list[list[int]] = [[]]
-            held = 0
-            for i, a in enumerate(arrays):
-                if held >= share and len(packs) < self._num_packs:
-                    packs.append([])
-                    held = 0
-                packs[-1].append(i)
-                held += a.size
-            return packs
-
-        def by_bytes(arrays: list[Array]) -> list[list[int]]:
-            packs: list[list[int]] = [[]]
-            held = 0
-            for i, a in enumerate(arrays):
-                if held > options.bytes_per_pack:
-                    packs.append([])
-                    held = 0
-                packs[-1].append(i)
-                held += a.nbytes
-            return packs
-
-        return by_bytes if options.bytes_per_pack else by_count
-
-
-class RingAllReduce(_ScheduledOps):
-    """All-reduce in a ring of the replicas: the least data moved; the default between CPU replicas.
-
-    Parameters
-    ----------
-    num_packs : int
-        Into how many packs the arrays of one call are joined; 0: none are joined.
-    """
-
-    algorithm = "ring"
-    called = "Ring all-reduce"
-
-
-class HierarchicalCopyAllReduce(_ScheduledOps):
-    """All-reduce in two halves that exchange their sums; right for every number of devices.
-
-    Parameters
-    ----------
-    num_packs : int
-        Into how many packs the arrays of one call are joined; 0: none are joined.
-    """
-
-    algorithm = "hierarchical_copy"
-    called = "HierarchicalCopy"
-
-
-class ReductionToOneDevice(_ScheduledOps):
-    """Copy all values to one device, reduce them there, and copy the result out.
-
-    Parameters
-    ----------
-    reduce_to_device : str, optional
-        The device that reduces; by default the first one.
-    accumulation_fn : callable, optional
-        Takes the list of the replicas' tensors and returns their sum; by default the core adds them
-        in replica order.
-    """
-
-    algorithm = "reduce_to_one"
-    called = "ReductionToOneDevice"
-
-    def __init__(
-        self,
-        reduce_to_device: str | None = None,
-        accumulation_fn: Callable[[list[Tensor]], Any] | None = None,
-    ) -> None:
-        super().__init__()
-        if reduce_to_device is not None:
-            parse_device(reduce_to_device)
-        self.reduce_to_device = reduce_to_device
-        self.accumulation_fn = accumulation_fn
-
-    def takes_part_from_replicas(self) -> bool:
-        """Return False with a user's own accumulation, which needs all values in one place."""
-        return self.accumulation_fn is None and super().takes_part_from_replicas()
-
-    def batch_reduce_implementation(
-        self,
-        reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
-        options: CommunicationOptions,
-    ) -> list[Any]:
-        """Reduce several values, by the user's accumulation if there is one."""
-        if self.accumulation_fn is None:
-            return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
-        results: list[Any] = []
-        for value, destinations in value_destination_pairs:
-            total = as_tensor(self.accumulation_fn([as_tensor(v) for v in value.values]))
+        """Reduce one value, by the user's accumulation if there is one."""
+        values = per_replica_value.values
+        on = self.reduce_to_device or "the first destination"
+        log_few("Reduce to %s then broadcast to %r.", on, _Names(destinations))
+        total: Any
+        if any(isinstance(v, IndexedSlices) for v in values):
+            total = joined_slices(values, reduce_op)
+        elif self.accumulation_fn is None:
+            total = Tensor(_sum_in_order([as_tensor(v).array for v in values], reduce_op))
+        else:
+            total = as_tensor(self.accumulation_fn([as_tensor(v) for v in values]))
             if reduce_op is ReduceOp.MEAN:
-                total = total / len(value.values)
-            count = num_destinations(destinations)
-            results.append(total if count == 1 else Mirrored([total] * count))
-        return results
+                total = total / len(values)
+        return on_destinations(total, destinations)
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """Reduce several values, one after the other."""
+        return [
+            self.reduce_implementation(reduce_op, value, destinations, options)
+            for value, destinations in value_destination_pairs
+        ]
+
+    def describe(self) -> str:
+        """Name the device that reduces, if it was chosen."""
+        device = "" if self.reduce_to_device is None else f" {self.reduce_to_device}"
+        return type(self).__name__ + device
 
 
-def _in_packs(
-    arrays: list[list[Array]],
-    replicas: int,
-    reduce_op: ReduceOp,
-    packs_of: Callable[[list[Array]], list[list[int]]],
-    reduce: Callable[[list[Array], str], list[Array]],
-) -> list[list[Array]]:
-    """Join arrays of one dtype into packs, reduce each pack, and return views of the results.
-
-    ``arrays[r]`` are the arrays of the r-th replica that is here, of ``replicas`` in all;
-    ``reduce(packs, op)`` takes one flat array for each that is here and returns one for each.
-    """
-    first = arrays[0]
-    results: list[list[Array]] = [[None] * len(first) for _ in arrays]
-    by_dtype: dict[np.dtype[Any], list[int]] = {}
-    for i, array in enumerate(first):
-        by_dtype.setdefault(array.dtype, []).append(i)
-    for dtype, places in by_dtype.items():
-        mean = reduce_op is ReduceOp.MEAN
-        reduced_as = _REDUCED_AS | _SUMMED_FOR_MEAN_AS if mean else _REDUCED_AS
-        work = np.dtype(reduced_as.get(dtype.name, dtype))
-        # A mean of ints is a fraction: sum the ints exactly, then divide.
-        whole = dtype.kind in "iub"
-        op = "mean" if mean and not whole else "sum"
-        for pack in packs_of([first[i] for i in places]):
-            members = [places[k] for k in pack]
-            flat = [_join([mine[i] for i in members], work) for mine in arrays]
-            for out, total, mine in zip(results, reduce(flat, op), arrays, strict=True):
-                if mean and whole:
-                    total = total / replicas
-                elif work != dtype:
-                    total = total.astype(dtype)
-                begin = 0
-                for i in members:
-                    like = mine[i]
-                    part = total[begin : begin + like.size].reshape(like.shape)
-                    out[i] = array_backend.asarray(part, like=like)
-                    begin += like.size
-    return results
-
-
-def _join(arrays: list[Array], dtype: np.dtype[Any]) -> Array:
-    """Return host arrays, flat, one after the other, in one array of ``dtype``."""
+def _sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
+    """Return the sum or mean of equal arrays, added in replica order."""
+    check_alike(arrays)
     hosts = [array_backend.to_numpy(a) for a in arrays]
-    if len(hosts) == 1:
-        return hosts[0].reshape(-1).astype(dtype, copy=False)
-    return np.concatenate([h.reshape(-1) for h in hosts], dtype=dtype)
+    dtype = hosts[0].dtype
+    work = work_dtype(dtype, reduce_op)
+    total = np.add(hosts[0], hosts[1], dtype=work) if len(hosts) > 1 else hosts[0].astype(work)
+    total = np.asarray(total)
+    for host in hosts[2:]:
+        np.add(total, host, out=total)
+    if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub":
+        total /= len(hosts)
+    return array_backend.asarray(finished(total, dtype, reduce_op, len(hosts)), like=arrays[0])
 
 
-def _check_alike(row: Sequence[Array]) -> None:
+def work_dtype(dtype: np.dtype[Any], reduce_op: ReduceOp) -> np.dtype[Any]:
+    """Return in which dtype arrays of a dtype are reduced."""
+    names = _REDUCED_FOR_MEAN_AS if reduce_op is ReduceOp.MEAN else _REDUCED_AS
+    name = names.get(dtype.name)
+    return dtype if name is None else np.dtype(name)
+
+
+def finished(total: Array, dtype: np.dtype[Any], reduce_op: ReduceOp, replicas: int) -> Array:
+    """Return the result for arrays of ``dtype``, given what they were reduced to.
+
+    A mean of ints is a fraction: their sum is exact, and divided here.
+    """
+    if reduce_op is ReduceOp.MEAN and dtype.kind in "iub":
+        return np.asarray(total / replicas)
+    return total if total.dtype == dtype else total.astype(dtype)
+
+
+def joined_slices(values: Sequence[Any], reduce_op: ReduceOp) -> IndexedSlices:
+    """Return the replicas' slices one after the other; equal indices stay as they are."""
+    if not all(isinstance(v, IndexedSlices) for v in values):
+        raise ValueError(
+            "the replicas' values differ: some are IndexedSlices and some are dense tensors"
+        )
+    joined = concatenated_slices(values, len(values) if reduce_op is ReduceOp.MEAN else 1)
+    return slices_beside(values[0], joined)
+
+
+def slices_beside(own: IndexedSlices, total: IndexedSlices) -> IndexedSlices:
+    """Return ``total`` on the device of a replica's own slices, with the dense shape that it knows."""
+    rows = array_backend.asarray(total.values.array, like=own.values.array)
+    indices = array_backend.asarray(total.indices.array, like=own.indices.array)
+    return IndexedSlices(Tensor(rows), Tensor(indices), own.dense_shape)
+
+
+def on_destinations(result: Any, destinations: Any) -> Any:
+    """Return a result as it is for one destination, Mirrored for several."""
+    count = num_destinations(destinations)
+    return result if count == 1 else Mirrored([result] * count)
+
+
+def check_alike(row: Sequence[Array]) -> None:
+    """Raise unless the replicas' arrays have one shape and dtype."""
     first = row[0]
     for r, other in enumerate(row):
         if other.shape != first.shape or other.dtype != first.dtype:
@@ -465,7 +418,7 @@ def _as_per_replica(value: Any) -> PerReplica:
         return value
     if isinstance(value, DistributedValues):
         return PerReplica(value.values)
-    return PerReplica((value,))
+    return PerReplica((value if isinstance(value, IndexedSlices) else as_tensor(value),))
 
 
 def _check_destinations(destinations: Any) -> None:
@@ -479,6 +432,38 @@ def _check_destinations(destinations: Any) -> None:
         "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device "
         f"string, not {destinations!r}."
     )
+
+
+def component_of(value: DistributedValues, replica: int) -> Any:
+    """Return a replica's component as a tensor or `IndexedSlices`."""
+    component = value.values[replica]
+    return component if isinstance(component, IndexedSlices) else as_tensor(component)
+
+
+def _is_there_already(value: DistributedValues, destinations: Any) -> bool:
+    return len(value.values) == 1 and num_destinations(destinations) == 1
+
+
+class _Names:
+    """Shows the devices of destinations, when a log line is really written."""
+
+    def __init__(self, destinations: Any) -> None:
+        self._destinations = destinations
+
+    def __repr__(self) -> str:
+        if isinstance(self._destinations, str):
+            return repr((str(parse_device(self._destinations)),))
+        count = num_destinations(self._destinations)
+        return f"{count} device{'s'[: count > 1]}"
+
+
+_logged: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+def log_few(message: str, *args: Any) -> None:
+    """Log at level INFO the first ten times."""
+    if next(_logged[message]) < 10:
+        _log.info(message, *args)
 
 
 def num_destinations(destinations: Any) -> int:

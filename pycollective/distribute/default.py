@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from pycollective.distribute.context import Scope, get_strategy, has_strategy, mixing_message
 from pycollective.distribute.cross_device_ops import ReductionToOneDevice
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
+from pycollective.tensor import Variable
 
 __all__ = ["default_strategy"]
 
+_SINGLE = "Should only create a single instance of _DefaultDistributionStrategy"
 _lock = threading.Lock()
 _instance: _DefaultStrategy | None = None
 
 
 class _DefaultExtended(StrategyExtended):
     is_default = True
+    groups_values = False
 
     def __init__(self) -> None:
         super().__init__([Device("CPU", 0)], ReductionToOneDevice())
         self._context: ReplicaContext | None = None
+
+    def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
+        """Make a plain variable, in a scope of this strategy and no other."""
+        if has_strategy():
+            raise RuntimeError(mixing_message(get_strategy(), self.strategy))
+        return next_creator(**kwargs)
 
     def default_replica_context(self) -> ReplicaContext:
         """The replica context outside every scope."""
@@ -37,6 +49,13 @@ class _DefaultExtended(StrategyExtended):
     def parameter_devices(self) -> tuple[str, ...]:
         raise RuntimeError("the default strategy has no parameter_devices: create a strategy first")
 
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        """Return the first variable by name: there are no devices to choose from."""
+        return min(var_list, key=lambda v: v.name)
+
+    def __deepcopy__(self, memo: object) -> StrategyExtended:
+        raise RuntimeError(_SINGLE)
+
     def variable_created_in_scope(self, v: object) -> bool:
         """Whether a variable was created outside every other strategy."""
         return getattr(v, "_distribute_strategy", None) is None
@@ -45,10 +64,15 @@ class _DefaultExtended(StrategyExtended):
 class _DefaultStrategy(Strategy):
     def __init__(self) -> None:
         if _instance is not None:
-            raise RuntimeError(
-                "Should only create a single instance of _DefaultDistributionStrategy"
-            )
+            raise RuntimeError(_SINGLE)
         super().__init__(_DefaultExtended())
+
+    def scope(self) -> Scope:
+        """Return a scope that changes nothing, but in which no other strategy makes variables."""
+        return Scope(self, self._extended.create_variable, changes_mode=False)
+
+    def __deepcopy__(self, memo: object) -> Strategy:
+        raise RuntimeError(_SINGLE)
 
     def __repr__(self) -> str:
         return "<default strategy>"

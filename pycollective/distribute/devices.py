@@ -6,6 +6,7 @@ device is one that CuPy can use.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,16 @@ from pycollective import array_backend
 
 __all__ = ["Device", "default_devices", "parse_device", "parse_devices"]
 
-_SPELLING = re.compile(
-    r"""^(?:/job:(?P<job>\w+))?(?:/replica:(?P<replica>\d+))?(?:/task:(?P<task>\d+))?
-        /?(?:device:)?(?P<kind>[a-z]+)(?::(?P<index>\d+|\*))?$""",
+# The parts of a name between its slashes, in any order.
+_PART = re.compile(
+    r"""(?:job:(?P<job>\w+) | replica:(?P<replica>\d+) | task:(?P<task>\d+)
+        | (?:device:)?(?P<kind>[a-z]+)(?::(?P<index>\d+|\*))?)""",
     re.VERBOSE | re.IGNORECASE,
+)
+_LOCAL = (None, "localhost")
+_NOT_LOCAL = (
+    "Local device should have only 'localhost' in the job field in device string. E.g. "
+    "'job:localhost' in /job:localhost/replica:0/task:0/device:CPU:0"
 )
 
 
@@ -48,7 +55,8 @@ def parse_device(name: str | Device) -> Device:
     ----------
     name : str
         ``"cpu:0"``, ``"/gpu:1"``, ``"/device:CPU:0"``,
-        ``"/job:localhost/replica:0/task:0/device:GPU:0"``, …
+        ``"/job:localhost/replica:0/task:0/device:GPU:0"``, …, in capital or small letters. GPUs are
+        numbered among those that ``CUDA_VISIBLE_DEVICES`` lets this process see.
 
     Raises
     ------
@@ -59,26 +67,41 @@ def parse_device(name: str | Device) -> Device:
         return name
     if not isinstance(name, str):
         raise ValueError(f"a device is named by a string like 'cpu:0' or 'gpu:1', not {name!r}")
-    match = _SPELLING.match(name)
-    kind = match["kind"].upper() if match else ""
-    if not match or kind not in ("CPU", "GPU"):
-        raise ValueError(f"unknown device {name!r}: devices are named like 'cpu:0' or 'gpu:1'")
-    if match["job"] not in (None, "localhost"):
-        raise ValueError(
-            "Local device should have only 'localhost' in the job field in device string. "
-            f"E.g. 'job:localhost' in {name!r}"
-        )
-    if match["index"] == "*":
+    parts = _parts(name)
+    if parts["job"] not in _LOCAL:
+        raise ValueError(f"{_NOT_LOCAL}, not {name!r}")
+    if parts["index"] == "*":
         raise ValueError(f"device {name!r} is not one device: give its number")
-    device = Device(kind, int(match["index"] or 0))
-    if kind == "GPU":
+    device = Device(str(parts["kind"]).upper(), int(parts["index"] or 0))
+    if device.kind == "GPU":
         count, why = array_backend.gpu_count()
         if device.index >= count:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            if visible is not None:
+                why = f"CUDA_VISIBLE_DEVICES is {visible!r}{f'; {why}' if why else ''}"
             raise ValueError(
                 f"no device {name!r}: {count} GPUs are visible ({why or 'numbered from 0'}); "
                 "use a CPU device such as 'cpu:0'"
             )
     return device
+
+
+def _parts(name: str) -> dict[str, str | None]:
+    """Return what a name says; None stands for what it does not."""
+    found: dict[str, str | None] = dict.fromkeys(("job", "replica", "task", "kind", "index"))
+    for part in name.removeprefix("/").split("/"):
+        match = _PART.fullmatch(part)
+        said = {k: v for k, v in match.groupdict().items() if v is not None} if match else {}
+        if not said or any(found[k] is not None for k in said):
+            raise _unknown(name)
+        found.update(said)
+    if found["kind"] is None or found["kind"].upper() not in ("CPU", "GPU"):
+        raise _unknown(name)
+    return found
+
+
+def _unknown(name: str) -> ValueError:
+    return ValueError(f"unknown device {name!r}: devices are named like 'cpu:0' or 'gpu:1'")
 
 
 def parse_devices(names: Sequence[str | Device] | str | None) -> tuple[Device, ...]:
@@ -88,6 +111,8 @@ def parse_devices(names: Sequence[str | Device] | str | None) -> tuple[Device, .
     ------
     AssertionError
         If a device is named twice (TensorFlow's error).
+    RuntimeError
+        If they are devices of several machines.
     ValueError
         If a name is not a device of this machine, or the list is empty.
     """
@@ -97,6 +122,8 @@ def parse_devices(names: Sequence[str | Device] | str | None) -> tuple[Device, .
         names = [names]
     if not isinstance(names, Iterable):
         raise ValueError(f"devices must be a list of names like 'cpu:0', not {names!r}")
+    names = list(names)
+    _require_one_machine([name for name in names if isinstance(name, str)])
     devices = tuple(parse_device(name) for name in names)
     if not devices:
         raise ValueError("devices is empty: give at least one, such as ['cpu:0']")
@@ -104,6 +131,31 @@ def parse_devices(names: Sequence[str | Device] | str | None) -> tuple[Device, .
         listed = ", ".join(str(d) for d in devices)
         raise AssertionError(f"No duplicates allowed in `devices` argument: {listed}")
     return devices
+
+
+def _require_one_machine(names: Sequence[str]) -> None:
+    """Raise what TensorFlow raises for devices that are not all of this machine."""
+    found = [_parts(name) for name in names]
+    local = [parts["job"] in _LOCAL for parts in found]
+    if any(local) and not all(local):
+        raise ValueError(
+            f"{_NOT_LOCAL} Devices cannot have mixed list of device strings containing both "
+            f"localhost and other job types such as worker, ps etc.: {', '.join(names)}"
+        )
+    workers = {
+        (parts["job"] or "localhost", parts["replica"] or "0", parts["task"] or "0")
+        for parts in found
+    }
+    if len(workers) > 1:
+        raise RuntimeError(
+            "In-graph multi-worker training with `MirroredStrategy` is not supported in eager mode. "
+            f"The devices are those of {len(workers)} workers: {', '.join(names)}"
+        )
+    if not all(local) and any(parts["task"] is None for parts in found):
+        raise ValueError(
+            "Remote device string must have task specified.E.g. 'task:0' in "
+            f"/job:worker/replica:0/task:0/device:CPU:0, not {', '.join(names)}"
+        )
 
 
 def default_devices() -> tuple[Device, ...]:

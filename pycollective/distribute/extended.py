@@ -3,27 +3,56 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pycollective import array_backend
+from pycollective.array_backend import Array
 from pycollective.distribute.blas_threads import shared_among
-from pycollective.distribute.context import Mode, entered, require_cross_replica
-from pycollective.distribute.cross_device_ops import CommunicationOptions, CrossDeviceOps
+from pycollective.distribute.context import (
+    Mode,
+    entered,
+    get_replica_context,
+    require_cross_replica,
+)
+from pycollective.distribute.cross_device_ops import (
+    CommunicationOptions,
+    CrossDeviceOps,
+    ReplicaReduction,
+    joined_slices,
+    slices_beside,
+)
 from pycollective.distribute.devices import Device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.replica_threads import ReplicaRun, ReplicaThreads
-from pycollective.distribute.values import DistributedValues, Mirrored, regroup, select_replica
-from pycollective.tensor import Variable, as_tensor, creator_scope
+from pycollective.distribute.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    concatenated,
+    regroup,
+    select_replica,
+)
+from pycollective.distribute.variables import DistributedVariable, MirroredVariable
+from pycollective.errors import MismatchError
+from pycollective.tensor import IndexedSlices, Variable, as_tensor
+from pycollective.tensor.variable import creators, set_creators
 
 if TYPE_CHECKING:
     from pycollective.distribute.strategy import Strategy
 
 __all__ = ["StrategyExtended"]
+
+#: Seconds that replicas wait for each other unless told otherwise.
+DEFAULT_TIMEOUT = 600.0
+
+#: Bytes of a pack of gradients; handing smaller ones to the background costs more processor time than
+#: it saves (benchmarks/gradient_overlap.py).
+GRADIENT_PACK = 4 << 20
 
 
 class StrategyExtended:
@@ -38,19 +67,47 @@ class StrategyExtended:
     """
 
     is_default = False
+    #: Whether what differs between replicas is wrapped; not where there is one replica by nature.
+    groups_values = True
+    #: Whether the replicas share variables, which must then be updated once for all of them.
+    updates_variables_once = False
+    #: Why these cross-device operations, for `Strategy.describe`.
+    why_these_ops = ""
+    #: Hints for the all-reduce of gradients.
+    gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
+    #: Whether datasets can be made for each replica: `InputReplicationMode.PER_REPLICA`.
+    input_per_replica = False
+    #: Whether replicas that have run out of data get batches without rows while others have some.
+    enable_partial_batch_handling = True
 
     def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
         self._devices = tuple(devices)
         self.cross_device_ops = cross_device_ops
         self._strategy: Strategy | None = None  # set by Strategy
+        self._timeout = DEFAULT_TIMEOUT
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Make what belongs to this object alone, also when it is a copy."""
         self._threads: ReplicaThreads | None = None
         self._run_lock = threading.RLock()
+        self._runs = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StrategyExtended:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied.start_afresh()
+        memo[id(self)] = copied
+        return copied
 
     # What a strategy may override ---------------------------------------------------------------
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a variable of this strategy; a plain one unless overridden."""
         return next_creator(**kwargs)
+
+    def begin_run(self) -> None:
+        """Get ready for a run of several replicas."""
 
     def all_reduce_in_replica(
         self,
@@ -62,12 +119,98 @@ class StrategyExtended:
         """Do one replica's part of an all-reduce; with one replica, the arrays are the result."""
         return arrays
 
+    def all_reduce_slices_in_replica(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        slices: Sequence[IndexedSlices],
+        options: CommunicationOptions,
+    ) -> list[IndexedSlices]:
+        """Do one replica's part of an all-reduce of `IndexedSlices`: all replicas' rows, in order."""
+
+        def gather(all_slices: list[tuple[IndexedSlices, ...]]) -> list[list[IndexedSlices]]:
+            if len({len(slices) for slices in all_slices}) > 1:
+                counts = [len(slices) for slices in all_slices]
+                raise MismatchError(f"all_reduce: the replicas reduce {counts} IndexedSlices")
+            try:
+                sums = [
+                    joined_slices(of_one, reduce_op) for of_one in zip(*all_slices, strict=True)
+                ]
+            except ValueError as error:
+                raise MismatchError(f"all_reduce of IndexedSlices: {error}") from None
+            return [
+                [slices_beside(own, total) for own, total in zip(slices, sums, strict=True)]
+                for slices in all_slices
+            ]
+
+        result: list[IndexedSlices] = context.meet(
+            "all_reduce of IndexedSlices", gather, *slices, timeout=options.timeout_seconds
+        )
+        return result
+
+    def all_gather_in_replica(
+        self,
+        context: ReplicaContext,
+        arrays: Sequence[Array],
+        axis: int,
+        options: CommunicationOptions,
+    ) -> list[tuple[Array, int]]:
+        """Do one replica's part of an all-gather of arrays that may be ragged along ``axis``.
+
+        Returns for each array all replicas' ones, joined, and where this replica's one begins. The
+        replicas share the result where they share memory.
+        """
+
+        def gather(all_arrays: list[tuple[Array, ...]]) -> list[list[tuple[Array, int]]]:
+            if len({len(arrays) for arrays in all_arrays}) > 1:
+                counts = [len(arrays) for arrays in all_arrays]
+                raise MismatchError(f"all_gather: the replicas gather {counts} tensors")
+            results: list[list[tuple[Array, int]]] = [[] for _ in all_arrays]
+            for of_one in zip(*all_arrays, strict=True):
+                try:
+                    whole = concatenated(of_one, axis)
+                except ValueError as error:
+                    raise MismatchError(f"all_gather: {error}") from None
+                begin = 0
+                for array, result in zip(of_one, results, strict=True):
+                    result.append((array_backend.asarray(whole, like=array), begin))
+                    begin += array.shape[axis]
+            return results
+
+        result: list[tuple[Array, int]] = context.meet(
+            "all_gather", gather, *arrays, timeout=options.timeout_seconds
+        )
+        return result
+
+    def begin_all_reduce(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        likes: Sequence[Any],
+        options: CommunicationOptions,
+    ) -> ReplicaReduction | None:
+        """Begin an all-reduce whose arrays come one by one; None where that is not possible."""
+        return None
+
+    def cross_device_ops_for(self, value: Any) -> CrossDeviceOps:
+        """Return what reduces a value in cross-replica context."""
+        return self.cross_device_ops
+
     def abort_collectives(self, reason: str) -> None:
         """Wake replicas that are in a collective, because another one has failed."""
 
     def default_replica_context(self) -> ReplicaContext | None:
         """Return the replica context outside every scope; only the default strategy has one."""
         return None
+
+    @property
+    def input_pipeline(self) -> tuple[int, int]:
+        """The number of processes that read input, and which of them this is."""
+        return 1, 0
+
+    def sum_over_workers(self, count: int) -> int:
+        """Return the sum of a number over all processes: all make the same calls."""
+        return count
 
     # Facts --------------------------------------------------------------------------------------
 
@@ -76,6 +219,17 @@ class StrategyExtended:
         """The strategy this belongs to."""
         assert self._strategy is not None
         return self._strategy
+
+    @property
+    def timeout(self) -> float:
+        """How many seconds replicas wait for each other before the missing one is reported."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {seconds!r}")
+        self._timeout = float(seconds)
 
     @property
     def num_local_replicas(self) -> int:
@@ -92,6 +246,40 @@ class StrategyExtended:
         """The names of the devices that hold variables."""
         return self.worker_devices
 
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker runs the program by itself."""
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process initialises variables."""
+        return True
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether shapes must not change between steps."""
+        return False
+
+    @property
+    def experimental_enable_get_next_as_optional(self) -> bool:
+        """The older name of `enable_partial_batch_handling`."""
+        return self.enable_partial_batch_handling
+
+    @experimental_enable_get_next_as_optional.setter
+    def experimental_enable_get_next_as_optional(self, enable: bool) -> None:
+        self.enable_partial_batch_handling = enable
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries."""
+        return True
+
     def replica_device(self, replica: int) -> AbstractContextManager[Any]:
         """Return the context in which a replica's arrays are made."""
         device = self._devices[replica]
@@ -100,29 +288,60 @@ class StrategyExtended:
     # Running ------------------------------------------------------------------------------------
 
     def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a function once for each replica at the same time, and group the results."""
+        require_cross_replica(self.strategy)
+        kwargs = dict(kwargs or {})
+        with self.strategy.scope():
+            if self.num_local_replicas == 1:
+                return self._call(0, None, fn, tuple(args), kwargs)
+            with self._run_lock:  # runs of several user threads come one after the other
+                if self._runs:
+                    raise RuntimeError(
+                        "strategy.run() was called while this thread runs it already, in a merge "
+                        "function: the replicas wait for that function to end"
+                    )
+                self._runs = True
+                try:
+                    return self._run(fn, tuple(args), kwargs)
+                finally:
+                    self._runs = False
+
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function in a thread for each replica."""
         size = self.num_local_replicas
-        if size == 1:
-            context = ReplicaContext(self.strategy, 0, None)
-            creators = nullcontext() if self.is_default else creator_scope(self.create_variable)
-            with entered(Mode(self.strategy, context)), creators, self.replica_device(0):
-                return fn(*select_replica(0, tuple(args)), **select_replica(0, kwargs))
+        self.begin_run()
+        if self._threads is None or not self._threads.usable:
+            self._threads = ReplicaThreads(size)
+        inside = creators()
 
         def replica(number: int, run: ReplicaRun) -> Any:
-            context = ReplicaContext(self.strategy, number, run)
-            with (
-                entered(Mode(self.strategy, context)),
-                creator_scope(self.create_variable),
-                self.replica_device(number),
-            ):
-                return fn(*select_replica(number, tuple(args)), **select_replica(number, kwargs))
+            before = creators()
+            set_creators(inside)
+            try:
+                return self._call(number, run, fn, args, kwargs)
+            finally:
+                set_creators(before)
 
-        with self._run_lock, shared_among(size):
-            if self._threads is None:
-                self._threads = ReplicaThreads(size)
-            return regroup(self._threads.run(replica, self.abort_collectives))
+        with shared_among(size):
+            return regroup(self._threads.run(replica, self.abort_collectives, self.timeout))
+
+    def _call(
+        self,
+        replica: int,
+        run: ReplicaRun | None,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a function for one replica in this thread."""
+        context = ReplicaContext(self.strategy, replica, run)
+        with entered(Mode(self.strategy, context)), self.replica_device(replica):
+            return fn(*select_replica(replica, args), **select_replica(replica, kwargs))
 
     # Reducing, in cross-replica context ---------------------------------------------------------
 
@@ -133,21 +352,42 @@ class StrategyExtended:
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Reduce ``value`` to the devices of ``destinations``.
+        """Reduce a value to the devices of ``destinations``.
 
-        Returns a tensor, or a Mirrored value when there are several destinations.
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM or MEAN.
+        value : PerReplica or tensor
+            What is reduced. If ``destinations`` is the same, this is an all-reduce.
+        destinations : str, variable, tensor or DistributedValues
+            The device or devices that get the result.
+        options : CommunicationOptions, optional
+            Hints.
+
+        Returns
+        -------
+        Tensor or Mirrored
+            Mirrored when there are several destinations. For `IndexedSlices` those of all replicas,
+            one after the other.
+
+        Raises
+        ------
+        AssertionError
+            If ``destinations`` is a list or tuple, or for the SUM of a Mirrored value.
+        ValueError
+            If a value is the same on all replicas, and neither 0 nor averaged.
         """
         require_cross_replica(self.strategy)
         op = ReduceOp.of(reduce_op)
-        if isinstance(destinations, (list, tuple)):
-            raise AssertionError("destinations must be one value or device, not a list or tuple")
-        if isinstance(value, Mirrored):
-            if op is ReduceOp.MEAN:
-                return value
-            raise AssertionError("a SUM of a Mirrored value would add the same value to itself")
+        _check_destinations(destinations)
+        if isinstance(value, (Mirrored, MirroredVariable)):
+            if op is ReduceOp.SUM:
+                raise AssertionError("a SUM of a Mirrored value would add the same value to itself")
+            return value
         if not isinstance(value, DistributedValues):
             return self._reduce_plain(op, value)
-        return self.cross_device_ops.reduce(op, value, destinations, options)
+        return self.cross_device_ops_for(value).reduce(op, value, destinations, options)
 
     def batch_reduce_to(
         self,
@@ -155,18 +395,48 @@ class StrategyExtended:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduce several values in one go; as `reduce_to`."""
+        """Reduce several values in one go; arguments and results as those of `reduce_to`."""
         require_cross_replica(self.strategy)
-        return self.cross_device_ops.batch_reduce(reduce_op, value_destination_pairs, options)
+        op = ReduceOp.of(reduce_op)
+        pairs = list(value_destination_pairs)
+        differ = [
+            i
+            for i, pair in enumerate(pairs)
+            if isinstance(pair, tuple)
+            and isinstance(pair[0], PerReplica)
+            and self.cross_device_ops_for(pair[0]) is self.cross_device_ops
+        ]
+        together = [pairs[i] for i in differ]
+        reduced = self.cross_device_ops.batch_reduce(op, together, options) if together else []
+        results = dict(zip(differ, reduced, strict=True))
+        return [
+            results[i] if i in results else self.reduce_to(op, *pair, options)
+            for i, pair in enumerate(pairs)
+        ]
 
     def _reduce_plain(self, op: ReduceOp, value: Any) -> Any:
         """Reduce what is not distributed: the same value on every replica."""
-        tensor = as_tensor(value)
-        if op is ReduceOp.MEAN or self.num_local_replicas == 1 or not np.any(tensor.numpy()):
-            return tensor
+        slices = isinstance(value, IndexedSlices)
+        if op is ReduceOp.MEAN or self.num_local_replicas == 1:
+            return value if slices else as_tensor(value)
+        if not slices and not np.any(as_tensor(value).numpy()):
+            return as_tensor(value)
         raise ValueError(
             f"A non-DistributedValues value {value} cannot be reduced with the given reduce op {op}."
         )
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Copy a tensor to the destinations; Python numbers stay, so that they fit any dtype.
+
+        A strategy on one device by nature returns the tensor as it is.
+        """
+        require_cross_replica(self.strategy)
+        _check_destinations(destinations)
+        if isinstance(tensor, (int, float)) or not self.groups_values:
+            return tensor
+        return self.cross_device_ops.broadcast(tensor, destinations)
+
+    # Variables ----------------------------------------------------------------------------------
 
     def update(
         self,
@@ -178,22 +448,105 @@ class StrategyExtended:
     ) -> Any:
         """Call ``fn(component, *args, **kwargs)`` for every component of a variable.
 
-        Distributed arguments are replaced by the replica's component. Returns the grouped results, or
-        a list of them with ``group=False``.
+        Parameters
+        ----------
+        var : Variable
+            A variable of this strategy.
+        fn : callable
+            Runs once for each component; reads and assignments in it mean that component.
+        args, kwargs
+            Distributed values among them are replaced by the replica's component.
+        group : bool
+            Group the results, or return a list of them.
+
+        Returns
+        -------
+        nest or list
+            The results, Mirrored where they are not the same object.
+
+        Raises
+        ------
+        ValueError
+            If the variable was not created in this strategy's scope.
+
+        Notes
+        -----
+        In a replica function all replicas must make the call, which is then made once for all.
         """
+        kwargs = dict(kwargs or {})
+        context = get_replica_context()
+        if context is not None and context.strategy is self.strategy and not self.is_default:
+            return context.merge_call(
+                lambda _strategy, *args, **kwargs: self.update(var, fn, args, kwargs, group),
+                args=args,
+                kwargs=kwargs,
+            )
         require_cross_replica(self.strategy)
-        components = getattr(var, "values", (var,))
+        if not self.variable_created_in_scope(var):
+            raise ValueError(
+                f"update() needs a variable that was created in the scope of {self.strategy}, not "
+                f"{var!r}"
+            )
+        components = var.values if isinstance(var, DistributedVariable) else (var,)
+        with var._lock:  # two threads' updates reach all components in the same order
+            return self._update(fn, [(component, *args) for component in components], kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        """Return what `update_non_slot` takes for updates beside these variables."""
+        return self.worker_devices
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call ``fn(*args, **kwargs)`` once for each of `non_slot_devices`; as `update`."""
+        require_cross_replica(self.strategy)
+        times = len(colocate_with) if isinstance(colocate_with, tuple) else 1
+        return self._update(fn, [tuple(args)] * times, dict(kwargs or {}), group)
+
+    def _update(
+        self,
+        fn: Callable[..., Any],
+        calls: Sequence[tuple[Any, ...]],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        """Call a function in the update context of each replica, with the arguments for it."""
         results = []
-        for replica, component in enumerate(components):
-            with self.replica_device(replica):
+        for replica, args in enumerate(calls):
+            with entered(Mode(self.strategy, None, replica)), self.replica_device(replica):
                 results.append(
-                    fn(
-                        component,
-                        *select_replica(replica, tuple(args)),
-                        **select_replica(replica, dict(kwargs or {})),
-                    )
+                    fn(*select_replica(replica, args), **select_replica(replica, kwargs))
                 )
         return regroup(results, Mirrored) if group else results
+
+    def read_var(self, v: Variable) -> Any:
+        """Return the value of a variable, aggregated where it is aggregated when it is read."""
+        return as_tensor(v)
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Create variables in the block where a variable of this strategy is.
+
+        All variables of a strategy lie on the same devices, so that nothing is to be done.
+
+        Raises
+        ------
+        ValueError
+            If the variable was not created in this strategy's scope.
+        """
+        if not isinstance(colocate_with_variable, Variable) or not self.variable_created_in_scope(
+            colocate_with_variable
+        ):
+            raise ValueError(
+                "`colocate_vars_with` must only be passed a variable created in this "
+                f"tf.distribute.Strategy.scope(), not {colocate_with_variable!r}"
+            )
+        yield
 
     def value_container(self, value: Any) -> Any:
         """Return the distributed variable that a component belongs to, or the value itself."""
@@ -205,12 +558,7 @@ class StrategyExtended:
         """Whether a variable was created under this strategy."""
         return getattr(v, "_distribute_strategy", None) is self.strategy
 
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
-        return True
 
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
-        return True
+def _check_destinations(destinations: Any) -> None:
+    if isinstance(destinations, (list, tuple)):
+        raise AssertionError("destinations must be one value or device, not a list or tuple")

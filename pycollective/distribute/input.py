@@ -1,19 +1,44 @@
-"""Distributed datasets: how batches become parts for replicas."""
+"""Distributed datasets: which replica gets which rows, and iterating over them.
+
+What a worker reads is decided in `pycollective.data.sharding`; here its mini-batches become the
+elements that `Strategy.run` takes, made ahead in a thread.
+"""
 
 from __future__ import annotations
 
+import enum
+import itertools
+import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from pycollective import nest
+from pycollective.data import INFINITE_CARDINALITY, Dataset, TensorSpec
+from pycollective.data.background import Prefetcher
+from pycollective.data.experimental import Optional
+from pycollective.data.sharding import describe, share_of_worker, starving
 from pycollective.distribute.context import get_replica_context, has_strategy
 from pycollective.distribute.values import PerReplica
+from pycollective.errors import OutOfRangeError
 from pycollective.tensor import Tensor
 
 if TYPE_CHECKING:
+    from pycollective.distribute.extended import StrategyExtended
     from pycollective.distribute.strategy import Strategy
 
-__all__ = ["DistributedDataset", "DistributedIterator", "InputContext"]
+__all__ = [
+    "DistributedDataset",
+    "DistributedIterator",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "PerReplicaSpec",
+    "RunOptions",
+]
 
 
 class InputContext:
@@ -74,135 +99,455 @@ class InputContext:
         )
 
 
-class DistributedIterator:
-    """One pass over a `DistributedDataset`: ``next(it)`` gives what `Strategy.run` takes."""
+class InputReplicationMode(enum.Enum):
+    """How often the function of `distribute_datasets_from_function` is called.
 
-    def __init__(self, elements: Iterator[Any]) -> None:
-        self._elements = elements
+    PER_WORKER: once in each process. PER_REPLICA: once for each replica.
+    """
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+class _InputOptions(NamedTuple):
+    experimental_fetch_to_device: bool
+    experimental_replication_mode: InputReplicationMode
+    experimental_place_dataset_on_device: bool
+    experimental_per_replica_buffer_size: int
+
+
+class InputOptions(_InputOptions):
+    """Options of distributed datasets.
+
+    Attributes
+    ----------
+    experimental_fetch_to_device : bool, optional
+        Whether batches are made ready ahead, in a thread; True unless given. Otherwise only those of
+        `Strategy.experimental_distribute_dataset` are, one step ahead.
+    experimental_replication_mode : InputReplicationMode
+        Whether the function that makes a dataset is called for each worker or for each replica.
+    experimental_place_dataset_on_device : bool
+        Accepted for TensorFlow's sake: datasets run on the host.
+    experimental_per_replica_buffer_size : int
+        How many batches of each replica are kept ready.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        experimental_fetch_to_device: bool | None = None,
+        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+    ) -> InputOptions:
+        """Return the options; see the class."""
+        if experimental_per_replica_buffer_size < 1:
+            raise ValueError(
+                "experimental_per_replica_buffer_size must be at least 1, not "
+                f"{experimental_per_replica_buffer_size}"
+            )
+        return super().__new__(
+            cls,
+            experimental_fetch_to_device is None or experimental_fetch_to_device,
+            experimental_replication_mode,
+            experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size,
+        )
+
+
+class RunOptions(NamedTuple):
+    """Options of `Strategy.run`: for TPUs, and without effect elsewhere."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+
+
+@dataclass(frozen=True)
+class PerReplicaSpec:
+    """What the components of a `PerReplica` look like.
+
+    Attributes
+    ----------
+    value_specs : tuple of TensorSpec
+        One for each local replica.
+    """
+
+    value_specs: tuple[TensorSpec, ...]
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec({', '.join(map(repr, self.value_specs))})"
+
+
+class _Parts:
+    """A step's mini-batches, before it is known whether any other worker still has some.
+
+    Attributes
+    ----------
+    extended : StrategyExtended
+        Of the strategy whose replicas are fed.
+    pipelines : list of Dataset
+        One for all local replicas, or one for each.
+    ahead : int
+        How many steps are made ahead in a thread; 0: none, and no thread.
+    keep_rest : bool
+        Whether a last step that not all replicas have data for is one even where all shapes are known.
+    """
+
+    def __init__(
+        self, extended: StrategyExtended, pipelines: list[Dataset], ahead: int, keep_rest: bool
+    ) -> None:
+        self.extended = extended
+        self.pipelines = pipelines
+        self.ahead = ahead
+        workers, _ = extended.input_pipeline
+        self.across_workers = workers > 1
+        finite = all(p.cardinality() != INFINITE_CARDINALITY for p in pipelines)
+        self.fills_up = (
+            extended.enable_partial_batch_handling
+            and finite
+            and (keep_rest or self.across_workers or not all(map(_is_static, self.specs)))
+        )
+
+    @property
+    def specs(self) -> list[Any]:
+        """What the mini-batches of each pipeline look like."""
+        return [p.element_spec for p in self.pipelines]
+
+    @property
+    def element_spec(self) -> Any:
+        """What an element looks like that the strategy's replicas get."""
+        count = self.extended.num_local_replicas // len(self.pipelines)
+        specs = [spec for spec in self.specs for _ in range(count)]
+        if self.across_workers and self.fills_up:
+            specs = [nest.map_structure(_of_any_length, spec) for spec in specs]
+        if len(specs) == 1 and not self.across_workers:
+            return specs[0]
+        return nest.map_structure(lambda *leaves: PerReplicaSpec(leaves), *specs)
+
+    def start(self) -> Iterator[list[Any]]:
+        """Return the steps of one pass: mini-batches in replica order, None where there is none."""
+        return iter(Prefetcher(self._steps, self.ahead)) if self.ahead else self._steps()
+
+    def _steps(self) -> Iterator[list[Any]]:
+        sources = [p._iter() for p in self.pipelines]
+        count = self.extended.num_local_replicas // len(sources)
+        while True:
+            parts: list[Any] = []
+            for source in sources:
+                taken = list(itertools.islice(source, count))
+                parts += taken + [None] * (count - len(taken))
+            if all(part is None for part in parts):
+                return
+            yield parts
+
+
+def _is_static(spec: Any) -> bool:
+    return all(s.shape is not None and None not in s.shape for s in nest.flatten(spec))
+
+
+def _of_any_length(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec
+
+
+def _empty(spec: Any, like: Any) -> Any:
+    """Return a mini-batch without rows, for a replica that has run out; unknown lengths are 0."""
+
+    def of_spec(s: TensorSpec) -> Any:
+        return np.zeros(
+            [0 if n is None or axis == 0 else n for axis, n in enumerate(s.shape or ())], s.dtype
+        )
+
+    if all(s.shape is not None and s.dtype is not None for s in nest.flatten(spec)):
+        return nest.map_structure(of_spec, spec)
+    if like is None:
+        raise ValueError(
+            "a worker that has no data needs to know what batches look like: give from_generator() an "
+            "output_signature, and map() a function that does with zeros"
+        )
+    return like
+
+
+def _without_rows(array: Any) -> Any:
+    """Return an array of the same kind without rows, which keeps no other memory alive."""
+    return np.zeros((0, *array.shape[1:]) if array.ndim else (), array.dtype)
+
+
+class DistributedIterator:
+    """One pass over a `DistributedDataset`: ``next(it)`` gives what `Strategy.run` takes.
+
+    Dropping it, or `close`, ends the thread that works for it.
+    """
+
+    def __init__(self, parts: _Parts, after_pass: Callable[[int, int], None]) -> None:
+        self._parts = parts
+        self._steps: Iterator[list[Any]] | None = parts.start()
+        self._like: Any = None
+        self._after_pass = after_pass
+        self._counts = [0, 0]  # steps, and rows of this worker
 
     def __iter__(self) -> DistributedIterator:
         return self
 
+    @property
+    def element_spec(self) -> Any:
+        """What the elements look like, as of the dataset."""
+        return self._parts.element_spec
+
     def __next__(self) -> Any:
+        """Return the next element.
+
+        Raises
+        ------
+        StopIteration
+            At the end: when no replica of any worker has data.
+        ValueError
+            In a replica function.
+        """
         context = get_replica_context()
         if context is not None and has_strategy():
             raise ValueError(
                 "next(iterator) should be called from outside of replica_fn. e.g. "
                 "strategy.run(replica_fn, args=(next(iterator),))"
             )
-        return next(self._elements)
+        if self._steps is None:
+            raise StopIteration
+        size = self._parts.extended.num_local_replicas
+        try:
+            parts = next(self._steps, [None] * size)
+        except BaseException:
+            self.close()
+            raise
+        have = sum(part is not None for part in parts)
+        if self._parts.fills_up:
+            have = self._parts.extended.sum_over_workers(have)
+        if have == 0 or (have < size and not self._parts.fills_up):
+            self.close()
+            self._after_pass(*self._counts)
+            raise StopIteration
+        return self._element(parts)
+
+    def _element(self, parts: list[Any]) -> Any:
+        given = [part for part in parts if part is not None]
+        if self._parts.across_workers:
+            self._counts[0] += 1
+            self._counts[1] += sum(map(_rows, given))
+        if self._like is None and given:
+            self._like = nest.map_structure(_without_rows, given[0])
+        if len(given) < len(parts):
+            specs = self._parts.specs
+            count = len(parts) // len(specs)
+            for place, part in enumerate(parts):
+                if part is None:
+                    parts[place] = _empty(specs[place // count], self._like)
+        if len(parts) == 1 and not self._parts.across_workers:
+            return nest.map_structure(Tensor, parts[0])
+        return nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)
 
     def get_next(self) -> Any:
-        """Return the next element; at the end raises StopIteration."""
-        return next(self)
+        """Return the next element; at the end raises OutOfRangeError, which is a StopIteration."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("End of sequence") from None
+
+    def get_next_as_optional(self) -> Optional:
+        """Return an `Optional` of the next element; without a value when no replica has data."""
+        try:
+            return Optional(self.element_spec, next(self))
+        except StopIteration:
+            return Optional.empty(self.element_spec)
+
+    def close(self) -> None:
+        """End the pass."""
+        self._steps = None
+
+
+def _rows(part: Any) -> int:
+    return max(len(leaf) if leaf.ndim else 1 for leaf in nest.flatten(part))
 
 
 class DistributedDataset:
     """A dataset whose elements have a component for each replica; iterate over it.
 
-    Attributes
-    ----------
-    element_spec
-        The structure, dtypes and shapes of a replica's part.
+    `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` make
+    them. Transform a dataset before it is distributed: afterwards nothing can be.
     """
 
-    def __init__(self, elements: Callable[[], Iterator[Any]], dataset: Any, length: Any) -> None:
-        self._elements = elements
-        self._dataset = dataset
-        self._length = length
+    def __init__(
+        self,
+        parts: _Parts,
+        cardinality: Callable[[], int],
+        description: Callable[[], str],
+        after_pass: Callable[[int, int], None],
+    ) -> None:
+        self._parts = parts
+        self._cardinality = cardinality
+        self._description = description
+        self._after_pass = after_pass
 
     def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(self._elements())
+        return DistributedIterator(self._parts, self._after_pass)
 
     @property
     def element_spec(self) -> Any:
-        """The structure, dtypes and shapes of a replica's part."""
-        return self._dataset.element_spec
+        """What elements look like: specs, or `PerReplicaSpec` where there are several replicas."""
+        return self._parts.element_spec
 
-    def cardinality(self) -> Any:
-        """Return the number of steps; -1 infinite, -2 unknown."""
-        return self._length()
+    @property
+    def cardinality(self) -> int:
+        """The number of steps; -1: infinite, -2: unknown."""
+        return self._cardinality()
 
     def __len__(self) -> int:
-        length = int(self._length())
+        length = self._cardinality()
         if length < 0:
             raise TypeError("the dataset's length is infinite or unknown")
         return length
 
+    def __bool__(self) -> bool:
+        return True
 
-def distribute_dataset(strategy: Strategy, dataset: Any) -> Any:
-    """Split each batch of ``dataset`` into a part for each replica."""
-    replicas = strategy.extended.num_local_replicas
-    if strategy.num_replicas_in_sync == 1:
-        return dataset
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Return ``reduce_func(state, element)`` of all elements, one after the other."""
+        state = initial_state
+        for element in self:
+            state = reduce_func(state, element)
+        return state
+
+    def describe_sharding(self) -> str:
+        """Return a table that says which replica of which worker reads what."""
+        return self._description()
+
+    def __repr__(self) -> str:
+        return f"<DistributedDataset of {self._cardinality()} elements of {self.element_spec}>"
+
+
+def distribute_dataset(strategy: Strategy, dataset: Any, options: InputOptions | None) -> Any:
+    """Share a dataset of global batches among the workers, and its batches among the replicas."""
     _check_dataset(dataset)
-    for leaf in nest.flatten(dataset.element_spec):
-        if leaf.shape is not None:
-            _check_batched(leaf.shape, replicas)
-
-    def elements() -> Iterator[Any]:
-        for batch in dataset._iter():
-            yield _split(batch, replicas)
-
-    return DistributedDataset(elements, dataset, dataset.cardinality)
-
-
-def _check_batched(shape: tuple[Any, ...], replicas: int) -> None:
-    if len(shape) == 0:
-        raise ValueError(
-            "Unable to split a dataset whose elements are scalars. Perhaps your input dataset is not "
-            "batched? Call the `batch` method on the input Dataset in order to be able to split your "
-            f"input across {replicas} replicas."
+    extended = strategy.extended
+    if extended.is_default:
+        return dataset
+    _check_options(options)
+    if options and options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+        raise NotImplementedError(
+            "InputReplicationMode.PER_REPLICA is only supported in "
+            "`distribute_datasets_from_function`."
         )
+    workers, worker = extended.input_pipeline
+    replicas = strategy.num_replicas_in_sync
+    share = share_of_worker(dataset, workers, worker, replicas)
+    hungry = starving(share, workers, worker, replicas)
+    if hungry:
+        warnings.warn(hungry, RuntimeWarning, stacklevel=3)
+    return DistributedDataset(
+        _Parts(extended, [share.dataset], 1 + _buffered(options), keep_rest=True),
+        lambda: share.cardinality,
+        partial(describe, dataset, workers, replicas),
+        _starvation_check(workers, worker, warned=bool(hungry)),
+    )
 
 
-def _split(batch: Any, replicas: int) -> Any:
-    """Cut the rows of a batch into parts of ceil(rows / replicas), the last ones short or empty."""
+def _starvation_check(workers: int, worker: int, warned: bool) -> Callable[[int, int], None]:
+    """Return what warns, once, after a pass in which this worker had steps and no rows."""
 
-    def cut(array: Any) -> PerReplica:
-        _check_batched(array.shape, replicas)
-        part = -(-array.shape[0] // replicas)
-        return PerReplica([Tensor(array[r * part : (r + 1) * part]) for r in range(replicas)])
-
-    return nest.map_structure(cut, batch)
-
-
-def distribute_from_function(strategy: Strategy, dataset_fn: Callable[[InputContext], Any]) -> Any:
-    """Give each replica an element of its own of the dataset that ``dataset_fn`` returns."""
-    replicas = strategy.extended.num_local_replicas
-    dataset = dataset_fn(InputContext(1, 0, strategy.num_replicas_in_sync))
-    _check_dataset(dataset)
-    if strategy.num_replicas_in_sync == 1:
-        return dataset
-
-    def elements() -> Iterator[Any]:
-        source = dataset._iter()
-        last: Any = None
-        while True:
-            parts: list[Any] = []
-            for part in source:
-                parts.append(part)
-                if len(parts) == replicas:
-                    break
-            if not parts:
-                return
-            last = parts[0] if last is None else last
-            # A replica that has run out gets no rows; the step ends when all have.
-            empty = nest.map_structure(lambda a: a[:0], last)
-            parts += [empty] * (replicas - len(parts))
-            yield nest.map_structure(
-                lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts
+    def check(steps: int, rows: int) -> None:
+        nonlocal warned
+        if workers > 1 and steps and not rows and not warned:
+            warned = True
+            warnings.warn(
+                f"worker {worker} of {workers} got nothing but empty batches in {steps} step(s): make "
+                "batches larger, or share the dataset by another auto_shard_policy",
+                RuntimeWarning,
+                stacklevel=3,
             )
 
-    def length() -> int:
-        count = int(dataset.cardinality())
-        return count if count < 0 else -(-count // replicas)
+    return check
 
-    return DistributedDataset(elements, dataset, length)
+
+def distribute_from_function(
+    strategy: Strategy,
+    dataset_fn: Callable[[InputContext], Any],
+    options: InputOptions | None,
+) -> Any:
+    """Give each replica an element of its own of the datasets that ``dataset_fn`` returns."""
+    extended = strategy.extended
+    workers, worker = extended.input_pipeline
+    replicas = strategy.num_replicas_in_sync
+    contexts = [InputContext(workers, worker, replicas)]
+    if not extended.is_default:
+        _check_options(options)
+        if options:
+            local = extended.num_local_replicas
+            contexts = _contexts(options, extended, contexts, local)
+    datasets = [dataset_fn(context) for context in contexts]
+    for dataset in datasets:
+        _check_dataset(dataset)
+    if extended.is_default:
+        return datasets[0]
+    per_step = extended.num_local_replicas // len(datasets)
+
+    def cardinality() -> int:
+        counts: list[int] = [d.cardinality() for d in datasets]
+        return min(counts) if min(counts) < 0 else -(-max(counts) // per_step)
+
+    def description() -> str:
+        lines = [f"{c}: {per_step} element(s) a step" for c in contexts]
+        return "\n".join(["made by a function, once for each of", *lines])
+
+    return DistributedDataset(
+        _Parts(extended, datasets, _buffered(options), keep_rest=False),
+        cardinality,
+        description,
+        _starvation_check(workers, worker, warned=False),
+    )
+
+
+def _contexts(
+    options: InputOptions,
+    extended: StrategyExtended,
+    for_worker: list[InputContext],
+    replicas: int,
+) -> list[InputContext]:
+    """Return the contexts with which the function is called, if the options fit together."""
+    per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+    if per_replica and not extended.input_per_replica:
+        raise NotImplementedError(
+            "InputReplicationMode.PER_REPLICA is only supported in "
+            "`distribute_datasets_from_function` of tf.distribute.MirroredStrategy"
+        )
+    if options.experimental_place_dataset_on_device:
+        if not per_replica:
+            raise ValueError(
+                "When `experimental_place_dataset_on_device` is set for dataset placement, you must "
+                "also specify `PER_REPLICA` for the replication mode"
+            )
+        if options.experimental_fetch_to_device:
+            raise ValueError(
+                "`experimental_place_dataset_on_device` can not be set to True when "
+                "experimental_fetch_to_device is True and replication mode is set to `PER_REPLICA`"
+            )
+    if not per_replica:
+        return for_worker
+    return [InputContext(replicas, r, for_worker[0].num_replicas_in_sync) for r in range(replicas)]
+
+
+def _buffered(options: InputOptions | None) -> int:
+    """Return how many steps are made ahead for the replicas."""
+    options = options or InputOptions()
+    fetched = options.experimental_fetch_to_device
+    return options.experimental_per_replica_buffer_size if fetched else 0
+
+
+def _check_options(options: Any) -> None:
+    if options is not None and not isinstance(options, InputOptions):
+        raise TypeError(f"options must be tf.distribute.InputOptions, not {type(options).__name__}")
 
 
 def _check_dataset(dataset: Any) -> None:
-    if not hasattr(dataset, "_iter"):
+    if not isinstance(dataset, Dataset):
         raise TypeError(
             f"expected a pycollective.data.Dataset, got {type(dataset).__name__}; for arrays use "
             "Dataset.from_tensor_slices(arrays).batch(n)"

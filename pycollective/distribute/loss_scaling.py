@@ -11,6 +11,7 @@ from pycollective.distribute.context import (
     has_strategy,
     in_cross_replica_context,
 )
+from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, as_tensor
 from pycollective.tensor import ops as tensor_ops
 
@@ -25,9 +26,10 @@ def compute_average_loss(
     Parameters
     ----------
     per_example_loss : tensor
-        A loss for each example, at least rank 1.
+        A loss for each example, at least rank 1. Further axes are summed, too, but not counted.
     sample_weight : tensor, optional
-        A weight for each example, or one that broadcasts.
+        A weight for each example, or one that broadcasts; a last axis of length 1 that only one of
+        both has does not count.
     global_batch_size : int, optional
         What to divide by; by default this replica's number of examples times the number of
         replicas, which is TensorFlow's rule and exact when all replicas hold equally many.
@@ -35,22 +37,24 @@ def compute_average_loss(
     Returns
     -------
     Tensor
-        A scalar; 0 for no examples. Summed over the replicas it is the loss of the global batch.
+        A scalar of the losses' dtype (float64 for integers); 0 where it would be divided by 0. Summed
+        over the replicas it is the loss of the global batch.
 
     Raises
     ------
     ValueError
-        For a loss without a batch axis, or a batch size that is no scalar or negative.
+        For a loss without a batch axis, a batch size that is no scalar, and as `InvalidArgumentError`
+        for one that is negative and for weights that do not fit.
     TypeError
         For a batch size that is no int.
     RuntimeError
         In cross-replica context without a ``global_batch_size``.
     """
-    losses = as_tensor(per_example_loss)
+    losses = _floating(per_example_loss)
     if losses.ndim == 0:
         raise ValueError(
-            "Invalid value passed for `per_example_loss`. Expected a tensor with at least rank 1. Got "
-            f"a scalar: {losses!r}"
+            "Invalid value passed for `per_example_loss`. Expected a tensor with at least rank 1. "
+            f"Received per_example_loss={losses.numpy()} with rank 0"
         )
     if sample_weight is not None:
         losses = _weighted(losses, sample_weight)
@@ -64,7 +68,14 @@ def compute_average_loss(
     else:
         count = _check_batch_size(global_batch_size)
     total = tensor_ops.reduce_sum(losses)
-    return total / float(count) if count else total * 0.0
+    # Nothing is 0, with gradients of 0, whatever the losses are.
+    return total / float(count) if count else tensor_ops.where(False, total, 0.0)
+
+
+def _floating(values: Any) -> Tensor:
+    """Return a tensor, of float64 if it was one of whole numbers, which are divided as such."""
+    tensor = as_tensor(values)
+    return tensor_ops.cast(tensor, np.float64) if tensor.dtype.kind in "iu" else tensor
 
 
 def _weighted(losses: Tensor, sample_weight: Any) -> Tensor:
@@ -81,7 +92,7 @@ def _weighted(losses: Tensor, sample_weight: Any) -> Tensor:
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"sample_weight of shape {weights.shape} does not fit losses of shape {losses.shape}"
         )
     return losses * weights
@@ -94,7 +105,7 @@ def _check_batch_size(size: Any) -> int:
     if array.dtype.kind not in "iu":
         raise TypeError("global_batch_size must be an integer.")
     if int(array) < 0:
-        raise ValueError("global_batch_size must be non-negative.")
+        raise InvalidArgumentError(f"global_batch_size must be non-negative. Received {int(array)}")
     return int(array)
 
 
@@ -113,5 +124,5 @@ def scale_regularization_loss(regularization_loss: Any) -> Tensor:
             "You are calling `scale_regularization_loss` in cross replica context, while it was "
             "expected to be called in replica context."
         )
-    total = tensor_ops.reduce_sum(as_tensor(regularization_loss))
+    total = tensor_ops.reduce_sum(_floating(regularization_loss))
     return total / float(get_strategy().num_replicas_in_sync)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from pycollective.communicator import Communicator, local_group
+from pycollective.distribute.all_reduce_ops import default_cross_device_ops
+from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.cross_device_ops import (
-    CommunicationOptions,
     CrossDeviceOps,
-    RingAllReduce,
+    ReductionToOneDevice,
+    ReplicaReduction,
 )
-from pycollective.distribute.devices import parse_devices
+from pycollective.distribute.devices import Device, parse_devices
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
@@ -29,29 +35,52 @@ _log = logging.getLogger("pycollective")
 class MirroredExtended(StrategyExtended):
     """Replicas as threads; gradients meet in collectives, variables have a component for each."""
 
-    def __init__(self, devices: Sequence[Any], cross_device_ops: CrossDeviceOps) -> None:
-        super().__init__(devices, cross_device_ops)
+    input_per_replica = True
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        cross_device_ops: CrossDeviceOps | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        check_cross_device_ops(cross_device_ops)
+        chosen, why = default_cross_device_ops(devices)
+        if cross_device_ops is not None:
+            chosen, why = cross_device_ops, "given to the strategy"
+        super().__init__(devices, chosen)
+        self.why_these_ops = why
+        self._options = communication_options or CommunicationOptions()
+        self.gradient_options = self.gradient_options.merge(communication_options)
+        self._one_device = ReductionToOneDevice()
+
+    def start_afresh(self) -> None:
+        """Make what belongs to this object alone, also when it is a copy."""
+        super().start_afresh()
         self._communicators: list[Communicator] = []
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a mirrored variable, or one that is aggregated when it is read."""
         return mirrored_creator(self.strategy)(next_creator, **kwargs)
 
-    def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run a function for each replica, with communicators that work."""
-        with self._run_lock:
-            size = self.num_local_replicas
-            if size > 1 and not self._communicators:
-                self._communicators = local_group(size)
-            return super().call_for_each_replica(fn, args, kwargs)
+    def begin_run(self) -> None:
+        """See that there are communicators that work, and wait as long as the strategy says."""
+        if not self._communicators:
+            self._communicators = local_group(self.num_local_replicas)
+        for communicator in self._communicators:
+            communicator.timeout = self.timeout
 
     def abort_collectives(self, reason: str) -> None:
         """Fail the communicators of this run; the next run makes new ones."""
         communicators, self._communicators = self._communicators, []
         if communicators:
             communicators[0].abort(reason)
+
+    def cross_device_ops_for(self, value: Any) -> CrossDeviceOps:
+        """Return what reduces a value: int32 is brought together on one device, as in TensorFlow."""
+        values = value.values if isinstance(value, DistributedValues) else (value,)
+        if any(getattr(v, "dtype", None) == np.int32 for v in values):
+            return self._one_device
+        return self.cross_device_ops
 
     def all_reduce_in_replica(
         self,
@@ -63,29 +92,78 @@ class MirroredExtended(StrategyExtended):
         """Take part in an all-reduce from this replica's thread, or meet and let one reduce."""
         if self.num_local_replicas == 1 or not arrays:
             return arrays
-        ops = self.cross_device_ops
-        replica = context.local_replica_id
-        if not ops.takes_part_from_replicas():
-            return self._merge_all_reduce(context, reduce_op, arrays, options)
-        with context.collective():
-            communicators = self._communicators
-            if not communicators:  # another replica has just failed
-                raise RuntimeError("the replicas were stopped")
-            return ops.all_reduce_replica(communicators[replica], reduce_op, arrays, options)
+        ints = [i for i, array in enumerate(arrays) if array.dtype == np.int32]
+        if not ints:
+            return self._all_reduce(self.cross_device_ops, context, reduce_op, arrays, options)
+        others = [i for i in range(len(arrays)) if i not in set(ints)]
+        results: list[Any] = [None] * len(arrays)
+        for ops, places in ((self._one_device, ints), (self.cross_device_ops, others)):
+            if places:
+                mine = [arrays[i] for i in places]
+                reduced = self._all_reduce(ops, context, reduce_op, mine, options)
+                for i, array in zip(places, reduced, strict=True):
+                    results[i] = array
+        return results
 
-    def _merge_all_reduce(
+    def _all_reduce(
         self,
+        ops: CrossDeviceOps,
         context: ReplicaContext,
         reduce_op: ReduceOp,
         arrays: list[Any],
         options: CommunicationOptions,
     ) -> list[Any]:
-        def reduce(_strategy: Strategy, *values: DistributedValues) -> list[Any]:
-            pairs = [(value, value) for value in values]
-            return self.cross_device_ops.batch_reduce(reduce_op, pairs, options)
+        options = self._options.merge(options)
+        if not ops.takes_part_from_replicas():
 
-        results = context.merge_call(reduce, args=[Tensor(a) for a in arrays])
-        return [r.array for r in results]
+            def reduce(_strategy: Strategy, *values: DistributedValues) -> list[Any]:
+                return ops.batch_reduce(reduce_op, [(value, value) for value in values], options)
+
+            results = context.merge_call(reduce, args=[Tensor(a) for a in arrays])
+            return [r.array for r in results]
+        with context.collective():
+            communicator = self._communicator_of(context)
+            reduction = ops.begin_all_reduce(communicator, reduce_op, arrays, options, False)
+            assert reduction is not None
+            for place, array in enumerate(arrays):
+                reduction.add(place, array)
+            return reduction.finish()
+
+    def begin_all_reduce(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        likes: Sequence[Any],
+        options: CommunicationOptions,
+    ) -> ReplicaReduction | None:
+        """Begin an all-reduce whose arrays come one by one, if it can begin before all are there."""
+        ops = self.cross_device_ops
+        if (
+            self.num_local_replicas == 1
+            or not ops.takes_part_from_replicas()
+            or any(like.dtype == np.int32 for like in likes)
+        ):
+            return None
+        options = self._options.merge(options)
+        communicator = self._communicator_of(context)
+        return ops.begin_all_reduce(communicator, reduce_op, likes, options, True)
+
+    def _communicator_of(self, context: ReplicaContext) -> Communicator:
+        communicators = self._communicators
+        if not communicators:  # another replica has just failed
+            raise RuntimeError("the replicas were stopped")
+        return communicators[context.local_replica_id]
+
+
+def check_cross_device_ops(cross_device_ops: Any) -> None:
+    """Raise unless this is None or an object that a strategy can reduce with."""
+    if isinstance(cross_device_ops, type) or not isinstance(
+        cross_device_ops, (CrossDeviceOps, type(None))
+    ):
+        raise ValueError(
+            "cross_device_ops must be a CrossDeviceOps object such as RingAllReduce(), "
+            f"HierarchicalCopyAllReduce() or ReductionToOneDevice(), not {cross_device_ops!r}"
+        )
 
 
 class MirroredStrategy(Strategy):
@@ -100,14 +178,22 @@ class MirroredStrategy(Strategy):
         Devices such as ``"cpu:0"`` (logical: as many as you like), ``"/gpu:1"``. By default all visible
         GPUs, or the CPU as one replica.
     cross_device_ops : CrossDeviceOps, optional
-        How gradients are reduced; by default `RingAllReduce`.
+        How values of the replicas are reduced; by default the core's own all-reduce between CPUs,
+        NCCL between GPUs, and `ReductionToOneDevice` where both are mixed. int32 is always reduced
+        on one device.
 
     Raises
     ------
     AssertionError
         If a device is named twice.
+    RuntimeError
+        If the devices are those of several machines.
     ValueError
         If a device does not exist, or ``cross_device_ops`` is no `CrossDeviceOps`.
+
+    Notes
+    -----
+    ``TF_CONFIG`` is ignored; the log says so.
     """
 
     def __init__(
@@ -115,14 +201,11 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
-        if isinstance(cross_device_ops, type) or not isinstance(
-            cross_device_ops, (CrossDeviceOps, type(None))
-        ):
-            raise ValueError(
-                "cross_device_ops must be a CrossDeviceOps object such as RingAllReduce(), "
-                f"HierarchicalCopyAllReduce() or ReductionToOneDevice(), not {cross_device_ops!r}"
+        if json.loads(os.environ.get("TF_CONFIG") or "{}"):
+            _log.info(
+                "Initializing local devices since in-graph multi-worker training with "
+                "`MirroredStrategy` is not supported in eager mode. TF_CONFIG will be ignored when "
+                "initializing `MirroredStrategy`."
             )
-        super().__init__(
-            MirroredExtended(parse_devices(devices), cross_device_ops or RingAllReduce())
-        )
+        super().__init__(MirroredExtended(parse_devices(devices), cross_device_ops))
         _log.info("Using MirroredStrategy with devices %r", self.extended.worker_devices)

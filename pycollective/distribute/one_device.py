@@ -15,11 +15,13 @@ __all__ = ["OneDeviceStrategy"]
 
 
 class _OneDeviceExtended(StrategyExtended):
+    groups_values = False
+
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a plain variable on the device."""
         with self.replica_device(0):
             variable = next_creator(**kwargs)
-        variable._distribute_strategy = self.strategy  # type: ignore[attr-defined]
+        variable._distribute_strategy = self.strategy
         return variable
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from pycollective.tensor import VariableAggregation
+
 __all__ = ["ReduceOp"]
 
 
@@ -30,4 +32,22 @@ class ReduceOp(enum.Enum):
         raise TypeError(
             "Expected `reduce_op` to be a `tf.distribute.ReduceOp`: ReduceOp.SUM, ReduceOp.MEAN or "
             f"their names, not {value!r}"
+        )
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: Any) -> ReduceOp:
+        """Return the reduction that a `VariableAggregation` means.
+
+        Raises
+        ------
+        ValueError
+            If it means none.
+        """
+        if aggregation is VariableAggregation.SUM:
+            return ReduceOp.SUM
+        if aggregation is VariableAggregation.MEAN:
+            return ReduceOp.MEAN
+        raise ValueError(
+            f"Could not convert from `tf.VariableAggregation` {aggregation} to"
+            "`tf.distribute.ReduceOp` type"
         )

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycollective import nest
+from pycollective.array_backend import Array
 from pycollective.distribute.context import Mode, entered, get_replica_context
 from pycollective.distribute.cross_device_ops import CommunicationOptions
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_threads import ReplicaRun
-from pycollective.distribute.values import regroup, select_replica
-from pycollective.tensor import Tensor, Variable, as_tensor, record
+from pycollective.distribute.values import check_gather_axis, regroup, select_replica
+from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor, record_many
+from pycollective.tensor.tape import paused, recording
 
 if TYPE_CHECKING:
     from pycollective.distribute.strategy import Strategy
@@ -42,6 +44,10 @@ class ValueContext:
             f"tf.distribute.ValueContext(replica id {self.replica_id_in_sync_group},  total replicas "
             f"in sync: {self.num_replicas_in_sync})"
         )
+
+
+def _is_differentiable(tensor: Tensor) -> bool:
+    return tensor.dtype.kind in "fV"
 
 
 class ReplicaContext:
@@ -96,39 +102,133 @@ class ReplicaContext:
         ----------
         reduce_op : ReduceOp or str
             SUM or MEAN.
-        value : nest of tensors
-            This replica's values; the same shapes and dtypes in every replica.
+        value : nest of tensors and IndexedSlices
+            This replica's values; the same shapes and dtypes in every replica, but for the numbers of
+            rows of `IndexedSlices`.
         options : CommunicationOptions, optional
             Hints.
 
         Returns
         -------
-        nest of Tensor
-            The results, in the structure of ``value``.
+        nest of Tensor and IndexedSlices
+            The results, in the structure of ``value``. Those of `IndexedSlices` have the rows of all
+            replicas, in replica order; equal indices stay, and for a MEAN the rows are divided. No
+            gradient goes through them.
 
         Raises
         ------
         MismatchError
             If shapes or dtypes differ between the replicas.
+        CollectiveTimeoutError
+            If a replica does not come within ``strategy.extended.timeout`` seconds.
         RuntimeError
             If another replica ends without making this call.
         """
         op = ReduceOp.of(reduce_op)
         self._require_here()
         options = options or CommunicationOptions()
-        inputs = tuple(as_tensor(v) for v in nest.flatten(value))
         extended = self._strategy.extended
+        leaves = nest.flatten(value)
+        sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices)]
+        dense = [i for i in range(len(leaves)) if i not in sparse]
+        inputs = [as_tensor(leaves[i]) for i in dense]
         reduced = extended.all_reduce_in_replica(self, op, [t.array for t in inputs], options)
 
-        def result(tensor: Tensor, array: Any) -> Tensor:
-            # The gradient of a sum over the replicas is the sum of their gradients.
-            def vjp(gradient: Any, _need: tuple[bool, ...]) -> Sequence[Any]:
-                return extended.all_reduce_in_replica(self, op, [gradient], options)
+        # The gradient of a sum over the replicas is the sum of their gradients.
+        def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
+            return extended.all_reduce_in_replica(here, op, gradients, options)
 
-            return record(array, (tensor,), vjp)
-
-        results = [result(t, a) for t, a in zip(inputs, reduced, strict=True)]
+        results: list[Any] = list(leaves)
+        for i, result in zip(dense, self._recorded(reduced, inputs, backward), strict=True):
+            results[i] = result
+        if sparse:
+            slices = [leaves[i] for i in sparse]
+            summed = extended.all_reduce_slices_in_replica(self, op, slices, options)
+            for i, rows in zip(sparse, summed, strict=True):
+                results[i] = rows
         return nest.pack_as(value, results)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Join the replicas' values along an axis and give every replica the whole. Differentiable.
+
+        Parameters
+        ----------
+        value : nest of tensors
+            This replica's values; shapes may differ between the replicas along ``axis``.
+        axis : int
+            The axis to join along.
+        options : CommunicationOptions, optional
+            Hints.
+
+        Returns
+        -------
+        nest of Tensor
+            All replicas' values in replica order, in the structure of ``value``.
+
+        Raises
+        ------
+        NotImplementedError
+            For `IndexedSlices`.
+        TypeError, ValueError
+            If ``axis`` is no int or no axis of a value.
+        MismatchError
+            If dtypes, or shapes on another axis, differ between the replicas.
+        CollectiveTimeoutError, RuntimeError
+            As `all_reduce`.
+        """
+        self._require_here()
+        leaves = nest.flatten(value)
+        if any(isinstance(leaf, IndexedSlices) for leaf in leaves):
+            raise NotImplementedError("all_gather does not support IndexedSlices")
+        inputs = [as_tensor(leaf) for leaf in leaves]
+        for tensor in inputs:
+            check_gather_axis(axis, tensor.ndim)
+        extended = self._strategy.extended
+        options = options or CommunicationOptions()
+        gathered = extended.all_gather_in_replica(self, [t.array for t in inputs], axis, options)
+        places = {
+            i: (slice(None),) * (axis % t.ndim) + (slice(begin, begin + t.shape[axis]),)
+            for i, (t, (_, begin)) in enumerate(zip(inputs, gathered, strict=True))
+        }
+        floats = [i for i, tensor in enumerate(inputs) if _is_differentiable(tensor)]
+
+        # Every replica's result depends on this one's value; its own part of their sum is its own.
+        def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
+            sums = extended.all_reduce_in_replica(here, ReduceOp.SUM, gradients, options)
+            return [total[places[i]] for i, total in zip(floats, sums, strict=True)]
+
+        results = self._recorded([whole for whole, _ in gathered], inputs, backward)
+        return nest.pack_as(value, results)
+
+    def _recorded(
+        self,
+        arrays: Sequence[Array],
+        inputs: Sequence[Tensor],
+        backward: Callable[[ReplicaContext, list[Array]], list[Array]],
+    ) -> list[Tensor]:
+        """Return the results of a collective as tensors whose gradients go back through one, too.
+
+        ``backward(context, gradients)`` takes those of the floating-point results, all in one call,
+        so that the replicas do the same also where they do not use the same results.
+        """
+        results = [Tensor(array) for array in arrays]
+        floats = [i for i, tensor in enumerate(inputs) if _is_differentiable(tensor)]
+        if not floats or not recording():
+            return results
+
+        def vjp(gradients: tuple[Array, ...], _need: tuple[bool, ...]) -> Sequence[Any]:
+            here = get_replica_context()
+            if here is None or here.strategy is not self._strategy:
+                raise RuntimeError(
+                    "the gradient of a collective needs all replicas: call gradient() in the "
+                    "replica function"
+                )
+            return backward(here, list(gradients))
+
+        recorded = record_many([arrays[i] for i in floats], tuple(inputs[i] for i in floats), vjp)
+        for i, result in zip(floats, recorded, strict=True):
+            results[i] = result
+        return results
 
     def merge_call(
         self,
@@ -142,27 +242,58 @@ class ReplicaContext:
         ----------
         merge_fn : callable
             ``merge_fn(strategy, *args, **kwargs)``, run in cross-replica context; its arguments are
-            the replicas' arguments, grouped.
+            the replicas' arguments, grouped. No tape records in it.
         args, kwargs
             This replica's arguments.
 
         Raises
         ------
+        CollectiveTimeoutError
+            If a replica does not come within ``strategy.extended.timeout`` seconds.
         RuntimeError
-            If a replica ends without making the call, or this is not this thread's replica context.
+            If a replica ends without making the call, or makes it with another function, or this is
+            not this thread's replica context.
         """
         self._require_here()
-        kwargs = dict(kwargs or {})
         strategy = self._strategy
+        mode = Mode(strategy, None)
 
-        def merge(all_args: list[tuple[Any, ...]], all_kwargs: list[dict[str, Any]]) -> list[Any]:
-            with entered(Mode(strategy, None)):
-                merged = merge_fn(strategy, *regroup(all_args), **regroup(all_kwargs))
-            return [select_replica(r, merged) for r in range(len(all_args))]
+        def merge(calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
+            all_args, all_kwargs = regroup([c[0] for c in calls]), regroup([c[1] for c in calls])
+            with entered(mode), nullcontext() if strategy.extended.is_default else paused():
+                merged = merge_fn(strategy, *all_args, **all_kwargs)
+            return [select_replica(r, merged) for r in range(len(calls))]
 
+        # The replicas' functions are different objects, but made of the same code.
+        code = getattr(merge_fn, "__code__", None)
+        return self.meet("merge_call()", merge, tuple(args), dict(kwargs or {}), key=code)
+
+    def meet(
+        self,
+        what: str,
+        function: Callable[[list[Any]], list[Any]],
+        *args: Any,
+        key: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Wait for all replicas, run a function once for all of them, and return this one's result.
+
+        Parameters
+        ----------
+        what : str
+            The name of the call in messages.
+        function : callable
+            Takes a list of the replicas' ``args`` and returns a list of their results.
+        *args
+            This replica's arguments.
+        key : optional
+            What must be the same in all replicas.
+        timeout : float, optional
+            Seconds to wait for the others; by default the strategy's.
+        """
         if self._run is None:
-            return merge([tuple(args)], [kwargs])[0]
-        return self._run.merge(self._replica, merge, tuple(args), kwargs)
+            return function([args])[0]
+        return self._run.merge(self._replica, what, function, args, key, timeout)
 
     def created_by_first(self, make: Callable[[], Variable]) -> Variable:
         """Return the variable that replica 0 makes at this point of its function."""

@@ -3,23 +3,28 @@
 Replica 0 runs on the caller's thread, the others on threads that a strategy keeps. They meet in two
 ways: in collectives, where each takes part from its own thread, and in merge points, where replica
 0's thread runs a function for all of them. A replica that comes to a meeting that another can no
-longer come to would wait for ever; `ReplicaRun` sees that and raises in all of them.
+longer come to would wait for ever; `ReplicaRun` sees that and raises in all of them. One whose
+function does not return, and comes to no meeting, is named when the others have waited long enough.
 """
 
 from __future__ import annotations
 
 import contextvars
 import enum
+import logging
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from pycollective.errors import AbortedError
+from pycollective.errors import AbortedError, CollectiveTimeoutError
 
 __all__ = ["ReplicaRun", "ReplicaThreads"]
+
+_log = logging.getLogger("pycollective")
 
 _MERGE_MISMATCH = "Some replicas made a different number of replica_context().merge_call() calls."
 
@@ -27,33 +32,46 @@ Job = Callable[[], None]
 
 
 class _State(enum.Enum):
-    RUNNING = "is running"
-    COLLECTIVE = "is in a collective"
-    MERGE = "waits in merge_call()"
+    RUNNING = "is still running its function"
+    COLLECTIVE = "waits in a collective"
+    MERGE = "waits in {}"
     CREATION = "waits for replica 0 to create a variable"
     FINISHED = "has finished"
+
+
+class _Call(NamedTuple):
+    """What a replica has come to a merge point with."""
+
+    what: str
+    merge: Callable[[list[tuple[Any, ...]]], list[Any]]
+    key: Any
+    args: tuple[Any, ...]
 
 
 class ReplicaRun:
     """One call of ``Strategy.run``: what its replicas share."""
 
-    def __init__(self, size: int, abort: Callable[[str], None]) -> None:
+    def __init__(self, size: int, abort: Callable[[str], None], timeout: float) -> None:
         self.size = size
+        self.timeout = timeout
         self._abort = abort  # fails the communicators, so that nobody stays in a collective
         self._changed = threading.Condition()
         self._states = [_State.RUNNING] * size
+        self._ended = [False] * size  # with a result or an error
         self._collectives = [0] * size  # begun by each replica
-        self._merges: dict[int, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {}
+        self._merges: dict[int, _Call] = {}
+        self._merging = False
         self._merge_round = 0
         self._merge_results: list[Any] = []
         self._created: list[Any] = []
         self._creations = [0] * size  # asked for by each replica
         self._error: BaseException | None = None  # the first one
+        self._late: list[int] = []  # who was waited for until a deadline
 
     # Endings ------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Record a replica's error, if it is the first, and wake the others with it."""
+        """Record an error, if it is the first, and wake all replicas with it."""
         with self._changed:
             if self._error is None:
                 self._error = error
@@ -64,6 +82,26 @@ class ReplicaRun:
         """Record that a replica's function has returned."""
         with self._changed:
             self._enter(replica, _State.FINISHED)
+
+    def end(self, replica: int) -> None:
+        """Record that a replica's thread is free again."""
+        with self._changed:
+            self._ended[replica] = True
+            self._changed.notify_all()
+
+    def wait_for_ends(self) -> bool:
+        """Wait for all replicas' ends; return False if one does not end."""
+        begin = time.monotonic()
+        with self._changed:
+            while not all(self._ended):
+                left = begin + self.timeout - time.monotonic()
+                missing = [r for r in range(self.size) if not self._ended[r]]
+                if left <= 0 and self._error is None:
+                    self._expire(time.monotonic() - begin)
+                if left <= 0 or set(missing) <= set(self._late):
+                    return False
+                self._changed.wait(left)
+        return True
 
     def raise_error(self) -> None:
         """Raise the first error of any replica."""
@@ -79,8 +117,15 @@ class ReplicaRun:
             self._check_alive()
             self._collectives[replica] += 1
             self._enter(replica, _State.COLLECTIVE)
+        begin = time.monotonic()
         try:
             yield
+        except CollectiveTimeoutError as error:
+            with self._changed:
+                if _State.RUNNING in self._states:
+                    self._expire(time.monotonic() - begin)
+                    self._check_alive(error)
+            raise
         finally:
             with self._changed:
                 self._states[replica] = _State.RUNNING
@@ -88,29 +133,44 @@ class ReplicaRun:
     def merge(
         self,
         replica: int,
-        merge: Callable[[list[tuple[Any, ...]], list[dict[str, Any]]], list[Any]],
+        what: str,
+        merge: Callable[[list[tuple[Any, ...]]], list[Any]],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        key: Any = None,
+        timeout: float | None = None,
     ) -> Any:
-        """Wait for all replicas, run ``merge`` once on replica 0's thread, return our component."""
+        """Wait for all replicas, run ``merge`` once on replica 0's thread, return our component.
+
+        ``merge`` takes the arguments of all replicas and returns a result for each. ``what`` names
+        the call in messages; with ``key`` it must be the same in every replica. ``timeout`` is that
+        of the run unless it is given.
+        """
+        begin = time.monotonic()
         with self._changed:
             self._check_alive()
-            self._merges[replica] = (merge, args, kwargs)
+            self._merges[replica] = _Call(what, merge, key, args)
             turn = self._merge_round
             self._enter(replica, _State.MERGE)
             while replica != 0 and self._merge_round == turn:
-                self._check_alive()
-                self._changed.wait()
+                self._wait(begin, timeout)
             while replica == 0 and len(self._merges) < self.size:
-                self._check_alive()
-                self._changed.wait()
+                self._wait(begin, timeout)
             self._check_alive()
             if replica != 0:
                 return self._merge_results[replica]
             calls = [self._merges[r] for r in range(self.size)]
+            self._merging = True
         # Everyone else waits, so that replica 0 may work without the lock.
-        results = merge([call[1] for call in calls], [call[2] for call in calls])
+        for r, call in enumerate(calls):
+            if (call.what, call.key) != (what, key):
+                raise RuntimeError(
+                    f"replica 0 is in {what}, while replica {r} is in {call.what}"
+                    f"{' of another function' if call.what == what else ''}: every replica must make "
+                    "the same calls"
+                )
+        results = merge([call.args for call in calls])
         with self._changed:
+            self._merging = False
             self._merge_results = results
             self._merges = {}
             self._merge_round += 1
@@ -121,6 +181,7 @@ class ReplicaRun:
 
     def create(self, replica: int, make: Callable[[], Any]) -> Any:
         """Return the variable of this creation: replica 0 makes it, the others get the same one."""
+        begin = time.monotonic()
         with self._changed:
             self._check_alive()
             number = self._creations[replica]
@@ -129,8 +190,8 @@ class ReplicaRun:
                 if len(self._created) <= number:
                     self._enter(replica, _State.CREATION)
                 while len(self._created) <= number:
-                    self._check_alive()
-                    self._changed.wait()
+                    self._wait(begin)
+                self._check_alive()
                 self._states[replica] = _State.RUNNING
                 return self._created[number]
         variable = make()
@@ -144,9 +205,49 @@ class ReplicaRun:
 
     # Deadlocks ----------------------------------------------------------------------------------
 
-    def _check_alive(self) -> None:
+    def _wait(self, begin: float, timeout: float | None = None) -> None:
+        """Wait for a change, until the deadline of what began at ``begin``."""
+        self._check_alive()
+        limit = self.timeout if timeout is None else timeout
+        # A merge function is the caller's own work: all have come, nobody is late.
+        left = None if self._merging else begin + limit - time.monotonic()
+        if left is not None and left <= 0:
+            self._expire(time.monotonic() - begin)
+            self._check_alive()
+        self._changed.wait(left)
+
+    def _check_alive(self, cause: BaseException | None = None) -> None:
         if self._error is not None:
+            if isinstance(self._error, CollectiveTimeoutError):
+                raise CollectiveTimeoutError(str(self._error)) from cause
             raise AbortedError(f"another replica failed: {self._error}") from self._error
+
+    def _expire(self, waited: float) -> None:
+        """Make it the error of all that replicas have been waited for until a deadline."""
+        if self._error is not None:
+            return
+        self._late = [
+            r for r in range(self.size) if self._states[r] is _State.RUNNING and not self._ended[r]
+        ]
+        late = ", ".join(str(r) for r in self._late)
+        others = "; ".join(
+            f"replica {r} {self._doing(r)}" for r in range(self.size) if r not in self._late
+        )
+        text = (
+            f"replica {late} {_State.RUNNING.value} and came to no meeting in {waited:.3g} s, while "
+            f"{others}: every replica must make the same calls and return; if its work takes that "
+            "long, set strategy.extended.timeout (seconds)"
+        )
+        # The caller of run() hears of it only when replica 0's function, on its thread, returns.
+        if 0 in self._late:
+            _log.error("%s", text)
+        self._error = CollectiveTimeoutError(text)
+        self._abort(text)
+        self._changed.notify_all()
+
+    def _doing(self, replica: int) -> str:
+        call = self._merges.get(replica)
+        return self._states[replica].value.format(call.what if call else "merge_call()")
 
     def _enter(self, replica: int, state: _State) -> None:
         """Change a replica's state; raise when it, or one that waits, can no longer be met."""
@@ -171,16 +272,16 @@ class ReplicaRun:
                 if waits and self._collectives[p] < self._collectives[q]:
                     return (
                         f"replica {q} is in collective number {self._collectives[q]} of this run, "
-                        f"while replica {p} {states[p].value} and has begun only "
+                        f"while replica {p} {self._doing(p)} and has begun only "
                         f"{self._collectives[p]}: every replica must make the same all_reduce calls"
                     )
-        merging = _State.MERGE in states
-        if merging and _State.FINISHED in states:
-            return _MERGE_MISMATCH
+        if _State.MERGE in states and _State.FINISHED in states:
+            p, q = states.index(_State.FINISHED), states.index(_State.MERGE)
+            return f"{_MERGE_MISMATCH} Replica {q} {self._doing(q)}, while replica {p} has finished"
         if _State.CREATION in states and states[0] in (_State.MERGE, _State.FINISHED):
             q = states.index(_State.CREATION)
             return (
-                f"replica {q} creates a variable that replica 0, which {states[0].value}, did not "
+                f"replica {q} creates a variable that replica 0, which {self._doing(0)}, did not "
                 "create: every replica must create the same variables in the same order"
             )
         return ""
@@ -203,17 +304,26 @@ class ReplicaThreads:
             ).start()
         self.close = weakref.finalize(self, _stop, self._jobs)
 
+    @property
+    def usable(self) -> bool:
+        """Whether no replica of an earlier run keeps its thread."""
+        return self.close.alive
+
     def run(
-        self, function: Callable[[int, ReplicaRun], Any], abort: Callable[[str], None]
+        self,
+        function: Callable[[int, ReplicaRun], Any],
+        abort: Callable[[str], None],
+        timeout: float,
     ) -> list[Any]:
         """Call ``function(replica, run)`` for every replica at the same time.
 
         Returns the results in replica order. The first exception of any replica stops the others at
-        their next meeting and is raised here, when all have ended.
+        their next meeting and is raised here, when all have ended. A replica that does not end in
+        time is left behind with its thread, which ends with it; these threads are then not
+        `usable` any more.
         """
-        run = ReplicaRun(self.size, abort)
+        run = ReplicaRun(self.size, abort, timeout)
         results: list[Any] = [None] * self.size
-        ended = threading.Semaphore(0)
 
         def replica(number: int) -> None:
             try:
@@ -227,7 +337,7 @@ class ReplicaThreads:
                 try:
                     context.run(replica, number)
                 finally:
-                    ended.release()
+                    run.end(number)
 
             return work
 
@@ -235,8 +345,14 @@ class ReplicaThreads:
             # The caller's context variables (NumPy's error state is one) hold in every replica.
             jobs.put(job(number, contextvars.copy_context()))
         replica(0)
-        for _ in self._jobs:
-            ended.acquire()
+        run.end(0)
+        try:
+            if not run.wait_for_ends():
+                self.close()
+        except BaseException as error:  # Ctrl-C, while others still work
+            run.fail(error)
+            self.close()
+            raise
         run.raise_error()
         return results
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import copy
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pycollective import nest
-from pycollective.distribute.context import (
-    Mode,
-    current_mode,
-    entered,
-    mixing_message,
-    require_cross_replica,
-)
+from pycollective.distribute.context import Scope, require_cross_replica
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ValueContext
@@ -23,9 +18,11 @@ from pycollective.distribute.values import (
     DistributedValues,
     Mirrored,
     PerReplica,
-    select_replica,
+    concatenated,
+    regroup,
 )
-from pycollective.tensor import Tensor, Variable, as_tensor, creator_scope
+from pycollective.distribute.variables import MirroredVariable
+from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 
 __all__ = ["Strategy"]
 
@@ -56,33 +53,32 @@ class Strategy:
     @property
     def cluster_resolver(self) -> Any:
         """The description of the cluster, or None where there is no cluster."""
-        return None
+        return getattr(self._extended, "_cluster_resolver", None)
 
-    @contextmanager
-    def scope(self) -> Iterator[Strategy]:
-        """Make this the strategy in force: variables created in the block belong to it.
+    def scope(self) -> Scope:
+        """Return a context manager that makes this the strategy in force.
+
+        Variables created in its block belong to the strategy. The scope of the strategy that is in
+        force can be entered again, and the same object can be used again.
 
         Raises
         ------
         RuntimeError
-            Inside another strategy's scope or in a replica function.
+            On entry inside another strategy's scope or in a replica function; on exit if scopes were
+            not left in the opposite order of their entry.
         """
-        mode = current_mode()
-        if mode is not None:
-            if mode.strategy is not self:
-                if self._extended.is_default:
-                    raise RuntimeError("Must not nest tf.distribute.Strategy scopes.")
-                if not mode.strategy.extended.is_default:
-                    raise RuntimeError(mixing_message(mode.strategy, self))
-            elif mode.replica_context is not None:
-                raise RuntimeError(
-                    "a replica function is inside its strategy's scope already: do not enter it again"
-                )
-            else:
-                yield self
-                return
-        with entered(Mode(self, None)), creator_scope(self._extended.create_variable):
-            yield self
+        return Scope(self, self._extended.create_variable)
+
+    def __copy__(self) -> Strategy:
+        raise RuntimeError("Must only deepcopy DistributionStrategy.")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        # Cross-device operations are shared: they hold nothing that belongs to a strategy.
+        copied.__dict__.update(self.__dict__, _extended=copy.deepcopy(self._extended, memo))
+        copied._extended._strategy = copied
+        return copied
 
     def run(
         self,
@@ -115,14 +111,23 @@ class Strategy:
         ValueError
             If ``args`` is no list or tuple.
         RuntimeError
-            In a replica function, or if the replicas' collective calls do not fit together.
+            In a replica function or a merge function, or if the replicas' collective calls do not fit
+            together.
+        CollectiveTimeoutError
+            If a replica neither ends nor comes to a meeting within ``extended.timeout`` seconds in
+            which others wait for it; it is named. Its function is left behind in its thread.
         Exception
             The first exception of any replica; the others are stopped at their next meeting.
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
-        require_cross_replica(self)
-        return self._extended.call_for_each_replica(fn, args, dict(kwargs or {}))
+        return self._extended.call_for_each_replica(fn, args, kwargs)
+
+    def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
+        """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
+        from pycollective.distribute.verify import verify_equivalence
+
+        return verify_equivalence(model, batch, loss, strategy=self, **options)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Reduce a value across the replicas, and along axes within each, to a plain tensor.
@@ -157,9 +162,11 @@ class Strategy:
     def _reduce_one(self, op: ReduceOp, value: Any, axes: tuple[int, ...] | None) -> Any:
         if axes is None:
             return self._reduce_across(op, value)
-        components = self.experimental_local_results(value)
-        locally = [_sum_within(c, axes) for c in components]
-        total = self._reduce_across(ReduceOp.SUM, PerReplica([s for s, _ in locally]))
+        if isinstance(value, (Mirrored, MirroredVariable)) and op is ReduceOp.SUM:
+            return self._reduce_across(op, value)  # raises
+        components = value.values if isinstance(value, DistributedValues) else (value,)
+        locally = [_sum_within(c, axes, op) for c in components]
+        total = self._reduce_across(ReduceOp.SUM, _per_replica([s for s, _ in locally]))
         if op is ReduceOp.SUM:
             return total
         count = sum(n for _, n in locally)
@@ -167,28 +174,63 @@ class Strategy:
             return Tensor(np.asarray(total.array / np.asarray(count, total.dtype)))
 
     def _reduce_across(self, op: ReduceOp, value: Any) -> Any:
-        if isinstance(value, Variable):
-            return as_tensor(value)
-        if not isinstance(value, DistributedValues):
-            return self._extended._reduce_plain(op, value)
-        if isinstance(value, Mirrored):
-            return as_tensor(self._extended.reduce_to(op, value, "cpu:0"))
-        if len(value.values) == 1:
-            return as_tensor(value.values[0])
-        return as_tensor(self._extended.cross_device_ops.reduce(op, value, "cpu:0"))
+        reduced = self._extended.reduce_to(op, value, "cpu:0")
+        return reduced if isinstance(reduced, IndexedSlices) else as_tensor(reduced)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Join the replicas' values along an axis, in replica order, to a plain tensor.
+
+        Parameters
+        ----------
+        value : nest of PerReplica or tensors
+            For example what `run` returned; shapes may differ between the replicas along ``axis``.
+        axis : int
+            The axis to join along.
+
+        Returns
+        -------
+        nest of Tensor
+            The result on the host.
+
+        Raises
+        ------
+        NotImplementedError
+            For `IndexedSlices`.
+        TypeError
+            If ``axis`` is no int.
+        ValueError
+            If there is no such axis, or dtypes, or shapes on another axis, differ.
+        RuntimeError
+            In a replica function; use `ReplicaContext.all_gather` there.
+        """
+        require_cross_replica(
+            self,
+            "tf.distribute.Strategy.gather method requires cross-replica context, use "
+            "get_replica_context().all_gather() instead",
+        )
+        return _map_values(lambda v: self._gather_one(v, axis), value)
+
+    def _gather_one(self, value: Any, axis: int) -> Tensor:
+        components = value.values if isinstance(value, DistributedValues) else (value,)
+        if any(isinstance(c, IndexedSlices) for c in components):
+            raise NotImplementedError("gather does not support IndexedSlices")
+        return Tensor(concatenated([as_tensor(c).array for c in components], axis))
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value, one for each local replica.
 
-        A plain value gives ``(value,)``; a nest gives a tuple of nests.
+        A plain value gives ``(value,)``; a nest with distributed values in it a tuple of nests. A
+        strategy on one device by nature (the default one, `OneDeviceStrategy`) gives ``(value,)``.
         """
+        if not self._extended.groups_values:
+            return (value,)
         if isinstance(value, DistributedValues):
             return value.values
         if nest.is_nested(value) and any(
             isinstance(v, DistributedValues) for v in nest.flatten(value)
         ):
             replicas = range(self._extended.num_local_replicas)
-            return tuple(select_replica(r, value) for r in replicas)
+            return tuple(_components(r, value) for r in replicas)
         return (value,)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
@@ -200,16 +242,23 @@ class Strategy:
             Batched by the global batch size: each replica gets an equal part of every batch, the last
             ones a smaller or empty part where the batch cannot be divided.
         options : InputOptions, optional
-            Hints.
+            How far ahead batches are made.
 
         Returns
         -------
-        DistributedDataset or Dataset
-            Iterable; its elements go into `run`. With one replica the dataset itself.
+        DistributedDataset
+            Iterable; its elements go into `run`. The dataset itself under the default strategy.
+
+        Raises
+        ------
+        ValueError
+            If elements have no rows that could be split.
+        NotImplementedError
+            If the options ask for a dataset for each replica.
         """
         from pycollective.distribute.input import distribute_dataset
 
-        return distribute_dataset(self, dataset)
+        return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: Any = None
@@ -221,7 +270,8 @@ class Strategy:
         dataset_fn : callable
             ``dataset_fn(InputContext)`` returns a dataset, batched by the batch size of a replica.
         options : InputOptions, optional
-            Hints.
+            Whether the function is called for each worker or for each replica, and how far ahead
+            batches are made.
 
         Returns
         -------
@@ -230,17 +280,50 @@ class Strategy:
         """
         from pycollective.distribute.input import distribute_from_function
 
-        return distribute_from_function(self, dataset_fn)
+        return distribute_from_function(self, dataset_fn, options)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[Any], Any], options: Any = None
+    ) -> Any:
+        """Do as `distribute_datasets_from_function`, which is its new name."""
+        warnings.warn(
+            "experimental_distribute_datasets_from_function is deprecated: rename to "
+            "distribute_datasets_from_function",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """Call a function for each local replica and return its results as a PerReplica value."""
+        """Call a function for each local replica and return its results as distributed values.
+
+        Parameters
+        ----------
+        value_fn : callable
+            ``value_fn(ValueContext)`` returns the value, or nest of values, of a replica.
+
+        Returns
+        -------
+        nest of PerReplica
+            Also where the values are equal. On a strategy of one device by nature the bare value.
+        """
         size = self._extended.num_local_replicas
-        if size == 1 and type(self._extended).__name__ != "MirroredExtended":
-            return value_fn(ValueContext(0, self.num_replicas_in_sync))
         values = [value_fn(ValueContext(r, self.num_replicas_in_sync)) for r in range(size)]
-        return PerReplica(values)
+        if not self._extended.groups_values:
+            return values[0]
+        return regroup(values, always_wrap=True)
+
+    def describe(self) -> str:
+        """Return a line for each replica: device, threads, and how values are reduced, and why so."""
+        from pycollective.distribute.describe import describe
+
+        return describe(self)
+
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of a value: the older name of `experimental_local_results`."""
+        return self.experimental_local_results(value)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self._extended.worker_devices)}>"
@@ -256,7 +339,7 @@ def _check_axis(axis: Any) -> tuple[int, ...] | None:
     return tuple(int(a) for a in axes)
 
 
-def _sum_within(component: Any, axes: tuple[int, ...]) -> tuple[Tensor, int]:
+def _sum_within(component: Any, axes: tuple[int, ...], op: ReduceOp) -> tuple[Tensor, int]:
     """Return the sum of a component along axes, and how many elements went into each sum."""
     array = as_tensor(component).array
     for a in axes:
@@ -266,7 +349,23 @@ def _sum_within(component: Any, axes: tuple[int, ...]) -> tuple[Tensor, int]:
                 f"{array.shape}"
             )
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
-    return Tensor(np.asarray(array.sum(axis=axes, dtype=array.dtype))), count
+    # On its way to a mean, which is a fraction anyway, the sum of small ints must not wrap around.
+    wide = op is ReduceOp.MEAN and array.dtype.kind in "iu"
+    dtype = None if wide else array.dtype
+    return Tensor(np.asarray(array.sum(axis=axes, dtype=dtype))), count
+
+
+def _per_replica(components: list[Any]) -> Any:
+    return components[0] if len(components) == 1 else PerReplica(components)
+
+
+def _components(replica: int, value: Any) -> Any:
+    """Return a nest with the components of a replica, those of variables too."""
+
+    def component(leaf: Any) -> Any:
+        return leaf.values[replica] if isinstance(leaf, DistributedValues) else leaf
+
+    return nest.map_structure(component, value)
 
 
 def _map_values(function: Callable[[Any], Any], value: Any) -> Any:

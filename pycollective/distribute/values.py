@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pycollective import nest
-from pycollective.distribute.context import get_replica_context
+from pycollective.array_backend import Array, to_numpy
+from pycollective.distribute.context import replica_among
 from pycollective.tensor import Tensor, as_tensor
 from pycollective.tensor.tensor import Operators
 
-__all__ = ["DistributedValues", "Mirrored", "PerReplica", "regroup", "select_replica"]
+__all__ = [
+    "DistributedValues",
+    "Mirrored",
+    "PerReplica",
+    "check_gather_axis",
+    "concatenated",
+    "regroup",
+    "select_replica",
+]
 
 
 class DistributedValues:
@@ -44,34 +56,50 @@ class PerReplica(DistributedValues):
 
     def __tensor__(self) -> Tensor:
         """Return the current replica's component."""
-        context = get_replica_context()
-        if context is None or context.num_local_replicas != len(self._values):
+        replica = replica_among(len(self._values))
+        if replica is None:
             raise ValueError(
                 "It looks like you are using a PerReplica object while not inside a replica context, "
                 "which is not supported. Try running your op or function inside a replica context by "
                 "using `strategy.run`"
             )
-        return as_tensor(self._values[context.local_replica_id])
+        return as_tensor(self._values[replica])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.__tensor__().__array__(dtype, copy)
 
 
 class Mirrored(DistributedValues, Operators):
-    """A value that is equal on every replica; it can be used like the value itself."""
+    """A value that is equal on every replica; it can be used like the value itself.
+
+    Operators, and attributes that are not its own, are those of the current replica's component, in
+    cross-replica context of the first one.
+    """
 
     def _get(self) -> Any:
-        context = get_replica_context()
-        inside = context is not None and context.num_local_replicas == len(self._values)
-        return self._values[context.local_replica_id if context is not None and inside else 0]
+        return self._values[replica_among(len(self._values)) or 0]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._get(), name)
 
     def __tensor__(self) -> Tensor:
         """Return the current replica's component, or the first one in cross-replica context."""
         return as_tensor(self._get())
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.__tensor__().__array__(dtype, copy)
+
     def numpy(self) -> Any:
         """Return the value as a NumPy array or scalar."""
-        return as_tensor(self._get()).numpy()
+        return self.__tensor__().numpy()
 
     def __len__(self) -> int:
-        return len(as_tensor(self._get()))
+        return len(self.__tensor__())
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.__tensor__())
 
     def __float__(self) -> float:
         return float(self._get())
@@ -82,8 +110,18 @@ class Mirrored(DistributedValues, Operators):
     def __bool__(self) -> bool:
         return bool(self._get())
 
+    def __index__(self) -> int:
+        return operator.index(self._get())
 
-def regroup(values: Sequence[Any], wrap: Callable[[Sequence[Any]], Any] = PerReplica) -> Any:
+    def __format__(self, spec: str) -> str:
+        return format(self._get(), spec)
+
+
+def regroup(
+    values: Sequence[Any],
+    wrap: Callable[[Sequence[Any]], Any] = PerReplica,
+    always_wrap: bool = False,
+) -> Any:
     """Group the replicas' results into one structure of distributed values.
 
     Containers are grouped element by element and keep their type; what is one and the same object on
@@ -96,6 +134,8 @@ def regroup(values: Sequence[Any], wrap: Callable[[Sequence[Any]], Any] = PerRep
         One result for each replica, in replica order.
     wrap : callable
         Makes a distributed value from the components.
+    always_wrap : bool
+        Wrap also what is one and the same object on every replica.
 
     Raises
     ------
@@ -111,15 +151,21 @@ def regroup(values: Sequence[Any], wrap: Callable[[Sequence[Any]], Any] = PerRep
                     f"replicas returned different structures: {first!r} and {other!r}"
                 )
         children = list(first.keys()) if isinstance(first, Mapping) else range(len(first))
-        grouped = [regroup([v[key] for v in values], wrap) for key in children]
+        grouped = [regroup([v[key] for v in values], wrap, always_wrap) for key in children]
         return nest.rebuild(first, grouped)
-    if all(v is first for v in values[1:]):
+    if not always_wrap and _are_same(values, [first] * len(values)):
         return first
-    container = getattr(first, "_distributed_container", None)
-    container = container() if container is not None else None
-    if container is not None and all(v is c for v, c in zip(values, container.values, strict=True)):
+    reference = getattr(first, "_distributed_container", None)
+    container = reference() if reference is not None else None
+    if container is not None and _are_same(values, container.values):
         return container
     return wrap(values)
+
+
+def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(values) == len(others) and all(
+        v is other for v, other in zip(values, others, strict=True)
+    )
 
 
 def select_replica(replica: int, structure: Any) -> Any:
@@ -133,3 +179,45 @@ def select_replica(replica: int, structure: Any) -> Any:
     if isinstance(structure, DistributedValues):
         return structure.component(replica)
     return structure
+
+
+def check_gather_axis(axis: Any, rank: int) -> None:
+    """Raise unless values with so many axes can be joined along ``axis``.
+
+    Raises
+    ------
+    TypeError
+        If it is no int.
+    ValueError
+        If there is no such axis.
+    """
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis must be an int, not {axis!r}")
+    if not -rank <= axis < rank:
+        raise ValueError(f"`axis` = {axis} out of range for `value` with rank {rank}")
+
+
+def concatenated(arrays: Sequence[Array], axis: int) -> Array:
+    """Return the replicas' arrays joined along an axis, on the host.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `check_gather_axis`, and if dtypes, or shapes on another axis, differ.
+    """
+    first = arrays[0]
+    check_gather_axis(axis, first.ndim)
+    for replica, other in enumerate(arrays):
+        alike = other.dtype == first.dtype and other.ndim == first.ndim
+        place = axis % first.ndim
+        if not alike or any(
+            n != m
+            for i, (n, m) in enumerate(zip(first.shape, other.shape, strict=True))
+            if i != place
+        ):
+            raise ValueError(
+                f"the replicas' values can differ in length along axis {axis} only: replica 0 has "
+                f"{first.dtype}{list(first.shape)}, replica {replica} has "
+                f"{other.dtype}{list(other.shape)}"
+            )
+    return np.concatenate([to_numpy(array) for array in arrays], axis)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pycollective.array_backend import Array
-from pycollective.distribute.context import get_replica_context, is_creating_once
+from pycollective import nest
+from pycollective.array_backend import Array, asarray, to_numpy
+from pycollective.distribute.context import (
+    current_mode,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_variable_sync_on_read_context,
+    is_creating_once,
+    mixing_message,
+)
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.values import DistributedValues
+from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
 from pycollective.tensor import (
+    IndexedSlices,
     Tensor,
     Variable,
     VariableAggregation,
@@ -22,13 +33,39 @@ if TYPE_CHECKING:
     from pycollective.distribute.replica_context import ReplicaContext
     from pycollective.distribute.strategy import Strategy
 
-__all__ = ["DistributedVariable", "MirroredVariable", "SyncOnReadVariable", "mirrored_creator"]
+__all__ = [
+    "AggregateInitialValue",
+    "DistributedVariable",
+    "MirroredVariable",
+    "SyncOnReadVariable",
+    "aggregated",
+    "check_rows_in_replica",
+    "mirrored_creator",
+]
+
+
+class AggregateInitialValue:
+    """An initial value that a variable shall read as a whole, whatever its components then are.
+
+    Parameters
+    ----------
+    value : array
+        Such as a restored checkpoint has it.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        """Return the value, as every function that is an initial value."""
+        return self._value
 
 
 class DistributedVariable(Variable, DistributedValues):
     """A variable of a strategy: a plain variable for each replica.
 
-    In a replica function it stands for that replica's component, elsewhere for all of them.
+    In a replica function, and in `StrategyExtended.update`, it stands for that replica's component,
+    elsewhere for all of them.
 
     Attributes
     ----------
@@ -50,22 +87,51 @@ class DistributedVariable(Variable, DistributedValues):
         self._distribute_strategy = strategy
         container = weakref.ref(self)
         for component in values:
-            component._distributed_container = container  # type: ignore[attr-defined]
+            component._distributed_container = container
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """Copy the values; the strategy stays the same one."""
+        own: Variable = type(self)(
+            self._distribute_strategy,
+            [copy.deepcopy(component, memo) for component in self._values],
+            self._trainable,
+            self._name,
+            self._synchronization,
+            self._aggregation,
+        )
+        memo[id(self)] = own
+        return own
 
     def component(self, replica: int) -> Any:
         """Return the variable itself: it resolves to the replica's component when it is used."""
         return self
 
+    def _replica(self) -> int | None:
+        """Return the replica of this variable's strategy that this code runs for, if it is one."""
+        mode = current_mode()
+        if mode is None or mode.strategy is not self._distribute_strategy:
+            return None
+        if mode.replica_context is not None:
+            return mode.replica_context.local_replica_id
+        return mode.update_replica
+
+    def _here(self) -> int | None:
+        """Return what `_replica` does, for an assignment: there must be no other strategy."""
+        if has_strategy():
+            own, found = self._distribute_strategy, get_strategy()
+            if found is not own:
+                raise RuntimeError(mixing_message(found, own))
+        return self._replica()
+
     def _replica_context(self) -> ReplicaContext | None:
-        """Return the context if this code runs in a replica of this variable's strategy."""
+        """Return the context if this code runs in a replica function of this variable's strategy."""
         context = get_replica_context()
         if context is None or context.strategy is not self._distribute_strategy:
             return None
         return context
 
     def _local(self) -> Variable:
-        context = self._replica_context()
-        found: Variable = self._values[context.local_replica_id if context else 0]
+        found: Variable = self._values[self._replica() or 0]
         return found
 
     def _current(self) -> Tensor:
@@ -76,14 +142,21 @@ class DistributedVariable(Variable, DistributedValues):
 
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
         """Update the replica's component, or all components, in place."""
-        if self._replica_context() is not None:
+        if self._replica() is not None:
             self._local().update_inplace(update)
         else:
-            for component in self._values:
-                component.update_inplace(update)
+            with self._lock:
+                for component in self._values:
+                    component.update_inplace(update)
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
-        """Set the value; what that means for the components is the variable's kind's to say."""
+        """Set the value; what that means for the components is the variable's kind's to say.
+
+        Raises
+        ------
+        RuntimeError
+            Under another strategy.
+        """
         return self._write("assign", value)
 
     def assign_add(self, value: Any, read_value: bool = True) -> Variable:
@@ -94,12 +167,18 @@ class DistributedVariable(Variable, DistributedValues):
         """Subtract from the value; as `assign`."""
         return self._write("assign_sub", value)
 
+    def _scatter(self, method: str, slices: Any) -> Variable:
+        return self._write(method, slices)
+
     def _write(self, method: str, value: Any) -> Variable:
         raise NotImplementedError
 
     def _write_all(self, method: str, value: Any) -> Variable:
-        for component in self._values:
-            getattr(component, method)(value)
+        """Make an assignment, the same one, to every component."""
+        with self._lock:  # those of several threads reach all components in the same order
+            for replica, component in enumerate(self._values):
+                own = value.values[replica] if isinstance(value, Mirrored) else value
+                getattr(component, method)(own)
         return self
 
     def __repr__(self) -> str:
@@ -107,39 +186,109 @@ class DistributedVariable(Variable, DistributedValues):
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
 
+#: Assignments of rows that can be aggregated only by taking one replica's, and what takes one.
+_SCATTER_OF_ONE = ("scatter_min", "scatter_max", "scatter_update")
+_OF_ONE = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
+
+
 class MirroredVariable(DistributedVariable):
     """A variable whose components are kept equal: ``ON_WRITE``.
 
     In cross-replica context an assignment goes to every component. In a replica it is aggregated first
     (SUM, MEAN, ONLY_FIRST_REPLICA), and every replica must make it; with aggregation NONE it goes to
-    that replica's component only, as in TensorFlow.
+    that replica's component only, as in TensorFlow. In `StrategyExtended.update` it goes to the
+    component that is updated.
     """
 
     def _write(self, method: str, value: Any) -> Variable:
-        context = self._replica_context()
-        if context is None:
+        if self._here() is None:
             return self._write_all(method, value)
-        if self._aggregation is not VariableAggregation.NONE:
-            value = self._aggregate(context, value)
-        getattr(self._local(), method)(value)
+        context = self._replica_context()
+        if context is not None:
+            check_rows_in_replica(method, self._aggregation)
+        if (
+            context is None  # in an update
+            or context.num_replicas_in_sync == 1
+            or self._aggregation is VariableAggregation.NONE
+        ):
+            getattr(self._local(), method)(value)
+            return self
+        if nest.is_nested(value) or isinstance(value, DistributedValues):
+            value = as_tensor(value, like=self._current())
+        context.merge_call(_write_aggregated, args=(self, method, value))
         return self
 
-    def _aggregate(self, context: ReplicaContext, value: Any) -> Any:
-        own = self._current()
-        if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return context.merge_call(_first_component, args=(as_tensor(value, like=own),))
-        op = ReduceOp.SUM if self._aggregation is VariableAggregation.SUM else ReduceOp.MEAN
-        if op is ReduceOp.MEAN and own.dtype.kind not in "fV":
-            raise ValueError(
-                "Cannot update non-float variables with tf.VariableAggregation.MEAN aggregation in "
-                f"replica context. Variable {self._name!r} has dtype {own.dtype}: use another "
-                "aggregation or a float dtype"
-            )
-        return context.all_reduce(op, as_tensor(value, like=own))
+
+def check_rows_in_replica(method: str, aggregation: VariableAggregation) -> None:
+    """Raise if an assignment of rows in a replica cannot be aggregated.
+
+    Raises
+    ------
+    NotImplementedError
+        If it can only be made with one replica's rows, and the aggregation takes those of all.
+    """
+    if method in _SCATTER_OF_ONE and aggregation not in _OF_ONE:
+        raise NotImplementedError(
+            f"{method} is only supported for mirrored variable (variable created within certain "
+            "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
+            f"{aggregation}."
+        )
 
 
-def _first_component(_strategy: Strategy, value: Any) -> Any:
-    return value.values[0] if isinstance(value, DistributedValues) else value
+def aggregated(
+    strategy: Strategy, variable: Variable, components: Sequence[Variable], method: str, value: Any
+) -> Any:
+    """Return what is to be assigned to a variable, of what its replicas assign, in a merge point.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        Whose replicas they are.
+    variable : Variable
+        Says how to aggregate.
+    components : sequence of Variable
+        What each replica assigns to.
+    method : str
+        The assignment.
+    value : PerReplica or any value
+        The replicas' values, grouped.
+
+    Raises
+    ------
+    ValueError
+        If a value does not fit, is the same on all replicas and to be summed, or a mean of ints.
+    """
+    if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return value.values[0] if isinstance(value, PerReplica) else value
+    op = ReduceOp.from_variable_aggregation(variable.aggregation)
+    if not isinstance(value, PerReplica):
+        strategy.extended.reduce_to(op, value, variable)
+        # What is the same on all replicas stays as it is: a Python number fits any dtype.
+        return value
+    if op is ReduceOp.MEAN and variable.dtype.kind not in "fV":
+        raise ValueError(
+            "Cannot update non-float variables with tf.VariableAggregation.MEAN aggregation in "
+            "replica context. Either change the variable dtype to float or update it in cross-replica "
+            f"context. Variable {variable.name!r} has dtype {variable.dtype}."
+        )
+    if not any(isinstance(v, IndexedSlices) for v in value.values):
+        pairs = zip(components, value.values, strict=True)
+        value = PerReplica([Tensor(c._checked(v, method)) for c, v in pairs])
+    return strategy.extended.reduce_to(op, value, variable)
+
+
+def _write_aggregated(strategy: Strategy, variable: Any, method: Any, value: Any) -> None:
+    """Aggregate what all replicas assign, and assign it to all components."""
+    if isinstance(variable, PerReplica) or isinstance(method, PerReplica):
+        names = [v.name for v in variable.values] if isinstance(variable, PerReplica) else []
+        methods = list(method.values) if isinstance(method, PerReplica) else [method]
+        raise RuntimeError(
+            f"the replicas make different assignments at the same point: {', '.join(methods)} to "
+            f"{', '.join(names or [variable.name])}; every replica must assign to the same variables "
+            "in the same order"
+        )
+    value = aggregated(strategy, variable, variable.values, method, value)
+    variable._write_all(method, value)
 
 
 class SyncOnReadVariable(DistributedVariable):
@@ -158,63 +307,90 @@ class SyncOnReadVariable(DistributedVariable):
         ValueError
             With aggregation NONE.
         """
+        total = to_numpy(self._values[0]._current().array)
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return Tensor(self._values[0]._current().array)
-        if self._aggregation is VariableAggregation.NONE:
-            raise ValueError(
-                f"Could not convert from {self._aggregation} to a reduction: variable "
-                f"{self._name!r} has a value for each replica and no aggregation; create it with one, "
-                "or read it in a replica"
-            )
-        total = self._values[0]._current().array
+            return Tensor(total)
+        op = ReduceOp.from_variable_aggregation(self._aggregation)
         for component in self._values[1:]:
-            total = total + component._current().array
-        if self._aggregation is VariableAggregation.MEAN:
-            total = total / len(self._values)
-        return as_tensor(total)
+            total = total + to_numpy(component._current().array)
+        return as_tensor(total / len(self._values) if op is ReduceOp.MEAN else total)
 
     def _current(self) -> Tensor:
-        return self.aggregate() if self._replica_context() is None else self._local()._current()
+        return self.aggregate() if self._replica() is None else self._local()._current()
 
     def _read(self) -> Tensor:
-        return self.aggregate() if self._replica_context() is None else self._local()._read()
+        if self._replica() is None:
+            return self.aggregate()
+        context = self._replica_context()
+        if context is None or not in_variable_sync_on_read_context():
+            return self._local()._read()
+        synced: Tensor = context.merge_call(_aggregated, args=(self,))
+        return synced
 
     def numpy(self) -> Any:
         """Return a copy of the value: the replica's, or the aggregate."""
-        return self._current().array.copy()[()]
-
-    def __len__(self) -> int:
-        return len(self._current())
+        return to_numpy(self._read().array).copy()[()]
 
     def __float__(self) -> float:
-        return float(self._current())
+        return float(self._read())
 
     def __int__(self) -> int:
-        return int(self._current())
+        return int(self._read())
 
     def __bool__(self) -> bool:
-        return bool(self._current())
+        return bool(self._read())
+
+    def __index__(self) -> int:
+        return self._read().__index__()
 
     def __format__(self, spec: str) -> str:
-        return format(self._current(), spec)
+        return format(self._read(), spec)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self._current().__array__(dtype, copy)
+        return self._read().__array__(dtype, copy)
+
+    def _scatter(self, method: str, slices: Any) -> Variable:
+        raise NotImplementedError(
+            f"SyncOnReadVariable does not support `{method}`: variable {self._name!r}"
+        )
 
     def _write(self, method: str, value: Any) -> Variable:
-        if self._replica_context() is not None:
+        if self._here() is not None:
             getattr(self._local(), method)(value)
             return self
-        if self._aggregation is VariableAggregation.SUM:
-            if method != "assign":
-                raise ValueError(
-                    f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
-                    "aggregation is set to `tf.VariableAggregation.SUM`."
-                )
-            own = self._values[0]._current()
-            share = as_tensor(value, like=own).array / len(self._values)
-            value = share.astype(own.dtype)
-        return self._write_all(method, value)
+        if self._aggregation is not VariableAggregation.SUM:
+            return self._write_all(method, value)
+        if method != "assign":
+            raise ValueError(
+                f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
+                "aggregation is set to `tf.VariableAggregation.SUM`."
+            )
+        return self.share_out(self._values[0]._checked(value, method))
+
+    def share_out(self, total: Array) -> Variable:
+        """Give each component its share, so that with SUM the variable reads ``total``."""
+        with self._lock:
+            for component, share in zip(
+                self._values, _shares(total, len(self._values)), strict=True
+            ):
+                component.assign(share)
+        return self
+
+
+def _aggregated(_strategy: Strategy, variable: Any) -> Tensor:
+    if isinstance(variable, PerReplica):
+        names = [v.name for v in variable.values]
+        raise RuntimeError(f"the replicas read different variables at the same point: {names}")
+    aggregate: Tensor = variable.aggregate()
+    return aggregate
+
+
+def _shares(total: Array, parts: int) -> list[Array]:
+    """Return parts that add up to ``total``: equal ones, but for what ints leave over."""
+    if total.dtype.kind in "iu":
+        share = total // parts
+        return [asarray(total - share * (parts - 1), total.dtype), *[share] * (parts - 1)]
+    return [asarray(total / parts, total.dtype)] * parts
 
 
 def mirrored_creator(strategy: Strategy) -> Callable[..., Variable]:
@@ -264,6 +440,8 @@ def make_distributed(
     on_read = synchronization is VariableSynchronization.ON_READ
     if on_read and trainable is None:
         trainable = False
+    if not on_read:
+        synchronization = VariableSynchronization.ON_WRITE
     components: list[Variable] = []
     for replica in range(strategy.extended.num_local_replicas):
         with strategy.extended.replica_device(replica):
@@ -283,4 +461,11 @@ def make_distributed(
             "supported, please use a different aggregation or dtype"
         )
     kind = SyncOnReadVariable if on_read else MirroredVariable
-    return kind(strategy, components, trainable, name, synchronization, aggregation)
+    made = kind(strategy, components, trainable, name, synchronization, aggregation)
+    if (
+        isinstance(made, SyncOnReadVariable)
+        and isinstance(initial_value, AggregateInitialValue)
+        and aggregation is VariableAggregation.SUM
+    ):
+        made.share_out(components[0].numpy())
+    return made

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pycollective.keras import (
         activations,
         backend,
+        callbacks,
         datasets,
         initializers,
         layers,
@@ -28,6 +29,7 @@ __all__ = [
     "Sequential",
     "activations",
     "backend",
+    "callbacks",
     "datasets",
     "initializers",
     "layers",

@@ -9,14 +9,13 @@ and prove to each other that they know the group's secret (`tcp`, `handshake`).
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pycollective import _core, tuning
-from pycollective.communicator import DEFAULT_TIMEOUT, Communicator, local_group
+from pycollective import _core, observe, tuning
+from pycollective.communicator import DEFAULT_TIMEOUT, Communicator, threads
 from pycollective.communicator.member import live
 from pycollective.communicator.split import SharedMemory
 from pycollective.errors import RendezvousError
@@ -43,8 +42,6 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 JOIN_TIMEOUT = 300.0
 """Seconds that the ranks wait for each other when a group is made."""
 SHORTEST_SECRET = 16
-
-_log = logging.getLogger("pycollective")
 
 
 def launched_environment(rank: int, size: int, descriptor: int) -> dict[str, str]:
@@ -82,6 +79,7 @@ def init(
         If the environment contradicts itself, the rank is taken, the transport is not there, the
         secrets differ, or a rank does not come in time.
     """
+    observe.settings()  # what it asks for in vain is said before anyone is waited for
     env = os.environ if environment is None else environment
     wanted = env.get(TRANSPORT, "")
     if wanted not in ("", "shm", "thread", "tcp"):
@@ -97,7 +95,7 @@ def init(
             raise RendezvousError(
                 f"{TRANSPORT}=shm needs a launcher: pycollective run -n 2 python script.py"
             )
-        (alone,) = local_group(1, timeout=timeout)
+        (alone,) = threads(1, timeout, "nobody: no launcher's variables are set")
         return alone
     if len(given) < 3:
         missing = [name for name in (RANK, SIZE, MEMORY) if name not in env]
@@ -110,14 +108,15 @@ def init(
             raise ValueError(f"{SIZE} is {size}, and the group has {group.size} ranks")
         choices = tuning.given(env, group.transport, size)
         group.join(rank)
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         raise RendezvousError(
             f"cannot join the group that {RANK}={env[RANK]!r}, {SIZE}={env[SIZE]!r} and "
-            f"{MEMORY}={env[MEMORY]!r} describe: {error}"
+            f"{MEMORY}={env[MEMORY]!r} describe: {error or 'no memory is left'}"
         ) from None
-    _log.info("rank %d of %d, through shared memory; described by pycollective run", rank, size)
     communicator = Communicator(group, rank, timeout, SharedMemory(group))
     communicator._prefer(choices)
+    who = f"rank {rank} of {size}, through shared memory"
+    observe.group_made(communicator, who, "pycollective run", "pycollective run's table")
     return communicator
 
 
@@ -128,18 +127,12 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
     about, source = _description(env)
     group, name, how, host = tcp.connect(about, join_timeout)
-    _log.info(
-        "group %s: rank %d of %d, %s, %s; described by %s",
-        name,
-        about.rank,
-        about.size,
-        how,
-        "authenticated" if about.secret else "without a secret",
-        source,
-    )
-    communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host))
+    communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
     if group.transport == "TCP":  # what was measured for it
         communicator._prefer(about.choices)
+    trust = "authenticated" if about.secret else "without a secret"
+    who = f"group {name}: rank {about.rank} of {about.size}, {how}, {trust}"
+    observe.group_made(communicator, who, source, "rank 0's table")
     return communicator
 
 

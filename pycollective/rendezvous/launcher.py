@@ -62,8 +62,8 @@ class _SharedMemory:
     def ended(self, rank: int, lost: str) -> None:
         if lost:
             self._group.abort(lost, peer_lost=True)
-        elif self._group.is_in(rank):
-            self._group.leave(rank)  # it ended without leaving: os._exit
+        else:
+            self._group.leave(rank)  # it may have ended without leaving (os._exit), or joining
 
 
 class _Tcp:

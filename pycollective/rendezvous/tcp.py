@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import ipaddress
 import logging
 import secrets
@@ -43,6 +44,8 @@ MAX_STRANGERS = 64
 """Connections beyond the group's size that may be proving at the same time; the oldest makes room."""
 MAX_RANKS = 1024
 MAX_STREAMS = 8
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""What this process or machine lacks: waiting for the others does not help."""
 _CONNECTIONS = 2
 """Of every two ranks, besides those for collectives: control, and messages of send and recv."""
 
@@ -64,8 +67,19 @@ class Description:
     choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
 
 
-def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str, str]:
+def connect(
+    about: Description, seconds: float, old: _core.Group | None = None
+) -> tuple[_core.Group, str, str, str]:
     """Meet the other ranks.
+
+    Parameters
+    ----------
+    about : Description
+        The group.
+    seconds : float
+        How long to wait for the others.
+    old : Group, optional
+        The group that the ranks are in already: if it fails, nobody waits any longer.
 
     Returns
     -------
@@ -81,7 +95,7 @@ def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str, 
         return _core.TcpGroup(0, [[]], [-1]), "of one", "over TCP", about.host
     with contextlib.ExitStack() as cleanup:
         try:
-            return _Meeting(about, seconds, cleanup).group()
+            return _Meeting(about, seconds, cleanup, old).group()
         except RendezvousError:
             raise
         except HandshakeError as error:
@@ -93,18 +107,21 @@ def connect(about: Description, seconds: float) -> tuple[_core.Group, str, str, 
                     else ""
                 )
             ) from None
-        except (OSError, RuntimeError) as error:  # the core's too: it duplicates the descriptors
+        # The core's too: it duplicates the descriptors.
+        except (OSError, RuntimeError, MemoryError) as error:
             raise RendezvousError(
-                f"rank {about.rank} cannot meet the group at {about.host}:{about.port}: {error}"
+                f"rank {about.rank} cannot meet the group at {about.host}:{about.port}: "
+                f"{error or 'no memory is left'}"
             ) from None
 
 
 class Addresses:
     """Ranks that are reached over TCP: to make a new group, they meet at the address of its first."""
 
-    def __init__(self, about: Description, host: str) -> None:
+    def __init__(self, about: Description, host: str, group: _core.Group) -> None:
         self._about = about
         self._host = host
+        self._group = group
         self._listener: socket.socket | None = None
 
     def offer(self, size: int) -> bytes:
@@ -132,8 +149,8 @@ class Addresses:
             port=int(port),
             listener=listener.detach() if listener else -1,
         )
-        group, _, _, own = connect(about, min(seconds, 300.0))
-        return group, Addresses(about, own if size > 1 else self._host)
+        group, _, _, own = connect(about, min(seconds, 300.0), self._group)
+        return group, Addresses(about, own if size > 1 else self._host, group)
 
 
 class _Door:
@@ -154,6 +171,7 @@ class _Door:
         self._strangers: dict[int, socket.socket] = {}  # in the order of their coming
         self._closed = threading.Event()
         self.turned_away = 0
+        self.shortage: OSError | None = None  # nobody can come in any more
         self.address: tuple[str, int] = sock.getsockname()[:2]  # of no use of a Unix socket
         sock.settimeout(0.2)
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -165,7 +183,10 @@ class _Door:
                 guest, _ = self._socket.accept()
             except TimeoutError:
                 continue
-            except OSError:  # closed, or out of descriptors
+            except OSError as error:  # closed, or out of descriptors
+                with self._lock:
+                    if error.errno in _SHORTAGES and not self._hang_up_oldest():
+                        self.shortage = error
                 time.sleep(0.01)
                 continue
             with self._lock:
@@ -173,13 +194,20 @@ class _Door:
                     guest.close()
                     return
                 if len(self._strangers) >= self._room:
-                    _hang_up(self._strangers.pop(next(iter(self._strangers))))
+                    self._hang_up_oldest()
                 self._strangers[id(guest)] = guest
             try:
                 threading.Thread(target=self._greet, args=(guest,), daemon=True).start()
             except RuntimeError:  # no more threads
                 self._forget(guest)
                 guest.close()
+
+    def _hang_up_oldest(self) -> bool:
+        """Make room, with the lock held; return whether there was anybody."""
+        oldest = next(iter(self._strangers), None)
+        if oldest is not None:
+            _hang_up(self._strangers.pop(oldest))
+        return oldest is not None
 
     def _forget(self, guest: socket.socket) -> bool:
         with self._lock:
@@ -232,8 +260,15 @@ def _is_loopback(address: str) -> bool:
 
 
 class _Meeting:
-    def __init__(self, about: Description, seconds: float, cleanup: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        about: Description,
+        seconds: float,
+        cleanup: contextlib.ExitStack,
+        old: _core.Group | None,
+    ) -> None:
         self.about = about
+        self.old = old
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
         self.key = key_of(about.secret)
@@ -243,11 +278,14 @@ class _Meeting:
         self.places: dict[int, tuple[str, int]] = {}  # where they listen
         self.claims: dict[int, str] = {}  # what they say of their host
         self.peers: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
-        self.error = ""
+        self.doors: list[_Door] = []
+        self.over = False
         cleanup.callback(self._close_all)
 
     def _close_all(self) -> None:
         with self.changed:
+            self.over = True  # who is about to enter does not
+            self.changed.notify_all()
             for channel in [*self.joined.values(), *self.peers.values()]:
                 channel.close()
 
@@ -307,7 +345,7 @@ class _Meeting:
         channels = {r: self.peers[r, 0] for r in claimed if r != self.about.rank}
 
         def listen(sock: socket.socket, enter: Callable[[Channel, dict[str, Any]], None]) -> _Door:
-            return _Door(sock, self.key, self.about.size, enter)
+            return self._open(_Door(sock, self.key, self.about.size, enter))
 
         return memory.share(self.about.rank, claimed, channels, self.key, self.deadline, listen)
 
@@ -358,13 +396,19 @@ class _Meeting:
             raise
         return sock
 
+    def _open(self, door: _Door) -> _Door:
+        self.doors.append(door)
+        return door
+
     def _peer_door(self, address: str, group: str) -> _Door:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        door = _Door(
-            self._listen(family, (address, 0)),
-            self.key,
-            self.about.size * self.streams,
-            lambda channel, hello: self._enter_peer(channel, hello, group),
+        door = self._open(
+            _Door(
+                self._listen(family, (address, 0)),
+                self.key,
+                self.about.size * self.streams,
+                lambda channel, hello: self._enter_peer(channel, hello, group),
+            )
         )
         self.cleanup.callback(door.close)
         return door
@@ -378,7 +422,7 @@ class _Meeting:
         own = self._own_address(str(sock.getsockname()[0]))
         self.streams = _CONNECTIONS + self.about.streams
         name = secrets.token_hex(8)
-        front = _Door(sock, self.key, self.about.size, self._enter_group)
+        front = self._open(_Door(sock, self.key, self.about.size, self._enter_group))
         try:
             others = range(1, self.about.size)
             self._wait(
@@ -435,6 +479,8 @@ class _Meeting:
             channel.close()
             return
         with self.changed:
+            if self.over:
+                raise HandshakeError("the meeting is over")
             before = self.joined.get(rank)
             if before is not None and not before.ended():
                 taken = True
@@ -505,6 +551,9 @@ class _Meeting:
             except Refused:
                 raise
             except (OSError, HandshakeError) as error:
+                if isinstance(error, OSError) and error.errno in _SHORTAGES:
+                    raise
+                self._watch()
                 now = time.monotonic()
                 if now >= self.deadline:
                     raise RendezvousError(
@@ -537,6 +586,7 @@ class _Meeting:
         """The next message of rank 0."""
         say = time.monotonic() + LOG_EVERY
         while not self.store.readable():
+            self._watch()
             now = time.monotonic()
             # Rank 0 names the missing at its own deadline, which may be a little later.
             if now >= self.deadline + 2:
@@ -558,7 +608,7 @@ class _Meeting:
     def _enter_peer(self, channel: Channel, hello: dict[str, Any], name: str) -> None:
         if not name:
             with self.changed:
-                self.changed.wait_for(lambda: self.name or self.error, STRANGER_SECONDS)
+                self.changed.wait_for(lambda: self.name or self.over, STRANGER_SECONDS)
                 name = self.name
         rank = _int(hello, "from", self.about.rank + 1, self.about.size - 1)
         stream = _int(hello, "stream", 0, self.streams - 1)
@@ -567,7 +617,7 @@ class _Meeting:
         if hello.get("to") != self.about.rank:
             raise HandshakeError("another rank's")
         with self.changed:
-            if (rank, stream) in self.peers:
+            if self.over or (rank, stream) in self.peers:
                 raise HandshakeError("a connection that is there already")
             self.peers[rank, stream] = channel
             self.changed.notify_all()
@@ -598,6 +648,15 @@ class _Meeting:
                 with self.changed:
                     self.peers[peer, stream] = channel
 
+    def _watch(self) -> None:
+        """Raise if there is no use in waiting."""
+        for door in self.doors:
+            if door.shortage is not None:
+                raise door.shortage
+        failure = self.old.failure if self.old is not None else None
+        if failure:
+            raise RendezvousError(f"the group that the new one is made of has failed: {failure}")
+
     def _watch_others(self) -> None:
         """Raise if rank 0 says that the group fails, or for rank 0 if one has ended."""
         if self.about.rank != 0:
@@ -622,6 +681,7 @@ class _Meeting:
                 if not absent:
                     return
                 self.changed.wait(0.05)
+            self._watch()
             if front is None:
                 self._watch_others()
             now = time.monotonic()
@@ -666,6 +726,7 @@ class _Meeting:
                             f"rank {rank} is gone before the group was made: {error}"
                         ) from None
                     del waiting[rank]
+                self._watch()
                 if waiting and time.monotonic() >= self.deadline:
                     raise RendezvousError(
                         f"rank 0 waited {self.seconds:g} s for {_ranks(list(waiting))} to connect"

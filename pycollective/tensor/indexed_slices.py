@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..array_backend import array_module, scatter_add
+from ..array_backend import array_module, scatter_add, to_numpy
 from .tensor import Tensor, as_tensor
 
-__all__ = ["IndexedSlices"]
+__all__ = ["IndexedSlices", "concatenated_slices"]
 
 
 class IndexedSlices:
@@ -86,3 +87,34 @@ class IndexedSlices:
             f"IndexedSlices(indices={self.indices!r}, values={self.values!r}, "
             f"dense_shape={self.dense_shape})"
         )
+
+
+def concatenated_slices(parts: Sequence[IndexedSlices], divided_by: int = 1) -> IndexedSlices:
+    """Return the sum of several `IndexedSlices`: their rows one after the other, on the host.
+
+    Parameters
+    ----------
+    parts : sequence of IndexedSlices
+        Of one dtype and row shape, with any number of rows. Equal indices stay: they add up.
+    divided_by : int
+        What the rows are divided by: the number of parts for a mean.
+
+    Raises
+    ------
+    ValueError
+        If dtypes, row shapes or dense shapes differ.
+    """
+    first = parts[0]
+    for number, part in enumerate(parts):
+        wholes = {part.dense_shape, first.dense_shape} - {None}
+        if part.dtype != first.dtype or part.shape[1:] != first.shape[1:] or len(wholes) > 1:
+            raise ValueError(
+                f"IndexedSlices that are added must be alike: number 0 has dtype {first.dtype} and "
+                f"shape {first.shape}, number {number} has {part.dtype} and {part.shape}"
+            )
+    rows = np.concatenate([to_numpy(part.values.array) for part in parts])
+    if divided_by != 1:
+        mean = rows / divided_by  # of ints a fraction, as every mean of ints
+        rows = mean if rows.dtype.kind in "iub" else mean.astype(rows.dtype, copy=False)
+    indices = np.concatenate([to_numpy(part.indices.array) for part in parts])
+    return IndexedSlices(rows, indices, first.dense_shape)

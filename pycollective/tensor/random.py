@@ -67,9 +67,15 @@ def generator_scope(generator: np.random.Generator) -> Iterator[None]:
 
 
 def spawn(count: int) -> list[np.random.Generator]:
-    """Return independent generators, say one per replica, that follow from the default one."""
-    seeds = default_generator().integers(0, 2**63, size=(count, 2)).tolist()
-    return [np.random.default_rng(seed) for seed in seeds]
+    """Return independent generators, say one per replica, that follow from the default one.
+
+    The default one goes on as if nothing had been: what a program draws does not depend on how many
+    helpers there are.
+    """
+    bits: Any = default_generator().bit_generator
+    sequence = getattr(bits, "seed_seq", None) or bits._seed_seq  # its name before NumPy 1.25
+    with _lock:  # NumPy's count of children is not locked
+        return [np.random.default_rng(child) for child in sequence.spawn(count)]
 
 
 def _generator_for(seed: int | None) -> np.random.Generator:

@@ -248,6 +248,8 @@ class GradientTape:
         sources: Any,
         output_gradients: Any = None,
         unconnected_gradients: str = "none",
+        *,
+        ready: Callable[[int, Tensor], None] | None = None,
     ) -> Any:
         """Compute the gradient of the sum of ``target`` by each of ``sources``.
 
@@ -261,6 +263,10 @@ class GradientTape:
             What the elements of ``target`` are weighted with (its shapes); by default ones.
         unconnected_gradients
             What stands for a source that ``target`` does not depend on: ``"none"`` or ``"zero"``.
+        ready
+            Called as ``ready(place, gradient)`` as soon as the gradient by a source is complete, while
+            others are still to be computed; ``place`` counts the sources in the order of the nest.
+            Not for sources that ``target`` does not depend on.
 
         Returns
         -------
@@ -294,21 +300,43 @@ class GradientTape:
             self._used = True
             nodes, self._nodes = self._nodes, []
         wanted = {key for keys in source_keys for key in keys}
-        _sweep(nodes, gradients, wanted, consume=not self._persistent)
+        results: list[Tensor | None] = [None] * len(resolved)
 
-        results: list[Tensor | None] = []
-        for source, keys in zip(resolved, source_keys, strict=True):
-            parts = [gradients[key] for key in keys if key in gradients]
+        def complete(place: int) -> None:
+            parts = [gradients[key] for key in source_keys[place] if key in gradients]
             if parts:
-                results.append(_result(parts, tuple(targets)))
-            elif unconnected == "zero":
+                result = results[place] = _result(parts, tuple(targets))
+                if ready is not None:
+                    ready(place, result)
+
+        last_uses = {} if ready is None else _last_uses(nodes, source_keys)
+        _sweep(nodes, gradients, wanted, last_uses, complete, consume=not self._persistent)
+        early = {place for places in last_uses.values() for place in places}
+        for place, source in enumerate(resolved):
+            if place not in early:
+                complete(place)
+            if results[place] is None and unconnected == "zero":
                 array = (source if isinstance(source, Tensor) else source._current()).array
-                results.append(Tensor(array_module(array).zeros(array.shape, array.dtype)))
-            else:
-                results.append(None)
+                results[place] = Tensor(array_module(array).zeros(array.shape, array.dtype))
         if not self._persistent:
             self._tracked = set()
         return nest.pack_as(sources, results)
+
+    def connected(self, target: Any, sources: Any) -> list[bool]:
+        """Return for each source whether, as far as was recorded, ``target`` depends on it.
+
+        Parameters
+        ----------
+        target, sources
+            As of `gradient`, which can still be called afterwards.
+        """
+        active = {_target(item)._key for item in nest.flatten(target)} & self._tracked
+        for outputs, inputs, _ in reversed(self._nodes):
+            keys = outputs if outputs.__class__ is tuple else (outputs,)
+            if not active.isdisjoint(keys):
+                active.update(inputs)
+        resolved = [_resolve(source, "connected") for source in nest.flatten(sources)]
+        return [not active.isdisjoint(self._keys_of(source)) for source in resolved]
 
     def _keys_of(self, source: Tensor | Variable) -> tuple[int, ...]:
         if isinstance(source, Tensor):
@@ -345,17 +373,45 @@ class GradientTape:
         return gradients
 
 
+def _last_uses(nodes: list[_Node], source_keys: Sequence[tuple[int, ...]]) -> dict[int, list[int]]:
+    """Return after which nodes, on the way back, the gradients of which sources are complete."""
+    first: dict[int, int] = {}
+    wanted = {key for keys in source_keys for key in keys}
+    for number, (_, inputs, _) in enumerate(nodes):
+        if not wanted.isdisjoint(inputs):
+            for key in inputs:
+                first.setdefault(key, number)
+    found: dict[int, list[int]] = {}
+    for place, keys in enumerate(source_keys):
+        used = [first[key] for key in keys if key in first]
+        if used:
+            found.setdefault(min(used), []).append(place)
+    return found
+
+
 def _sweep(
-    nodes: list[_Node], gradients: dict[int, Array], wanted: set[int], *, consume: bool
+    nodes: list[_Node],
+    gradients: dict[int, Array],
+    wanted: set[int],
+    last_uses: dict[int, list[int]],
+    complete: Callable[[int], None],
+    *,
+    consume: bool,
 ) -> None:
     """Carry ``gradients`` (by key) back through ``nodes``; those of ``wanted`` keys stay in it.
 
-    With ``consume`` the list is emptied on the way, so that memory is freed as early as it can be.
+    ``complete(place)`` is called for the sources of ``last_uses``, as soon as nothing is added to
+    their gradients any more. With ``consume`` the list is emptied on the way, so that memory is freed
+    as early as it can be.
     """
     reached = _reached(nodes, wanted)
     # Sums made here may be added to in place; what a vjp returned belongs to others too.
     own: set[int] = set()
+    number = len(nodes)
     for outputs, inputs, vjp in _drain(nodes) if consume else reversed(nodes):
+        for place in last_uses.get(number, ()):
+            complete(place)
+        number -= 1
         if outputs.__class__ is tuple:
             gradient: Any = [_take(gradients, key, wanted) for key in outputs]
             if all(part is None for part in gradient):
@@ -381,6 +437,8 @@ def _sweep(
                 if total.ndim:
                     own.add(key)
         del vjp, gradient
+    for place in last_uses.get(0, ()):
+        complete(place)
 
 
 def _reached(nodes: list[_Node], sources: set[int]) -> set[int]:

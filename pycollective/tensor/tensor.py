@@ -172,7 +172,7 @@ class Tensor(Operators):
         return f"<tf.Tensor: shape={self.shape}, dtype={self.dtype}, numpy={self.numpy()!r}>"
 
     def __str__(self) -> str:
-        return f"tf.Tensor({self.numpy()}, shape={self.shape}, dtype={self.dtype})"
+        return f"tf.Tensor({self.numpy()!s}, shape={self.shape}, dtype={self.dtype})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy is a tensor of its own to every tape.
@@ -276,7 +276,7 @@ def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:
         wanted = _weak_dtype(array, value, like)
     if wanted is None or wanted == found:
         return asarray(array) if like is None or not weak else asarray(array, like=like.array)
-    if _rank(found) > _rank(wanted):
+    if _rank(found) > _rank(wanted) and not (weak and not array.size):
         raise TypeError(
             f"{_short(value)} of dtype {found} cannot become a tensor of dtype {wanted} without "
             "loss; use cast()"

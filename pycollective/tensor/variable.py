@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, asarray, copy, to_numpy
+from ..array_backend import Array, array_module, asarray, copy, to_numpy
+from .indexed_slices import IndexedSlices
 from .tape import key_of, thread_state
 from .tensor import Operators, Tensor, as_tensor
 
@@ -21,6 +22,8 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "creator_scope",
+    "creators",
+    "set_creators",
 ]
 
 
@@ -58,13 +61,32 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     ``kwargs`` are the arguments of `Variable` by name. ``next_creator(**kwargs)`` calls the creator
     of the block outside of this one, and in the end makes a plain `Variable`. Subclasses of
     `Variable` are made directly. As ``tf.variable_creator_scope``.
+
+    Raises
+    ------
+    RuntimeError
+        At the end of the block, if scopes were not left in the opposite order of their entry.
     """
     before = _creators.stack
-    _creators.stack = (*before, creator)
+    inside = _creators.stack = (*before, creator)
     try:
         yield
     finally:
-        _creators.stack = before
+        found = _creators.stack
+        # Whatever is left inside this scope ends with it.
+        _creators.stack = found if len(found) < len(inside) else before
+        if found is not inside:
+            raise RuntimeError("Exiting variable_creator_scope without proper nesting.")
+
+
+def creators() -> tuple[Callable[..., Any], ...]:
+    """Return the creators of this thread, innermost last."""
+    return _creators.stack
+
+
+def set_creators(stack: tuple[Callable[..., Any], ...]) -> None:
+    """Replace the creators of this thread."""
+    _creators.stack = stack
 
 
 class _VariableMeta(type):
@@ -121,6 +143,11 @@ class Variable(Operators, metaclass=_VariableMeta):
     of the present value is held anywhere (which reference counts tell), and writes directly
     otherwise.
     """
+
+    #: The strategy in whose scope the variable was created, if any.
+    _distribute_strategy: Any = None
+    #: Of a component: a weak reference to the variable that it is a component of.
+    _distributed_container: Any = None
 
     def __init__(
         self,
@@ -301,6 +328,82 @@ class Variable(Operators, metaclass=_VariableMeta):
         self.update_inplace(lambda own: np.subtract(own, array, out=own))
         return self
 
+    # Rows -------------------------------------------------------------------------------------
+
+    def scatter_add(self, sparse_delta: IndexedSlices) -> Variable:
+        """Add rows to the rows at some indices, in place; equal indices add up.
+
+        Parameters
+        ----------
+        sparse_delta : IndexedSlices
+            The rows, of the variable's dtype and row shape, and where they belong.
+
+        Returns
+        -------
+        Variable
+            The variable.
+
+        Raises
+        ------
+        TypeError
+            If ``sparse_delta`` is no `IndexedSlices`.
+        ValueError
+            If the rows have another shape or dtype, or an index is outside the variable.
+        """
+        return self._scatter("scatter_add", sparse_delta)
+
+    def scatter_sub(self, sparse_delta: IndexedSlices) -> Variable:
+        """Subtract rows from the rows at some indices; as `scatter_add`."""
+        return self._scatter("scatter_sub", sparse_delta)
+
+    def scatter_mul(self, sparse_delta: IndexedSlices) -> Variable:
+        """Multiply the rows at some indices by rows; as `scatter_add`."""
+        return self._scatter("scatter_mul", sparse_delta)
+
+    def scatter_div(self, sparse_delta: IndexedSlices) -> Variable:
+        """Divide the rows at some indices by rows; as `scatter_add`, for floating point only."""
+        return self._scatter("scatter_div", sparse_delta)
+
+    def scatter_min(self, sparse_delta: IndexedSlices) -> Variable:
+        """Make the rows at some indices the minimum of themselves and rows; as `scatter_add`."""
+        return self._scatter("scatter_min", sparse_delta)
+
+    def scatter_max(self, sparse_delta: IndexedSlices) -> Variable:
+        """Make the rows at some indices the maximum of themselves and rows; as `scatter_add`."""
+        return self._scatter("scatter_max", sparse_delta)
+
+    def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
+        """Set the rows at some indices; as `scatter_add`, the last one of equal indices counts."""
+        return self._scatter("scatter_update", sparse_delta)
+
+    def _scatter(self, method: str, slices: Any) -> Variable:
+        index, rows = self._checked_rows(slices, method)
+        self.update_inplace(lambda own: _SCATTER[method](own, index, rows))
+        return self
+
+    def _checked_rows(self, slices: Any, method: str) -> tuple[Array, Array]:
+        """Return indices and rows that fit the variable."""
+        if not isinstance(slices, IndexedSlices):
+            raise TypeError(f"{method}: sparse_delta is not IndexedSlices: {slices!r}")
+        own = self._current()
+        index, rows = slices.indices.array, slices.values.array
+        if not own.shape or rows.shape[1:] != own.shape[1:] or rows.dtype != own.dtype:
+            raise ValueError(
+                f"{method}: variable {self._name!r} has shape {own.shape} and dtype {own.dtype}, "
+                f"the rows have shape {rows.shape} and dtype {rows.dtype}"
+            )
+        if index.size and (int(index.min()) < 0 or int(index.max()) >= own.shape[0]):
+            raise ValueError(
+                f"{method}: indices from {int(index.min())} to {int(index.max())} are not all in 0 "
+                f"to {own.shape[0] - 1}, the rows of variable {self._name!r}"
+            )
+        if method == "scatter_div" and own.dtype.kind not in "fV":
+            raise TypeError(
+                f"scatter_div: variable {self._name!r} has dtype {own.dtype}; only floating-point "
+                "variables can be divided"
+            )
+        return asarray(index, like=own.array), asarray(rows, like=own.array)
+
     def _checked(self, value: Any, method: str) -> Array:
         """Return ``value`` as an array of the variable's shape and dtype."""
         own = self._current()
@@ -347,6 +450,20 @@ class Variable(Operators, metaclass=_VariableMeta):
             finally:
                 self._set_array(array)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        # As it is, without the creators of this thread.
+        own: Variable = type.__call__(
+            type(self),
+            self._current(),
+            self._trainable,
+            self._name,
+            synchronization=self._synchronization,
+            aggregation=self._aggregation,
+        )
+        own._distribute_strategy = self._distribute_strategy
+        memo[id(self)] = own
+        return own
+
     def __len__(self) -> int:
         return len(self._local()._current())
 
@@ -374,6 +491,30 @@ class Variable(Operators, metaclass=_VariableMeta):
             f"<tf.Variable '{self._name}' shape={value.shape} dtype={value.dtype}, "
             f"numpy={value.numpy()!r}>"
         )
+
+
+def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
+    """Return what applies a function to some rows in place, once for each index."""
+
+    def apply(own: Array, index: Array, rows: Array) -> None:
+        getattr(array_module(own), ufunc).at(own, index, rows)
+
+    return apply
+
+
+def _set_rows(own: Array, index: Array, rows: Array) -> None:
+    own[index] = rows
+
+
+_SCATTER: dict[str, Callable[[Array, Array, Array], Any]] = {
+    "scatter_add": _at("add"),
+    "scatter_sub": _at("subtract"),
+    "scatter_mul": _at("multiply"),
+    "scatter_div": _at("divide"),
+    "scatter_min": _at("minimum"),
+    "scatter_max": _at("maximum"),
+    "scatter_update": _set_rows,
+}
 
 
 def _take_value(variable: Variable) -> tuple[Array, int, int]:

@@ -1,10 +1,11 @@
 """Checkpoints: save the variables of a program to files, and restore them.
 
-The names are those of ``tf.train``.
+The names are those of ``tf.train``; one of them, `ClusterSpec`, lives in the room `cluster`.
 """
 
 from __future__ import annotations
 
+from pycollective.cluster.spec import ClusterSpec
 from pycollective.train.checkpoint import Checkpoint, CheckpointMismatchError, CheckpointStatus
 from pycollective.train.manager import CheckpointManager
 from pycollective.train.state import CheckpointState, get_checkpoint_state, latest_checkpoint
@@ -16,6 +17,7 @@ __all__ = [
     "CheckpointMismatchError",
     "CheckpointState",
     "CheckpointStatus",
+    "ClusterSpec",
     "Trackable",
     "get_checkpoint_state",
     "latest_checkpoint",

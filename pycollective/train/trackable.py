@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pycollective.array_backend import Array
+from pycollective.distribute.variables import AggregateInitialValue
 from pycollective.tensor import Variable
 
 __all__ = ["Restore", "Trackable", "children_of", "is_trackable"]
@@ -104,7 +105,7 @@ class Trackable:
             restore, node = self._restore
             saved = restore.initial_value(node, unique, options["shape"], options["dtype"])
         variable: Variable = Variable(
-            initial_value if saved is None else saved,
+            initial_value if saved is None else AggregateInitialValue(saved),
             name=label if unique == name else f"{label}_{number}",
             **options,
         )

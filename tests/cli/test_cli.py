@@ -105,6 +105,9 @@ def test_simulate_with_numbers_of_ones_own(capsys):
     assert main("simulate --collective barrier --ranks 5".split()) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     assert row.split()[:3] == ["5", "0", "dissemination"]
+    assert main("simulate --collective broadcast --root 4 --ranks 5 -b 1K -e 1K".split()) == 0
+    with pytest.raises(SystemExit, match="root 5 is not among the 5 ranks"):
+        main("simulate --collective broadcast --root 5 --ranks 5".split())
 
 
 def test_simulate_draws(tmp_path, capsys):

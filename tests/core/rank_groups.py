@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 
 from pycollective import _core
@@ -9,42 +10,54 @@ from pycollective.communicator import Communicator, local_group
 from pycollective.communicator.split import SharedMemory, Threads
 
 KINDS = ["threads", "shm", "tcp"]
+ALL_KINDS = [*KINDS, "mixed"]
 
 
 def make_group(kind: str, size: int, timeout: float = 60.0) -> list[Communicator]:
     """Return the communicators of a new group."""
     if kind == "threads":
         return local_group(size, timeout=timeout)
-    if kind == "tcp":
-        return _over_sockets(size, timeout)
-    memory = _core.ShmGroup.create(size)
+    if kind == "shm":
+        return [Communicator(m, r, timeout, SharedMemory(m)) for r, m in enumerate(_joined(size))]
+    hosts = list(range(size)) if kind == "tcp" else emulated_hosts(size)
     comms = []
-    for rank in range(size):
-        one = _core.ShmGroup.open(memory.descriptor)
-        one.join(rank)
-        comms.append(Communicator(one, rank, timeout, SharedMemory(one)))
-    return comms
-
-
-def _over_sockets(size: int, timeout: float) -> list[Communicator]:
-    # Between two ranks: control, collectives, messages.
-    ends: dict[tuple[int, int], list[socket.socket]] = {}
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
-        for a in range(size):
-            for b in range(a + 1, size):
-                for _ in range(3):
-                    ends.setdefault((a, b), []).append(
-                        socket.create_connection(server.getsockname()[:2])
-                    )
-                    ends.setdefault((b, a), []).append(server.accept()[0])
-    comms = []
-    for rank in range(size):
-        own = [ends.get((rank, peer), []) for peer in range(size)]
-        streams = [[s.fileno() for s in sockets[:2]] for sockets in own]
+    memories = {host: iter(_joined(hosts.count(host))) for host in set(hosts)}
+    for rank, own in enumerate(_connected(size)):
+        far = [kind == "tcp" or hosts[peer] != hosts[rank] for peer in range(size)]
+        # Ranks of one host need no connection for collectives.
+        streams = [[s.fileno() for s in own[p][: 2 if far[p] else 1]] for p in range(size)]
         pipes = [sockets[2].fileno() if sockets else -1 for sockets in own]
-        group = _core.TcpGroup(rank, streams, pipes)  # which duplicates them
+        if kind == "tcp":
+            group = _core.TcpGroup(rank, streams, pipes)  # which duplicates them
+        else:
+            group = _core.MixedGroup(rank, streams, pipes, next(memories[hosts[rank]]), hosts)
         comms.append(Communicator(group, rank, timeout, Threads()))
-        for sockets in own:
-            for one in sockets:
-                one.close()
+        for one in itertools.chain(*own):
+            one.close()
     return comms
+
+
+def emulated_hosts(size: int) -> list[int]:
+    """Return each rank's host in a mixed group: one host of two ranks, else several, in turns."""
+    count = 1 if size < 3 else 2 if size < 7 else 3
+    return [rank % count for rank in range(size)]
+
+
+def _joined(size: int) -> list[_core.ShmGroup]:
+    """One memory, as each of its ranks has it."""
+    memory = _core.ShmGroup.create(size)
+    each = [_core.ShmGroup.open(memory.descriptor) for _ in range(size)]
+    for place, one in enumerate(each):
+        one.join(place)
+    return each
+
+
+def _connected(size: int) -> list[list[list[socket.socket]]]:
+    """Each rank's sockets to each other: for control, collectives and messages."""
+    ends: list[list[list[socket.socket]]] = [[[] for _ in range(size)] for _ in range(size)]
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
+        for a, b in itertools.combinations(range(size), 2):
+            for _ in range(3):
+                ends[a][b].append(socket.create_connection(server.getsockname()[:2]))
+                ends[b][a].append(server.accept()[0])
+    return ends

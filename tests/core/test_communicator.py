@@ -1,4 +1,4 @@
-"""Collectives of thread ranks: right answers, equal bits, and errors instead of hangs."""
+"""All-reduce of thread ranks: what test_suite.py does not go through, and errors instead of hangs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ import time
 
 import numpy as np
 import pytest
-from rank_groups import make_group
 
 import pycollective as pc
 from pycollective import algorithms, local_group
 from pycollective.communicator import all_reduce_together
 
 ALGORITHMS = algorithms.names("all_reduce")
-DTYPES = ["float32", "float64", "int32", "int64"]
-OPS = {
-    "sum": lambda a: a.sum(axis=0, dtype=a.dtype),
-    "min": lambda a: a.min(axis=0),
-    "max": lambda a: a.max(axis=0),
-    "prod": lambda a: a.prod(axis=0, dtype=a.dtype),
-}
-WORLDS = [1, 2, 3, 4, 5, 7, 8, 16]
 
 
 def contributions(ranks, shape, dtype, seed=0):
@@ -31,50 +22,6 @@ def contributions(ranks, shape, dtype, seed=0):
     high = 3 if ranks > 8 else 5
     random = np.random.default_rng(seed)
     return random.integers(-high, high, size=(ranks, *shape)).astype(dtype)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("ranks", WORLDS)
-def test_every_dtype_op_and_size(ranks, algorithm, on_ranks):
-    comms = local_group(ranks, timeout=30)
-    # Around the alignment of chunks (64 bytes), and primes.
-    sizes = [0, 1, 2, 15, 16, 17, 97, 16 * ranks + 1, 40_009]
-    for dtype in DTYPES:
-        for size in sizes:
-            x = contributions(ranks, (size,), dtype, size)
-            for op, reference in OPS.items():
-                want = reference(x)
-                got = on_ranks(
-                    comms,
-                    lambda c, x=x, op=op: c.all_reduce(x[c.rank], op, algorithm=algorithm),
-                )
-                for result in got:
-                    np.testing.assert_array_equal(result, want, err_msg=f"{dtype} {op} {size}")
-                    assert result.dtype == want.dtype
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
-def test_every_dtype_and_size_between_processes(kind, ranks, algorithm, on_ranks):
-    """The same through memory and sockets; the ranks are threads here, too, so that it is quick."""
-    comms = make_group(kind, ranks)
-    for size in [0, 1, 16, 97, 16 * ranks + 1, 40_009]:
-        for op, reference in OPS.items():
-            for dtype in DTYPES if size < 1000 else DTYPES[:1]:
-                x = contributions(ranks, (size,), dtype, size)
-                want = reference(x)
-
-                def work(c, x=x, op=op):
-                    mine = x[c.rank].copy()
-                    apart = c.all_reduce(mine, op, algorithm=algorithm)
-                    return apart, c.all_reduce(mine, op, out=mine, algorithm=algorithm)
-
-                for results in on_ranks(comms, work):
-                    for result in results:
-                        np.testing.assert_array_equal(result, want, err_msg=f"{dtype} {op} {size}")
-    for c in comms:
-        c.close()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -95,21 +42,6 @@ def test_in_place_and_many_blocks(ranks, algorithm, on_ranks):
         np.testing.assert_array_equal(result, want)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
-def test_mean(ranks, algorithm, on_ranks):
-    comms = local_group(ranks, timeout=30)
-    x = contributions(ranks, (1000,), "float64") * ranks
-    for result in on_ranks(comms, lambda c: c.all_reduce(x[c.rank], "mean", algorithm=algorithm)):
-        np.testing.assert_array_equal(result, x.sum(axis=0) / ranks)
-    whole = contributions(ranks, (1000,), "int32", 1) * 3
-    want = np.trunc(whole.sum(axis=0) / ranks).astype("int32")
-    for result in on_ranks(
-        comms, lambda c: c.all_reduce(whole[c.rank], "mean", algorithm=algorithm)
-    ):
-        np.testing.assert_array_equal(result, want)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_auto_is_right_and_one_of_them(ranks, on_ranks):
     comms = local_group(ranks, timeout=30)
@@ -119,40 +51,6 @@ def test_auto_is_right_and_one_of_them(ranks, on_ranks):
             np.testing.assert_array_equal(result, x.sum(axis=0))
         last = comms[0].describe().split(";")[0]
         assert any(f"sum, {name})" in last for name in ALGORITHMS), last
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_bits_are_equal_on_all_ranks_and_every_time(algorithm, on_ranks):
-    comms = local_group(5, timeout=30)
-    x = np.random.default_rng(0).standard_normal((5, 20_011)).astype("float32")
-    first = on_ranks(comms, lambda c: c.all_reduce(x[c.rank], algorithm=algorithm))
-    again = on_ranks(comms, lambda c: c.all_reduce(x[c.rank], algorithm=algorithm))
-    for result in first + again:
-        assert result.tobytes() == first[0].tobytes()
-    np.testing.assert_allclose(first[0], x.astype("float64").sum(axis=0), atol=1e-5)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_other_dtype_travels(algorithm, on_ranks):
-    """The kernels have tests of their own; here, that sizes and alignments of elements are right."""
-    comms = local_group(3, timeout=30)
-    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    for dtype in ["int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16", bfloat16,
-                  "complex64", "complex128"]:  # fmt: skip
-        for size in (0, 1, 131, 40_009):
-            x = np.abs(contributions(3, (size,), "int32", size)).astype(dtype)
-            got = on_ranks(comms, lambda c, x=x: c.all_reduce(x[c.rank], algorithm=algorithm))
-            for result in got:
-                assert result.dtype == x.dtype
-                np.testing.assert_array_equal(result, x[0] + x[1] + x[2])
-    bits = contributions(3, (1000,), "int16").astype("uint16")
-    for op, ufunc in {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}.items():
-        for x in (bits, bits & 1 == 1):
-            got = on_ranks(
-                comms, lambda c, x=x, op=op: c.all_reduce(x[c.rank], op, algorithm=algorithm)
-            )
-            for result in got:
-                np.testing.assert_array_equal(result, ufunc.reduce(x))
 
 
 def test_int_sums_wrap_and_nan_wins(on_ranks):
@@ -166,23 +64,13 @@ def test_int_sums_wrap_and_nan_wins(on_ranks):
             assert np.isnan(result).all()
 
 
-LAYOUTS = {
-    "fortran": lambda a: np.asfortranarray(a),
-    "strided": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
-    "reversed": lambda a: a[::-1].copy()[::-1],
-    "read-only": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
-    "unaligned": lambda a: np.frombuffer(b"x" + a.tobytes(), a.dtype, offset=1).reshape(a.shape),
-    "list": lambda a: a.tolist(),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_gives_the_right_answer(layout, on_ranks):
+def test_read_only_arrays_and_lists(on_ranks):
     comms = local_group(3, timeout=30)
     x = contributions(3, (4, 6), "float64")
-    got = on_ranks(comms, lambda c: c.all_reduce(LAYOUTS[layout](x[c.rank])))
-    for result in got:
-        np.testing.assert_array_equal(result, x.sum(axis=0))
+    frozen = [np.frombuffer(a.tobytes()).reshape(a.shape) for a in x]
+    for given in (frozen, x.tolist()):
+        for result in on_ranks(comms, lambda c, given=given: c.all_reduce(given[c.rank])):
+            np.testing.assert_array_equal(result, x.sum(axis=0))
 
 
 def test_strided_and_overlapping_out(on_ranks):
@@ -212,23 +100,6 @@ def test_scalars_and_shapes_are_kept(on_ranks):
         for result in on_ranks(comms, lambda c, s=shape: c.all_reduce(np.ones(s))):
             assert result.shape == shape
             np.testing.assert_array_equal(result, np.full(shape, 2.0))
-
-
-@pytest.mark.parametrize("ranks", WORLDS)
-def test_broadcast_from_every_root(ranks, on_ranks):
-    comms = local_group(ranks, timeout=30)
-    for root in range(ranks):
-        for dtype in ("float16", "complex128", "bool", "S5", "int32"):
-            x = contributions(ranks, (77,), "int32", root).astype(dtype)
-            for result in on_ranks(comms, lambda c, x=x, r=root: c.broadcast(x[c.rank], r)):
-                np.testing.assert_array_equal(result, x[root])
-
-    def in_place(c):
-        mine = np.full(3, float(c.rank))
-        return c.broadcast(mine, root=ranks - 1, out=mine)
-
-    for result in on_ranks(comms, in_place):
-        np.testing.assert_array_equal(result, ranks - 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

@@ -77,27 +77,6 @@ def test_halves_are_rounded_once(kind, dtype, size, on_ranks):
         assert result.tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32", "complex64"])
-@pytest.mark.parametrize("op", ["sum", "mean", "prod"])
-def test_reproducible_on_every_transport(dtype, op, on_ranks):
-    for ranks, size in [(2, 7), (3, 5_000), (4, 70_001)]:
-        x = np.random.default_rng(3).standard_normal((ranks, size)).astype(dtype)
-        want = x[0]
-        for other in x[1:]:
-            want = (want * other if op == "prod" else want + other).astype(dtype)
-        if op == "mean":
-            want = (want.astype("float32") if want.dtype.itemsize == 2 else want) / ranks
-            want = want.astype(dtype)
-
-        def work(c, x=x):
-            return c.all_reduce(x[c.rank], op, reproducible=True)
-
-        results = [r for kind in [*KINDS, "tcp"] for r in on_ranks(group(kind, ranks), work)]
-        if dtype != "complex64" or op == "sum":  # NumPy fuses products, and divides otherwise
-            assert results[0].tobytes() == want.tobytes()
-        assert all(r.tobytes() == results[0].tobytes() for r in results)
-
-
 def test_reproducible_needs_direct():
     (alone,) = local_group(1)
     with pytest.raises(ValueError, match="leave out algorithm='ring'"):

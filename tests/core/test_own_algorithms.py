@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from own_algorithms import fan, funnel, ring, through_scratch
 
 import pycollective as pc
 from pycollective import algorithms, local_group
@@ -18,49 +19,10 @@ from pycollective.algorithms import (
     output,
     recv,
     recv_reduce,
-    reduce,
-    scratch,
     send,
 )
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
-
-
-@algorithm(num_chunks=lambda size: size)
-def ring(rank, size):
-    """The textbook's ring, to be compared with the core's."""
-    if size == 1:
-        yield copy(input[0], output[0])
-        return
-    following, previous = (rank + 1) % size, (rank - 1) % size
-    for turn in range(size - 1):
-        c = (rank - turn) % size
-        yield send(following, output[c] if turn else input[c])
-        c = (rank - turn - 1) % size
-        yield recv_reduce(previous, input[c], output[c])
-    for turn in range(size - 1):
-        yield send(following, output[(rank + 1 - turn) % size])
-        yield recv(previous, output[(rank - turn) % size])
-
-
-@algorithm(num_chunks=3, num_scratch=3)
-def through_scratch(rank, size):
-    """Rank 0 collects in scratch, several chunks at a time, then adds its own."""
-    if rank == 0:
-        for peer in range(1, size):
-            if peer == 1:
-                yield recv(peer, scratch[0:3])
-            else:
-                yield recv_reduce(peer, scratch[0:3], scratch[0:3])
-        yield copy(input[0:3], output[0:3])
-        if size > 1:
-            yield reduce(scratch[0:2], output[0:2])
-            yield reduce(scratch[2], output[2])
-        for peer in range(1, size):
-            yield send(peer, output[0:3])
-    else:
-        yield send(0, input[0:3])
-        yield recv(0, output[0:3])
 
 
 @pytest.mark.parametrize("mine", [ring, through_scratch], ids=lambda a: a.name)
@@ -180,28 +142,6 @@ def test_the_documents_example(capsys, monkeypatch):
     assert capsys.readouterr().out == shown[0]
     (simulated,) = [text for language, text in blocks if language == "text"]
     assert space["text"] == simulated.rstrip("\n")
-
-
-@algorithm(num_chunks=1, collective="broadcast")
-def fan(rank, size):
-    """Rank 0 tells everyone."""
-    if rank == 0:
-        yield copy(input[0], output[0])
-        for peer in range(1, size):
-            yield send(peer, output[0])
-    else:
-        yield recv(0, output[0])
-
-
-@algorithm(num_chunks=lambda size: size, collective="gather")
-def funnel(rank, size):
-    """Rank 0 takes the parts in turn."""
-    if rank == 0:
-        yield copy(input[0], output[0])
-        for peer in range(1, size):
-            yield recv(peer, output[peer])
-    else:
-        yield send(0, input[0])
 
 
 def test_other_collectives_take_ones_own(on_ranks):

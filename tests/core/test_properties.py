@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rank_groups import KINDS, make_group
+from layouts import LAYOUTS, laid_out
+from rank_groups import ALL_KINDS, make_group
 
 from pycollective import algorithms
 
@@ -47,33 +48,15 @@ def on_all(comms, work):
     return results
 
 
-def laid_out(x, layout):
-    """Return the same numbers, lying in memory in another way."""
-    if layout == "F":
-        return np.array(x, order="F")
-    if layout == "strided" and x.ndim:
-        room = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
-        room[..., ::2] = x
-        return room[..., ::2]
-    if layout == "backwards" and x.ndim:
-        return np.ascontiguousarray(x[::-1])[::-1]
-    if layout == "unaligned":
-        room = np.zeros(x.nbytes + 1, "u1")
-        moved = room[1:].view(x.dtype).reshape(x.shape)
-        moved[...] = x
-        return moved
-    return x.copy()
-
-
 @given(data=st.data())
 @calmly
 def test_all_reduce_of_anything(data):
     ranks = data.draw(st.integers(1, 5), "ranks")
-    kind = data.draw(st.sampled_from(KINDS), "transport")
+    kind = data.draw(st.sampled_from(ALL_KINDS), "transport")
     dtype = data.draw(st.sampled_from(["float32", "float64", "int8", "uint16", "int64"]), "dtype")
     op = data.draw(st.sampled_from(sorted(REDUCTIONS)), "op")
     shape = tuple(data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 17, 90]), max_size=3), "shape"))
-    layout = data.draw(st.sampled_from(["C", "F", "strided", "backwards", "unaligned"]), "layout")
+    layout = data.draw(st.sampled_from(LAYOUTS), "layout")
     target = data.draw(st.sampled_from(["new", "in place", "out", "out F"]), "target")
     algorithm = data.draw(st.sampled_from(ALGORITHMS), "algorithm")
     seed = data.draw(st.integers(0, 2**16), "seed")
@@ -114,7 +97,7 @@ CALLS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @given(ranks=st.integers(1, 4), calls=CALLS)
 @calmly
 def test_any_sequence_of_calls(kind, ranks, calls):

@@ -51,6 +51,7 @@ def test_latency_alone(n):
     assert time_of("ring", cluster, n * 64) == pytest.approx(2 * (n - 1) * 2e-6)
     assert time_of("direct", cluster, n * 64) == pytest.approx(2 * 2e-6)
     assert time_of("reduce_to_one", cluster, 64) == pytest.approx(2 * 2e-6)
+    assert time_of("double_tree", cluster, 2 * 64) == pytest.approx(2 * rounds * 2e-6)
     assert time_of("dissemination", cluster, 0, "barrier") == pytest.approx(rounds * 2e-6)
     # The depth of a binomial tree: a rank is as deep as its number has bits.
     depth = max(rank.bit_count() for rank in range(n))
@@ -378,6 +379,27 @@ def test_algorithms_of_ones_own(n):
     assert my_ring.simulate(n, 1 << 20).seconds == time_of("ring", n, 1 << 20)
 
 
+def test_roots():
+    """Two ranks of one host and a third elsewhere: it matters where the chain begins."""
+    cluster = Cluster.of_hosts("aab", Link(1.0), Link(10.0))
+    for root, finish in enumerate([[1, 11, 11], [20, 10, 20], [11, 11, 10]]):
+        result = simulate("chain", cluster, 64, "broadcast", root=root)
+        np.testing.assert_array_equal(result.finish, finish)
+        assert my_chain.simulate(cluster, 64, root=root).collective == "broadcast"
+        np.testing.assert_array_equal(my_chain.simulate(cluster, 64, root=root).finish, finish)
+    with pytest.raises(ValueError, match="root 3 is not among the 3 ranks"):
+        simulate("tree", cluster, 64, "reduce", root=3)
+    with pytest.raises(ValueError, match="all_reduce has no root"):
+        simulate("ring", cluster, 64, root=1)
+
+
+@algorithm(num_chunks=1, collective="broadcast")
+def my_chain(rank, size):
+    yield recv(rank - 1, output[0]) if rank else copy(input[0], output[0])
+    if rank + 1 < size:
+        yield send(rank + 1, output[0])
+
+
 def test_show():
     text = simulate("ring", Cluster.grid(2, 2, Link(1e-6), Link(1e-3)), 4096).show()
     assert re.fullmatch(
@@ -400,6 +422,15 @@ def test_this_machine_is_measured():
         assert simulate("ring", made, 1 << 16).seconds > 0
     with pytest.raises(ValueError, match="cannot measure 0 ranks"):
         Cluster.this_machine(0)
+
+
+def test_what_messages_cost_is_found_again():
+    """Four ranks with a latency of 3 s, an overhead of half a second at each end, and 1 s a call."""
+    cost = {"ring": 1 + 6 * (3 + 2 * 0.5), "reduce_to_one": 1 + 2 * 3 + 2 * 4 * 0.5}
+    made = Cluster.fitted(4, 1, lambda name, bytes: cost[name], Link(0.0, 1e9), call_overhead=1.0)
+    link = made.links[0]
+    assert (link.latency, link.overhead, link.bandwidth) == (3.0, 0.5, 1e9)
+    assert made.call_overhead == 1.0
 
 
 def test_progress_is_told_and_can_end_the_work():

@@ -98,7 +98,7 @@ def test_what_has_no_rows(wrong: Any) -> None:
         Dataset.from_tensor_slices(wrong)
 
 
-@pytest.mark.parametrize("wrong", [None, "text", np.array(["a"]), (np.zeros(2), None)])
+@pytest.mark.parametrize("wrong", [None, 3j, np.array([None, "a"]), (np.zeros(2), None)])
 def test_what_is_no_tensor(wrong: Any) -> None:
     with pytest.raises(TypeError, match="tensor"):
         Dataset.from_tensor_slices(wrong)
@@ -387,9 +387,10 @@ def test_unbatch() -> None:
     ds = Dataset.from_tensor_slices((np.arange(5), np.arange(10).reshape(5, 2)))
     assert values(ds.batch(2).unbatch()) == values(ds)
     assert ds.batch(2).unbatch().element_spec == ds.element_spec
-    for wrong in (ds.unbatch(), Dataset.from_tensors((np.zeros(2), np.zeros(3))).unbatch()):
-        with pytest.raises(ValueError, match="first axis"):
-            list(wrong)
+    with pytest.raises(ValueError, match=r"Cannot unbatch .* scalar components: element\[0\]"):
+        ds.unbatch()
+    with pytest.raises(ValueError, match=r"element\[0\] has 2, element\[1\] has 3"):
+        list(Dataset.from_tensors((np.zeros(2), np.zeros(3))).unbatch())
 
 
 def test_map_takes_apart_plain_tuples_only() -> None:
@@ -522,6 +523,15 @@ def test_element_spec() -> None:
         TensorSpec((None,), np.int32),
         TensorSpec((), np.float32),
     )
+
+
+def test_spec_of_parts_and_of_dropped_axes() -> None:
+    batches = Dataset.range(5).batch(2)
+    for length in (2, 3, 9):
+        assert batches.map(lambda x, n=length: x[:n]).element_spec.shape == (None,)
+    pairs = batches.map(lambda x: tf.stack([x, x], axis=1))
+    assert pairs.element_spec.shape == (None, 2)
+    assert batches.map(lambda x: tf.squeeze(x)).element_spec.shape == (None,)
 
 
 def test_spec_of_a_function_that_cannot_do_with_zeros() -> None:
@@ -774,6 +784,14 @@ def test_fast_path_equals_element_path(
     for _ in range(2):  # the second pass has its own orders
         assert values(fast) == values(slow)
     assert len(values(fast)) == len(fast) == len(slow)
+
+
+def test_taking_less_than_a_turn_begins_no_other_one() -> None:
+    def passes(source: Dataset) -> list[Any]:
+        ds = source.shuffle(9, seed=1).repeat(2).take(9).batch(9)
+        return [values(ds) for _ in range(3)]
+
+    assert passes(Dataset.range(9)) == passes(slow_path(Dataset.range(9)))
 
 
 def test_mnist_shape_and_every_image_once(mnist_dir: Any) -> None:

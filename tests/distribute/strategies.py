@@ -7,3 +7,19 @@ from pycollective import distribute
 
 def mirrored(replicas, ops=None):
     return distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)], ops)
+
+
+#: One of every kind and size, made anew by each call: what the generic suite runs over.
+EVERY = {
+    "default": distribute.get_strategy,
+    "one device": lambda: distribute.OneDeviceStrategy("cpu:0"),
+    "mirrored 1": lambda: mirrored(1),
+    "mirrored 2": lambda: mirrored(2),
+    "mirrored 3": lambda: mirrored(3),
+    "mirrored 4": lambda: mirrored(4),
+    "central storage 2": lambda: distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+}
+
+
+def replica_id():
+    return distribute.get_replica_context().local_replica_id

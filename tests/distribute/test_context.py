@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from strategies import mirrored
+from strategies import mirrored, replica_id
 
 from pycollective import distribute as d
-from pycollective.tensor import Variable
+from pycollective.distribute.context import current_mode
+from pycollective.tensor import Variable, creator_scope
 
 
 def facts():
@@ -79,9 +80,139 @@ def test_scopes_that_do_not_nest():
 
 def test_the_default_strategy_does_not_nest_in_others():
     default = d.get_strategy()
-    with mirrored(2).scope(), pytest.raises(RuntimeError, match="Must not nest"):
+    with mirrored(2).scope(), pytest.raises(RuntimeError, match="Must not nest tf.distribute.Str"):
         with default.scope():
             pass
+
+
+def test_others_in_the_default_strategy():
+    default, two = d.get_strategy(), mirrored(2)
+    with default.scope() as entered, default.scope():
+        assert entered is default
+        assert facts()[2:] == (False, False)
+        assert type(Variable(1.0)) is Variable
+        with two.scope():
+            assert facts() == (two, None, True, True)
+            with pytest.raises(RuntimeError, match="Mixing different tf.distribute.Strategy objec"):
+                Variable(1.0)
+    with two.scope():
+        assert type(Variable(1.0)) is not Variable
+
+
+def test_a_scope_is_counted_and_can_be_used_again(two):
+    scope, other = two.scope(), two.scope()
+    for _ in range(2):
+        with scope, other, scope:
+            assert facts() == (two, None, True, True)
+        assert not d.has_strategy()
+    # The one that was entered first stays in force until it is left itself.
+    scope.__enter__()
+    other.__enter__()
+    other.__exit__(None, None, None)
+    assert d.get_strategy() is two
+    scope.__exit__(None, None, None)
+    assert not d.has_strategy()
+    assert type(Variable(1.0)) is Variable
+    with pytest.raises(KeyError), scope:
+        raise KeyError
+    assert not d.has_strategy()
+
+
+def test_scopes_that_are_left_out_of_order(two):
+    scope = two.scope()
+    scope.__enter__()
+    creators = creator_scope(lambda next_creator, **kwargs: next_creator(**kwargs))
+    creators.__enter__()
+    with pytest.raises(
+        RuntimeError, match="^Variable creator scope nesting error: move call to tf"
+    ):
+        scope.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="Exiting variable_creator_scope without proper nesting"):
+        creators.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="has not entered it"):
+        scope.__exit__(None, None, None)
+
+    scope.__enter__()
+    with pytest.raises(RuntimeError, match="^Device scope nesting error"):
+        two.run(lambda: replica_id() or scope.__exit__(None, None, None))
+    assert d.get_strategy() is two
+    scope.__exit__(None, None, None)
+    # Nothing is left of them.
+    assert facts()[2:] == (False, False)
+    assert type(Variable(1.0)) is Variable
+    with two.scope():
+        assert type(Variable(1.0)) is not Variable
+
+
+def test_a_scope_that_a_merge_function_does_not_leave(two):
+    with pytest.raises(RuntimeError, match="^Device scope nesting error"):
+        d.get_replica_context().merge_call(lambda s: two.scope().__enter__())
+    assert not d.has_strategy()
+    assert type(Variable(1.0)) is Variable
+
+
+def test_setting_a_strategy(two):
+    other = mirrored(3)
+    try:
+        d.experimental_set_strategy(two)
+        assert facts() == (two, None, True, True)
+        assert type(Variable(1.0)) is not Variable
+        with two.scope():
+            assert d.get_strategy() is two
+            with pytest.raises(
+                RuntimeError, match="Must not be called inside a `tf.distribute.Str"
+            ):
+                d.experimental_set_strategy(other)
+        with pytest.raises(RuntimeError, match="Mixing different"), other.scope():
+            pass
+        with pytest.raises(RuntimeError, match="Must not be called inside"):
+            two.run(lambda: d.experimental_set_strategy(None))
+        d.experimental_set_strategy(other)
+        assert d.get_strategy() is other
+    finally:
+        d.experimental_set_strategy(None)
+    assert not d.has_strategy()
+    d.experimental_set_strategy(None)
+    with two.scope():
+        for new in (other, None):
+            with pytest.raises(
+                RuntimeError, match="Must not be called inside a `tf.distribute.Str"
+            ):
+                d.experimental_set_strategy(new)
+    default = d.get_strategy().scope()
+    with default:
+        d.experimental_set_strategy(two)
+        assert d.get_strategy() is two
+        d.experimental_set_strategy(None)
+        assert type(Variable(1.0)) is Variable
+    default.__enter__()
+    d.experimental_set_strategy(two)
+    with pytest.raises(
+        RuntimeError, match="scope nesting error: move call to tf.distribute.set_str"
+    ):
+        default.__exit__(None, None, None)
+    assert not d.has_strategy()
+    d.experimental_set_strategy(two)
+    d.experimental_set_strategy(None)
+    assert type(Variable(1.0)) is Variable
+
+
+def test_an_update_is_a_context_of_its_own(two):
+    with two.scope():
+        v = Variable(1.0)
+    seen = []
+    two.extended.update(v, lambda c: seen.append((facts(), current_mode().update_replica)))
+    assert seen == [((two, None, True, True), r) for r in (0, 1)]
+
+
+def test_the_creators_of_the_caller_hold_in_the_replicas(two):
+    def named(next_creator, **kwargs):
+        return next_creator(**{**kwargs, "name": "mine"})
+
+    with two.scope(), creator_scope(named):
+        made = two.run(lambda: Variable(1.0))
+    assert made.name == "mine"
+    assert len(made.values) == 2
 
 
 def test_scopes_belong_to_threads():
@@ -95,10 +226,15 @@ def test_scopes_belong_to_threads():
 
 def test_a_stale_context_is_refused(two):
     kept = two.run(d.get_replica_context)
-    with pytest.raises(RuntimeError):
-        kept.values[0].merge_call(lambda s: 0)
-    with two.scope(), pytest.raises(RuntimeError, match="call_for_each_replica"):
-        kept.values[1].all_reduce("SUM", 1.0)
+    for context in kept.values:
+        with pytest.raises(RuntimeError, match="Mismatching tf.distribute.Strategy objects: "):
+            context.merge_call(lambda s: 0)
+        with two.scope(), pytest.raises(RuntimeError, match="Need to be inside `call_for_each_rep"):
+            context.all_reduce("SUM", 1.0)
+        with two.scope(), pytest.raises(RuntimeError, match="Need to be inside `call_for_each_rep"):
+            context.all_gather([1.0], axis=0)
+        with pytest.raises(RuntimeError, match="Mismatching ReplicaContext."):
+            two.run(lambda context=context: context.merge_call(lambda s: 0))
 
 
 def test_one_device_strategy():

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from pycollective import distribute
+from pycollective import array_backend, distribute
 from pycollective.distribute.devices import default_devices, parse_device, parse_devices
 
 
 @pytest.mark.parametrize(
     "name",
     ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1",
-     "/job:localhost/replica:0/task:0/device:CPU:1", "/job:localhost/device:CPU:1"],
+     "/job:localhost/replica:0/task:0/device:CPU:1", "/job:localhost/device:CPU:1",
+     "/job:localhost/cpu:1", "job:localhost/replica:0/task:0/cpu:1", "/replica:0/task:0/device:CPU:1",
+     "/task:0/device:cpu:1", "/device:CPU:1/job:localhost", "/JOB:localhost/DEVICE:cpu:1"],
 )  # fmt: skip
 def test_spellings(name):
     assert str(parse_device(name)) == "/job:localhost/replica:0/task:0/device:CPU:1"
 
 
-@pytest.mark.parametrize("name", ["tpu:0", "cpu", "cpu:x", "", "gpu:0:1", "cpu:*", 3, None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tpu:0",
+        "cpu",
+        "cpu:x",
+        "",
+        "gpu:0:1",
+        "cpu:*",
+        3,
+        None,
+        "//cpu:0",
+        "cpu:0/cpu:1",
+        "/job:localhost",
+        "/job:localhost/job:localhost/cpu:0",
+        "/disk:0/cpu:0",
+    ],
+)
 def test_unknown_devices(name):
     if name == "cpu":
         assert parse_device(name).index == 0
@@ -32,8 +51,43 @@ def test_a_gpu_that_is_not_there_is_named():
 
 
 def test_remote_devices_are_refused():
-    with pytest.raises(ValueError, match="Local device should have only 'localhost'"):
-        parse_device("/job:worker/task:1/device:CPU:0")
+    for refuse in (parse_device, lambda name: parse_devices([name]), distribute.OneDeviceStrategy):
+        with pytest.raises(ValueError, match="Local device should have only 'localhost'"):
+            refuse("/job:worker/task:1/device:CPU:0")
+    with pytest.raises(ValueError, match="Remote device string must have task specified"):
+        parse_devices(["/job:worker/device:CPU:0"])
+
+
+def test_lists_of_several_machines_are_refused():
+    with pytest.raises(
+        ValueError,
+        match="Local device should have only 'localhost' in the job field in device string.*"
+        "cannot have mixed list",
+    ):
+        parse_devices(["/cpu:0", "/job:worker/task:0/cpu:0"])
+    for devices in (
+        ["/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"],
+        ["/cpu:0", "/task:1/cpu:0"],
+    ):
+        with pytest.raises(RuntimeError, match="In-graph multi-worker training with `MirroredStr"):
+            distribute.MirroredStrategy(devices)
+
+
+@pytest.mark.parametrize(
+    ("visible", "there"), [("", 0), ("-1", 0), ("1", 1), ("0,3", 2)]
+)  # fmt: skip
+def test_visible_gpus(monkeypatch, visible, there):
+    # CUDA numbers what the variable lets it see from 0, and CuPy asks CUDA.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(array_backend, "gpu_count", lambda: (there, ""))
+    assert [str(d)[-5:] for d in default_devices()] == [f"GPU:{i}" for i in range(there)] or [
+        "CPU:0"
+    ]
+    for i in range(there):
+        assert parse_device(f"/gpu:{i}").index == i
+    with pytest.raises(ValueError, match=rf"no device 'gpu:{there}': {there} GPUs are visible .*"
+                       f"CUDA_VISIBLE_DEVICES is '{visible}'"):  # fmt: skip
+        parse_device(f"gpu:{there}")
 
 
 def test_duplicates_and_empty():

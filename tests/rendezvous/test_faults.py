@@ -1,176 +1,395 @@
-"""What befalls a rank of a real process: all hear of it, nobody hangs, and a new group works."""
+"""What befalls a rank of a real process: all hear of it, nobody hangs, and a new group works.
+
+Every fault over every transport; what a rank may be in is `in_ranks.CALLS`.
+"""
 
 from __future__ import annotations
 
 import sys
 
 import pytest
-from emulated import run
+from in_ranks import CALLS
+from processes import TRANSPORTS, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-TRANSPORTS = {"tcp": ("abc", "TCP"), "mixed": ("aab", "shared memory and TCP")}
 
-# Where ranks give up at different times, the second meeting must not be taken for the first.
-AGAIN = """
-comm.close()
-env = {**os.environ, "PYCOLLECTIVE_ADDRESS": os.environ["SECOND_ADDRESS"]}
-again = pc.init(timeout=20, environment=env)
-assert again.all_reduce(np.ones(70_000))[-1] == again.size
-print("again")
-again.close()
-"""
-
-SOCKETS = """
-def connections():
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            sock = socket.socket(fileno=os.dup(int(name)))
-            sock.getpeername()
-            found.append((int(name), sock))
-        except OSError:
-            pass
-    return found
-"""
+def some_fast(cases, fast):
+    """Mark as slow what is not among the fast cases."""
+    return [
+        pytest.param(*case, id="-".join(case), marks=[] if case in fast else pytest.mark.slow)
+        for case in cases
+    ]
 
 
-@pytest.fixture(params=TRANSPORTS)
-def transport(request):
-    return TRANSPORTS[request.param]
+# A rank that is no more -----------------------------------------------------------------------
+
+DEATHS = {
+    "kill": "os.kill(os.getpid(), signal.SIGKILL)",
+    "exit 0": "os._exit(0)",
+    "exit 3": "os._exit(3)",
+}
+_DYING = [(t, d, c) for t in TRANSPORTS for d in DEATHS for c in CALLS]
+_DYING_FAST = [
+    *((t, "kill", "large") for t in TRANSPORTS), *((t, "exit 0", "small") for t in TRANSPORTS),
+    ("shm", "exit 3", "send"), ("tcp", "kill", "split"), ("mixed", "exit 3", "async"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["shut down", pytest.param("closed", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("count", [4, 2_000_000])
-def test_connections_that_end_under_a_rank(tmp_path, transport, how, count):
-    hosts, name = transport
+@pytest.mark.parametrize(("transport", "death", "call"), some_fast(_DYING, _DYING_FAST))
+def test_a_rank_that_dies_in_a_call(tmp_path, transport, death, call):
     body = f"""
-assert repr(comm).endswith(" {name}>"), comm
-x = np.ones({count})
-comm.all_reduce(x, "max", out=x)
-def cut():
-    for number, sock in connections():
-        sock.shutdown(socket.SHUT_RDWR) if "{how}" == "shut down" else os.close(number)
-        sock.close()
-if comm.rank == 1:
-    threading.Timer(0.2, cut).start()
-began = time.monotonic()
-try:
-    while True:
-        comm.all_reduce(x, "max", out=x)
-except pc.PeerLostError as error:
-    print(time.monotonic() - began < 5, error)
-"""
-    # A descriptor that is closed under the core must not become another connection of the process.
-    body += AGAIN if how == "shut down" else ""
-    codes, outputs = run(tmp_path, hosts, SOCKETS + body)
-    assert codes == [0] * 3, outputs
-    for output in outputs:
-        assert output.startswith("True ")
-        assert "is lost to rank" in output
-        assert "rank 1" in output
-        assert output.endswith("again\n") or how == "closed"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 3, 6, 8])
-def test_no_descriptors_left(tmp_path, left):
-    """Rank 1 has none left at some point of the meeting."""
-    preamble = f"""
-import os, resource, sys
-import numpy as np
-import pycollective as pc
-import pycollective.rendezvous.tcp  # a module is a file too
-from pycollective.rendezvous import RendezvousError
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-if os.environ["PYCOLLECTIVE_RANK"] == "1":
-    opened = [int(n) for n in os.listdir("/proc/self/fd")]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(opened) + {left}, hard))
-try:
-    comm = pc.init(timeout=5, join_timeout=2)
-    comm.barrier()
-    print("made")
-except (RendezvousError, pc.PeerLostError) as error:
-    print(type(error).__name__, error)
-    comm = pc.local_group(1)[0]
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-"""
-    codes, outputs = run(tmp_path, "aab", AGAIN, preamble=preamble)
-    assert codes == [0] * 3, outputs
-    assert outputs[1].startswith("RendezvousError"), outputs
-    assert "Too many open files" in outputs[1] or left, outputs
-    for rank in (0, 2):
-        assert outputs[rank].startswith(("RendezvousError", "PeerLostError"))
-    assert all(output.endswith("again\n") for output in outputs)
-
-
-def test_no_memory_left_for_what_arrives(tmp_path):
-    body = """
-x = np.ones(3_000_000)
+assert repr(comm).endswith(", {TRANSPORTS[transport]}>"), comm
+before = held()
+call = CALLS["{call}"](comm)
+call()
 comm.barrier()
 if comm.rank == 1:
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (used, hard))
-    hoard = []
-    try:
-        while True:
-            hoard.append(bytearray(100_000))
-    except MemoryError:
-        pass
-try:
-    comm.all_reduce(x, out=x, algorithm="ring")
-except MemoryError:
-    print("MemoryError")
-except pc.AbortedError as error:
-    print("AbortedError", error)
-if comm.rank == 1:
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-"""
-    more = {"PYCOLLECTIVE_SOCKET_STREAMS": "8", "PYCOLLECTIVE_TRANSPORT": "tcp"}
-    codes, outputs = run(tmp_path, "abc", body + AGAIN, **more)
-    assert codes == [0] * 3, outputs
-    assert outputs[1] == "MemoryError\nagain\n"
-    for rank in (0, 2):
-        assert outputs[rank].startswith("AbortedError a rank left all_reduce because of an error")
-        assert outputs[rank].endswith("again\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", ["SIGKILL", "SIGSTOP"])
-def test_the_survivors_make_a_new_group(tmp_path, transport, sign):
-    hosts, _ = transport
-    body = f"""
-pid = pid_of(2)
-comm.timeout = 1.0
-x = np.ones(3_000_000)
-comm.all_reduce(x, "max", out=x)
-if comm.rank == 2:
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.{sign})).start()
-try:
-    while True:
-        comm.all_reduce(x, "max", out=x)
-except (pc.PeerLostError, pc.CollectiveTimeoutError) as error:
-    print(type(error).__name__, error)
-if comm.rank == 2:
-    sys.exit(0)
+    def die():
+        {DEATHS[death]}
+    threading.Timer(0.1, die).start()
+print(until_error(call), flush=True)
 comm.close()
-env = {{
-    **os.environ, "PYCOLLECTIVE_SIZE": "2", "PYCOLLECTIVE_ADDRESS": os.environ["SECOND_ADDRESS"]
-}}
-again = pc.init(timeout=20, environment=env)
+call = comm = None
+rank = int(os.environ["PYCOLLECTIVE_RANK"])
+again = meet(0, rank // 2, 2)
 assert again.all_reduce(np.ones(70_000))[-1] == 2
-print("again")
-if comm.rank == 0:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except OSError:
-        pass
+again.close()
+again = None
+print("again", grown(before))
 """
-    codes, outputs = run(tmp_path, hosts, body)
-    assert codes == [0, 0, -9 if sign == "SIGKILL" else 0], outputs
-    what = "PeerLostError" if sign == "SIGKILL" else "CollectiveTimeoutError"
-    for output in outputs[:2]:
-        assert output.startswith(what)
-        assert "rank 2" in output
-        assert output.endswith("again\n")
+    done = run(tmp_path, transport, 3, body)
+    for rank in (0, 2):
+        assert done.outputs[rank].startswith("PeerLostError"), done
+        assert "rank 1" in done.outputs[rank], done
+        assert done.outputs[rank].endswith("\nagain \n"), done
+    assert done.outputs[1] == ""
+    code = {"kill": -9, "exit 0": 0, "exit 3": 3}[death]
+    assert done.codes in ([0, code, 0], [code % 256 if code >= 0 else 137])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise ValueError('broken')", "comm.close()"])
+def test_a_rank_that_leaves_early(tmp_path, transport, end):
+    body = f"""
+comm.barrier()
+if comm.rank == 1:
+    {end}
+else:
+    print(until_error(lambda: comm.all_reduce(np.ones(4))))
+"""
+    done = run(tmp_path, transport, 3, body)
+    for rank in (0, 2):
+        assert "rank 1 has left the group after 1 calls, while rank" in done.outputs[rank], done
+        assert "is in all_reduce #2" in done.outputs[rank], done
+    assert ("ValueError: broken" in done.errors) == ("broken" in end)
+
+
+@pytest.mark.parametrize("transport", ["shm"])  # where nobody waits for it at the start
+def test_a_rank_that_never_comes(tmp_path, transport):
+    preamble = """
+import os, sys
+if os.environ["PYCOLLECTIVE_RANK"] == "1":
+    sys.exit(0)
+from in_ranks import *
+comm = pc.init(timeout=20)
+"""
+    body = "print(until_error(lambda: comm.all_reduce(np.ones(4))))"
+    done = run(tmp_path, transport, 2, body, preamble)
+    assert "PeerLostError rank 1 has left the group after 0 calls" in done.outputs[0]
+
+
+# A rank that goes on --------------------------------------------------------------------------
+
+IN_TURN = """
+import itertools
+assert repr(comm).endswith(", TRANSPORT>"), comm
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+victim = comm.rank == 1
+caught = Path("caught")
+
+def later(seconds, what, *args):
+    timer = threading.Timer(seconds, what, args)
+    timer.start()
+
+def abort(group, call):
+    if victim:
+        later(0.05, group.abort, "on purpose")
+    return until_error(call)
+
+def leave(group, call):
+    if not victim:
+        return until_error(call)
+    call()
+    group.close()
+
+def interrupt(group, call):
+    if victim:
+        later(0.1, os.kill, os.getpid(), signal.SIGINT)
+        error = until_error(call)
+        if "KeyboardInterrupt" in error:
+            group.abort("rank 1 was interrupted")  # for what goes on by itself
+        caught.touch()
+        return error
+    if comm.rank == 0:  # so that the others cannot go on
+        assert wait_for(caught.exists)
+    return until_error(call)
+
+def stop(group, call):
+    group.timeout = 0.6
+    if victim:
+        later(0.05, os.kill, os.getpid(), signal.SIGSTOP)
+    if comm.rank == 0:
+        return stop_until(pids[1], lambda: until_error(call))
+    return until_error(call)
+
+def cut(group, call):
+    mine = [sock for number, sock in connections().items() if number not in others]
+    def shut():
+        for sock in mine:
+            sock.shutdown(socket.SHUT_RDWR)
+    if victim:
+        later(0.05, shut)
+    error = until_error(call)
+    for sock in mine:
+        sock.close()
+    return error
+
+before = None
+for turn, (fault, name) in enumerate(CASES):
+    others = connections()
+    for sock in others.values():
+        sock.close()
+    group = comm.split(0)
+    call = CALLS[name](group)
+    call()
+    comm.barrier()  # all are done with it
+    print(fault, name, globals()[fault](group, call), sep=" | ", flush=True)
+    group.timeout = 20
+    group.close()
+    del group, call
+    comm.barrier()
+    caught.unlink(missing_ok=True)
+    before = before or held()  # after the first: what is made once is there
+assert comm.all_reduce(np.ones(70_000))[-1] == comm.size
+print("held", grown(before))
+"""
+
+EXPECTED = {  # of the rank itself, and of the others
+    "abort": ("AbortedError on purpose", "AbortedError on purpose"),
+    "leave": ("None", "PeerLostError rank 1"),
+    "interrupt": ("KeyboardInterrupt", "AbortedError rank 1"),
+    "stop": ("CollectiveTimeoutError", "CollectiveTimeoutError"),
+    "cut": ("PeerLostError", "PeerLostError"),
+}
+_IN_TURN = [(t, f) for t in TRANSPORTS for f in EXPECTED if (t, f) != ("shm", "cut")]
+_FAST_CALLS = ["large", "send"]
+
+
+@pytest.mark.parametrize(("transport", "fault"), _IN_TURN)
+@pytest.mark.parametrize("calls", ["some", pytest.param("all", marks=pytest.mark.slow)])
+def test_a_rank_that_goes_on(tmp_path, transport, fault, calls):
+    """One group after the other fails, and the one that they are made of stays as it is."""
+    names = _FAST_CALLS if calls == "some" else list(CALLS)
+    cases = [(fault, name) for name in names]
+    body = IN_TURN.replace("CASES", repr(cases)).replace("TRANSPORT", TRANSPORTS[transport])
+    done = run(tmp_path, transport, 3, body)
+    own, others = EXPECTED[fault]
+    for rank, output in enumerate(done.outputs):
+        lines = output.splitlines()
+        assert len(lines) == len(cases) + 1, done
+        for name, line in zip(names, lines, strict=False):
+            assert line.startswith(f"{fault} | {name} | {own if rank == 1 else others}"), done
+            assert "rank 1" in line or fault in ("abort", "leave") or rank == 1, done
+        assert lines[-1] == "held ", done
+    assert set(done.codes) == {0}, done
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_forked_child(tmp_path, transport):
+    """It has no rank, and whatever it does, and its end, is nothing to the group."""
+    body = """
+comm.barrier()
+comm.all_reduce(np.ones(3), async_op=True).wait()  # there are threads, which the child has not
+child = os.fork()
+if child == 0:
+    for call in (comm.barrier, lambda: comm.all_reduce(np.ones(3)), lambda: comm.split(0)):
+        assert "belongs to the parent process: a forked child has no rank" in until_error(call)
+    comm.abort("by the child")
+    comm.close()
+    print(pc.local_group(1)[0].all_reduce(np.ones(3)).sum(), len(connections()), flush=True)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert comm.all_reduce(np.ones(3)).sum() == 3 * comm.size
+if comm.rank == 1 and os.fork() == 0:  # it outlives the rank, whose end is to be noticed
+    os.close(1), os.close(2)
+    time.sleep(30)
+    os._exit(0)
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+print(until_error(comm.barrier), flush=True)
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert [output.startswith("3.0 0\n") for output in done.outputs] == [True] * 3, done
+    for rank in (0, 2):
+        assert "\nPeerLostError rank 1 " in done.outputs[rank], done
+
+
+# What a process may run out of -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_no_descriptors_left_in_a_group(tmp_path, transport):
+    """Calls need none; what does is refused on every rank, and the group goes on."""
+    body = """
+shares = comm.hosts == [0] * comm.size
+comm.all_reduce(np.ones(3), async_op=True).wait()
+comm.all_gather(np.ones(1))  # both ways
+with without_descriptors() if comm.rank == 1 else contextlib.nullcontext():
+    assert (comm.all_reduce(np.ones(500_000)) == comm.size).all()
+    CALLS["send"](comm)()
+    print(until_error(lambda: comm.split(0)))
+    try:
+        comm.empty(10)
+        assert not shares
+    except MemoryError as error:
+        assert shares and "a rank of the group has no memory" in str(error)
+assert comm.split(0).all_reduce(np.ones(3)).sum() == 9
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert set(done.codes) == {0}, done
+    for rank, output in enumerate(done.outputs):
+        assert output.startswith("CollectiveError the group of color 0 could not be made"), done
+        assert "Too many open files" in output or rank != 1, done
+
+
+MEETING = """
+import os, sys
+from in_ranks import *
+import pycollective.rendezvous.tcp  # a module is a file too
+from pycollective.rendezvous import RendezvousError
+before = held()
+with {limit} if os.environ["PYCOLLECTIVE_RANK"] == "1" else contextlib.nullcontext():
+    try:
+        comm = pc.init(timeout=20, join_timeout=8)
+        comm.barrier()
+        said = "made"
+    except (RendezvousError, pc.PeerLostError) as error:
+        said = in_words(error)
+print(said)
+"""
+
+
+@pytest.mark.parametrize("transport", ["host", "tcp", "mixed"])
+@pytest.mark.parametrize(
+    "left", [1, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 3, 5, 7, 9, 12))]
+)
+def test_no_descriptors_left_for_a_meeting(tmp_path, transport, left):
+    """Rank 1 has none left at some point of it, and says so at once."""
+    preamble = MEETING.format(limit=f"without_descriptors({left})")
+    body = """
+comm = None
+assert not grown(before), grown(before)
+again = meet(0)
+assert again.all_reduce(np.ones(70_000))[-1] == again.size
+print("again")
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    assert set(done.codes) == {0}, done
+    assert done.outputs[1].startswith("RendezvousError") or left > 5, done
+    assert "Too many open files" in done.outputs[1] or left > 5, done
+    assert all(output.endswith("again\n") for output in done.outputs), done
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_no_memory_left_in_a_group(tmp_path, transport):
+    body = """
+x, tiny = np.ones(3_000_000), np.ones(100)
+ragged, scratch = comm.split(0), comm.split(0)
+def attempt(call):
+    try:
+        call()
+        return "done"
+    except (MemoryError, pc.AbortedError) as error:
+        return in_words(error)
+comm.all_reduce(tiny)
+comm.barrier()
+with without_memory() if comm.rank == 1 else contextlib.nullcontext():
+    if comm.rank == 1:  # it cannot even begin, and may try again
+        print(attempt(lambda: comm.all_reduce(x)))
+    said = attempt(lambda: comm.empty(3_000_000))
+    assert said.startswith("MemoryError") == (comm.rank == 1 or comm.hosts == [0] * 3), said
+    # What it has begun fails for all.
+    print(attempt(lambda: ragged.all_gather(x, ragged=True)))
+    print(attempt(lambda: scratch.reduce(x, root=2)))  # for which it needs scratch
+assert (comm.all_reduce(tiny) == 3).all()
+print("goes on", flush=True)
+if comm.rank == 1:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
+print(until_error(lambda: comm.all_reduce(np.ones(50_000_000))) if comm.rank != 1 else
+      comm.all_reduce(np.ones(50_000_000)))  # of which it dies
+"""
+    done = run(tmp_path, transport, 3, body)
+    for rank, output in enumerate(done.outputs):
+        lines = output.splitlines()
+        if rank == 1:
+            assert [line.split()[0] for line in lines] == 3 * ["MemoryError"] + ["goes"], done
+            continue
+        assert lines[0] == (
+            "AbortedError rank 1 left a ragged all_gather because of an error of its own: MemoryError"
+        ), done
+        assert lines[1].startswith("AbortedError rank 1 left reduce because of an error"), done
+        assert lines[2] == "goes on", done
+        assert lines[3].startswith("PeerLostError rank 1 "), done
+    assert "MemoryError" in done.errors, done
+
+
+@pytest.mark.parametrize("transport", ["host", "tcp", "mixed"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("kill", marks=pytest.mark.slow), "interrupt",
+              pytest.param("stop", marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_a_rank_of_a_meeting(tmp_path, transport, fault):
+    """Ranks 0 and 1 wait for rank 2, which comes late or never; something befalls rank 1."""
+    preamble = """
+from in_ranks import *
+rank = int(os.environ["PYCOLLECTIVE_RANK"])
+before = held()
+"""
+    deed = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}[fault]
+    body = f"""
+came = Path("came")
+if rank == 1:
+    Path("pid").write_text(str(os.getpid()))
+    def deed():
+        time.sleep(0.3)
+        came.touch()
+        os.kill(os.getpid(), signal.{deed})
+    threading.Thread(target=deed).start()
+if rank == 2:
+    assert wait_for(came.exists)
+    pid = Path("pid").read_text()
+    assert wait_for(lambda: is_stopped(pid)) if "{fault}" == "stop" else not time.sleep(0.5)
+def call():
+    comm = pc.init(timeout=20, join_timeout=6)
+    comm.barrier()
+    comm.close()
+    raise MemoryError("made")  # for until_error
+print(until_error(call), flush=True)
+call = None
+if rank == 0 and "{fault}" == "stop":
+    os.kill(int(Path("pid").read_text()), signal.SIGCONT)
+assert not grown(before), grown(before)
+number = rank // 2 if "{fault}" == "kill" else rank
+again = meet(0, number, 2 if "{fault}" == "kill" else 3)
+assert again.all_reduce(np.ones(70_000))[-1] == again.size
+print("again")
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    own = {"kill": "", "interrupt": "KeyboardInterrupt", "stop": "RendezvousError"}[fault]
+    assert done.outputs[1].startswith(own), done
+    for rank, output in enumerate(done.outputs):
+        if rank != 1:
+            assert output.startswith(("RendezvousError", "PeerLostError")), done
+            assert "rank 1" in output or "gone" in output or rank == 2, done
+        assert output.endswith("again\n") or (rank == 1 and fault == "kill"), done

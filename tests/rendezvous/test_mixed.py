@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from emulated import environments, run
+from processes import environments, run_on_hosts
 
 import pycollective as pc
 from pycollective import _core, algorithms
@@ -83,8 +83,9 @@ print(comm.hosts, repr(comm))
     ],
 )
 def test_collectives(tmp_path, hosts, numbers, how):
-    codes, outputs = run(tmp_path, hosts, COLLECTIVES)
-    assert codes == [0] * len(hosts), outputs
+    done = run_on_hosts(tmp_path, hosts, COLLECTIVES)
+    codes, outputs = done.codes, done.outputs
+    assert codes == [0] * len(hosts), done
     for rank, output in enumerate(outputs):
         assert output == f"{numbers} <Communicator rank {rank} of {len(hosts)}, {how}>\n"
 
@@ -99,146 +100,6 @@ def test_tcp_can_be_forced():
     comms = join(envs)
     assert [c.hosts for c in comms] == [[0, 1]] * 2
     close(comms)
-
-
-@pytest.mark.parametrize("hosts", ["aabb", "aa"])
-@pytest.mark.parametrize("asleep", ["time.sleep(0.3)", "pass"])
-def test_a_killed_rank_is_named_by_all_others(tmp_path, hosts, asleep):
-    body = f"""
-began = time.monotonic()
-try:
-    comm.barrier()  # a rank may still be in it when another one hears of the death
-    if comm.rank == 1:
-        {asleep}
-        os.kill(os.getpid(), signal.SIGKILL)
-    while True:
-        comm.all_reduce(np.ones(100_000))
-except pc.PeerLostError as error:
-    print(time.monotonic() - began < 5, error)
-"""
-    codes, outputs = run(tmp_path, hosts, body)
-    assert codes == [-9 if rank == 1 else 0 for rank in range(len(hosts))], outputs
-    for rank, output in enumerate(outputs):
-        if rank != 1:
-            assert output.startswith("True ") and " rank 1 " in " " + output, output
-            assert "all_reduce #2 (float64[100000]" in output or "in barrier #1" in output
-
-
-def test_a_rank_killed_in_the_middle_of_a_call(tmp_path):
-    body = """
-x = np.ones(4_000_000)
-comm.all_reduce(x, out=x)
-if comm.rank == 2:
-    import threading
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
-try:
-    while True:
-        comm.all_reduce(x, "max", out=x)
-except pc.PeerLostError as error:
-    print(error)
-"""
-    codes, outputs = run(tmp_path, "abab", body)
-    assert codes == [0, 0, -9, 0], outputs
-    for rank in (0, 1, 3):
-        assert "rank 2 is lost" in outputs[rank]
-
-
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_rank_is_named_at_the_deadline(tmp_path, stopped):
-    body = f"""
-pid = pid_of({stopped})
-comm.timeout = 0.7
-if comm.rank == {stopped}:
-    os.kill(os.getpid(), signal.SIGSTOP)
-try:
-    comm.all_reduce(np.ones(300_000))
-except pc.CollectiveTimeoutError as error:
-    print(error)
-if comm.rank == 2:
-    time.sleep(0.5)
-    os.kill(pid, signal.SIGCONT)
-"""
-    codes, outputs = run(tmp_path, "aab", body)
-    assert codes == [0] * 3, outputs
-    for output in outputs:
-        assert "waited until its deadline" in output
-        # Through memory it is known what a rank has done; over TCP, what was heard of it.
-        assert any(
-            f"rank {stopped} {what}" in output
-            for what in (
-                "has finished all_gather #1",
-                "was last heard of in all_gather #1",
-                "has not been heard of yet",
-            )
-        )
-
-
-@pytest.mark.parametrize("odd", [1, 3])
-def test_calls_that_do_not_belong_together(tmp_path, odd):
-    body = f"""
-try:
-    comm.barrier()
-    if comm.rank == {odd}:
-        comm.all_reduce(np.ones((2, 2), 'float32'), 'max')
-    else:
-        comm.all_reduce(np.ones(4))
-    comm.barrier()
-except pc.MismatchError as error:
-    print(error)
-"""
-    codes, outputs = run(tmp_path, "abab", body)
-    assert codes == [0] * 4, outputs
-    for output in outputs:
-        assert "called all_reduce #2 (float64[4], sum, hierarchical)" in output
-        assert f"rank {odd} called all_reduce #2 (float32[2, 2], max, hierarchical)" in output
-
-
-def test_a_rank_that_leaves_early_is_named(tmp_path):
-    body = """
-comm.barrier()
-if comm.rank == 1:
-    sys.exit(0)
-try:
-    comm.all_reduce(np.ones(4))
-except pc.PeerLostError as error:
-    print(error)
-"""
-    codes, outputs = run(tmp_path, "aab", body)
-    assert codes == [0] * 3, outputs
-    for rank in (0, 2):
-        assert "rank 1 has left the group after 1 calls, while rank" in outputs[rank]
-
-
-def test_ctrl_c_and_a_forked_child(tmp_path):
-    body = """
-signal.signal(signal.SIGINT, signal.default_int_handler)
-comm.barrier()
-child = os.fork()
-if child == 0:
-    try:
-        comm.barrier()
-    except pc.CollectiveError as error:
-        print(str(error)[:17], flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-pid = pid_of(1)
-if comm.rank == 0:
-    time.sleep(0.5)
-    os.kill(pid, signal.SIGINT)
-if comm.rank == 2:
-    time.sleep(1)
-try:
-    comm.all_reduce(np.ones(4))  # in which rank 1 waits
-except KeyboardInterrupt:
-    print("KeyboardInterrupt")
-except pc.CollectiveError as error:
-    print(type(error).__name__)
-"""
-    codes, outputs = run(tmp_path, "aab", body)
-    assert codes == [0] * 3, outputs
-    assert [out.splitlines()[0] for out in outputs] == ["this communicator"] * 3
-    assert outputs[1].splitlines()[1] == "KeyboardInterrupt"
-    assert outputs[0].splitlines()[1] in ("AbortedError", "PeerLostError")
 
 
 @pytest.mark.parametrize("hosts", ["aab", ["", ""]])

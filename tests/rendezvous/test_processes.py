@@ -132,71 +132,6 @@ except pc.PeerLostError as error:
     assert all("rank 1" in line for line in lines)
 
 
-def test_a_rank_that_leaves_early_is_named(tmp_path):
-    body = """
-comm.barrier()
-if comm.rank == 1:
-    sys.exit(0)
-try:
-    comm.all_reduce(np.ones(4))
-except pc.PeerLostError as error:
-    print(error)
-"""
-    status, out, _ = run(tmp_path, 2, body)
-    assert status == 0
-    assert out.startswith(
-        "rank 1 has left the group after 1 calls, while rank 0 is in all_reduce #2"
-    )
-
-
-def test_a_stopped_rank_is_named_at_the_deadline(tmp_path):
-    body = """
-comm.barrier()
-comm.timeout = 1.0
-if comm.rank == 1:
-    os.kill(os.getpid(), signal.SIGSTOP)
-else:
-    try:
-        comm.all_reduce(np.ones(4))
-    except pc.CollectiveTimeoutError as error:
-        print(error, flush=True)
-    # Let the stopped rank go on: its call fails as well.
-    os.kill(int(open("pid").read()), signal.SIGCONT)
-    sys.exit(0)
-try:
-    comm.all_reduce(np.ones(4))
-except pc.CollectiveTimeoutError as error:
-    print("rank 1 heard of it", flush=True)
-"""
-    body = body.replace(
-        "comm.barrier()\ncomm.timeout",
-        'if comm.rank == 1:\n    open("pid", "w").write(str(os.getpid()))\n'
-        "comm.barrier()\ncomm.timeout",
-    )
-    status, out, err = run(tmp_path, 2, body)
-    assert (status, err) == (0, "")
-    assert "rank 1 has finished barrier #1 and called nothing since" in out
-    assert "rank 1 heard of it" in out
-
-
-def test_calls_that_do_not_belong_together(tmp_path):
-    body = """
-comm.barrier()
-try:
-    if comm.rank == 0:
-        comm.all_reduce(np.ones(4))
-    else:
-        comm.all_reduce(np.ones((2, 2), "float32"), "max")
-except pc.MismatchError as error:
-    print(error)
-"""
-    _, out, _ = run(tmp_path, 2, body)
-    assert len(out.splitlines()) == 2
-    for line in out.splitlines():
-        assert "rank 0 called all_reduce #2 (float64[4], sum, direct)" in line
-        assert "rank 1 called all_reduce #2 (float32[2, 2], max, direct)" in line
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_passed_on(tmp_path, number):
     body = """
@@ -226,30 +161,6 @@ except pc.CollectiveError:
     assert time.monotonic() - began < 20
     assert out.count(f"got {number.name}") >= 1
     assert process.returncode == 0
-
-
-def test_a_forked_child_is_told(tmp_path):
-    body = """
-comm.barrier()
-child = os.fork()
-if child == 0:
-    try:
-        comm.barrier()
-    except pc.CollectiveError as error:
-        print(error, flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-comm.barrier()
-"""
-    status, out, err = run(tmp_path, 2, body)
-    assert (status, err) == (0, "")
-    assert (
-        out.splitlines()
-        == [
-            "this communicator belongs to the parent process: a forked child has no rank of its own"
-        ]
-        * 2
-    )
 
 
 def test_a_script_runs_alone_too(tmp_path):

@@ -73,7 +73,7 @@ broken = split.SharedMemory._open
 if comm.rank == 1:
     split.SharedMemory._open = staticmethod(elsewhere)
     import pycollective.rendezvous.tcp as tcp
-    tcp.connect = lambda about, seconds: (_ for _ in ()).throw(pc.CollectiveError("No such file"))
+    tcp.connect = lambda *about: (_ for _ in ()).throw(pc.CollectiveError("No such file"))
 try:
     comm.split(0, timeout=3)
 except pc.CollectiveError as error:

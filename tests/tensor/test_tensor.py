@@ -33,6 +33,12 @@ def test_what_tutorials_do_with_tensors():
     assert "%.2f" % train_loss == "1.50"  # noqa: UP031
 
 
+def test_an_empty_list_has_any_dtype():
+    assert tf.constant([], "int32").dtype == dtypes.int32
+    assert tf.constant([[]], "float16").shape == (1, 0)
+    assert tf.IndexedSlices(np.zeros((0, 2)), tf.constant([], "int64")).indices.shape == (0,)
+
+
 def test_repr_and_str():
     x = tf.constant([[1.0, 2.0]])
     assert repr(x) == (
@@ -372,6 +378,15 @@ def draws():
         tf.random.shuffle(tf.range(10)).numpy().tolist(),
         [g.random() for g in tf.random.spawn(2)],
     ]
+
+
+def test_spawning_leaves_the_default_numbers_as_they_are():
+    tf.random.set_seed(5)
+    plain = tf.random.normal([3]).numpy().tolist()
+    tf.random.set_seed(5)
+    a, b = tf.random.spawn(2)
+    assert tf.random.normal([3]).numpy().tolist() == plain
+    assert a.random() != b.random() != tf.random.spawn(1)[0].random()
 
 
 def test_seeds():

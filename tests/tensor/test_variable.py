@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import threading
 import time
 
@@ -8,6 +9,7 @@ import pytest
 
 import pycollective.tensor as tf
 from pycollective.tensor import VariableAggregation, VariableSynchronization
+from pycollective.tensor.variable import creators
 
 
 def test_what_a_variable_is_made_of():
@@ -243,6 +245,65 @@ def test_it_computes_like_a_tensor():
     assert v.numpy()[0] == 1
 
 
+# Rows --------------------------------------------------------------------------------------------
+
+SCATTER = {
+    "scatter_add": [6.0 + 2.0 + 3.0, 6.0, 7.0],
+    "scatter_sub": [6.0 - 2.0 - 3.0, 6.0, 5.0],
+    "scatter_mul": [6.0 * 2.0 * 3.0, 6.0, 6.0],
+    "scatter_div": [6.0 / 2.0 / 3.0, 6.0, 6.0],
+    "scatter_min": [2.0, 6.0, 1.0],
+    "scatter_max": [6.0, 6.0, 6.0],
+    "scatter_update": [3.0, 6.0, 1.0],
+}
+
+
+def rows(values, indices, dtype="float32"):
+    return tf.IndexedSlices(tf.constant(np.array(values, dtype)), tf.constant(indices))
+
+
+@pytest.mark.parametrize("method", SCATTER)
+def test_rows(method):
+    v = tf.Variable(np.full((3, 2), 6.0, "float32"))
+    held = v.value()
+    # Equal indices add up, and are taken in order.
+    result = getattr(v, method)(rows([[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]], [0, 2, 0]))
+    assert result is v
+    np.testing.assert_allclose(v.numpy()[:, 0], SCATTER[method], rtol=1e-6)
+    np.testing.assert_array_equal(v.numpy()[:, 0], v.numpy()[:, 1])
+    np.testing.assert_array_equal(held.numpy(), 6.0)
+    getattr(v, method)(rows(np.zeros((0, 2)), np.zeros(0, "int64")))
+    np.testing.assert_allclose(v.numpy()[:, 0], SCATTER[method], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", SCATTER)
+def test_bad_rows(method):
+    v = tf.Variable(np.full((3, 2), 6.0, "float32"), name="w")
+    write = getattr(v, method)
+    with pytest.raises(TypeError, match=f"{method}: sparse_delta is not IndexedSlices: 3"):
+        write(3)
+    with pytest.raises(ValueError, match=rf"{method}: variable 'w' has shape \(3, 2\).*\(1, 3\)"):
+        write(rows([[1.0, 2.0, 3.0]], [0]))
+    with pytest.raises(ValueError, match="dtype float32, the rows have .* dtype float64"):
+        write(rows([[1.0, 2.0]], [0], "float64"))
+    for index in (-1, 3):
+        with pytest.raises(
+            ValueError, match=rf"indices from {index} to {index} are not all in 0 to 2"
+        ):
+            write(rows([[1.0, 2.0]], [index]))
+    with pytest.raises(ValueError, match=r"has shape \(\)"):
+        getattr(tf.Variable(1.0), method)(rows([1.0], [0]))
+    assert v.numpy().tolist() == [[6.0, 6.0]] * 3
+
+
+def test_rows_of_ints():
+    v = tf.Variable([6, 6], dtype="int64")
+    v.scatter_add(rows([5, 5], [1, 1], "int64"))
+    assert v.numpy().tolist() == [6, 16]
+    with pytest.raises(TypeError, match="scatter_div: variable 'Variable' has dtype int64"):
+        v.scatter_div(rows([5], [1], "int64"))
+
+
 # Creation ----------------------------------------------------------------------------------------
 
 
@@ -292,6 +353,31 @@ def test_a_creator_scope_ends_with_an_exception():
     with pytest.raises(KeyError), tf.creator_scope(lambda next_creator, **kwargs: None):
         raise KeyError
     assert isinstance(tf.Variable(1.0), tf.Variable)
+
+
+def test_creator_scopes_that_do_not_nest():
+    def same(next_creator, **kwargs):
+        return next_creator(**kwargs)
+
+    outer, inner = tf.creator_scope(same), tf.creator_scope(same)
+    outer.__enter__()
+    inner.__enter__()
+    for scope in (outer, inner):
+        with pytest.raises(
+            RuntimeError, match="Exiting variable_creator_scope without proper nest"
+        ):
+            scope.__exit__(None, None, None)
+        assert creators() == ()
+
+
+def test_a_deep_copy_is_a_variable_of_its_own():
+    v = tf.Variable([1.0, 2.0], trainable=False, name="w")
+    with tf.creator_scope(lambda next_creator, **kwargs: None):
+        w, again = copy.deepcopy([v, v])
+    assert w is again
+    v.assign([0.0, 0.0])
+    assert w.numpy().tolist() == [1.0, 2.0]
+    assert (type(w), w.name, w.trainable) == (tf.Variable, "w", False)
 
 
 def test_unknown_arguments_are_errors_with_and_without_creators():

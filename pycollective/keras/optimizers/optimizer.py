@@ -11,9 +11,12 @@ import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.distribute.context import Mode, current_mode
+from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.strategy import Strategy
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.tensor import GradientTape, Tensor, Variable, VariableAggregation, as_tensor
 from pycollective.train.trackable import Trackable
@@ -48,8 +51,10 @@ class Optimizer(Trackable):
     Notes
     -----
     Under a strategy each replica calls `apply_gradients` with its own gradients. They are summed
-    over the replicas, in one all-reduce, then clipped, and each replica updates its own copy of the
-    variables: equal bits in, equal bits out.
+    over the replicas, in packs, then clipped, and each replica updates its own copy of the
+    variables: equal bits in, equal bits out. Where the replicas share variables, they are updated
+    once. `minimize` sums gradients while others are still computed; `apply_gradients` cannot, because
+    it gets them when all are there, and `GradientTape.gradient` never communicates.
     """
 
     def __init__(
@@ -238,15 +243,35 @@ class Optimizer(Trackable):
         gradients, variables = self._checked(list(grads_and_vars))
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
         if mode is not None and replicas > 1:
+            context, extended = mode.replica_context, mode.strategy.extended
+            assert context is not None
             _require_copies(mode, [*variables, self._iterations])
+            tensors = [Tensor(g) for g in gradients]
+            if extended.updates_variables_once:
+                context.merge_call(self._update_once, args=(tensors, variables, aggregate))
+                return self._iterations
             if aggregate:
-                assert mode.replica_context is not None
-                reduced = mode.replica_context.all_reduce("SUM", [Tensor(g) for g in gradients])
+                reduced = context.all_reduce("SUM", tensors, extended.gradient_options)
                 gradients = [tensor.array for tensor in reduced]
+        self._step(gradients, variables)
+        return self._iterations
+
+    def _update_once(
+        self, strategy: Strategy, gradients: list[Any], variables: list[Variable], aggregate: bool
+    ) -> None:
+        """Update variables that the replicas share, by the sum of their gradients."""
+        if aggregate:
+            pairs = list(zip(gradients, variables, strict=True))
+            summed = strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs)
+        else:
+            summed = [strategy.experimental_local_results(gradient)[0] for gradient in gradients]
+        self._step([gradient.array for gradient in summed], variables)
+
+    def _step(self, gradients: list[Array], variables: list[Variable]) -> None:
+        """Update this replica's copies by the gradients of all replicas."""
         if any(id(variable) not in self._slots for variable in variables):
             self.build(variables)
         self._update(self._clipped(gradients), variables)
-        return self._iterations
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Variable]) -> Variable:
         """Update variables; as `apply_gradients`, with two lists."""
@@ -259,6 +284,10 @@ class Optimizer(Trackable):
         tape: GradientTape | None = None,
     ) -> Variable:
         """Compute the gradients of a loss and apply them.
+
+        Under a strategy gradients are summed over the replicas while the tape still computes others,
+        which saves time; the result is that of `apply_gradients`, to the last bit. Every replica must
+        call it with the same variables.
 
         Parameters
         ----------
@@ -275,7 +304,12 @@ class Optimizer(Trackable):
         elif tape is None:
             raise ValueError("minimize() needs the tape that recorded the loss, or a function")
         variables = list(var_list() if callable(var_list) else var_list)
-        return self.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        mode = current_mode()
+        if mode is None or mode.replica_context is None:
+            gradients, summed = tape.gradient(loss, variables), False
+        else:
+            gradients, summed = summed_gradients(mode.replica_context, tape, loss, variables)
+        return self.apply_gradients(zip(gradients, variables, strict=True), summed)
 
     def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:
         """Return gradients and variables, without the pairs that have no gradient."""

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from pycollective.array_backend import Array, to_numpy
+from pycollective.keras.utils import experimental
 from pycollective.tensor import as_tensor
 from pycollective.tensor import random as tensor_random
 
-__all__ = ["set_random_seed", "to_categorical"]
+__all__ = ["experimental", "set_random_seed", "to_categorical"]
 
 
 def set_random_seed(seed: int) -> None:

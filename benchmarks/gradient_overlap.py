@@ -1,0 +1,173 @@
+"""The time that is won when gradients are summed while the tape still computes others.
+
+A chain of dense layers of equal size is trained by SGD under `MirroredStrategy`. Three ways to make a
+step take turns in one run: `Optimizer.minimize` (overlapped), `apply_gradients` with the result of
+`GradientTape.gradient` (one after the other), and `apply_gradients` without any sum (what computing
+and updating cost alone). Medians are reported, and the time won: absolutely, and as a share of what
+the sum costs without overlap.
+
+``--work cpu`` computes on the cores that also have to sum; with as many replicas as cores there is
+little to win. ``--work wait`` stands for layers that are computed elsewhere: each waits as long as the
+matrix products would take a device, and the cores are free.
+
+Run: ``python benchmarks/gradient_overlap.py [--megabytes 1 10 100] [--replicas 2] [--out FILE]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pycollective import distribute, keras, tensor
+from pycollective.distribute.blas_threads import available_cores
+from pycollective.distribute.experimental import CommunicationOptions
+from pycollective.tensor import ops
+
+WAYS = ("overlapped", "one after the other", "without sum")
+
+
+def waiting(seconds: float) -> Any:
+    """Return an operation that changes nothing and takes its time, forward and back."""
+
+    def wait_back(gradient: Any) -> Any:
+        time.sleep(2 * seconds)  # two products
+        return gradient
+
+    @tensor.custom_gradient
+    def wait(x: Any) -> Any:
+        time.sleep(seconds)
+        return x * 1.0, wait_back
+
+    return wait
+
+
+class Case:
+    """A chain of layers, its inputs and the ways to make a step."""
+
+    def __init__(self, megabytes: float, layers: int, replicas: int, batch: int, work: str) -> None:
+        self.strategy = distribute.MirroredStrategy([f"cpu:{r}" for r in range(replicas)])
+        width = max(8, round((megabytes * 2**20 / 4 / layers) ** 0.5))
+        self.bytes = layers * width * width * 4
+        rng = np.random.default_rng(0)
+        rows = batch if work == "cpu" else 1
+        self.x = tensor.constant(rng.standard_normal((rows, width)).astype("float32"))
+        with self.strategy.scope():
+            scale = np.float32(width**-0.5)
+            self.weights = [
+                tensor.Variable(rng.standard_normal((width, width)).astype("float32") * scale)
+                for _ in range(layers)
+            ]
+            self.optimizer = keras.optimizers.SGD(1e-4)
+        # A device of 10 TFLOP/s.
+        self.wait = waiting(2 * batch * width * width / 1e13 + 1e-4) if work == "wait" else None
+
+    def step(self, way: str) -> None:
+        """Make a step of one replica."""
+        with tensor.GradientTape() as tape:
+            y: Any = self.x
+            for w in self.weights:
+                y = ops.tanh(ops.matmul(y, w))
+                if self.wait is not None:
+                    y = self.wait(y)
+            loss = ops.reduce_sum(y)
+        if way == WAYS[0]:
+            self.optimizer.minimize(loss, self.weights, tape=tape)
+            return
+        pairs = zip(tape.gradient(loss, self.weights), self.weights, strict=True)
+        self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=way == WAYS[2])
+
+    def measure(self, seconds: float) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """Return the milliseconds of steps of each way, which take turns: elapsed, and of processors."""
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        busy: dict[str, list[float]] = {way: [] for way in WAYS}
+        for way in WAYS:
+            self.strategy.run(self.step, args=(way,))
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(times[WAYS[0]]) < 5:
+            for way in WAYS:
+                begin, busy_begin = time.perf_counter(), time.process_time()
+                self.strategy.run(self.step, args=(way,))
+                times[way].append((time.perf_counter() - begin) * 1e3)
+                busy[way].append((time.process_time() - busy_begin) * 1e3)
+        return times, busy
+
+
+def result(megabytes: float, pack: int, args: argparse.Namespace, work: str) -> dict[str, Any]:
+    case = Case(megabytes, args.layers, args.replicas, args.batch_size, work)
+    case.strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=pack)
+    times, busy = case.measure(args.seconds)
+    medians = {way: statistics.median(values) for way, values in times.items()}
+    # Pairs of neighbours: what slows the machine down for a while slows down both.
+    won = statistics.median([b - a for a, b in zip(times[WAYS[0]], times[WAYS[1]], strict=True)])
+    cost = statistics.median([b - c for b, c in zip(times[WAYS[1]], times[WAYS[2]], strict=True)])
+    return {
+        "work": work,
+        "megabytes": case.bytes / 2**20,
+        "bytes_per_pack": pack,
+        "steps": len(times[WAYS[0]]),
+        "milliseconds": medians,
+        "processor_milliseconds": {way: statistics.median(v) for way, v in busy.items()},
+        "won_milliseconds": won,
+        "sum_milliseconds": cost,
+        "won_share_of_sum": won / cost if cost > 0 else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 10, 100])
+    parser.add_argument(
+        "--bytes-per-pack",
+        type=int,
+        nargs="+",
+        default=[distribute.StrategyExtended.gradient_options.bytes_per_pack],
+    )
+    parser.add_argument("--work", nargs="+", choices=["cpu", "wait"], default=["cpu", "wait"])
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--batch-size", type=int, default=32, help="per replica")
+    parser.add_argument("--seconds", type=float, default=6.0, help="for each case")
+    parser.add_argument("--out", type=Path, help="where the JSON goes, besides the terminal")
+    args = parser.parse_args()
+    report: dict[str, Any] = {
+        "benchmark": "gradient_overlap",
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": available_cores(),
+        "machine": platform.machine(),
+        "replicas": args.replicas,
+        "layers": args.layers,
+        "batch_size": args.batch_size,
+        "results": [],
+    }
+    print(
+        f"{'work':>5} {'MB':>6} {'pack':>9} {'overlap':>9} {'after':>9} {'no sum':>9} {'won':>15}"
+    )
+    for work in args.work:
+        for megabytes in args.megabytes:
+            for pack in args.bytes_per_pack:
+                row = result(megabytes, pack, args, work)
+                report["results"].append(row)
+                times = [row["milliseconds"][way] for way in WAYS]
+                share = row["won_share_of_sum"]
+                print(
+                    f"{work:>5} {row['megabytes']:6.1f} {pack:9d} "
+                    + " ".join(f"{t:9.2f}" for t in times)
+                    + f" {row['won_milliseconds']:8.2f} ms"
+                    + ("" if share is None else f" {share:5.0%}")
+                    + "  processors "
+                    + " ".join(f"{t:.2f}" for t in row["processor_milliseconds"].values()),
+                    flush=True,
+                )
+    if args.out is not None:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

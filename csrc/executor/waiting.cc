@@ -1,0 +1,67 @@
+#include "executor/waiting.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace pycollective {
+namespace {
+
+constexpr std::size_t kNamed = 8;  // ranks that a warning names
+
+// "rank 1", "ranks 1, 2".
+std::string list_of(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
+    if (i) text += ", ";
+    text += std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kNamed) text += " and " + std::to_string(ranks.size() - kNamed) + " more";
+  return text;
+}
+
+}  // namespace
+
+std::string in_seconds(Clock::duration duration) {
+  char text[32];
+  double seconds = std::chrono::duration<double>(duration).count();
+  std::snprintf(text, sizeof text, seconds < 10 ? "%.1f s" : "%.0f s", seconds);
+  return text;
+}
+
+bool is_long(const Warning& warning, Clock::time_point began, Clock::time_point deadline,
+             Clock::time_point now) {
+  return warning.tell && now - began >= std::min(warning.after, (deadline - began) / 2);
+}
+
+void LongWait::look(const std::vector<int>& awaited) {
+  if (waiting_.interrupt) waiting_.interrupt();
+  auto now = Clock::now();
+  if (said_ || !is_long(warning_, waiting_.began, waiting_.deadline, now)) return;
+  said_ = true;
+  std::vector<int> absent, present;
+  std::uint64_t number = group_.calls(rank_);
+  for (int r = 0; r < group_.size(); ++r) {
+    if (r != rank_ && group_.calls(r) < number) absent.push_back(r);
+  }
+  for (int r : awaited) {
+    if (std::find(absent.begin(), absent.end(), r) == absent.end()) present.push_back(r);
+  }
+  std::string text =
+      group_.describe(rank_) + " and has waited " + in_seconds(now - waiting_.began) + " for ";
+  if (absent.empty()) {
+    text += present.empty() ? "the other ranks" : list_of(present);
+    text += ", although all ranks have come to this call";
+  } else {
+    text += list_of(absent) + " to come to this call: ";
+    for (std::size_t i = 0; i < std::min(absent.size(), kNamed); ++i) {
+      if (i) text += "; ";
+      text += group_.describe(absent[i]);
+    }
+    if (!present.empty()) {
+      text += ". Next it needs something of " + list_of(present) + ", in this call itself";
+    }
+  }
+  warning_.tell(text + ". It gives up in " + in_seconds(waiting_.deadline - now) + ".");
+}
+
+}  // namespace pycollective

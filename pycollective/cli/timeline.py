@@ -1,0 +1,51 @@
+"""``pycollective timeline merge``: join the timelines of several processes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pycollective.errors import DataError
+from pycollective.observe.trace_events import merge
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = """\
+Timelines are written by PYCOLLECTIVE_TIMELINE=FILE, or `with pycollective.timeline(FILE):`, one file for
+each process. 'merge' joins them into one, which https://ui.perfetto.dev opens. Their times are those of
+the wall clock: as far apart as the clocks of the hosts.
+"""
+
+_EPILOG = """\
+example:
+  PYCOLLECTIVE_TIMELINE=calls.json pycollective run -n 2 script.py
+  pycollective timeline merge calls.rank*.json -o calls.json
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add this command to the command line."""
+    p = commands.add_parser(
+        "timeline",
+        help="join the timelines of several processes",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("action", choices=["merge"])
+    p.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a timeline of one process")
+    p.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="the joined one"
+    )
+    p.set_defaults(function=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Join the files and return the exit status."""
+    try:
+        count = merge(args.files, args.output)
+    except (OSError, ValueError) as error:
+        raise DataError(str(error)) from None
+    print(f"{args.output}: {count} events of {len(args.files)} files")
+    return 0

@@ -1,0 +1,142 @@
+"""What holds in a cluster: which tasks it may have, who is chief, who counts as a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pycollective.cluster.spec import ClusterSpec
+
+__all__ = [
+    "collective_leader",
+    "coordination_leader",
+    "id_in_cluster",
+    "is_chief",
+    "normalize_cluster_spec",
+    "task_count",
+    "validate",
+    "worker_count",
+]
+
+_TYPES = ("chief", "worker", "evaluator", "ps", None)
+
+
+def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
+    """Return a `ClusterSpec` for itself or a dict; raises ValueError for anything else."""
+    if isinstance(cluster_spec, ClusterSpec):
+        return cluster_spec
+    if isinstance(cluster_spec, Mapping):
+        return ClusterSpec(cluster_spec)
+    raise ValueError("`cluster_spec' should be dict or a `tf.train.ClusterSpec` object")
+
+
+def task_count(cluster_spec: ClusterSpec, task_type: str) -> int:
+    """Return how many tasks of a type there are."""
+    return cluster_spec.num_tasks(task_type) if task_type in cluster_spec.jobs else 0
+
+
+def validate(cluster_spec: Any, task_type: str | None, task_id: int | None) -> ClusterSpec:
+    """Return the cluster if it keeps all rules, and this task is in it.
+
+    The evaluator need not be in the cluster that it belongs to.
+
+    Raises
+    ------
+    ValueError
+        If a rule is broken.
+    """
+    cluster = normalize_cluster_spec(cluster_spec)
+    if any(job not in _TYPES for job in cluster.jobs):
+        raise ValueError(
+            "Disallowed task type found in cluster spec. Allowed types are "
+            f"{_TYPES} and the cluster spec is {cluster}."
+        )
+    if task_type not in _TYPES:
+        raise ValueError(f"Unrecognized task_type: {task_type}, valid task types are: {_TYPES}")
+    if task_type and task_type not in cluster.jobs and task_type != "evaluator":
+        raise ValueError(f"`task_type` {task_type!r} not found in cluster_spec.")
+    for single in ("chief", "evaluator"):
+        if task_count(cluster, single) > 1:
+            raise ValueError(f"There must be at most one {single!r} job.")
+    if task_type in cluster.jobs:
+        if task_id is None or task_id < 0:
+            raise ValueError(
+                f"`task_id` of task type {task_type!r} must be given, from 0; got {task_id}."
+            )
+        if task_id >= cluster.num_tasks(task_type):
+            raise ValueError(f"The `task_id` {task_id} exceeds the maximum id of {task_type}.")
+    return cluster
+
+
+def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | None = None) -> bool:
+    """Whether a task leads: the chief, the evaluator (of itself), or worker 0 without a chief.
+
+    Raises ValueError if the cluster breaks a rule, or the task is not in it.
+    """
+    cluster = validate(cluster_spec, task_type, task_id)
+    first_worker = task_type == "worker" and task_id == 0
+    return task_type in ("chief", "evaluator") or (first_worker and "chief" not in cluster.jobs)
+
+
+def worker_count(cluster_spec: Any, task_type: str) -> int:
+    """Return with how many tasks one of this type trains, itself included.
+
+    The chief is a worker too; an evaluator has only itself.
+
+    Raises
+    ------
+    ValueError
+        For a ps, or if the cluster breaks a rule.
+    """
+    cluster = validate(cluster_spec, task_type, 0)
+    if task_type not in ("chief", "worker", "evaluator"):
+        raise ValueError(f"Unexpected `task_type` {task_type!r}")
+    if task_type == "evaluator":
+        return max(1, task_count(cluster, "evaluator"))
+    return task_count(cluster, "chief") + task_count(cluster, "worker")
+
+
+def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
+    """Return a task's number among those of `worker_count`: the chief is 0, workers follow.
+
+    Raises
+    ------
+    ValueError
+        For a ps, or if the cluster breaks a rule or the task is not in it.
+    """
+    cluster = validate(cluster_spec, task_type, task_id)
+    if task_type == "chief":
+        return 0
+    if task_type == "worker":
+        return task_id + task_count(cluster, "chief")
+    if task_type == "evaluator":
+        return task_id
+    raise ValueError(f"There is no id for task_type {task_type!r}")
+
+
+def collective_leader(cluster_spec: Any, task_type: str | None, task_id: int | None) -> str:
+    """Return the task that leads collectives: the chief, else worker 0.
+
+    Empty for a local cluster and for the evaluator. Raises ValueError if a rule is broken.
+    """
+    cluster = normalize_cluster_spec(cluster_spec)
+    if not cluster:
+        return ""
+    validate(cluster, task_type, task_id)
+    return "" if task_type == "evaluator" else _first(cluster, "chief", "worker")
+
+
+def coordination_leader(cluster_spec: Any) -> str:
+    """Return the task that leads the coordination service: ps 0, else the chief, else worker 0.
+
+    Empty for a local cluster.
+    """
+    cluster = normalize_cluster_spec(cluster_spec)
+    return _first(cluster, "ps", "chief", "worker") if cluster else ""
+
+
+def _first(cluster: ClusterSpec, *types: str) -> str:
+    for task_type in types:
+        if task_type in cluster.jobs:
+            return f"/job:{task_type}/replica:0/task:0"
+    raise ValueError(f"no task of the types {types} in {cluster}: nobody can lead")

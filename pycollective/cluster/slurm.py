@@ -1,0 +1,188 @@
+"""The cluster of a Slurm job step, read from the environment that ``srun`` sets."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import Any
+
+from pycollective.cluster.resolver import ClusterResolver
+from pycollective.cluster.spec import ClusterSpec
+
+__all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """Deals the tasks of a Slurm step out to jobs: in the order of the jobs' names, by rank.
+
+    Task j on a host listens at ``port_base + j``; hosts are sorted by name.
+
+    Parameters
+    ----------
+    jobs : dict, optional
+        From the names of jobs to how many tasks each has; by default all tasks are workers.
+    port_base : int
+        The first port on each host.
+    gpus_per_node : int, optional
+        By default those of ``CUDA_VISIBLE_DEVICES``, or that ``nvidia-smi`` lists.
+    gpus_per_task : int, optional
+        By default an equal part of ``gpus_per_node``.
+    tasks_per_node : int or dict, optional
+        The same on each host, or by host name; by default as Slurm says.
+    auto_set_gpu : bool
+        Whether `cluster_spec` sets ``CUDA_VISIBLE_DEVICES`` to this task's GPUs.
+    rpc_layer : str
+        The protocol in addresses.
+
+    Raises
+    ------
+    RuntimeError
+        Outside a Slurm step, or if there are not enough GPUs or tasks.
+    ValueError
+        If a list of Slurm's cannot be understood.
+    """
+
+    def __init__(
+        self,
+        jobs: dict[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | dict[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str = "grpc",
+    ) -> None:
+        super().__init__(rpc_layer=rpc_layer)
+        self._rank = int(_slurm("PROCID"))
+        self._jobs = {"worker": int(_slurm("STEP_NUM_TASKS"))} if jobs is None else dict(jobs)
+        self._port_base = port_base
+        self._auto_set_gpu = auto_set_gpu
+        self._tasks_of_host = _tasks_of_hosts(tasks_per_node)
+        most = max([1, *self._tasks_of_host.values()])
+        tasks = sum(self._tasks_of_host.values())
+        if gpus_per_node is None:
+            gpus_per_node = _count_gpus()
+        self._gpus_per_task = gpus_per_node // most if gpus_per_task is None else gpus_per_task
+        if most * self._gpus_per_task > gpus_per_node:
+            raise RuntimeError("Requested more GPUs per node than available.")
+        if sum(self._jobs.values()) != tasks:
+            raise RuntimeError(
+                f"Requested {sum(self._jobs.values())} tasks but only {tasks} were assigned."
+            )
+        if not 0 <= self._rank < tasks:
+            raise RuntimeError(f"SLURM_PROCID is {self._rank}, but there are {tasks} tasks.")
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the cluster.
+
+        Sets `task_type` and `task_id`, and with ``auto_set_gpu`` ``CUDA_VISIBLE_DEVICES``.
+        """
+        addresses, gpus = [], []
+        for host, tasks in sorted(self._tasks_of_host.items()):
+            for j in range(tasks):
+                addresses.append(f"{host}:{self._port_base + j}")
+                first = j * self._gpus_per_task
+                gpus.append(",".join(map(str, range(first, first + self._gpus_per_task))))
+        cluster, start = {}, 0
+        for job, count in sorted(self._jobs.items()):
+            cluster[job] = addresses[start : start + count]
+            if start <= self._rank < start + count:
+                self.task_type, self.task_id = job, self._rank - start
+            start += count
+        if self._auto_set_gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[self._rank]
+        return ClusterSpec(cluster)
+
+    def get_task_info(self) -> tuple[str | None, int | None]:
+        """Return `task_type` and `task_id`: None before the first `cluster_spec`."""
+        return self.task_type, self.task_id
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> dict[str, int]:
+        """Return how many GPUs each task has."""
+        return {"GPU": self._gpus_per_task}
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """Return the hosts of a list of Slurm's: ``"n[1-2,07-08],m5"`` is n1, n2, n07, n08, m5.
+
+    Raises ValueError if it cannot be understood.
+    """
+    hosts = []
+    for part in re.split(r",(?![^\[]*\])", hostlist):  # commas in brackets separate ranges
+        match = re.fullmatch(r"([^\[\],]*)(?:\[([\d,-]+)\])?([^\[\],]*)", part)
+        if not part or match is None:
+            raise _invalid("hostlist", hostlist, part)
+        prefix, ranges, suffix = match.groups()
+        if ranges is None:
+            hosts.append(part)
+            continue
+        for span in ranges.split(","):
+            ends = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
+            if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+                raise _invalid("hostlist", hostlist, span)
+            numbers = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+            hosts += [f"{prefix}{n:0{len(ends[1])}d}{suffix}" for n in numbers]
+    return hosts
+
+
+def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
+    """Return the numbers of a list of Slurm's: ``"3(x2),1"`` is 3, 3, 1.
+
+    Raises ValueError if it cannot be understood.
+    """
+    numbers = []
+    for part in tasks_per_node.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise _invalid("tasks-per-node list", tasks_per_node, part)
+        numbers += [int(match[1])] * int(match[2] or 1)
+    return numbers
+
+
+def _invalid(what: str, text: str, part: str) -> ValueError:
+    return ValueError(f'Invalid {what} format "{text}": Invalid part: {part!r}')
+
+
+def _tasks_of_hosts(tasks_per_node: int | dict[str, int] | None) -> dict[str, int]:
+    if isinstance(tasks_per_node, dict):
+        return dict(tasks_per_node)
+    hosts = expand_hostlist(_slurm("STEP_NODELIST"))
+    if tasks_per_node is not None:
+        return dict.fromkeys(hosts, int(tasks_per_node))
+    tasks = expand_tasks_per_node(_slurm("STEP_TASKS_PER_NODE"))
+    if len(hosts) != len(tasks):
+        raise ValueError(
+            f"SLURM_STEP_NODELIST names {len(hosts)} hosts, SLURM_STEP_TASKS_PER_NODE the tasks of "
+            f"{len(tasks)}"
+        )
+    return dict(zip(hosts, tasks, strict=True))
+
+
+def _slurm(name: str) -> str:
+    name = f"SLURM_{name}"
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise RuntimeError(
+            f"{name} not found in environment. Not running inside a SLURM step?"
+        ) from None
+
+
+def _count_gpus() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([gpu for gpu in visible.split(",") if gpu.strip()])
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+    except FileNotFoundError:
+        return 0  # no driver: no GPU
+    except subprocess.SubprocessError as error:
+        raise RuntimeError(
+            f"Could not get number of GPUs from nvidia-smi ({error}): give gpus_per_node."
+        ) from error
+    return sum(line.startswith("GPU ") for line in listed.splitlines())

@@ -1,0 +1,133 @@
+"""Packs: arrays that are joined for one all-reduce, each reduced as soon as it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective.communicator.arrays import Array
+from pycollective.communicator.work import Work
+
+__all__ = ["PackedReduction", "join", "packs", "split"]
+
+#: ``begin(source, target)`` all-reduces a flat array into another, which may be the same one, and
+#: returns the calls that are under way: none, if they are done.
+Begin = Callable[[Array, Array], Sequence[Work]]
+
+
+def packs(arrays: Sequence[Any], bytes_per_pack: int) -> list[list[int]]:
+    """Return the places of the arrays that are joined; the same on all ranks.
+
+    Arrays of one dtype share a pack; one that has more bytes than ``bytes_per_pack`` takes no more.
+    """
+    joined: list[list[int]] = []
+    open_packs: dict[Any, tuple[list[int], int]] = {}
+    for i, x in enumerate(arrays):
+        pack, held = open_packs.get(x.dtype, ([], 0))
+        if not pack:
+            joined.append(pack)
+        pack.append(i)
+        held += x.nbytes
+        open_packs[x.dtype] = ([], 0) if held > bytes_per_pack else (pack, held)
+    return joined
+
+
+def join(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, bool]:
+    """Return C-contiguous arrays of one dtype as a flat one, and whether that is a copy.
+
+    Nothing is copied where it is one array, or where they lie one after the other in memory and
+    belong to the same array. ``dtype`` is what the flat array has.
+    """
+    first = arrays[0]
+    dtype = first.dtype if dtype is None else np.dtype(dtype)
+    if dtype == first.dtype:
+        if len(arrays) == 1:
+            return first.reshape(-1), False
+        together = _together(arrays)
+        if together is not None:
+            return together, False
+    size = sum([x.size for x in arrays])
+    flat = np.empty(size, dtype)
+    begin = 0
+    for x in arrays:
+        flat[begin : begin + x.size] = x.reshape(-1)
+        begin += x.size
+    return flat, True
+
+
+def _together(arrays: Sequence[Array]) -> Array | None:
+    base = arrays[0].base
+    if not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+        return None
+    address = start = arrays[0].ctypes.data
+    for x in arrays:
+        if x.base is not base or x.ctypes.data != address:
+            return None
+        address += x.nbytes
+    whole = base.reshape(-1).view(np.uint8)
+    offset = start - base.ctypes.data
+    return whole[offset : offset + address - start].view(arrays[0].dtype)
+
+
+def split(flat: Array, likes: Sequence[Array]) -> list[Array]:
+    """Return the parts of a flat array as views in the shapes of the arrays it was joined of."""
+    parts, begin = [], 0
+    for like in likes:
+        parts.append(flat[begin : begin + like.size].reshape(like.shape))
+        begin += like.size
+    return parts
+
+
+class PackedReduction:
+    """An all-reduce of several arrays in packs, each begun when it is whole.
+
+    Arrays may be given in any order. A pack is begun when all of its arrays are there and those
+    before it have begun, so that every rank begins the same packs in the same order.
+
+    Parameters
+    ----------
+    members : sequence of lists of int
+        The places of the arrays of each pack.
+    begin : callable
+        Begins the all-reduce of a pack.
+    dtypes : sequence of dtype, optional
+        In which each pack is reduced; by default that of its arrays.
+    """
+
+    def __init__(
+        self, members: Sequence[list[int]], begin: Begin, dtypes: Sequence[Any] | None = None
+    ) -> None:
+        self._members = members
+        self._begin = begin
+        self._dtypes = dtypes or [None] * len(members)
+        self._pack_of = {i: p for p, pack in enumerate(members) for i in pack}
+        self._missing = [len(pack) for pack in members]
+        self._arrays: dict[int, Array] = {}
+        self._next = 0
+        self._begun: list[tuple[Array, Sequence[Work]]] = []
+
+    def add(self, place: int, array: Array) -> None:
+        """Give an array, C-contiguous and aligned; it must be left alone until `totals`."""
+        self._arrays[place] = array
+        self._missing[self._pack_of[place]] -= 1
+        while self._next < len(self._members) and not self._missing[self._next]:
+            members = self._members[self._next]
+            arrays = [self._arrays.pop(i) for i in members]
+            flat, copied = join(arrays, self._dtypes[self._next])
+            target = flat if copied else np.empty_like(flat)
+            self._begun.append((target, self._begin(flat, target)))
+            self._next += 1
+
+    @property
+    def under_way(self) -> list[Work]:
+        """The calls that have begun."""
+        return [work for _, works in self._begun for work in works]
+
+    def totals(self) -> Iterator[tuple[list[int], Array]]:
+        """Return for each pack, as soon as it is reduced, the places of its arrays and the total."""
+        for members, (target, works) in zip(self._members, self._begun, strict=True):
+            for work in works:
+                work.wait()
+            yield members, target

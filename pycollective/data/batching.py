@@ -1,0 +1,365 @@
+"""Batches: elements joined, rows cut anew, and taken apart again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.data.dataset import Dataset
+from pycollective.data.rows import Rows, cut_anew, number_of_rows, regroup
+from pycollective.data.spec import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    UNKNOWN_SPEC,
+    TensorSpec,
+    component_names,
+)
+from pycollective.data.transformations import Transformed, at_least
+from pycollective.dtypes import string
+from pycollective.errors import DataLossError, InvalidArgumentError
+
+__all__ = ["Batch", "PaddedBatch", "Rebatch", "RebatchByBatch", "Unbatch"]
+
+
+class Batch(Transformed):
+    """Several elements joined along a new first axis."""
+
+    def __init__(self, source: Dataset, batch_size: int, drop_remainder: bool) -> None:
+        super().__init__(source)
+        self._size = at_least(batch_size, 1, "batch_size")
+        self._drop = drop_remainder
+
+    def _iter(self) -> Iterator[Any]:
+        rows = self._source._rows()
+        if rows is not None:
+            for indices in regroup(rows.blocks(), self._size, self._drop):
+                yield rows.take(indices)
+            return
+        if isinstance(self._source, Unbatch):
+            yield from cut_anew(
+                self._source._source._iter(), itertools.repeat(self._size), self._drop
+            )
+            return
+        for batch in _lists(self._source._iter(), self._size, self._drop):
+            yield nest.map_structure(_stack, component_names(batch[0]), *batch)
+
+    def cardinality(self) -> int:
+        """Return the number of batches."""
+        return _number_of_batches(self._source.cardinality(), self._size, self._drop)
+
+    def _make_spec(self) -> Any:
+        rows = self._size if self._drop else None
+        return nest.map_structure(
+            lambda s: TensorSpec(None if s.shape is None else (rows, *s.shape), s.dtype),
+            self._source.element_spec,
+        )
+
+    def _batch_size(self) -> int | None:
+        return self._size
+
+
+def _number_of_batches(elements: int, size: int, drop_remainder: bool) -> int:
+    if elements < 0:
+        return elements
+    return elements // size if drop_remainder else -(-elements // size)
+
+
+def _lists(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[list[Any]]:
+    """Yield the elements in lists of ``size``."""
+    while batch := list(itertools.islice(elements, size)):
+        if len(batch) < size and drop_remainder:
+            return
+        yield batch
+
+
+def _stack(name: str, *arrays: Any) -> Any:
+    first = arrays[0]
+    for number, other in enumerate(arrays):
+        _check_alike(name, first, other)
+        if other.shape != first.shape:
+            raise InvalidArgumentError(
+                f"cannot batch elements of different shapes: {name} has shape {first.shape} and "
+                f"{other.shape}. Cannot batch tensors with different shapes in component {name}. First "
+                f"element had shape {[*first.shape]} and element {number} had shape {[*other.shape]}; "
+                "padded_batch() fills them up"
+            )
+    return np.stack(arrays)
+
+
+def _check_alike(name: str, one: Any, other: Any) -> None:
+    if nest.is_nested(other):
+        raise ValueError(
+            f"cannot batch elements of different structures: {name} is a tensor and a "
+            f"{type(other).__name__}"
+        )
+    if other.dtype != one.dtype:
+        raise TypeError(
+            f"cannot batch elements of different dtypes: {name} is {one.dtype} and {other.dtype}; "
+            "cast() them in map(), or give from_generator an output_signature"
+        )
+
+
+class PaddedBatch(Transformed):
+    """Several elements, filled up to one shape, joined along a new first axis."""
+
+    def __init__(
+        self, source: Dataset, batch_size: int, shapes: Any, values: Any, drop_remainder: bool
+    ) -> None:
+        super().__init__(source)
+        self._size = at_least(batch_size, 1, "batch_size")
+        self._shapes = shapes
+        self._values = values
+        self._drop = drop_remainder
+        self._check(source.element_spec)
+
+    def _check(self, spec: Any) -> None:
+        """Find what does not fit before an element is there, where the elements are known."""
+        if spec == UNKNOWN_SPEC:
+            return
+        for name, leaf, shape, value in self._components(spec):
+            if leaf.shape is not None:
+                _padded_shape(name, [leaf.shape], shape)
+            if leaf.dtype is not None:
+                _padding_value(name, value, leaf.dtype)
+
+    def _components(self, like: Any) -> list[tuple[str, Any, Any, Any]]:
+        """Return each component's name, itself, the shape it is given, and its padding value."""
+        leaves = nest.flatten(like)
+        shapes = [None] * len(leaves) if self._shapes is None else _spread(like, self._shapes)
+        whole = self._values is None or np.ndim(self._values) == 0
+        values = [self._values] * len(leaves) if whole else _spread(like, self._values)
+        return list(zip(nest.flatten(component_names(like)), leaves, shapes, values, strict=True))
+
+    def _iter(self) -> Iterator[Any]:
+        for batch in _lists(self._source._iter(), self._size, self._drop):
+            columns = zip(*(nest.flatten(element) for element in batch), strict=True)
+            parts = zip(self._components(batch[0]), columns, strict=True)
+            yield nest.pack_as(batch[0], [self._join(*c, arrays) for c, arrays in parts])
+
+    def _join(self, name: str, first: Any, shape: Any, value: Any, arrays: Any) -> Any:
+        for other in arrays:
+            _check_alike(name, first, other)
+        wanted = [
+            max(a.shape[axis] for a in arrays) if length is None else length
+            for axis, length in enumerate(_padded_shape(name, [a.shape for a in arrays], shape))
+        ]
+        out = np.full((len(arrays), *wanted), _padding_value(name, value, first.dtype), first.dtype)
+        for place, array in zip(out, arrays, strict=True) if wanted else ():
+            place[tuple(slice(n) for n in array.shape)] = array
+        return out if wanted else np.stack(arrays)
+
+    def cardinality(self) -> int:
+        """Return the number of batches."""
+        return _number_of_batches(self._source.cardinality(), self._size, self._drop)
+
+    def _make_spec(self) -> Any:
+        spec = self._source.element_spec
+        if spec == UNKNOWN_SPEC:
+            return UNKNOWN_SPEC
+
+        def padded(name: str, leaf: TensorSpec, shape: Any, _value: Any) -> TensorSpec:
+            if leaf.shape is None and shape is None:
+                return TensorSpec(None, leaf.dtype)
+            ranks = [leaf.shape] if leaf.shape is not None else []
+            lengths = _padded_shape(name, ranks, shape)
+            if shape is None:  # what is known of the elements is known of the longest
+                lengths = list(leaf.shape or ())
+            return TensorSpec((self._size if self._drop else None, *lengths), leaf.dtype)
+
+        return nest.pack_as(spec, [padded(*component) for component in self._components(spec)])
+
+    def _batch_size(self) -> int | None:
+        return self._size
+
+
+def _spread(like: Any, values: Any) -> list[Any]:
+    """Return what ``values``, of the structure of ``like``, has for each leaf of it."""
+    if not nest.is_nested(like):
+        return [values]
+    keys = list(like) if isinstance(like, dict) else range(len(like))
+    if not hasattr(values, "__getitem__") or len(values) != len(like):
+        raise ValueError(
+            f"padded_batch: {values!r} does not have the structure of the elements, which have "
+            f"{len(like)} components: {component_names(like)!r}"
+        )
+    return [v for k in keys for v in _spread(like[k], values[k])]
+
+
+def _padded_shape(
+    name: str, found: Sequence[tuple[int | None, ...]], shape: Any
+) -> list[int | None]:
+    """Return the lengths to fill up to; None: as long as the longest."""
+    if shape is None:
+        shape = [None] * len(found[0])
+    lengths = [None if n is None or int(n) == -1 else int(n) for n in shape]
+    for one in found:
+        if len(one) != len(lengths):
+            raise ValueError(
+                f"The padded shape {tuple(lengths)} is not compatible with the shape {one} of the "
+                f"corresponding input component, {name}."
+            )
+        if any(
+            n is not None and m is not None and m > n for n, m in zip(lengths, one, strict=True)
+        ):
+            raise DataLossError(
+                f"Attempted to pad to a smaller size than the input element: {name} has shape {one}, "
+                f"its padded shape is {tuple(lengths)}."
+            )
+    return lengths
+
+
+def _padding_value(name: str, value: Any, dtype: Any) -> Any:
+    if value is None:
+        return b"" if dtype == string else np.zeros((), dtype)
+    if dtype == string:
+        return value.encode() if isinstance(value, str) else value
+    given = np.asarray(value)
+    made = given.astype(dtype) if given.dtype.kind in "biuf" else given
+    if made.dtype != dtype or (made != given and given == given):
+        raise TypeError(
+            f"Invalid `padding_values`. `padding_values` values type {given.dtype} does not match type "
+            f"{dtype} of the corresponding input component, {name}: {value!r}"
+        )
+    return made
+
+
+class Rebatch(Transformed):
+    """The rows of batches in batches of other sizes, which take turns."""
+
+    def __init__(self, source: Dataset, sizes: Any, drop_remainder: bool) -> None:
+        super().__init__(source)
+        one = isinstance(sizes, (int, np.integer))
+        least = 1 if one else 0
+        self._sizes = [at_least(n, least, "batch_size") for n in ([sizes] if one else sizes)]
+        if not any(self._sizes):
+            raise ValueError(f"batch_size must be a number above 0, or have one, not {sizes!r}")
+        self._drop = drop_remainder
+        for leaf in nest.flatten(source.element_spec):
+            if leaf.shape == ():
+                raise ValueError(
+                    "Invalid `batch_sizes`. Expected dataset with rank of >= 1 but found a dataset with "
+                    "scalar elements. Fix the issue by adding the `batch` transformation to the "
+                    "dataset."
+                )
+
+    def _iter(self) -> Iterator[Any]:
+        return cut_anew(self._source._iter(), itertools.cycle(self._sizes), self._drop)
+
+    def cardinality(self) -> int:
+        """Return that it is unknown, or infinite."""
+        count = self._source.cardinality()
+        return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
+    def _make_spec(self) -> Any:
+        size = self._sizes[0] if len(set(self._sizes)) == 1 else None
+
+        def cut(s: TensorSpec) -> TensorSpec:
+            if s.shape is None:
+                return s
+            whole = self._drop or (
+                size is not None and s.shape[0] is not None and not s.shape[0] % size
+            )
+            return TensorSpec((size if whole else None, *s.shape[1:]), s.dtype)
+
+        return nest.map_structure(cut, self._source.element_spec)
+
+    def _batch_size(self) -> int | None:
+        return None
+
+
+class RebatchByBatch(Transformed):
+    """Each batch cut into equal parts, the last ones shorter or empty; each component by itself."""
+
+    def __init__(self, source: Dataset, parts: int) -> None:
+        super().__init__(source)
+        self._parts = parts
+
+    def _iter(self) -> Iterator[Any]:
+        for batch in self._source._iter():
+            if any(leaf.ndim == 0 for leaf in nest.flatten(batch)):
+                self._raise_unbatched(batch)
+            for part in range(self._parts):
+                yield nest.map_structure(lambda a, part=part: self._cut(a, part), batch)
+
+    def _raise_unbatched(self, batch: Any) -> None:
+        names = zip(nest.flatten(component_names(batch)), nest.flatten(batch), strict=True)
+        scalar = next(name for name, leaf in names if leaf.ndim == 0)
+        raise InvalidArgumentError(
+            "Cannot rebatch dataset: All components must have at least one dimension. Perhaps your "
+            f"input dataset is not batched? Component {scalar} is scalar. Call the `batch` method on "
+            "the input Dataset in order to be able to split your input across "
+            f"{self._parts} replicas."
+        )
+
+    def _cut(self, array: Any, part: int) -> Any:
+        size = -(-len(array) // self._parts)
+        return array[part * size : (part + 1) * size]
+
+    def cardinality(self) -> int:
+        """Return the number of mini-batches."""
+        count = self._source.cardinality()
+        return count if count < 0 else count * self._parts
+
+    def _make_spec(self) -> Any:
+        def cut(s: TensorSpec) -> TensorSpec:
+            if s.shape is None:
+                return s
+            rows = s.shape[0]
+            part = None if rows is None or rows % self._parts else rows // self._parts
+            return TensorSpec((part, *s.shape[1:]), s.dtype)
+
+        return nest.map_structure(cut, self._source.element_spec)
+
+    def _batch_size(self) -> int | None:
+        return None
+
+
+class Unbatch(Transformed):
+    """The rows of every element."""
+
+    def __init__(self, source: Dataset) -> None:
+        super().__init__(source)
+        spec = source.element_spec
+        for name, leaf in zip(nest.flatten(component_names(spec)), nest.flatten(spec), strict=True):
+            if leaf.shape == ():
+                raise ValueError(
+                    f"Cannot unbatch an input with scalar components: {name} has no first axis"
+                )
+
+    def _rows(self) -> Rows | None:
+        batches = self._source
+        rows = batches._source._rows() if isinstance(batches, Batch) else None
+        if rows is None or not isinstance(batches, Batch):
+            return None
+        if not batches._drop:
+            return rows
+        source = rows.blocks
+        return Rows(rows.columns, lambda: regroup(source(), batches._size, True))
+
+    def _iter(self) -> Iterator[Any]:
+        for batch in self._source._iter():
+            for i in range(number_of_rows(batch)):
+                yield nest.map_structure(lambda a, i=i: a[i, ...], batch)
+
+    def cardinality(self) -> int:
+        """Return the number of rows, where batches are known to be full."""
+        count = self._source.cardinality()
+        if count <= 0:
+            return count
+        if isinstance(self._source, Batch) and not self._source._drop:
+            return self._source._source.cardinality()
+        lengths = {s.shape[0] if s.shape else None for s in nest.flatten(self._source.element_spec)}
+        length = lengths.pop() if len(lengths) == 1 else None
+        return UNKNOWN_CARDINALITY if length is None else count * length
+
+    def _make_spec(self) -> Any:
+        return nest.map_structure(
+            lambda s: TensorSpec(s.shape and s.shape[1:], s.dtype), self._source.element_spec
+        )
+
+    def _batch_size(self) -> int | None:
+        return None

@@ -1,0 +1,63 @@
+"""`Optional`: an element, or that there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.data.spec import TensorSpec
+from pycollective.errors import InvalidArgumentError
+from pycollective.tensor import Tensor, as_tensor
+
+__all__ = ["Optional"]
+
+_NOTHING = object()
+
+
+class Optional:
+    """What `get_next_as_optional` returns; also `from_value` and `empty` make one."""
+
+    def __init__(self, spec: Any, value: Any = _NOTHING) -> None:
+        self._spec = spec
+        self._value = value
+
+    @staticmethod
+    def from_value(value: Any) -> Optional:
+        """Return an optional that holds a nest of tensors."""
+        tensors = nest.map_structure(as_tensor, value)
+        return Optional(
+            nest.map_structure(lambda t: TensorSpec(t.shape, t.dtype), tensors), tensors
+        )
+
+    @staticmethod
+    def empty(element_spec: Any) -> Optional:
+        """Return an optional that holds nothing, though it could hold what the spec says."""
+        return Optional(element_spec)
+
+    @property
+    def element_spec(self) -> Any:
+        """What the value looks like, or would look like."""
+        return self._spec
+
+    def has_value(self) -> Tensor:
+        """Whether there is a value, as a bool tensor."""
+        return Tensor(np.asarray(self._value is not _NOTHING))
+
+    def get_value(self) -> Any:
+        """Return the value.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is none.
+        """
+        if self._value is _NOTHING:
+            raise InvalidArgumentError("The given optional does not have a value.")
+        return self._value
+
+    def __repr__(self) -> str:
+        if self._value is _NOTHING:
+            return f"<Optional without a value, of {self._spec}>"
+        return f"<Optional {self._value!r}>"

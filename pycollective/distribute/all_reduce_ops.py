@@ -1,0 +1,377 @@
+"""Cross-device operations that run the core's all-reduces, and which one is the default."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from pycollective import array_backend
+from pycollective.communicator import Communicator, Work, all_reduce_together, local_group
+from pycollective.communicator.packing import PackedReduction, join, packs, split
+from pycollective.distribute.communication import (
+    CommunicationImplementation,
+    CommunicationOptions,
+)
+from pycollective.distribute.cross_device_ops import (
+    Array,
+    CrossDeviceOps,
+    ReductionToOneDevice,
+    ReplicaReduction,
+    check_alike,
+    finished,
+    log_few,
+    num_destinations,
+    work_dtype,
+)
+from pycollective.distribute.devices import Device
+from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.values import Mirrored, PerReplica
+from pycollective.tensor import IndexedSlices, Tensor, as_tensor
+
+__all__ = [
+    "CollectiveAllReduce",
+    "HierarchicalCopyAllReduce",
+    "NcclAllReduce",
+    "RingAllReduce",
+    "default_cross_device_ops",
+]
+
+_log = logging.getLogger("pycollective")
+
+
+class _ScheduledOps(CrossDeviceOps):
+    """Cross-device operations that run an all-reduce of the core, in packs.
+
+    Values whose destinations are not the replicas themselves, and `IndexedSlices`, are brought
+    together on one device.
+    """
+
+    algorithm: str
+    called: str  # in messages
+
+    def __init__(self, num_packs: int = 1) -> None:
+        if num_packs < 0:
+            raise ValueError(f"{self.called} requires num_packs >= 0, but {num_packs} is specified")
+        self._num_packs = num_packs
+        self._groups: dict[int, list[Communicator]] = {}
+        self._groups_lock = threading.Lock()
+        self._one_device = ReductionToOneDevice()
+
+    # In cross-replica context -------------------------------------------------------------------
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """Reduce one value."""
+        return self.batch_reduce_implementation(
+            reduce_op, [(per_replica_value, destinations)], options
+        )[0]
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """Reduce several values, in packs."""
+        results: list[Any] = [None] * len(value_destination_pairs)
+        together: list[int] = []
+        sparse = 0
+        for i, (value, destinations) in enumerate(value_destination_pairs):
+            slices = any(isinstance(v, IndexedSlices) for v in value.values)
+            sparse += slices
+            if slices or num_destinations(destinations) != len(value.values):
+                results[i] = self._one_device.reduce_implementation(
+                    reduce_op, value, destinations, options
+                )
+            else:
+                together.append(i)
+        if sparse:
+            _log.warning("Efficient allreduce is not supported for %d IndexedSlices", sparse)
+        if together:
+            rows = [
+                [as_tensor(v).array for v in value_destination_pairs[i][0].values] for i in together
+            ]
+            for i, components in zip(
+                together, self._reduce_rows(rows, reduce_op, options), strict=True
+            ):
+                results[i] = Mirrored(components) if len(components) > 1 else components[0]
+        return results
+
+    def _reduce_rows(
+        self, rows: list[list[Array]], reduce_op: ReduceOp, options: CommunicationOptions
+    ) -> list[list[Tensor]]:
+        """Return the replicas' results for the replicas' arrays of each value."""
+        replicas = len(rows[0])
+        for row in rows:
+            if len(row) != replicas:
+                raise ValueError(
+                    "the values of one batch_reduce come from different numbers of replicas"
+                )
+            check_alike(row)
+        results: list[list[Tensor]] = [[] for _ in rows]
+        likes = [row[0] for row in rows]
+        members_of_packs = self._packs_of(likes, options)
+        self._log_packs(likes, members_of_packs, replicas, options)
+        with self._groups_lock:  # reductions of several user threads must not mix
+            group = self._groups.get(replicas)
+            if group is None:
+                group = self._groups[replicas] = local_group(replicas)
+            for members in members_of_packs:
+                dtype = likes[members[0]].dtype
+                work = work_dtype(dtype, reduce_op)
+                flats = [
+                    join([_on_host(rows[i][r]) for i in members], work)[0] for r in range(replicas)
+                ]
+                op = _core_op(reduce_op, work)
+                totals = all_reduce_together(group, flats, op, self.algorithm_for(options))
+                for total in totals:
+                    done = finished(total, dtype, reduce_op, replicas)
+                    parts = split(done, [likes[i] for i in members])
+                    for i, part in zip(members, parts, strict=True):
+                        results[i].append(Tensor(array_backend.asarray(part, like=likes[i])))
+        return results
+
+    # From the replicas --------------------------------------------------------------------------
+
+    def takes_part_from_replicas(self) -> bool:
+        """Return True unless a subclass has its own hooks, which must then be called."""
+        mine, base = type(self), _ScheduledOps
+        return (
+            mine.reduce_implementation is base.reduce_implementation
+            and mine.batch_reduce_implementation is base.batch_reduce_implementation
+        )
+
+    def begin_all_reduce(
+        self,
+        communicator: Communicator,
+        reduce_op: ReduceOp,
+        likes: Sequence[Array],
+        options: CommunicationOptions,
+        async_op: bool,
+    ) -> ReplicaReduction | None:
+        """Begin one replica's part, in packs; one pack cannot begin before all arrays are there."""
+        members_of_packs = self._packs_of(likes, options)
+        if async_op and len(members_of_packs) == 1:
+            return None
+        if communicator.rank == 0:
+            self._log_packs(likes, members_of_packs, communicator.size, options)
+        algorithm = self.algorithm_for(options)
+        shares = max(1, self._num_packs)
+
+        def begin(source: Array, target: Array) -> list[Work]:
+            under_way = []
+            for first, last in _shares(source.size, shares):
+                result = communicator.all_reduce(
+                    source[first:last],
+                    _core_op(reduce_op, source.dtype),
+                    out=target[first:last],
+                    algorithm=algorithm,
+                    async_op=async_op,
+                    timeout=options.timeout_seconds,
+                )
+                if async_op:
+                    under_way.append(result)
+            return under_way
+
+        return _PackedReplicaReduction(members_of_packs, begin, likes, reduce_op, communicator.size)
+
+    # Packs and algorithms -----------------------------------------------------------------------
+
+    def _packs_of(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
+        """Return the places of the arrays of each pack."""
+        if self._num_packs == 0:
+            return [[i] for i in range(len(likes))]
+        return packs(likes, sys.maxsize)
+
+    def algorithm_for(self, options: CommunicationOptions) -> str:
+        """Return the algorithm of the core that runs."""
+        return self.algorithm
+
+    def _log_packs(
+        self,
+        likes: Sequence[Array],
+        members_of_packs: list[list[int]],
+        replicas: int,
+        options: CommunicationOptions,
+    ) -> None:
+        log_few(
+            "batch_all_reduce: %d all-reduces with algorithm = %s, num_packs = %d",
+            len(likes),
+            self.algorithm_for(options),
+            self._num_packs or len(likes),
+        )
+
+    def describe(self) -> str:
+        """Name the algorithm."""
+        return f"{type(self).__name__} (algorithm {self.algorithm!r})"
+
+
+class _PackedReplicaReduction(ReplicaReduction):
+    def __init__(
+        self,
+        members_of_packs: list[list[int]],
+        begin: Any,
+        likes: Sequence[Array],
+        reduce_op: ReduceOp,
+        replicas: int,
+    ) -> None:
+        self._likes = likes
+        self._op = reduce_op
+        self._replicas = replicas
+        dtypes = [work_dtype(likes[pack[0]].dtype, reduce_op) for pack in members_of_packs]
+        self._packed = PackedReduction(members_of_packs, begin, dtypes)
+
+    def add(self, place: int, array: Array) -> None:
+        self._packed.add(place, _on_host(array))
+
+    def finish(self) -> list[Array]:
+        likes = self._likes
+        results: list[Array] = [None] * len(likes)
+        for members, total in self._packed.totals():
+            total = finished(total, likes[members[0]].dtype, self._op, self._replicas)
+            parts = split(total, [likes[i] for i in members])
+            for i, part in zip(members, parts, strict=True):
+                results[i] = array_backend.asarray(part, like=likes[i])
+        return results
+
+
+class CollectiveAllReduce(_ScheduledOps):
+    """The core's all-reduce, by the algorithm that is fastest for the size: the default on CPUs.
+
+    What TensorFlow calls its RING implementation. `CommunicationOptions` choose: with
+    ``bytes_per_pack`` gradients are joined in packs of that size, from the last to the first; with
+    ``implementation="RING"`` it really is a ring.
+    """
+
+    algorithm = "auto"
+    called = "Collective all-reduce"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def algorithm_for(self, options: CommunicationOptions) -> str:
+        """Return the table's choice, or the ring if that is asked for."""
+        ring = options.implementation is CommunicationImplementation.RING
+        return "ring" if ring else self.algorithm
+
+    def _packs_of(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
+        """Return packs of so many bytes, made from the end: the last gradients are ready first."""
+        last = len(likes) - 1
+        backwards = packs(likes[::-1], options.bytes_per_pack or sys.maxsize)
+        return [sorted([last - i for i in pack]) for pack in backwards]
+
+    def _log_packs(
+        self,
+        likes: Sequence[Array],
+        members_of_packs: list[list[int]],
+        replicas: int,
+        options: CommunicationOptions,
+    ) -> None:
+        log_few(
+            "Collective all_reduce tensors: %d all_reduces, num_devices = %d, group_size = %d, "
+            "implementation = %s, num_packs = %d",
+            len(likes),
+            replicas,
+            replicas,
+            options.implementation.value,
+            len(members_of_packs),
+        )
+
+
+class RingAllReduce(_ScheduledOps):
+    """All-reduce in a ring of the replicas: the least data moved.
+
+    Parameters
+    ----------
+    num_packs : int
+        Into how many packs the arrays of one call are joined; 0: none are joined.
+
+    Raises
+    ------
+    ValueError
+        If ``num_packs`` is negative.
+    """
+
+    algorithm = "ring"
+    called = "Ring all-reduce"
+
+
+class HierarchicalCopyAllReduce(_ScheduledOps):
+    """All-reduce in two halves that exchange their sums; right for every number of devices.
+
+    Unlike TensorFlow's it also runs between CPU replicas, and reduces the last device of an odd
+    number too.
+
+    Parameters
+    ----------
+    num_packs : int
+        Into how many packs the arrays of one call are joined; 0: none are joined.
+
+    Raises
+    ------
+    ValueError
+        If ``num_packs`` is negative.
+    """
+
+    algorithm = "hierarchical_copy"
+    called = "HierarchicalCopy"
+
+
+class NcclAllReduce(_ScheduledOps):
+    """All-reduce by NVIDIA's NCCL between GPUs.
+
+    What lies on CPUs is brought together on one device, as by `ReductionToOneDevice`; which also
+    holds for GPU arrays as long as this package has no NCCL of its own.
+
+    Parameters
+    ----------
+    num_packs : int
+        Into how many packs the arrays of one call are joined; 0: none are joined.
+
+    Raises
+    ------
+    ValueError
+        If ``num_packs`` is negative.
+    """
+
+    algorithm = "reduce_to_one"
+    called = "NCCL all-reduce"
+
+    def describe(self) -> str:
+        """Say that NCCL is not what runs."""
+        return f"{type(self).__name__} (no NCCL here: as ReductionToOneDevice)"
+
+
+def default_cross_device_ops(devices: Sequence[Device]) -> tuple[CrossDeviceOps, str]:
+    """Return the cross-device operations for replicas on these devices, and why these."""
+    kinds = {device.kind for device in devices}
+    if kinds == {"CPU"}:
+        return CollectiveAllReduce(), "the default where all devices are CPUs"
+    if kinds == {"GPU"}:
+        return NcclAllReduce(), "the default where all devices are GPUs"
+    return ReductionToOneDevice(), "the default where CPUs and GPUs are mixed"
+
+
+def _core_op(reduce_op: ReduceOp, dtype: Any) -> str:
+    return "mean" if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub" else "sum"
+
+
+def _on_host(array: Array) -> Array:
+    host = array_backend.to_numpy(array)
+    aligned = host.flags.c_contiguous and host.flags.aligned
+    return host if aligned else host.copy(order="C")
+
+
+def _shares(size: int, count: int) -> list[tuple[int, int]]:
+    """Return where each of ``count`` equal shares begins and ends; the last takes the rest."""
+    bounds = [size // count * k for k in range(count)] + [size]
+    return [(a, b) for a, b in itertools.pairwise(bounds) if b > a] or [(0, size)]

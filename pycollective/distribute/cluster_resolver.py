@@ -1,0 +1,27 @@
+"""Names of ``tf.distribute.cluster_resolver``; most live in the room `pycollective.cluster`."""
+
+from __future__ import annotations
+
+from pycollective.cluster import (
+    ClusterResolver,
+    GCEClusterResolver,
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    UnionResolver,
+)
+from pycollective.distribute.tpu import TPUClusterResolver
+
+__all__ = [
+    "ClusterResolver",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+    "UnionResolver",
+]

@@ -1,0 +1,87 @@
+"""Hints for collectives."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["CommunicationImplementation", "CommunicationOptions"]
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which library moves the data between devices.
+
+    AUTO leaves it to pycollective, RING is a ring of the replicas, NCCL is NVIDIA's library.
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+class CommunicationOptions:
+    """Hints for collectives.
+
+    Parameters
+    ----------
+    bytes_per_pack : int
+        Arrays of one call are joined until a pack has more than this many bytes; 0: one pack.
+    timeout_seconds : float, optional
+        How long a collective waits for the others.
+    implementation : CommunicationImplementation or str
+        Which library moves the data.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        bytes_per_pack: int = 0,
+        timeout_seconds: float | None = None,
+        implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+    ) -> None:
+        if bytes_per_pack < 0:
+            raise ValueError(f"Argument `bytes_per_pack` must be >=0, Received {bytes_per_pack}.")
+        if timeout_seconds is not None and not timeout_seconds > 0:
+            raise ValueError(
+                f"Argument `timeout_seconds` must be positive or None, not {timeout_seconds!r}"
+            )
+        if isinstance(implementation, str):
+            implementation = CommunicationImplementation(implementation.upper())
+        if not isinstance(implementation, CommunicationImplementation):
+            raise ValueError(
+                "Argument `implementation` must be instance of "
+                "`tf.distribute.experimental.CommunicationImplementation`."
+            )
+        self.bytes_per_pack = bytes_per_pack
+        self.timeout_seconds = timeout_seconds
+        self.implementation = implementation
+
+    def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        """Return these options with what is set in ``options`` in the place of it.
+
+        0, None and AUTO are what is not set.
+        """
+        if options is None:
+            return self
+        unset = CommunicationImplementation.AUTO
+        return CommunicationOptions(
+            options.bytes_per_pack or self.bytes_per_pack,
+            self.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds,
+            self.implementation if options.implementation is unset else options.implementation,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CommunicationOptions):
+            return NotImplemented
+        return vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
+
+    def __repr__(self) -> str:
+        return (
+            f"CommunicationOptions(bytes_per_pack={self.bytes_per_pack}, "
+            f"timeout_seconds={self.timeout_seconds}, implementation={self.implementation.value!r})"
+        )

@@ -1,0 +1,35 @@
+"""What a strategy does, in words: `Strategy.describe`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pycollective.distribute.blas_threads import available_cores, controls_threads
+
+if TYPE_CHECKING:
+    from pycollective.distribute.strategy import Strategy
+
+__all__ = ["describe"]
+
+
+def describe(strategy: Strategy) -> str:
+    """Return a line for each replica: device, threads, cross-device operation and why that one."""
+    extended = strategy.extended
+    devices = extended._devices
+    if len(devices) == 1:
+        reduces = "nothing to reduce: it is the only replica"
+    else:
+        reduces = f"{extended.cross_device_ops.describe()}, {extended.why_these_ops}"
+    lines = []
+    for replica, device in enumerate(devices):
+        runs = "the caller's thread" if replica == 0 else f"thread pycollective-replica-{replica}"
+        lines.append(f"replica {replica}: {device}, {runs}, {_blas(len(devices))}, {reduces}")
+    return "\n".join(lines)
+
+
+def _blas(replicas: int) -> str:
+    cores = available_cores()
+    if replicas > 1 and not controls_threads():
+        return "BLAS threads not divided (no threadpoolctl)"
+    threads = cores if replicas == 1 else max(1, cores // replicas)
+    return f"{threads} BLAS thread{'s'[: threads > 1]} of {cores}"

@@ -1,0 +1,9 @@
+"""Names of ``tf.distribute.experimental.coordinator``: older ones of `distribute.coordinator`."""
+
+from __future__ import annotations
+
+from pycollective.distribute.unavailable import ClusterCoordinator, PerWorkerValue, RemoteValue
+
+__all__ = ["ClusterCoordinator", "PerWorkerValues", "RemoteValue"]
+
+PerWorkerValues = PerWorkerValue

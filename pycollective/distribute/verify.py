@@ -1,0 +1,233 @@
+"""`verify_equivalence`: whether N replicas compute the gradients that one computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.array_backend import to_numpy
+from pycollective.distribute.context import get_replica_context, get_strategy
+from pycollective.distribute.loss_scaling import compute_average_loss
+from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.values import PerReplica
+from pycollective.tensor import GradientTape, Tensor, as_tensor
+from pycollective.tensor import ops as tensor_ops
+
+__all__ = ["EquivalenceError", "EquivalenceReport", "verify_equivalence"]
+
+Loss = Callable[[Any, Any], Any]
+
+
+class EquivalenceReport:
+    """How far the gradients of N replicas are from those of one.
+
+    Attributes
+    ----------
+    replicas : int
+        N.
+    differences : dict of str to float
+        For each variable, by name: the largest difference, divided by the largest absolute value of
+        the gradient of one replica; infinite where only one of both has a gradient, or is not finite.
+    tolerances : dict of str to float
+        What was allowed.
+    """
+
+    def __init__(
+        self, replicas: int, differences: Mapping[str, float], tolerances: Mapping[str, float]
+    ) -> None:
+        self.replicas = replicas
+        self.differences = dict(differences)
+        self.tolerances = dict(tolerances)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every difference is within its tolerance."""
+        return all(d <= self.tolerances[name] for name, d in self.differences.items())
+
+    @property
+    def largest(self) -> float:
+        """The largest of the differences; 0 without variables."""
+        return max(self.differences.values(), default=0.0)
+
+    def __str__(self) -> str:
+        """Return a line for each variable, the largest difference first."""
+        width = max(map(len, self.differences), default=0)
+        lines = [f"gradients of {self.replicas} replicas against one, largest relative difference:"]
+        for name, difference in sorted(self.differences.items(), key=lambda item: -item[1]):
+            allowed = self.tolerances[name]
+            mark = "" if difference <= allowed else f"  more than {allowed:.2g}"
+            lines.append(f"  {name:{width}}  {difference:.2e}{mark}")
+        return "\n".join(lines)
+
+
+class EquivalenceError(AssertionError):
+    """The gradients differ by more than was allowed.
+
+    Attributes
+    ----------
+    report : EquivalenceReport
+        All differences.
+    """
+
+    def __init__(self, report: EquivalenceReport) -> None:
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return (
+            f"{self.report}\nA layer that looks at more than one example (normalization over the "
+            "batch) or draws random numbers does so in each replica for itself; a loss must be given "
+            "for each example, not as their mean."
+        )
+
+
+def verify_equivalence(
+    model: Any,
+    batch: Any,
+    loss: Loss | None = None,
+    *,
+    strategy: Strategy | None = None,
+    training: bool = False,
+    tolerance: float | None = None,
+) -> EquivalenceReport:
+    """Compare the gradients that all replicas compute together with those of one replica.
+
+    The batch is split as `Strategy.experimental_distribute_dataset` does, each replica's loss is scaled
+    by the global batch, and gradients are summed over the replicas. One replica gets the whole batch.
+    No variable is changed.
+
+    Parameters
+    ----------
+    model : callable
+        A model, or what is called like one and has ``trainable_variables``, made in the strategy's
+        scope.
+    batch
+        ``(inputs, targets)``, or only inputs where no ``loss`` is given; the first axis is the examples.
+        What a distributed dataset gives is good, too.
+    loss : callable, optional
+        ``loss(targets, outputs)`` returns a value for each example: a function, or a loss object with
+        ``Reduction.NONE``. By default the sum of the squares of an example's outputs, which tells
+        about the model and the strategy, not about a loss.
+    strategy : Strategy, optional
+        By default that of the model's variables, else the one in force.
+    training : bool
+        What the model is called with.
+    tolerance : float, optional
+        The largest relative difference; by default 1000 times the rounding of the variable's dtype.
+
+    Returns
+    -------
+    EquivalenceReport
+        The difference for each variable.
+
+    Raises
+    ------
+    EquivalenceError
+        If a difference is larger; an AssertionError.
+    ValueError
+        If the batch cannot be split, or a loss has no value for each example.
+
+    Examples
+    --------
+    >>> print(tf.distribute.verify_equivalence(model, (images, labels), loss_object))
+    gradients of 4 replicas against one, largest relative difference:
+      ...
+    """
+    arrays = nest.map_structure(_array, batch)
+    rows = _rows(arrays)
+    whole = nest.map_structure(Tensor, arrays)
+
+    def gradients(part: Any, replicas: int) -> list[Any]:
+        with GradientTape() as tape:
+            inputs, targets = part if loss is not None else (_inputs(part), None)
+            outputs = model(inputs, training=training)
+            per_example = _squares(outputs) if loss is None else loss(targets, outputs)
+            total = compute_average_loss(per_example, global_batch_size=rows)
+            for regularization in getattr(model, "losses", ()):
+                total = total + regularization / float(replicas)
+        return list(tape.gradient(total, list(model.trainable_variables)))
+
+    one = gradients(whole, 1)  # also makes the variables of a model that is not built yet
+    variables = list(model.trainable_variables)
+    if strategy is None:
+        owners = [getattr(v, "_distribute_strategy", None) for v in variables]
+        strategy = next((owner for owner in owners if owner is not None), get_strategy())
+    replicas = strategy.extended.num_local_replicas
+
+    def reduced(part: Any) -> list[Any]:
+        context = get_replica_context()
+        assert context is not None
+        # None, where there is no gradient, is no value to reduce.
+        found = gradients(part, replicas)
+        values = [as_tensor(g) for g in found if g is not None]
+        sums = iter(context.all_reduce("SUM", values))
+        return [None if g is None else next(sums) for g in found]
+
+    results = strategy.run(reduced, args=(_split(arrays, rows, replicas),))
+    differences, tolerances = {}, {}
+    for i, variable in enumerate(variables):
+        name = variable.name if variable.name not in differences else f"{variable.name} ({i})"
+        each = strategy.experimental_local_results(results[i])
+        differences[name] = max(_difference(one[i], gradient) for gradient in each)
+        tolerances[name] = 1000 * _rounding(variable.dtype) if tolerance is None else tolerance
+    report = EquivalenceReport(replicas, differences, tolerances)
+    if not report.ok:
+        raise EquivalenceError(report)
+    return report
+
+
+def _array(value: Any) -> Any:
+    """Return a part of the batch; the replicas' parts are joined."""
+    if isinstance(value, PerReplica):
+        value = tensor_ops.concat(list(value.values), 0)
+    return as_tensor(value).array
+
+
+def _rows(arrays: Any) -> int:
+    shapes = [array.shape for array in nest.flatten(arrays)]
+    if not shapes or any(shape == () or shape[0] != shapes[0][0] for shape in shapes):
+        raise ValueError(
+            f"every part of the batch must have the examples as its first axis, got shapes {shapes}"
+        )
+    return int(shapes[0][0])
+
+
+def _split(arrays: Any, rows: int, replicas: int) -> Any:
+    """Cut the rows into parts as equal as experimental_distribute_dataset makes them."""
+    part = -(-rows // replicas)
+
+    def cut(array: Any) -> PerReplica:
+        return PerReplica([Tensor(array[r * part : (r + 1) * part]) for r in range(replicas)])
+
+    return nest.map_structure(cut, arrays)
+
+
+def _rounding(dtype: np.dtype[Any]) -> float:
+    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7  # bfloat16
+
+
+def _inputs(part: Any) -> Any:
+    return part[0] if isinstance(part, tuple) and len(part) == 2 else part
+
+
+def _squares(outputs: Any) -> Any:
+    """Return the sum of squares of each example's outputs."""
+    total: Any = 0.0
+    for output in nest.flatten(outputs):
+        axes = list(range(1, len(output.shape)))
+        total = total + tensor_ops.reduce_sum(tensor_ops.square(output), axis=axes)
+    return total
+
+
+def _difference(one: Any, many: Any) -> float:
+    if one is None or many is None:
+        return 0.0 if one is many else float("inf")
+    reference = to_numpy(as_tensor(one).array).astype(np.float64)
+    error = float(np.max(np.abs(to_numpy(as_tensor(many).array) - reference), initial=0.0))
+    if error == 0.0:
+        return 0.0
+    scale = float(np.max(np.abs(reference), initial=0.0))
+    return error / scale if np.isfinite(error) and scale else float("inf")

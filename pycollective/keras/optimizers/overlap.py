@@ -1,0 +1,75 @@
+"""Gradients that are reduced while the tape still computes others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.tensor import GradientTape, Tensor, Variable
+
+__all__ = ["summed_gradients"]
+
+
+def summed_gradients(
+    context: ReplicaContext, tape: GradientTape, target: Any, variables: Sequence[Variable]
+) -> tuple[list[Tensor | None], bool]:
+    """Return the gradients by variables, and whether they are summed over the replicas already.
+
+    Packs of gradients are sent on their way as soon as the tape has computed them, the same packs as
+    `ReplicaContext.all_reduce` makes of all of them, so that the sums are the same to the last bit.
+    They are not summed where the strategy cannot begin before all are there.
+
+    Parameters
+    ----------
+    context
+        That of the replica that calls this; every replica must, with the same variables.
+    tape
+        What recorded the target.
+    target
+        The loss.
+    variables
+        Those that the target does not depend on have no gradient, in no replica.
+    """
+    if context.num_replicas_in_sync == 1:
+        return tape.gradient(target, list(variables)), False
+    connected = tape.connected(target, variables)
+    places = [place for place, found in enumerate(connected) if found]
+    extended = context.strategy.extended
+    likes = [variables[place]._local()._current().array for place in places]
+    reduction = None
+    if places:
+        reduction = extended.begin_all_reduce(
+            context, ReduceOp.SUM, likes, extended.gradient_options
+        )
+    if reduction is None:
+        return tape.gradient(target, list(variables)), False
+    number = {place: k for k, place in enumerate(places)}
+    try:
+        local = tape.gradient(
+            target,
+            list(variables),
+            ready=lambda place, gradient: reduction.add(number[place], gradient.array),
+        )
+    except BaseException as error:
+        # The others wait for packs that will not come, also where the user catches this.
+        extended.abort_collectives(
+            f"replica {context.local_replica_id} could not compute its gradients: {error}"
+        )
+        raise
+    missing = [place for place in places if local[place] is None]
+    for place in missing:
+        reduction.add(number[place], np.zeros_like(likes[number[place]]))
+    with context.collective():
+        totals = reduction.finish()
+    if missing:
+        # An operation gave no gradient although it was recorded. Without it the packs are others:
+        # summed again, the result does not depend on whether there was anything to foresee.
+        return local, False
+    summed: list[Tensor | None] = [None] * len(variables)
+    for place, total in zip(places, totals, strict=True):
+        summed[place] = Tensor(total)
+    return summed, True

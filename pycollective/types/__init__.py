@@ -1,0 +1,7 @@
+"""Types to annotate and to test with, under the path of ``tf.types``."""
+
+from __future__ import annotations
+
+from pycollective.types import experimental
+
+__all__ = ["experimental"]

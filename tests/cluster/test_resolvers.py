@@ -1,0 +1,473 @@
+"""Resolvers: given, from TF_CONFIG, joined, from Slurm, Kubernetes and Compute Engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from pycollective.cluster import (
+    ClusterResolver,
+    ClusterSpec,
+    GCEClusterResolver,
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    UnionResolver,
+)
+from pycollective.cluster.slurm import expand_hostlist, expand_tasks_per_node
+
+TWO = ClusterSpec({"worker": ["w0:1", "w1:1"]})
+
+
+@pytest.fixture
+def tf_config(monkeypatch):
+    def put(value):
+        monkeypatch.setenv("TF_CONFIG", value if isinstance(value, str) else json.dumps(value))
+
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return put
+
+
+# Simple -------------------------------------------------------------------------------------------
+
+
+def test_simple():
+    resolver = SimpleClusterResolver(
+        TWO, "m:1", "worker", 1, "google", num_accelerators={"GPU": 2}, rpc_layer="grpc"
+    )
+    assert isinstance(resolver, ClusterResolver)
+    assert resolver.cluster_spec() == TWO
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
+    assert resolver.environment == "google"
+    assert resolver.num_accelerators() == {"GPU": 2}
+    assert resolver.master() == "grpc://m:1"
+    assert resolver.master("worker", 0) == "grpc://w0:1"
+    assert resolver.master("worker", 0, rpc_layer="other") == "other://w0:1"
+    resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 0, None
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == ("worker", 0, "m:1")
+
+
+def test_simple_by_default():
+    resolver = SimpleClusterResolver(TWO)
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
+    assert (resolver.master(), resolver.environment, resolver.num_accelerators()) == ("", "", {})
+    with pytest.raises(TypeError, match="cluster_spec must be a `tf.train.ClusterSpec`."):
+        SimpleClusterResolver({"worker": ["w0:1"]})
+    with pytest.raises(TypeError, match="master must be a string"):
+        SimpleClusterResolver(TWO, master=1)
+
+
+def test_one_of_ones_own():
+    class Mine(ClusterResolver):
+        def cluster_spec(self):
+            return TWO
+
+    resolver = Mine()
+    assert resolver.master() == ""
+    assert resolver.master("worker", 1, "grpc") == "grpc://w1:1"
+    assert resolver.environment == ""
+    assert set(resolver.num_accelerators()) <= {"GPU"}
+    with pytest.raises(ValueError, match="No such job in cluster: 'ps'"):
+        resolver.master("ps", 0)
+    with pytest.raises(TypeError, match="abstract"):
+        ClusterResolver()
+
+
+# TF_CONFIG ----------------------------------------------------------------------------------------
+
+
+def test_tf_config(tf_config):
+    tf_config(
+        {
+            "cluster": {"chief": ["c:1"], "worker": {"1": "w1:1"}},
+            "task": {"type": "worker", "index": "1"},
+            "rpc_layer": "grpc",
+        }
+    )
+    resolver = TFConfigClusterResolver()
+    assert resolver.cluster_spec() == {"chief": ["c:1"], "worker": {1: "w1:1"}}
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
+    assert resolver.master() == "grpc://w1:1"
+    assert resolver.master("chief", 0, "other") == "other://c:1"
+    # The variable is read each time.
+    tf_config({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+    assert resolver.master() == "a:1"
+    # What was given, or set later, comes first.
+    resolver.task_id = "1"
+    resolver.rpc_layer = "x"
+    assert (resolver.task_id, resolver.master()) == (1, "x://b:1")
+    given = TFConfigClusterResolver("ps", "3", "rpc", "google")
+    assert (given.task_type, given.task_id) == ("ps", 3)
+    assert (given.rpc_layer, given.environment) == ("rpc", "google")
+
+
+def test_tf_config_that_is_not_there(tf_config):
+    resolver = TFConfigClusterResolver()
+    assert resolver.cluster_spec() == ClusterSpec({})
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
+    assert (resolver.master(), resolver.environment) == ("", "")
+    tf_config({})
+    assert not resolver.cluster_spec()
+
+
+def test_masters_of_tf_config(tf_config):
+    resolver = TFConfigClusterResolver()
+    tf_config({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
+    assert resolver.master() == ""
+    tf_config({"cluster": {"worker": ["a:1", "b:1"]}, "session_master": "any thing"})
+    assert resolver.master("worker", 0, "grpc") == "any thing"
+
+
+@pytest.mark.parametrize("ask", ["cluster_spec", "master"])
+def test_malformed_tf_config(tf_config, ask):
+    tf_config("{not json")
+    resolver = TFConfigClusterResolver()  # it is read when it is asked for
+    with pytest.raises(json.JSONDecodeError):
+        getattr(resolver, ask)()
+    with pytest.raises(ValueError, match="Expecting"):
+        _ = resolver.task_type
+    tf_config("[1]")
+    with pytest.raises(ValueError, match=r"TF_CONFIG must be a JSON object, not \[1\]"):
+        getattr(resolver, ask)()
+    tf_config({"task": 3})
+    with pytest.raises(ValueError, match="TF_CONFIG's task must be a JSON object, not 3"):
+        _ = resolver.task_id
+
+
+# Union --------------------------------------------------------------------------------------------
+
+
+def simple(cluster, **more):
+    return SimpleClusterResolver(ClusterSpec(cluster), **more)
+
+
+def test_union_of_lists_and_of_jobs():
+    union = UnionResolver(
+        simple({"worker": ["a:1"], "ps": ["p:1"]}),
+        simple({"worker": ["b:1"], "chief": {1: "c:1"}}),
+    )
+    assert union.cluster_spec() == {
+        "worker": ["a:1", "b:1"],
+        "ps": ["p:1"],
+        "chief": {1: "c:1"},
+    }
+
+
+def test_union_of_dicts():
+    union = UnionResolver(simple({"worker": {1: "b:1"}}), simple({"worker": ["a:1"]}))
+    assert union.cluster_spec() == {"worker": ["a:1", "b:1"]}
+    twice = UnionResolver(simple({"worker": {0: "a:1", 5: "b:1"}}), simple({"worker": ["c:1"]}))
+    with pytest.raises(
+        KeyError, match="Duplicate keys detected when merging two ClusterSpecs: {0}"
+    ):
+        twice.cluster_spec()
+
+
+def test_union_is_the_first_one_in_everything_else():
+    first = simple(
+        {"worker": ["a:1"]},
+        master="m:1",
+        task_type="worker",
+        task_id=3,
+        environment="google",
+        num_accelerators={"GPU": 4},
+        rpc_layer="grpc",
+    )
+    union = UnionResolver(first, simple({"worker": ["b:1"]}, task_type="ps", rpc_layer="no"))
+    assert (union.task_type, union.task_id, union.rpc_layer) == ("worker", 3, "grpc")
+    assert (union.environment, union.num_accelerators()) == ("google", {"GPU": 4})
+    assert union.master() == "grpc://m:1"
+    assert union.master("worker", 1) == "grpc://b:1"
+    own = UnionResolver(first, task_type="ps", task_id=0, rpc_layer="own")
+    assert (own.task_type, own.task_id, own.rpc_layer) == ("ps", 0, "own")
+    union.task_type, union.task_id, union.rpc_layer = "chief", 0, "x"
+    assert (union.task_type, union.task_id, union.rpc_layer) == ("chief", 0, "x")
+
+
+def test_what_is_no_union():
+    with pytest.raises(ValueError, match="At least one ClusterResolver is required."):
+        UnionResolver()
+    with pytest.raises(ValueError, match="Unexpected kwargs provided {'tasks': 1}"):
+        UnionResolver(simple({}), tasks=1)
+    with pytest.raises(TypeError, match="All arguments must be a sub-class of `ClusterResolver.`"):
+        UnionResolver(simple({}), TWO)
+
+
+# Slurm --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-2,5,07-09]", ["n1", "n2", "n5", "n07", "n08", "n09"]),
+        ("a1,b[3],c-x[10-11]-ib,d", ["a1", "b3", "c-x10-ib", "c-x11-ib", "d"]),
+    ],
+)
+def test_hostlists(text, hosts):
+    assert expand_hostlist(text) == hosts
+
+
+@pytest.mark.parametrize(
+    "text", ["n[1-", "n[a-b]", "n[1-2-3]", "n]1[", "n[1][2]", "n[1,,2]", "n[5-3]", "a,,b", ""]
+)
+def test_malformed_hostlists(text):
+    with pytest.raises(ValueError, match="Invalid hostlist format"):
+        expand_hostlist(text)
+
+
+def test_tasks_per_node():
+    assert expand_tasks_per_node("3(x2),2,1") == [3, 3, 2, 1]
+    with pytest.raises(ValueError, match='Invalid tasks-per-node list format "3x2"'):
+        expand_tasks_per_node("3x2")
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """A step of 3 and 1 tasks on two hosts, of which this is rank 1."""
+    for name, value in {
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "t[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "3,1",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_slurm(slurm):
+    import os
+
+    resolver = SlurmClusterResolver()
+    assert resolver.get_task_info() == (None, None)
+    assert resolver.master() == ""
+    assert resolver.cluster_spec() == {"worker": ["t1:8888", "t1:8889", "t1:8890", "t2:8888"]}
+    assert resolver.get_task_info() == ("worker", 1)
+    assert resolver.num_accelerators() == {"GPU": 2}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert resolver.master() == "grpc://t1:8889"
+    assert resolver.master("worker", 3, "x") == "x://t2:8888"
+
+
+def test_slurm_deals_ranks_to_jobs_by_name(slurm):
+    resolver = SlurmClusterResolver(
+        {"worker": 2, "ps": 1, "chief": 1},
+        port_base=7000,
+        gpus_per_node=4,
+        gpus_per_task=1,
+        tasks_per_node={"t2": 2, "t1": 2},
+        auto_set_gpu=False,
+        rpc_layer="rpc",
+    )
+    slurm.delenv("CUDA_VISIBLE_DEVICES")
+    assert resolver.cluster_spec() == {
+        "chief": ["t1:7000"],
+        "ps": ["t1:7001"],
+        "worker": ["t2:7000", "t2:7001"],
+    }
+    assert resolver.get_task_info() == ("ps", 0)
+    assert resolver.num_accelerators() == {"GPU": 1}
+    import os
+
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert SlurmClusterResolver(tasks_per_node=2, gpus_per_node=0).cluster_spec() == {
+        "worker": ["t1:8888", "t1:8889", "t2:8888", "t2:8889"]
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE"]
+)
+def test_outside_a_slurm_step(slurm, name):
+    slurm.delenv(f"SLURM_{name}")
+    with pytest.raises(
+        RuntimeError, match=f"SLURM_{name} not found in environment. Not running inside a SLURM"
+    ):
+        SlurmClusterResolver()
+
+
+def test_slurm_that_asks_for_too_much(slurm):
+    with pytest.raises(RuntimeError, match="Requested more GPUs per node than available."):
+        SlurmClusterResolver(gpus_per_node=2, gpus_per_task=1)
+    with pytest.raises(RuntimeError, match="Requested 3 tasks but only 4 were assigned."):
+        SlurmClusterResolver({"worker": 3})
+    with pytest.raises(RuntimeError, match="Requested 4 tasks but only 0 were assigned."):
+        SlurmClusterResolver(tasks_per_node={})
+    slurm.setenv("SLURM_PROCID", "4")
+    with pytest.raises(RuntimeError, match="SLURM_PROCID is 4, but there are 4 tasks."):
+        SlurmClusterResolver()
+    slurm.setenv("SLURM_STEP_TASKS_PER_NODE", "4")
+    with pytest.raises(ValueError, match="names 2 hosts, SLURM_STEP_TASKS_PER_NODE the tasks of 1"):
+        SlurmClusterResolver()
+
+
+@pytest.mark.parametrize(("listed", "gpus"), [("GPU 0: x\nGPU 1: y\nno\n", 2), ("", 0)])
+def test_slurm_counts_gpus(slurm, tmp_path, listed, gpus):
+    slurm.delenv("CUDA_VISIBLE_DEVICES")
+    slurm.setenv("SLURM_PROCID", "0")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{listed}'\n")
+    tool.chmod(0o755)
+    slurm.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    resolver = SlurmClusterResolver({"worker": 1}, tasks_per_node={"t1": 1}, auto_set_gpu=False)
+    assert resolver.num_accelerators() == {"GPU": gpus}
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(RuntimeError, match="Could not get number of GPUs from nvidia-smi"):
+        SlurmClusterResolver({"worker": 1}, tasks_per_node={"t1": 1})
+    slurm.setenv("PATH", str(tmp_path / "empty"))
+    resolver = SlurmClusterResolver({"worker": 1}, tasks_per_node={"t1": 1}, auto_set_gpu=False)
+    assert resolver.num_accelerators() == {"GPU": 0}
+
+
+# Kubernetes ---------------------------------------------------------------------------------------
+
+
+class Pods:
+    """A Kubernetes client that has these pods."""
+
+    def __init__(self, **pods_of_selectors):
+        self.pods = pods_of_selectors
+
+    def list_pod_for_all_namespaces(self, label_selector):
+        return SimpleNamespace(
+            items=[
+                SimpleNamespace(
+                    metadata=SimpleNamespace(name=name),
+                    status=SimpleNamespace(phase=phase, host_ip=address),
+                )
+                for name, phase, address in self.pods[label_selector]
+            ]
+        )
+
+
+def test_kubernetes():
+    client = Pods(
+        first=[("b", "Running", "10.0.0.2"), ("a", "Running", "10.0.0.1")],
+        second=[("c", "Running", "10.0.0.3")],
+    )
+    resolver = KubernetesClusterResolver(
+        {"worker": ["first", "second"], "ps": ["second"]}, override_client=client
+    )
+    assert resolver.cluster_spec() == {
+        "worker": ["10.0.0.1:8470", "10.0.0.2:8470", "10.0.0.3:8470"],
+        "ps": ["10.0.0.3:8470"],
+    }
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == (None, None, "")
+    resolver.task_type, resolver.task_id = "worker", 2
+    assert resolver.master() == "grpc://10.0.0.3:8470"
+    client.pods["second"] = [("c", "Pending", None)]
+    with pytest.raises(RuntimeError, match='Pod "c" is not running; phase: "Pending"'):
+        resolver.cluster_spec()
+
+
+def test_kubernetes_by_default():
+    client = Pods(**{"job-name=tensorflow": [("a", "Running", "10.0.0.1")]})
+    resolver = KubernetesClusterResolver(tf_server_port=1, rpc_layer="", override_client=client)
+    assert resolver.cluster_spec() == {"worker": ["10.0.0.1:1"]}
+    assert resolver.master("worker", 0) == "10.0.0.1:1"
+
+
+def test_kubernetes_without_its_client(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(ImportError, match="The Kubernetes Python client must be installed before"):
+        KubernetesClusterResolver()
+    with pytest.raises(ValueError, match="The executable location provided is invalid"):
+        KubernetesClusterResolver(executable_location="here")
+
+
+@pytest.mark.parametrize("location", KubernetesExecutableLocation)
+def test_kubernetes_with_the_installed_client(monkeypatch, location):
+    loaded = []
+    client = Pods(all=[("a", "Running", "10.0.0.1")])
+    module = SimpleNamespace(
+        config=SimpleNamespace(
+            load_kube_config=lambda: loaded.append(KubernetesExecutableLocation.OFF_CLUSTER),
+            load_incluster_config=lambda: loaded.append(
+                KubernetesExecutableLocation.WITHIN_CLUSTER
+            ),
+        ),
+        client=SimpleNamespace(CoreV1Api=lambda: client),
+    )
+    monkeypatch.setitem(sys.modules, "kubernetes", module)
+    resolver = KubernetesClusterResolver({"worker": ["all"]}, executable_location=location)
+    assert loaded == [location]
+    assert resolver.cluster_spec() == {"worker": ["10.0.0.1:8470"]}
+
+
+# Compute Engine -----------------------------------------------------------------------------------
+
+
+class Service:
+    """A Compute Engine that has pages of instances, by their addresses."""
+
+    def __init__(self, pages):
+        self.pages = pages
+        self.asked = None
+
+    def instanceGroups(self):
+        return self
+
+    def instances(self):
+        return self
+
+    def listInstances(self, project, zone, instanceGroup, body, orderBy):
+        self.asked = (project, zone, instanceGroup, body, orderBy)
+        return self._page(0)
+
+    def listInstances_next(self, previous_request, previous_response):
+        return self._page(previous_request.number + 1)
+
+    def _page(self, number):
+        if number >= len(self.pages):
+            return None
+        items = [{"instance": f"https://some/where/{a}"} for a in self.pages[number]]
+        response = {"items": items} if items else {}  # without instances there is no list
+        return SimpleNamespace(number=number, execute=lambda: response)
+
+    def get(self, project, zone, instance):
+        details = {"networkInterfaces": [{"networkIP": instance}]}
+        return SimpleNamespace(execute=lambda: details)
+
+
+def test_compute_engine():
+    service = Service([["10.0.0.3", "10.0.0.1"], [], ["10.0.0.2"]])
+    resolver = GCEClusterResolver("project", "zone", "group", 8470, service=service)
+    assert resolver.cluster_spec() == {
+        "worker": ["10.0.0.1:8470", "10.0.0.2:8470", "10.0.0.3:8470"]
+    }
+    assert service.asked == ("project", "zone", "group", {"instanceState": "RUNNING"}, "name")
+    assert (resolver.task_type, resolver.task_id) == ("worker", 0)
+    assert resolver.master() == "grpc://10.0.0.1:8470"
+    resolver.task_id, resolver.rpc_layer = 2, None
+    assert resolver.master() == "10.0.0.3:8470"
+    with pytest.raises(RuntimeError, match="You cannot reset the task_type of the GCEClusterRes"):
+        resolver.task_type = "ps"
+    other = GCEClusterResolver("p", "z", "g", 1, "ps", 1, "rpc", service=service)
+    assert other.master() == "rpc://10.0.0.2:1"
+
+
+def test_compute_engine_without_its_client(monkeypatch):
+    monkeypatch.setitem(sys.modules, "googleapiclient.discovery", None)
+    with pytest.raises(ImportError, match="googleapiclient must be installed before using the GCE"):
+        GCEClusterResolver("project", "zone", "group", 8470)
+
+
+@pytest.mark.parametrize(("given", "passed"), [("default", None), ("mine", "mine")])
+def test_compute_engine_with_the_installed_client(monkeypatch, given, passed):
+    built = []
+    module = SimpleNamespace(
+        build=lambda name, version, credentials: (
+            built.append((name, version, credentials)) or Service([["10.0.0.1"]])
+        )
+    )
+    monkeypatch.setitem(sys.modules, "googleapiclient", SimpleNamespace(discovery=module))
+    monkeypatch.setitem(sys.modules, "googleapiclient.discovery", module)
+    resolver = GCEClusterResolver("project", "zone", "group", 8470, credentials=given)
+    assert built == [("compute", "v1", passed)]
+    assert resolver.cluster_spec() == {"worker": ["10.0.0.1:8470"]}

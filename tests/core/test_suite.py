@@ -1,0 +1,207 @@
+"""Every collective over transport × algorithm × ranks × size × dtype × op × in place × layout.
+
+The results are exact, and compared for equality. `cases.py` has the factors. In the fast tests every
+two values of every two factors meet, transport and ranks together being one of them: so every
+algorithm, size, dtype and so on is there over every transport among every number of ranks. All of it
+would be some ten million calls: the slow tests go through two products of transport, algorithm and
+ranks, one with every dtype and op, one with every size, in place or not, and layout; what is not in a
+product is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import FACTORS, MOVES, RANKS, REDUCTIONS, Case, Shared, pairwise, play
+from layouts import LAYOUTS
+from rank_groups import ALL_KINDS, KINDS, make_group
+
+SANITIZED = "PYCOLLECTIVE_SANITIZED" in os.environ
+TIMEOUT = 300.0 if SANITIZED else 60.0
+
+
+@pytest.fixture
+def group():
+    """Return a function that makes a group, which is closed afterwards."""
+    made = []
+
+    def make(kind, ranks):
+        comms = make_group(kind, ranks, TIMEOUT)
+        made.extend(comms)
+        return comms
+
+    yield make
+    for c in made:
+        c.close()
+
+
+def on_all(comms, on_ranks, work):
+    """Call work for each rank; a rank that raises fails the test, and the others at once."""
+
+    def alone(c):
+        try:
+            return work(c)
+        except BaseException as error:
+            c.abort(f"a test failed: {error}")
+            raise
+
+    results = on_ranks(comms, alone)
+    errors = [r for r in results if isinstance(r, BaseException)]
+    for error in sorted(errors, key=lambda e: not isinstance(e, AssertionError)):
+        raise error
+    return results
+
+
+def play_all(comms, on_ranks, cases):
+    shared = Shared()
+    for begin in range(0, len(cases), 100):  # on_ranks waits for a minute only
+        some = cases[begin : begin + 100]
+        on_all(comms, on_ranks, lambda c, some=some: [play(c, case, shared(case)) for case in some])
+
+
+GROUPS = list(itertools.product(ALL_KINDS, RANKS))
+
+
+@functools.cache
+def pairs(which):
+    """Cases by transport and number of ranks, in few of which every two values meet."""
+    found = {group: [] for group in GROUPS}
+    for combination in pairwise({"group": GROUPS, **FACTORS[which]}):
+        group = combination.pop("group")
+        found[group].append(Case(group[1], **combination))
+    return found
+
+
+@pytest.mark.parametrize("which", FACTORS)
+def test_every_two_values_meet(which):
+    factors = {"group": GROUPS, **FACTORS[which]}
+    found = list(pairwise(factors))
+    for a, b in itertools.combinations(factors, 2):
+        met = {(values[a], values[b]) for values in found}
+        assert met == set(itertools.product(factors[a], factors[b]))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("which", FACTORS)
+def test_pairs(which, kind, ranks, group, on_ranks):
+    cases = pairs(which)[kind, ranks]
+    play_all(group(kind, ranks), on_ranks, cases[::5] if SANITIZED else cases)
+
+
+# For each transport and number of ranks, every combination of these; all others are drawn.
+PRODUCTS = {
+    "dtypes": ["what", "kind"],
+    "shapes": ["what", "size", "target", "layout"],
+}
+SHAPES = {"target": ["new", "in place"], "layout": LAYOUTS}
+
+
+def product(ranks, factors, names):
+    """Cases for every combination of the factors of these names; the others are drawn."""
+    chance = random.Random(ranks)
+    for values in itertools.product(*[factors[name] for name in names]):
+        drawn = {name: chance.choice(others) for name, others in factors.items()}
+        yield Case(ranks, **{**drawn, **dict(zip(names, values, strict=True))})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of", PRODUCTS)
+@pytest.mark.parametrize("which", FACTORS)
+def test_products(which, of, kind, ranks, group, on_ranks):
+    factors = {**FACTORS[which], **(SHAPES if of == "shapes" else {})}
+    cases = list(product(ranks, factors, PRODUCTS[of]))
+    play_all(group(kind, ranks), on_ranks, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("what", [*REDUCTIONS, *MOVES], ids=str)
+def test_many_blocks(what, kind, group, on_ranks):
+    """Arrays that the executor goes through in several turns of the schedule."""
+    op = "sum" if what in REDUCTIONS else ""
+    cases = [
+        Case(3, what, ("float32", op), "blocks", "last", target, "C", "blocking")
+        for target in ("new", "in place")
+    ]
+    play_all(group(kind, 3), on_ranks, cases)
+
+
+# Bits -----------------------------------------------------------------------------------------
+
+INEXACT = [
+    w for w in REDUCTIONS if w.collective in ("all_reduce", "reduce_scatter") and w.algorithm
+]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_equal_bits_on_all_ranks_and_every_time(kind, dtype, group, on_ranks):
+    """Numbers whose sum depends on the order: it is the same everywhere, and again."""
+    for ranks in (3, 5, 8):
+        x = np.random.default_rng(ranks).standard_normal((ranks, 720 * ranks)).astype(dtype)
+
+        def work(c, x=x):
+            found = []
+            for what in INEXACT:
+                call = getattr(c, what.collective)
+                one, again = (call(x[c.rank], algorithm=what.algorithm) for _ in range(2))
+                assert one.tobytes() == again.tobytes(), what
+                if what.collective == "reduce_scatter":
+                    one = c.all_gather(one)
+                found.append(one)
+            return found
+
+        results = on_all(group(kind, ranks), on_ranks, work)
+        close = x.astype("float64").sum(axis=0)
+        for what, first, *others in zip(INEXACT, *results, strict=True):
+            assert all(o.tobytes() == first.tobytes() for o in others), what
+            np.testing.assert_allclose(first, close, atol=1e-5 if dtype == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32", "complex64"])
+@pytest.mark.parametrize("op", ["sum", "mean", "prod"])
+def test_reproducible_bits_depend_on_the_contributions_alone(dtype, op, group, on_ranks):
+    """Not on the transport, nor the name of the algorithm, nor where the arrays are."""
+    for ranks, size in [(2, 7), (3, 5_000), (4, 70_001)]:
+        x = np.random.default_rng(3).standard_normal((ranks, size)).astype(dtype)
+        want = x[0]
+        for other in x[1:]:
+            want = (want * other if op == "prod" else want + other).astype(dtype)
+        if op == "mean":
+            want = (want.astype("float32") if want.dtype.itemsize == 2 else want) / ranks
+            want = want.astype(dtype)
+
+        def work(c, x=x, size=size):
+            mine = x[c.rank].copy()
+            shared = c.empty(size, x.dtype)
+            shared[...] = mine
+            results = [
+                c.all_reduce(mine, op, reproducible=True, algorithm=how, async_op=later)
+                for how, later in [("auto", False), ("direct", False), ("auto", True)]
+            ]
+            results[2] = results[2].wait()
+            return [
+                *results,
+                c.all_reduce(mine, op, out=mine, reproducible=True),
+                c.all_reduce(shared, op, out=shared, reproducible=True),
+                c.all_reduce(np.repeat(x[c.rank], 2)[::2], op, reproducible=True),
+            ]
+
+        results = [
+            np.array(result)
+            for kind in ALL_KINDS
+            for of_rank in on_all(group(kind, ranks), on_ranks, work)
+            for result in of_rank
+        ]
+        if dtype != "complex64" or op == "sum":  # NumPy fuses products, and divides otherwise
+            assert results[0].tobytes() == want.tobytes()
+        assert all(r.tobytes() == results[0].tobytes() for r in results)

@@ -1,0 +1,304 @@
+"""Replicas that do not come: who is named, when, and what works afterwards."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import signal
+import threading
+import time
+
+import pytest
+from strategies import mirrored, replica_id
+
+import pycollective as tf
+from pycollective import distribute as d
+
+
+@pytest.fixture
+def never():
+    """An event that is set only when the test is over, so that no thread outlives it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def total(strategy):
+    got = strategy.run(lambda: d.get_replica_context().all_reduce("SUM", tf.constant(1.0)))
+    return [float(v) for v in strategy.experimental_local_results(got)]
+
+
+WAITS = {
+    "merge_call()": lambda: d.get_replica_context().merge_call(lambda s: None),
+    "all_gather": lambda: d.get_replica_context().all_gather(tf.constant([1.0]), axis=0),
+    "a collective": lambda: d.get_replica_context().all_reduce("SUM", tf.constant(1.0)),
+    "has finished": lambda: None,
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_a_replica_that_never_returns_is_named(what, never):
+    three = mirrored(3)
+    assert three.extended.timeout == 600.0
+    three.extended.timeout = 0.2
+
+    def replica():
+        if replica_id() == 2:
+            never.wait(60)
+        else:
+            WAITS[what]()
+
+    waits = what if what == "has finished" else f"waits in {what}"
+    with pytest.raises(
+        tf.CollectiveTimeoutError,
+        match=rf"replica 2 is still running its function and came to no meeting in [\d.]+ s, while "
+        rf"replica 0 {waits}.*; replica 1 {waits}.*: every replica must .*"
+        r"strategy.extended.timeout \(seconds\)",
+    ) as raised:
+        three.run(replica)
+    assert isinstance(raised.value, TimeoutError)
+    # Its thread is left behind; the strategy has new ones.
+    three.extended.timeout = 600.0
+    assert total(three) == [3.0] * 3
+    never.set()
+    assert total(three) == [3.0] * 3
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "all_gather", "slices"])
+def test_a_call_may_have_a_timeout_of_its_own(two, what, never):
+    options = d.experimental.CommunicationOptions(timeout_seconds=0.1)
+    value = tf.constant([1.0])
+
+    def replica():
+        context = d.get_replica_context()
+        if replica_id() == 1:
+            never.wait(60)
+        elif what == "all_gather":
+            context.all_gather(value, axis=0, options=options)
+        else:
+            sparse = tf.IndexedSlices(value, tf.constant([0]))
+            context.all_reduce("SUM", value if what == "all_reduce" else sparse, options)
+
+    with pytest.raises(tf.CollectiveTimeoutError, match="replica 1 is still running"):
+        two.run(replica)
+
+
+def test_who_was_waited_for_once_is_not_waited_for_again(never):
+    two = mirrored(2)
+    two.extended.timeout = 0.1
+
+    def replica():
+        if replica_id() == 1:
+            never.wait(5)
+            return
+        try:
+            d.get_replica_context().merge_call(lambda s: None)
+        finally:
+            d.get_replica_context()._run.timeout = 600.0
+
+    with pytest.raises(tf.CollectiveTimeoutError, match="replica 1 is still running"):
+        two.run(replica)
+    assert not two.extended._threads.usable  # its thread was still busy
+
+
+def test_a_replica_on_the_callers_thread_is_named_in_the_log(never, caplog):
+    two = mirrored(2)
+    two.extended.timeout = 0.1
+
+    def replica():
+        if replica_id() == 0:
+            never.wait(1.0)
+        else:
+            d.get_replica_context().merge_call(lambda s: None)
+
+    with caplog.at_level(logging.ERROR, "pycollective"):
+        with pytest.raises(
+            tf.CollectiveTimeoutError, match="replica 0 is still running its function"
+        ):
+            two.run(replica)
+    assert "replica 0 is still running its function" in caplog.text
+    assert total(two) == [2.0, 2.0]
+
+
+def test_a_creation_that_nobody_comes_to(never):
+    two = mirrored(2)
+    two.extended.timeout = 0.1
+    with pytest.raises(
+        tf.CollectiveTimeoutError, match="replica 1 waits for replica 0 to create a variable"
+    ):
+        two.run(lambda: tf.Variable(1.0) if replica_id() else never.wait(0.5))
+
+
+def test_what_the_late_replica_does_afterwards_is_refused(never):
+    two = mirrored(2)
+    two.extended.timeout = 0.1
+    seen = []
+
+    def replica():
+        if replica_id() == 0:
+            return
+        never.wait(60)
+        for call in (WAITS["merge_call()"], WAITS["a collective"]):
+            try:
+                call()
+            except tf.CollectiveTimeoutError as error:
+                seen.append(str(error))
+
+    with pytest.raises(tf.CollectiveTimeoutError, match="replica 0 has finished"):
+        two.run(replica)
+    two.extended.timeout = 60.0
+    never.set()
+    assert total(two) == [2.0, 2.0]
+    for _ in range(500):
+        if len(seen) == 2:
+            break
+        time.sleep(0.01)
+    assert len(seen) == 2
+    assert "replica 1 is still running" in seen[0]
+
+
+def test_a_long_merge_function_is_nobodys_delay():
+    two = mirrored(2)
+    two.extended.timeout = 0.1
+    got = two.run(lambda: d.get_replica_context().merge_call(lambda s: time.sleep(0.3) or 5))
+    assert got == 5
+
+
+def test_an_error_is_raised_though_another_replica_does_not_end(never):
+    two = mirrored(2)
+    two.extended.timeout = 0.2
+
+    def replica():
+        if replica_id() == 0:
+            raise KeyError("first")
+        never.wait(60)
+
+    with pytest.raises(KeyError, match="first"):
+        two.run(replica)
+    assert total(two) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_a_timeout_is_positive(two, seconds):
+    with pytest.raises(ValueError, match="timeout must be a positive number of seconds"):
+        two.extended.timeout = seconds
+
+
+def test_ctrl_c_while_others_still_work(two, never, ctrl_c):
+    started = threading.Event()
+
+    def replica():
+        if replica_id() == 1:
+            started.set()
+            never.wait(60)
+
+    def interrupt():
+        started.wait(10)
+        time.sleep(0.1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        two.run(replica)
+    thread.join(10)
+    assert total(two) == [2.0, 2.0]
+
+
+# Calls that do not match ----------------------------------------------------------------------
+
+
+def test_merge_calls_of_different_functions(two):
+    def first(strategy):
+        return None
+
+    def second(strategy):
+        return None
+
+    with pytest.raises(RuntimeError, match=r"replica 1 is in merge_call\(\) of another function"):
+        two.run(lambda: d.get_replica_context().merge_call([first, second][replica_id()]))
+    with pytest.raises(
+        RuntimeError, match=r"replica 0 is in merge_call\(\), while replica 1 is in all"
+    ):
+        two.run(lambda: list(WAITS.values())[replica_id()]())
+    assert two.run(lambda: d.get_replica_context().merge_call(lambda s: 3)) == 3
+
+
+def test_no_tape_records_in_a_merge_function(two):
+    def replica():
+        x = tf.constant(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = d.get_replica_context().merge_call(lambda s, v: v.values[0] * 3.0, args=(x,))
+            loss = x * y
+        return tape.gradient(loss, x)
+
+    assert [float(g) for g in two.run(replica).values] == [6.0, 6.0]
+
+
+def test_run_in_a_run(two):
+    with pytest.raises(
+        RuntimeError, match="Method requires being in cross-replica context, use get_"
+    ):
+        two.run(lambda: two.run(lambda: 0))
+    with pytest.raises(
+        RuntimeError, match=r"strategy.run\(\) was called while this thread runs it"
+    ):
+        two.run(lambda: d.get_replica_context().merge_call(lambda s: s.run(lambda: 0)))
+    with two.scope():
+        v = tf.Variable(1.0)
+    two.extended.update(v, lambda c: total(two))  # nobody waits: this works
+    assert total(two) == [2.0, 2.0]
+
+
+# User threads ---------------------------------------------------------------------------------
+
+
+def test_several_user_threads():
+    three = mirrored(3)
+    with three.scope():
+        v = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+    errors = []
+
+    def replica(x):
+        context = d.get_replica_context()
+        summed = context.all_reduce("SUM", tf.constant(x))
+        gathered = context.all_gather(tf.constant([x + replica_id()]), axis=0)
+        v.assign_add(tf.constant(1.0))
+        made = tf.Variable(x)
+        return summed, gathered, float(made)
+
+    def user(x):
+        try:
+            for _ in range(10):
+                summed, gathered, made = three.run(replica, args=(x,))
+                assert [float(s) for s in summed.values] == [3 * x] * 3
+                assert gathered.values[1].numpy().tolist() == [x, x + 1, x + 2]
+                assert float(three.reduce("SUM", summed, axis=None)) == 9 * x
+                assert three.gather(gathered, axis=0).shape == (9,)
+                with three.scope():
+                    assert float(tf.Variable(x)) == x
+                assert three.experimental_local_results(made)[0] == x
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=user, args=(float(i),)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+        assert not t.is_alive()
+    assert not errors
+    assert float(v) == 4 * 10 * 3
+
+
+def test_a_deep_copy_runs_at_the_same_time(two):
+    total(two)
+    other = copy.deepcopy(two)
+    meet = threading.Barrier(4, timeout=20)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(other.run(lambda: meet.wait() >= 0)))
+    thread.start()
+    assert two.run(lambda: meet.wait() >= 0) is True
+    thread.join(20)
+    assert got == [True]

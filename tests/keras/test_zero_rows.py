@@ -1,0 +1,202 @@
+"""Every layer, loss and metric takes a batch without rows: no NaN, no warning, gradients of zero.
+
+Replicas get such batches whenever there are fewer rows than replicas. The classes are found, not
+listed: a new one is tested as it is exported. Where its constructor needs an argument, the argument's
+name must be in `ARGUMENTS`; where no input fits, one must be added to `INPUTS` or `PAIRS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+import pycollective as tf
+from pycollective.keras import layers, losses, metrics
+
+#: A value for every argument that some constructor needs, by its name.
+ARGUMENTS = {
+    "activation": "relu",
+    "filters": 2,
+    "fn": losses.mean_squared_error,
+    "kernel_size": 2,
+    "rate": 0.5,
+    "target_shape": (-1,),
+    "units": 3,
+}
+#: Arguments that only some classes need, although they have defaults.
+NEEDED = {"InputLayer": {"shape": (6,)}}
+#: Shapes of an example; a layer must take at least one of them.
+INPUTS = [(6,), (5, 4), (6, 6, 2), (4, 4, 4, 2)]
+#: What should come out, and what did, for two examples; a loss or metric must take at least one.
+RANDOM = np.random.default_rng(0)
+PAIRS = {
+    "labels": (np.array([1, 2]), RANDOM.random((2, 3))),
+    "targets": (RANDOM.random((2, 3)), RANDOM.random((2, 3))),
+    "maps": (RANDOM.random((2, 4, 3)), RANDOM.random((2, 4, 3))),
+    "values": (RANDOM.random(2), None),
+}
+
+
+def exported(module, base):
+    """Return the classes of a module that are made of ``base``, each once."""
+    found = {getattr(module, name) for name in module.__all__}
+    classes = {c for c in found if isinstance(c, type) and issubclass(c, base) and c is not base}
+    return sorted(classes, key=lambda c: c.__name__)
+
+
+def make(cls, **more):
+    """Return an object of the class, with the arguments that it needs."""
+    arguments = {**NEEDED.get(cls.__name__, {}), **more}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not variadic:
+            assert name in ARGUMENTS, f"{cls.__name__}: add a value for {name!r} to ARGUMENTS"
+            arguments[name] = ARGUMENTS[name]
+    return cls(**arguments)
+
+
+def fitting(candidates, use):
+    """Return the candidates that can be used; there must be one."""
+    fits = []
+    for candidate in candidates:
+        try:
+            use(candidate)
+        except (ValueError, TypeError, IndexError):
+            continue
+        fits.append(candidate)
+    assert fits, "none of the inputs of this file fits: add one that does"
+    return fits
+
+
+def is_zero_or_none(gradient, like):
+    if gradient is None:
+        return True
+    array = gradient.numpy()
+    return array.shape == tuple(like.shape) and not np.any(array != 0)  # NaN != 0
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    with np.errstate(all="raise"):
+        yield
+
+
+# Layers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
+def test_layers(cls, training, dtype):
+    def rows(count, shape):
+        return tf.Tensor(RANDOM.random((count, *shape)).astype(dtype))
+
+    for shape in fitting(INPUTS, lambda s: make(cls, dtype=dtype)(rows(2, s))):
+        for before in (0, 2):  # built by a batch without rows, or by one with
+            layer = make(cls, dtype=dtype)
+            full = layer(rows(before, shape), training=training)
+            x = rows(0, shape)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=training)
+                total = tf.reduce_sum(y)
+            assert y.shape == (0, *full.shape[1:])
+            assert y.dtype == full.dtype
+            assert float(total) == 0.0
+            variables = layer.trainable_variables
+            for value, gradient in zip(
+                [x, *variables], tape.gradient(total, [x, *variables]), strict=True
+            ):
+                assert is_zero_or_none(gradient, value)
+            assert all(np.isfinite(w).all() for w in layer.get_weights())
+
+
+# Losses -------------------------------------------------------------------------------------------
+
+
+def function_losses():
+    names = [n for n in losses.__all__ if inspect.isfunction(getattr(losses, n)) and n != "get"]
+    return [getattr(losses, name) for name in names]
+
+
+@pytest.mark.parametrize(
+    "cls", exported(losses, losses.Loss) + function_losses(), ids=lambda c: c.__name__
+)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_losses(cls, weighted, dtype):
+    is_function = not isinstance(cls, type)
+    reductions = [None] if is_function else list(losses.Reduction)
+    for reduction in reductions:
+        loss = cls if is_function else make(cls, reduction=reduction)
+
+        def use(pair, rows=2, loss=loss):
+            true, predicted = (None if p is None else p[:rows] for p in PAIRS[pair])
+            x = tf.Tensor(predicted.astype(dtype))
+            options = {"sample_weight": np.ones(rows)} if weighted and not is_function else {}
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                value = loss(true, x, **options)
+                total = tf.reduce_sum(value)
+            return x, value, total, tape.gradient(total, x)
+
+        for pair in fitting([p for p in PAIRS if p != "values"], use):
+            full = use(pair)[1]
+            x, value, total, gradient = use(pair, rows=0)
+            assert value.dtype == full.dtype == dtype
+            assert value.shape == ((0, *full.shape[1:]) if full.ndim else ())
+            assert float(total) == 0.0
+            assert gradient is not None
+            assert is_zero_or_none(gradient, x)
+
+
+# Metrics ------------------------------------------------------------------------------------------
+
+
+def update(metric, pair, rows, weighted):
+    values = [p[:rows] for p in PAIRS[pair] if p is not None]
+    metric.update_state(*values, **({"sample_weight": np.ones(rows)} if weighted else {}))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("cls", exported(metrics, metrics.Metric), ids=lambda c: c.__name__)
+def test_metrics(cls, weighted):
+    for pair in fitting(PAIRS, lambda p: update(make(cls), p, 2, weighted)):
+        metric = make(cls)
+        nothing = metric.result().numpy()
+        update(metric, pair, 0, weighted)
+        assert np.isfinite(metric.result().numpy()).all()
+        np.testing.assert_array_equal(metric.result().numpy(), nothing)
+        update(metric, pair, 2, weighted)
+        full = metric.result().numpy()
+        assert np.isfinite(full).all()
+        update(metric, pair, 0, weighted)
+        np.testing.assert_array_equal(metric.result().numpy(), full)
+
+
+@pytest.mark.parametrize("cls", exported(metrics, metrics.Metric), ids=lambda c: c.__name__)
+def test_metrics_where_one_replica_has_no_rows(cls):
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    for pair in fitting(PAIRS, lambda p: update(make(cls), p, 2, False)):
+        alone = make(cls)
+        update(alone, pair, 2, False)
+        with strategy.scope():
+            metric = make(cls)
+
+        def replica(metric=metric, pair=pair):
+            context = tf.distribute.get_replica_context()
+            first = int(context.replica_id_in_sync_group) == 0
+            update(metric, pair, 2 if first else 0, False)
+
+        strategy.run(replica)
+        np.testing.assert_array_equal(metric.result().numpy(), alone.result().numpy())
+
+
+def test_the_classes_are_found():
+    assert layers.Conv2D in exported(layers, layers.Layer)
+    assert layers.Layer not in exported(layers, layers.Layer)
+    assert len(exported(losses, losses.Loss)) >= 5
+    assert len(exported(metrics, metrics.Metric)) >= 6
+    assert losses.mean_squared_error in function_losses()

@@ -1,0 +1,145 @@
+"""A rank that is missed is named before the deadline, once, on the ranks that wait for it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective.rendezvous import RendezvousError
+
+
+@pytest.fixture
+def soon(monkeypatch, caplog):
+    monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "0.2")
+    return caplog
+
+
+def warnings_of(caplog):
+    return sorted(r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+
+
+def late(comms, on_ranks, call, caplog, who=2, count=2):
+    """Make a call that one rank comes to when so many warnings were given."""
+    enough = threading.Event()
+
+    class Handler:
+        level = 0
+
+        @staticmethod
+        def handle(_record):
+            if len(warnings_of(caplog)) >= count:
+                enough.set()
+
+    def work(comm):
+        if comm.rank == who:
+            assert enough.wait(30)
+        return call(comm)
+
+    logger = caplog.handler
+    emit = logger.emit
+    logger.emit = lambda record: (emit(record), Handler.handle(record))
+    try:
+        results = on_ranks(comms, work)
+    finally:
+        logger.emit = emit
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return warnings_of(caplog)
+
+
+@pytest.mark.parametrize("items", [1, 100_000])
+def test_direct(soon, on_ranks, items):
+    comms = pc.local_group(3)
+    texts = late(comms, on_ranks, lambda c: c.all_reduce(np.ones(items, "float32")), soon)
+    assert len(texts) == 2
+    for rank, text in enumerate(texts):
+        assert text.startswith(f"rank {rank} is in all_reduce #1 (float32[{items}], sum, direct)")
+        assert " s for rank 2 to come to this call: rank 2 has not called anything yet" in text
+        assert ". It gives up in " in text
+        assert "Next" not in text
+
+
+def test_a_schedule_says_whose_message_it_needs(soon, on_ranks):
+    comms = pc.local_group(3)
+    texts = late(comms, on_ranks, lambda c: c.all_reduce(np.ones(64), algorithm="ring"), soon)
+    assert len(texts) == 2
+    # In a ring, rank 0 needs a message of rank 2, and rank 1 one of rank 0.
+    assert "for rank 2 to come" in texts[0]
+    assert "Next" not in texts[0]
+    assert "for rank 2 to come" in texts[1]
+    assert "Next it needs something of rank 0, in this call itself" in texts[1]
+
+
+def test_what_a_rank_did_before(soon, on_ranks):
+    comms = pc.local_group(2)
+    on_ranks(comms, lambda c: c.broadcast(np.ones(3), 1))
+    (text,) = late(comms, on_ranks, lambda c: c.barrier(), soon, who=1, count=1)
+    assert text.startswith("rank 0 is in barrier #2 and has waited 0.")
+    assert "rank 1 has finished broadcast #1 (float64[3], tree, root 1)" in text
+
+
+def test_async(soon, on_ranks):
+    comms = pc.local_group(2)
+    (text,) = late(comms, on_ranks, lambda c: c.barrier(async_op=True).wait(), soon, who=1, count=1)
+    assert "for rank 1 to come to this call" in text
+
+
+def test_messages(soon, on_ranks):
+    comms = pc.local_group(2)
+
+    def call(comm):
+        if comm.rank == 1:
+            comm.send(np.ones(3), 0, 7)
+        else:
+            comm.recv(np.empty(3), 1, 7)
+
+    (text,) = late(comms, on_ranks, call, soon, who=1, count=1)
+    assert text.startswith("rank 0 has waited 0.")
+    assert "in recv (float64[3], tag 7) from rank 1: rank 1 has not called anything yet" in text
+
+
+def test_many_ranks_are_not_all_named(soon, on_ranks):
+    comms = pc.local_group(13)
+    enough = threading.Event()
+
+    def work(comm):
+        if comm.rank:
+            assert enough.wait(30)
+        else:
+            threading.Timer(1.0, enough.set).start()
+        comm.barrier()
+
+    on_ranks(comms, work)
+    text = next(t for t in warnings_of(soon) if t.startswith("rank 0 "))
+    assert "for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 4 more to come to this call" in text
+
+
+def test_half_of_the_timeout_where_that_is_less(monkeypatch, caplog, on_ranks):
+    monkeypatch.delenv("PYCOLLECTIVE_WARN_AFTER")
+    comms = pc.local_group(2, timeout=0.6)
+    error = on_ranks(comms, lambda c: None if c.rank else c.barrier())[0]
+    assert isinstance(error, pc.CollectiveTimeoutError)
+    (text,) = warnings_of(caplog)
+    assert "for rank 1 to come" in text
+
+
+def test_never_where_nobody_is_late(monkeypatch, caplog, on_ranks):
+    monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "5")
+    comms = pc.local_group(3)
+    on_ranks(comms, lambda c: [c.all_reduce(np.ones(100_000)) for _ in range(50)])
+    monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "inf")
+    comms = pc.local_group(2, timeout=0.5)
+    error = on_ranks(comms, lambda c: None if c.rank else c.barrier())[0]
+    assert isinstance(error, pc.CollectiveTimeoutError)
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
+def test_wrong_numbers(monkeypatch, value):
+    monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", value)
+    with pytest.raises(RendezvousError, match=r"PYCOLLECTIVE_WARN_AFTER=.*positive number"):
+        pc.local_group(2)

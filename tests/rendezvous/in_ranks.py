@@ -1,0 +1,223 @@
+"""What the scripts share that the tests of this room run on ranks: all names are for them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import pycollective as pc
+
+__all__ = [
+    "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words",
+    "is_stopped",
+    "meet", "np", "os",
+    "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
+    "wait_for", "without_descriptors", "without_memory",
+]  # fmt: skip
+
+# This is a background job of a shell for all that is known, and those ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def meet(number, rank=None, size=None, **how):
+    """Make a group at the address of the given number: a meeting after the first one."""
+    apart = ("PYCOLLECTIVE_MEMORY_FD", "PYCOLLECTIVE_LISTEN_FD", "PYCOLLECTIVE_TRANSPORT")
+    env = {name: value for name, value in os.environ.items() if name not in apart}
+    if os.environ.get("PYCOLLECTIVE_TRANSPORT") == "tcp":
+        env["PYCOLLECTIVE_TRANSPORT"] = "tcp"
+    env["PYCOLLECTIVE_ADDRESS"] = os.environ["ADDRESSES"].split()[number]
+    if rank is not None:
+        env |= {"PYCOLLECTIVE_RANK": str(rank), "PYCOLLECTIVE_SIZE": str(size)}
+    return pc.init(**{"timeout": 20, "environment": env, **how})
+
+
+def in_words(error):
+    return " ".join(f"{type(error).__name__} {error}".split())
+
+
+def until_error(call):
+    """Call again and again; return the error's name and text."""
+    try:
+        while True:
+            call()
+    except (pc.CollectiveError, KeyboardInterrupt, MemoryError) as error:
+        return in_words(error)
+
+
+def wait_for(condition, seconds=20.0):
+    """Return whether it comes true in time."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def held():
+    """Descriptors, threads and mapped memory of groups of this process, and files in /dev/shm."""
+    gc.collect()
+    return (
+        len(os.listdir("/proc/self/fd")),
+        len(os.listdir("/proc/self/task")),
+        Path("/proc/self/maps").read_text().count("memfd:pycollective"),
+        sum("pycollective" in name for name in os.listdir("/dev/shm")),
+    )
+
+
+def grown(before):
+    """Return what is more than before, after a while; empty if nothing is."""
+
+    def more():
+        return [(now, then) for now, then in zip(held(), before, strict=True) if now > then]
+
+    wait_for(lambda: not more(), 5.0)  # threads end a moment later
+    return more() or ""
+
+
+def connections():
+    """Return the connected sockets of this process, by descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        if not Path(f"/proc/self/fd/{name}").is_socket():
+            continue
+        sock = socket.socket(fileno=os.dup(int(name)))
+        try:
+            sock.getpeername()
+            found[int(name)] = sock
+        except OSError:
+            sock.close()
+    return found
+
+
+def is_stopped(pid):
+    """Return whether a process has got SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def stop_until(pid, call):
+    """Let go on, after `call`, a process that stops itself; return what it gives."""
+    result = call()
+    wait_for(lambda: is_stopped(pid))
+    os.kill(pid, signal.SIGCONT)
+    return result
+
+
+class at_most:
+    """A limit of this process for a while: RLIMIT_NOFILE, RLIMIT_AS."""
+
+    def __init__(self, which, most):
+        self._which, self._most = which, most
+
+    def __enter__(self):
+        self._before = resource.getrlimit(self._which)
+        resource.setrlimit(self._which, (self._most, self._before[1]))
+
+    def __exit__(self, *_):
+        resource.setrlimit(self._which, self._before)
+
+
+class without_memory(at_most):
+    """No memory is left but for small things."""
+
+    def __init__(self):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        super().__init__(resource.RLIMIT_AS, pages * resource.getpagesize())
+
+    def __enter__(self):
+        super().__enter__()
+        self._hoard = []
+        try:
+            while True:
+                self._hoard.append(bytearray(100_000))
+        except MemoryError:
+            pass
+
+    def __exit__(self, *_):
+        self._hoard = None
+        super().__exit__()
+
+
+class without_descriptors(at_most):
+    """No descriptor is left, or so many."""
+
+    def __init__(self, left=0):
+        self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        super().__init__(resource.RLIMIT_NOFILE, 64 + self._spare)
+        self._left = left
+
+    def __enter__(self):
+        super().__enter__()
+        self._hoard = [self._spare]
+        try:
+            while True:
+                self._hoard.append(os.dup(self._spare))
+        except OSError:
+            pass
+        for _ in range(self._left):
+            os.close(self._hoard.pop())
+
+    def __exit__(self, *_):
+        for descriptor in self._hoard:
+            os.close(descriptor)
+        super().__exit__()
+
+
+def _of_empty(group):
+    shared = group.empty(50_000)
+    shared[:] = 1
+    return lambda: group.all_reduce(shared, "max", out=shared)
+
+
+def _large(group, **how):
+    x = np.ones(400_000)
+    return lambda: group.all_reduce(x, "max", out=x, **how)
+
+
+def _exchange(group):
+    to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    x = np.ones(20_000)
+
+    def call():
+        group.send(x, to)
+        group.recv(x, source)
+
+    return call
+
+
+def _exchange_works(group):
+    to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    x = np.ones(20_000)
+
+    def call():
+        came = group.recv(source=source, shape=20_000, dtype=float, async_op=True)
+        group.send(x, to, async_op=True).wait()
+        came.wait()
+
+    return call
+
+
+# What a rank may be in when something befalls it: for a group, a function that makes the call.
+CALLS = {
+    "small": lambda group: lambda: group.all_reduce(np.ones(4)),
+    "large": _large,
+    "ring": lambda group: _large(group, algorithm="ring"),
+    "empty": _of_empty,
+    "barrier": lambda group: group.barrier,
+    "broadcast": lambda group: lambda: group.broadcast(np.ones(30_000), 1),
+    "ragged": lambda group: lambda: group.all_gather(np.ones(group.rank), ragged=True),
+    "async": lambda group: lambda: group.all_reduce(np.ones(30_000), async_op=True).wait(),
+    "send": _exchange,
+    "async send": _exchange_works,
+    "split": lambda group: lambda: group.split(0).close(),
+}

@@ -1,0 +1,155 @@
+"""Ranks that make calls which do not belong together: each hears of both calls, on every transport."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from in_ranks import until_error
+from processes import TRANSPORTS, run
+
+import pycollective as pc
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+# What most ranks call, what one calls, and how these are named.
+CASES = {
+    "collective": (
+        "all_reduce(np.ones(4))", "broadcast(np.ones(4), 1)",
+        "all_reduce #1 (float64[4], sum, ", "broadcast #1 (float64[4], tree, root 1)",
+    ),
+    "barrier": (
+        "barrier()", "all_reduce(np.ones(4), algorithm='ring')",
+        "barrier #1", "all_reduce #1 (float64[4], sum, ring)",
+    ),
+    "shape": (
+        "all_reduce(np.ones(4))", "all_reduce(np.ones((2, 2)))",
+        "(float64[4], sum, ", "(float64[2, 2], sum, ",
+    ),
+    "length": (
+        "all_reduce(np.ones(70_000), algorithm='ring')",
+        "all_reduce(np.ones(70_001), algorithm='ring')",
+        "(float64[70000], sum, ring)", "(float64[70001], sum, ring)",
+    ),
+    "no elements": (
+        "all_reduce(np.ones(3))", "all_reduce(np.ones(0))",
+        "(float64[3], sum, ", "(float64[0], sum, ",
+    ),
+    "dtype": (
+        "all_reduce(np.ones(4))", "all_reduce(np.ones(4, 'int64'))",
+        "(float64[4], sum, ", "(int64[4], sum, ",
+    ),
+    "op": (
+        "all_reduce(np.ones(70_000))", "all_reduce(np.ones(70_000), 'max')",
+        "(float64[70000], sum, ", "(float64[70000], max, ",
+    ),
+    "root": (
+        "broadcast(np.ones(4), 0)", "broadcast(np.ones(4), 2)",
+        "broadcast #1 (float64[4], tree, root 0)", "broadcast #1 (float64[4], tree, root 2)",
+    ),
+    "root of a reduce": (
+        "reduce(np.ones(4), root=0)", "reduce(np.ones(4), root=1)",
+        "root 0)", "root 1)",
+    ),
+    "algorithm": (
+        "all_reduce(np.ones(4), algorithm='ring')",
+        "all_reduce(np.ones(4), algorithm='double_tree')",
+        "(float64[4], sum, ring)", "(float64[4], sum, double_tree)",
+    ),
+    "parts": (
+        "all_gather(np.ones(3))", "all_to_all(np.ones(3))",
+        "all_gather #1 (float64[3]", "all_to_all #1 (float64[3]",
+    ),
+    "rows of ragged parts": (
+        "all_gather(np.ones((2, 3)), ragged=True)", "all_gather(np.ones((2, 4)), ragged=True)",
+        "all_gather #2 (float64[*, 3]", "all_gather #2 (float64[*, 4]",
+    ),
+    "shared memory": (
+        "empty(4)", "empty(5)",
+        "empty #1 (float64[4])", "empty #1 (float64[5])",
+    ),
+    "under way": (
+        "all_reduce(np.ones(4), async_op=True).wait()", "all_reduce(np.ones(3), async_op=True).wait()",
+        "(float64[4], sum, ", "(float64[3], sum, ",
+    ),
+    "a new group": (
+        "split(0)", "barrier()",
+        "all_gather #1 (int64[1, 2]", "barrier #1",
+    ),
+}  # fmt: skip
+
+# Some ranks may be done with the first call before anybody finds out: they hear of it in the next.
+BODY = """
+odd = comm.rank == ODD
+for name, (call, other, *_) in CASES.items():
+    group = comm.split(0)
+    print(name, until_error(lambda: (eval("group." + (other if odd else call)), group.barrier())),
+          sep=" | ", flush=True)
+    group.close()
+    comm.barrier()
+    before = held() if name == "collective" else before
+del group
+print("held", grown(before))
+"""
+
+
+def check(case, odd, error):
+    *_, most, one = CASES[case]
+    assert error.startswith("MismatchError"), error
+    assert f"rank {odd} called " in error, error
+    theirs = error.partition(f"rank {odd} called ")[2].partition(", rank ")[0]
+    assert one in theirs, error
+    assert most in error.replace(theirs, ""), error
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("odd", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_calls_of_processes(tmp_path, transport, odd):
+    body = BODY.replace("CASES", repr(CASES)).replace("ODD", str(odd))
+    done = run(tmp_path, transport, 3, body)
+    for output in done.outputs:
+        lines = output.splitlines()
+        assert [line.partition(" | ")[0] for line in lines] == [*CASES, "held "], done
+        for name, line in zip(CASES, lines, strict=False):
+            check(name, odd, line.partition(" | ")[2])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls_of_threads(on_ranks, case):
+    call, other, *_ = CASES[case]
+
+    def work(group):
+        text = other if group.rank == 1 else call
+        names = {"group": group, "np": np}
+        return until_error(lambda: (eval(f"group.{text}", names), group.barrier()))
+
+    for error in on_ranks(pc.local_group(3, timeout=20), work):
+        check(case, 1, error)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages(tmp_path, transport):
+    body = """
+for later in (False, True):
+    for sent in (np.ones(3), np.ones(4, "int32"), np.ones((2, 2))):
+        group = comm.split(0)
+        def call():
+            if group.rank == 0:
+                work = group.send(sent, 2, 5, async_op=later)
+            if group.rank == 2:
+                work = group.recv(source=0, tag=5, shape=4, dtype=float, async_op=later)
+            if later and group.rank != 1:
+                work.wait()
+            group.barrier()
+        print(until_error(call), flush=True)
+        group.close()
+        comm.barrier()
+"""
+    done = run(tmp_path, transport, 3, body)
+    text = "MismatchError rank 2 receives float64[4] from rank 0 with tag 5, and rank 0 sent "
+    for output in done.outputs:
+        for line, what in zip(
+            output.splitlines(), 2 * ["float64[3]", "int32[4]", "float64[2, 2]"], strict=True
+        ):
+            assert line.startswith(f"{text}{what}:"), done

@@ -1,0 +1,129 @@
+"""What ranks that are processes say of themselves: slow peers, groups, traces, timelines."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+from emulated import run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+LATE = """
+comm.all_reduce(np.ones(3), "max")
+if comm.rank == 1:
+    time.sleep(1.0)
+{call}
+"""
+
+
+def warnings_of(text):
+    """The warnings of each rank, by rank: more than one would be one too many."""
+    found = re.findall(r"^rank (\d+) is in .*$", text, re.MULTILINE)
+    assert sorted(found) == sorted(set(found)), text
+    return {int(m[1]): m[0] for m in re.finditer(r"^rank (\d+) is in .*$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize(
+    "call", ["all_reduce(np.ones(9))", "all_reduce(np.ones(9), algorithm='ring')"]
+)
+def test_a_slow_rank_is_named_once(run_on, monkeypatch, call):
+    monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "0.3")
+    status, out, err = run_on(3, LATE.format(call=f"comm.{call}"))
+    assert (status, out) == (0, "")
+    warnings = warnings_of(err)
+    assert sorted(warnings) == [0, 2], err
+    for text in warnings.values():
+        assert " in all_reduce #2 (float64[9], sum, " in text
+        assert " for rank 1 to come to this call: rank 1 " in text
+        assert re.search(
+            r"has finished all_reduce #1|heard of in all_reduce #1|not been heard of", text
+        ), text
+        assert re.search(r"It gives up in (19|20) s\.$", text)
+
+
+def test_in_a_mixed_group(tmp_path):
+    more = {"PYCOLLECTIVE_WARN_AFTER": "0.3"}
+    codes, outputs = run(tmp_path, "aabb", LATE.format(call="comm.barrier()"), **more)
+    assert codes == [0] * 4, outputs
+    assert warnings_of(outputs[1]) == {}
+    for rank in (0, 2, 3):
+        warning = warnings_of(outputs[rank])[rank]
+        # Of ranks of other hosts it is known what they have said; those that wait have said so.
+        assert " for rank 1 to come to this call: rank 1 " in warning, warning
+
+
+def test_a_rank_that_stopped_within_the_call(run_on, monkeypatch):
+    """All have come; one does not go on."""
+    monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "0.3")
+    body = """
+import threading
+pids = comm.all_gather(np.array([os.getpid()]))
+x = np.ones(2_000_000, "float32")
+stops = [(1.2, int(pids[1]), signal.SIGCONT), (0.1, os.getpid(), signal.SIGSTOP)]
+after, pid, number = stops[comm.rank]
+threading.Timer(after, os.kill, (pid, number)).start()
+until = time.monotonic() + 1.5
+while comm.broadcast(np.array([time.monotonic() < until]))[0]:
+    comm.all_reduce(x, out=x, op="max")
+"""
+    status, _, err = run_on(2, body)
+    assert status == 0, err
+    assert " for rank 1" in err, err
+
+
+def test_debug_lines(run_on, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "TRACE")
+    status, _, err = run_on(2, "comm.all_reduce(np.ones(3)); comm.split(0)")
+    assert status == 0, err
+    for rank in range(2):
+        lines = [line for line in err.splitlines() if f"[rank {rank}]" in line]
+        made, *_ = [line for line in lines if " INFO " in line]
+        assert f"rank {rank} of 2, " in made
+        assert re.search(r"described by (pycollective run|PYCOLLECTIVE_ADDRESS); ", made)
+        assert "algorithms: built-in table" in made
+        assert "1 host" in made or "hosts not shared as far as is known" in made
+        (call,) = [line for line in lines if "all_reduce #1 " in line]
+        assert f"TRACE rank {rank} of 2: all_reduce #1 (float64[3], sum, " in call
+        assert f"rank {rank} of 2 (rank {rank} before), " in err
+
+
+def test_a_wrong_level_is_said_before_anyone_is_waited_for(run_on, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "LOUD")
+    status, _, err = run_on(2, "")
+    assert status == 1
+    assert "RendezvousError: PYCOLLECTIVE_DEBUG='LOUD': there are INFO and TRACE" in err
+
+
+def test_timelines_of_all_ranks(run_on, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(tmp_path / "calls.json"))
+    status, _, err = run_on(2, "comm.all_reduce(np.ones(3)); comm.split(0, -comm.rank).barrier()")
+    assert (status, err) == (0, "")
+    spans = []
+    for rank in range(2):
+        events = json.loads((tmp_path / f"calls.rank{rank}.json").read_text())["traceEvents"]
+        assert {e["pid"] for e in events} == {rank}
+        assert sum(e["name"] == "barrier" for e in events) == 1
+        (call,) = [e for e in events if e["name"] == "all_reduce"]
+        spans.append((call["ts"], call["ts"] + call["dur"]))
+    # No rank is done before the other has come: so the clocks agree.
+    assert max(spans[0][0], spans[1][0]) < min(spans[0][1], spans[1][1])
+
+
+def test_a_timeline_tells_of_a_lost_rank(run_on, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(tmp_path / "of {rank}.json"))
+    body = """
+comm.barrier()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.all_reduce(np.ones(3))
+except pc.PeerLostError:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    run_on(2, body)
+    events = json.loads((tmp_path / "of 0.json").read_text())["traceEvents"]
+    (call,) = [e for e in events if e["name"] == "all_reduce"]
+    assert call["args"]["error"].startswith("PeerLostError: rank 1 ")

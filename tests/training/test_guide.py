@@ -1,0 +1,89 @@
+"""examples/guide.py prints what TensorFlow's guide prints, for any number of replicas."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pycollective import array_backend
+
+GUIDE = Path(__file__).resolve().parents[2] / "examples" / "guide.py"
+#: As printed in the guide; the rest follows from them.
+PRINTED = [0.9024367, 0.8953863, 0.88840]
+
+
+def expected_losses(steps):
+    """The guide's loop by hand: -log(sigmoid(w + b)) + 1e-4 w², steps of 0.01 down the gradient."""
+    low, high = -10.0, 10.0
+    for _ in range(100):
+        w = (low + high) / 2
+        low, high = (w, high) if math.log1p(math.exp(-w)) + 1e-4 * w * w > PRINTED[0] else (low, w)
+    b, losses = 0.0, []
+    for _ in range(steps):
+        p = 1 / (1 + math.exp(-(w + b)))
+        losses.append(-math.log(p) + 1e-4 * w * w)
+        w, b = w - 0.01 * (p - 1 + 2e-4 * w), b - 0.01 * (p - 1)
+    return losses
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_the_guide(replicas, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(GUIDE), "--replicas", str(replicas)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    first, *parts = done.stdout.split("\n# ")
+    assert first == ""
+    printed = {}
+    for part in parts:
+        title, _, text = part.partition("\n")
+        printed[title] = text.strip().splitlines()
+
+    def numbers(title):
+        lines = printed[title]
+        tensors = [re.fullmatch(r"tf\.Tensor\((.+), shape=\(\), dtype=float32\)", x) for x in lines]
+        return [float(match[1]) for match in tensors]
+
+    # 1000 examples, 5 for each replica in a step; then 10 steps more.
+    losses = numbers("A custom training loop") + numbers("The same for a number of steps")
+    steps = 1000 // (5 * replicas)
+    assert len(losses) == steps + 10
+    np.testing.assert_allclose(losses[:3], PRINTED, rtol=0, atol=1e-4)
+    expected = expected_losses(2 * steps + 10)
+    np.testing.assert_allclose(losses, expected[: steps + 10], rtol=0, atol=1e-5)
+    epoch = numbers("A loop within a function (custom training tutorial)")
+    np.testing.assert_allclose(epoch, [np.mean(expected[steps + 10 :])], rtol=0, atol=1e-5)
+
+    assert printed["The default strategy"][0] == "tf.Tensor(1.0, shape=(), dtype=float32)"
+    per_replica = {1: [10], 2: [5, 5], 4: [3, 3, 3, 1]}[replicas]
+    assert printed["What each replica gets (guide and input tutorial)"] == [
+        "rows of a batch of 10: " + " ".join(map(str, per_replica)),
+        "rows from a function: " + " ".join(["5"] * replicas),
+        "replicas: " + " ".join(map(str, range(replicas))),
+    ]
+    assert numbers("Two ways to scale a loss (custom training tutorial)") == [1.0, 1.0, 4.0, 1.0]
+    gpus = array_backend.gpu_count()[0]
+    assert printed["MirroredStrategy"][0] == f"by default {max(1, gpus)} replicas"
+    assert printed["MirroredStrategy"][-1] == f"with hierarchical copy {replicas} replicas"
+    assert printed["CentralStorageStrategy"] == [f"by default {max(1, gpus)} replicas"]
+    assert printed["OneDeviceStrategy"] == ["42"]
+    rate = {1: 0.1, 2: 0.15, 4: 0.175}[replicas]
+    assert printed["Batches and learning rates grow with the replicas"] == [
+        f"{5 * replicas} examples a step, learning rate {rate}"
+    ]
+    assert printed["How workers communicate"] == ["CommunicationImplementation.NCCL"]
+    assert printed["TF_CONFIG"][-1] == "this is worker 1 at host2:port"
+    assert printed["Is it the gradient of one replica?"][0].startswith(
+        f"gradients of {replicas} replicas against one"
+    )
