@@ -158,11 +158,17 @@ std::vector<int> DirectAllReduce::awaited() const {
   if (!found.empty()) return found;
   if (mode_ == Mode::mapped_written) return behind(&Board::Counters::finished, turn_);
   if (mode_ != Mode::staged) return {};
-  // What the earliest block needs next.
-  if (reducing_.bytes && reducing_.input_end == taking_.input_end) {
-    return behind(&Board::Counters::staged, reducing_.input_end);
+  // What the blocks under way need next, the earliest one first.
+  using Counters = Board::Counters;
+  if (reduced_ahead_ > 0) found = behind(&Counters::reduced, taking_.input_end);
+  if (found.empty() && reducing_.bytes) found = behind(&Counters::staged, reducing_.input_end);
+  if (found.empty() && reducing_.bytes && reducing_.output_end > kOutputStagingBytes) {
+    found = behind(&Counters::taken, reducing_.output_end - kOutputStagingBytes);
   }
-  return behind(&Board::Counters::reduced, taking_.input_end);
+  if (found.empty() && staging_.bytes && staging_.input_end > kInputStagingBytes) {
+    found = behind(&Counters::reduced, staging_.input_end - kInputStagingBytes);
+  }
+  return found;
 }
 
 std::vector<int> DirectAllReduce::behind(std::atomic<std::uint64_t> Board::Counters::* counter,

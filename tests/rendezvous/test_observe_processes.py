@@ -7,7 +7,7 @@ import re
 import sys
 
 import pytest
-from emulated import run
+from processes import run_on_hosts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -45,12 +45,12 @@ def test_a_slow_rank_is_named_once(run_on, monkeypatch, call):
 
 
 def test_in_a_mixed_group(tmp_path):
-    more = {"PYCOLLECTIVE_WARN_AFTER": "0.3"}
-    codes, outputs = run(tmp_path, "aabb", LATE.format(call="comm.barrier()"), **more)
-    assert codes == [0] * 4, outputs
-    assert warnings_of(outputs[1]) == {}
-    for rank in (0, 2, 3):
-        warning = warnings_of(outputs[rank])[rank]
+    call = LATE.format(call="comm.barrier()")
+    group = run_on_hosts(tmp_path, "aabb", call, PYCOLLECTIVE_WARN_AFTER="0.3")
+    assert group.codes == [0] * 4, group
+    warnings = warnings_of(group.errors)
+    assert sorted(warnings) == [0, 2, 3], group.errors
+    for warning in warnings.values():
         # Of ranks of other hosts it is known what they have said; those that wait have said so.
         assert " for rank 1 to come to this call: rank 1 " in warning, warning
 
