@@ -1,6 +1,7 @@
 #include "bindings/interpreter_release.h"
 
 #include <atomic>
+#include <thread>
 
 #include "support/tuning.h"
 #include "transport/wait.h"
@@ -13,7 +14,13 @@ namespace {
 std::atomic<bool> vacant{false};
 
 // Threads that look out for it.
-std::atomic<int> seekers{0};
+[[maybe_unused]] std::atomic<int> seekers{0};
+
+// Whether it was vacant, and is now this thread's to ask for.
+[[maybe_unused]] bool take() {
+  return vacant.load(std::memory_order_relaxed) &&
+         vacant.exchange(false, std::memory_order_acquire);
+}
 
 }  // namespace
 
@@ -25,15 +32,17 @@ InterpreterRelease::InterpreterRelease() : state_(PyEval_SaveThread()) {
 
 InterpreterRelease::~InterpreterRelease() {
 #ifndef Py_GIL_DISABLED
-  if (!vacant.exchange(false, std::memory_order_acquire)) {
+  if (!take()) {
     // The holder needs a core of its own.
     int looks = crowded(seekers.fetch_add(1) + 2) ? kCrowdedSpins : kLockLooks;
-    while (looks-- > 0) {
+    bool taken = false;
+    for (int i = 0; !taken && i < looks; ++i) {
       pause();
-      if (vacant.load(std::memory_order_relaxed) &&
-          vacant.exchange(false, std::memory_order_acquire)) {
-        break;
-      }
+      taken = take();
+    }
+    for (int i = 0; !taken && i < kLockYields; ++i) {
+      std::this_thread::yield();
+      taken = take();
     }
     seekers.fetch_sub(1);
   }
