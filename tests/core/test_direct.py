@@ -227,3 +227,27 @@ class TestShortWay:
         for thread in threads:
             thread.join()
         assert results == [4.0] * 4
+
+
+def test_a_thread_that_only_computes_and_ranks_that_are_threads_get_on(on_ranks):
+    """They take turns for the interpreter lock, which the ranks pass among themselves."""
+    counted, ending = [0], threading.Event()
+
+    def compute():
+        while not ending.is_set():
+            counted[0] += 1
+
+    def work(c):
+        before = c.broadcast(np.array(counted))[0]
+        sums = [c.all_reduce(np.ones(2))[0] for _ in range(200)]
+        while c.all_reduce(np.array(counted), "min")[0] < before + 2000:
+            pass
+        return set(sums)
+
+    computing = threading.Thread(target=compute)
+    computing.start()
+    try:
+        assert on_ranks(pc.local_group(3, timeout=60), work) == [{3.0}] * 3
+    finally:
+        ending.set()
+        computing.join()
