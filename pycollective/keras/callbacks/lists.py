@@ -89,8 +89,9 @@ class CallbackList(Callback):
         super().__init__()
         if callbacks is None:
             callbacks = []
-        several = isinstance(callbacks, (list, tuple))
-        self.callbacks: list[Any] = list(callbacks) if several else [callbacks]
+        elif isinstance(callbacks, Callback):
+            callbacks = [callbacks]
+        self.callbacks: list[Any] = list(callbacks)
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(f"callbacks: {callback!r} is no keras.callbacks.Callback")

@@ -68,7 +68,7 @@ class Compiled:
     def update_metrics(self, y: Any, y_pred: Any, sample_weight: Any) -> None:
         """Take a replica's answers into the metrics."""
         if self.metrics or self.weighted_metrics:
-            _require_one_output("metrics", y, y_pred)
+            y = _target("metrics", y, y_pred)
         for metric in self.metrics:
             metric.update_state(y, y_pred)
         for metric in self.weighted_metrics:
@@ -91,13 +91,18 @@ def loss_share(loss: Any, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
     Raises
     ------
     ValueError
-        If there is no ``y``, or several outputs.
+        If there is no ``y``, several outputs, or one loss for all examples and weights for each.
     """
-    _require_one_output("loss", y, y_pred)
+    y = _target("loss", y, y_pred)
     known = isinstance(loss, Loss)
     # Calling a Loss would average over this replica's examples only, which is why it refuses.
     values = as_tensor(loss.call(y, y_pred) if known else loss(y, y_pred))
     if sample_weight is not None:
+        if not values.ndim:
+            raise ValueError(
+                "the examples have weights, but the compiled loss returns one number for all of them; "
+                "it must return one for each"
+            )
         values = values * broadcast_weights(sample_weight, values)
     total = ops.reduce_sum(values)
     if known and loss.reduction is Reduction.SUM:
@@ -105,7 +110,8 @@ def loss_share(loss: Any, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
     return share_of(total / float(max(1, math.prod(values.shape))))
 
 
-def _require_one_output(what: str, y: Any, y_pred: Any) -> None:
+def _target(what: str, y: Any, y_pred: Any) -> Any:
+    """Return y, in the outputs' dtype if both are floating-point numbers."""
     if y is None:
         raise ValueError(
             f"the compiled {what} needs what should come out: give y, or datasets of (x, y)"
@@ -115,6 +121,9 @@ def _require_one_output(what: str, y: Any, y_pred: Any) -> None:
             f"the compiled {what} takes one output and one y, got {_kind(y_pred)} of outputs and "
             f"{_kind(y)} as y; override compute_loss() and compute_metrics() for several outputs"
         )
+    true, predicted = as_tensor(y), as_tensor(y_pred)
+    floats = true.dtype.kind in "fV" and predicted.dtype.kind in "fV"
+    return ops.cast(true, predicted.dtype) if floats and true.dtype != predicted.dtype else true
 
 
 def _kind(value: Any) -> str:

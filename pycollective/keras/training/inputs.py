@@ -17,51 +17,21 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.keras.backend import floatx
 from pycollective.keras.training.share import Share
+from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from pycollective.keras.utils.experimental import DatasetCreator
 from pycollective.tensor import Tensor, as_tensor
 
 __all__ = [
     "Steps",
     "batches_of",
-    "pack_x_y_sample_weight",
     "share_of_element",
     "split_off",
-    "unpack_x_y_sample_weight",
     "values_of",
     "weighted_by_class",
 ]
 
 #: Examples in a batch of arrays unless told otherwise, as in Keras.
 _BATCH_SIZE = 32
-
-
-def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
-    """Return inputs, targets and weights of a batch, with None for what it does not have.
-
-    Raises
-    ------
-    ValueError
-        If it is a tuple of another length.
-    """
-    if isinstance(data, list):
-        data = tuple(data)
-    if not isinstance(data, tuple):
-        return data, None, None
-    if not 1 <= len(data) <= 3:
-        raise ValueError(
-            "Data is expected to be in format `x`, `(x,)`, `(x, y)`, or `(x, y, sample_weight)`, "
-            f"found: a tuple of {len(data)}"
-        )
-    x, y, sample_weight = (*data, None, None)[:3]
-    return x, y, sample_weight
-
-
-def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-    """Return inputs, and targets and weights where there are any, as a batch."""
-    if y is None and sample_weight is None:
-        # A tuple of inputs by itself would be taken for inputs and targets.
-        return (x,) if nest.is_nested(x) else x
-    return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
 # Batches ------------------------------------------------------------------------------------------
@@ -203,6 +173,8 @@ class Steps:
         How many steps an epoch has; None: until the batches end.
     argument
         What the limit is called in messages.
+    goes_on
+        Whether an epoch that is shorter than the batches goes on where the last one stopped.
 
     Attributes
     ----------
@@ -215,7 +187,9 @@ class Steps:
         If the limit is not positive, or there is none although the batches never end.
     """
 
-    def __init__(self, batches: Any, limit: int | None, argument: str) -> None:
+    def __init__(
+        self, batches: Any, limit: int | None, argument: str, goes_on: bool = False
+    ) -> None:
         if limit is not None and (isinstance(limit, bool) or limit < 1):
             raise ValueError(f"`{argument}` must be a positive integer, got {limit!r}")
         count = batches.cardinality
@@ -229,8 +203,7 @@ class Steps:
         self._batches = batches
         self._limit = limit
         self._argument = argument
-        #: Whether an epoch goes on where the last one stopped.
-        self._goes_on = limit is not None and limit != size
+        self._goes_on = goes_on and limit is not None and limit != size
         self._iterator: Iterator[Any] | None = None
         self.total = limit if limit is not None else (size if size >= 0 else None)
 

@@ -32,11 +32,11 @@ from pycollective.keras.training.inputs import (
     batches_of,
     share_of_element,
     split_off,
-    unpack_x_y_sample_weight,
     values_of,
     weighted_by_class,
 )
 from pycollective.keras.training.share import Share, held, share_of
+from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, as_tensor, ops
 from pycollective.train.trackable import children_of
 
@@ -69,6 +69,7 @@ class Trainer(Layer):
 
     optimizer: Any = None
     stop_training = False
+    history: History
     _compiled: Compiled | None = None
 
     # Settings --------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ class Trainer(Layer):
         strategy = self.distribute_strategy
         with strategy.scope():
             batches = batches_of(strategy, x, y, sample_weight, batch_size, shuffle)
-            steps = Steps(batches, steps_per_epoch, "steps_per_epoch")
+            steps = Steps(batches, steps_per_epoch, "steps_per_epoch", goes_on=True)
             validation = None
             if validation_data is not None:
                 held_out = _validation_parts(validation_data)
@@ -391,7 +392,7 @@ class Trainer(Layer):
                     batches_of(strategy, *held_out, size), validation_steps, "validation_steps"
                 )
             heard = CallbackList.of(callbacks, self, True, verbose, epochs, steps.total)
-            self.history: History = heard.history
+            self.history = heard.history
             self._fit(settings, steps, validation, heard, prepare, initial_epoch, validation_freq)
         return self.history
 
@@ -414,7 +415,7 @@ class Trainer(Layer):
         for epoch in range(initial_epoch, callbacks.params["epochs"]):
             self.reset_metrics()
             callbacks.on_epoch_begin(epoch)
-            logs: Logs = {}
+            logs: Logs | None = None
             for first, batches in steps.epoch(settings.steps_per_execution):
                 callbacks.on_train_batch_begin(first)
                 logs = _as_logs("train_step", execute(batches)[-1])
@@ -425,7 +426,7 @@ class Trainer(Layer):
                 callbacks.on_train_batch_end(last, logs)
                 if self.stop_training:
                     break
-            if not logs:
+            if logs is None:
                 if epoch == initial_epoch:
                     raise ValueError("fit: the input has no batch")
                 warnings.warn(
@@ -481,13 +482,13 @@ class Trainer(Layer):
     def _evaluate(self, settings: Compiled, steps: Steps, callbacks: CallbackList) -> Logs:
         execute = self._executor(self.test_step)
         self.reset_metrics()
-        logs: Logs = {}
+        logs: Logs | None = None
         callbacks.on_test_begin()
         for first, batches in steps.epoch(settings.steps_per_execution):
             callbacks.on_test_batch_begin(first)
             logs = _as_logs("test_step", execute(batches)[-1])
             callbacks.on_test_batch_end(first + len(batches) - 1, logs)
-        if not logs:
+        if logs is None:
             raise ValueError("evaluate: the input has no batch")
         callbacks.on_test_end(logs)
         return logs
@@ -607,7 +608,7 @@ class Trainer(Layer):
 
 def _not_created_in(strategy: Strategy, what: Any) -> ValueError:
     return ValueError(
-        f"Variable ({what}) was not created in the distribution strategy scope of ({strategy}). It is "
+        f"Variable ({what!r}) was not created in the distribution strategy scope of ({strategy}). It is "
         "most likely because some layers, model, or optimizer was being created outside the "
         "distribution strategy scope. Try to make sure your code looks similar to the following.\n"
         "with strategy.scope():\n  model=_create_model()\n  model.compile(...)"
