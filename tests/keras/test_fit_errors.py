@@ -151,6 +151,10 @@ WRONG = {
     "several losses": (compiled(loss=["mse", "mse"]), "one loss"),
     "no steps": (compiled(steps_per_execution=0), "steps_per_execution must be at least 1"),
     "no input": (fitted(None), "no input"),
+    "an iterator over parts": (
+        fitted(iter(mirrored(2).experimental_distribute_dataset(DATASET))),
+        "give the distributed dataset itself",
+    ),
     "empty input": (fitted(ONES[:0], ONES[:0]), "the input has no batch"),
     "no targets": (fitted(ONES), "give y"),
     "lengths": (
@@ -211,3 +215,10 @@ def test_what_is_wrong_is_said(case):
 def test_a_step_returns_a_dict():
     with pytest.raises(TypeError, match=r"train_step\(\) must return a dict.*float: 1.0"):
         no_dict()
+
+
+def test_nothing_to_train_is_said():
+    model = linear(weight=2.0)
+    model.trainable = False
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        assert model.fit(ONES, ONES, verbose=0).history == {"loss": [1.0]}

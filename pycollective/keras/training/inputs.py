@@ -12,7 +12,7 @@ import numpy as np
 from pycollective import nest
 from pycollective.array_backend import asarray
 from pycollective.data import INFINITE_CARDINALITY, Dataset
-from pycollective.distribute.input import DistributedDataset
+from pycollective.distribute.input import DistributedDataset, DistributedIterator
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.keras.backend import floatx
@@ -66,6 +66,8 @@ def batches_of(
     """
     if x is None:
         raise ValueError("there is no input: x is None")
+    if isinstance(x, DistributedIterator):
+        raise ValueError("give the distributed dataset itself, not an iterator over it")
     if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, Iterator)):
         for name, value in {"y": y, "sample_weight": sample_weight}.items():
             if value is not None:

@@ -57,8 +57,10 @@ class Trainer(Layer):
 
     Attributes
     ----------
-    optimizer : Optimizer or None
-        What `compile` was given.
+    compiled : bool
+        Whether `compile` was called.
+    optimizer, loss
+        What `compile` was given; a name has become an object.
     stop_training : bool
         Set by callbacks: `fit` ends after the present step.
     history : History
@@ -67,7 +69,9 @@ class Trainer(Layer):
 
     _untracked = Layer._untracked | {"_compiled", "history"}
 
+    compiled = False
     optimizer: Any = None
+    loss: Any = None
     stop_training = False
     history: History
     _compiled: Compiled | None = None
@@ -130,7 +134,9 @@ class Trainer(Layer):
             if twice:
                 raise ValueError(f"compile: several metrics are named {', '.join(twice)}")
             self.optimizer = None if optimizer is None else optimizers.get(optimizer)
+        self.loss = compiled.loss
         self._compiled = compiled
+        self.compiled = True
 
     def _check_scope(self, optimizer: Any, *metrics: Any) -> None:
         """Raise unless everything was made in the scope of the model's strategy."""
@@ -161,16 +167,6 @@ class Trainer(Layer):
                 "be created in the correct distribution strategy scope."
             )
 
-    @property
-    def compiled(self) -> bool:
-        """Whether `compile` was called."""
-        return self._compiled is not None
-
-    @property
-    def loss(self) -> Any:
-        """The loss that `compile` was given."""
-        return None if self._compiled is None else self._compiled.loss
-
     def _settings(self, method: str) -> Compiled:
         if self._compiled is None:
             raise ValueError(f"You must call `compile()` before calling `{method}()`.")
@@ -198,7 +194,11 @@ class Trainer(Layer):
             y_pred = self(x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight)
         self._settings("fit").tracker.update_state(loss)
-        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        variables = self.trainable_variables
+        if variables:
+            self.optimizer.minimize(loss, variables, tape=tape)
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data: Any) -> Logs:
