@@ -145,6 +145,29 @@ def test_a_ragged_batch_weighs_each_example_the_same():
     np.testing.assert_allclose(model.get_weights()[0], [[0.01 * 2 * 3]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_sums_and_weights_are_those_of_the_formulas(name):
+    y = np.array([[1], [0], [1], [1], [0]], np.float32)
+    weights = np.array([1, 2, 3, 4, 5], np.float32)
+    with STRATEGIES[name]().scope():
+        summed = linear(2.0, loss=keras.losses.MeanSquaredError(reduction="sum"))
+        summed.optimizer.learning_rate = 0.0
+        weighted = linear(2.0, weighted_metrics=["mae"])
+    squares = (2 - y.ravel()) ** 2
+    # Each batch with its number of examples, as Keras does.
+    expected = (4 * squares[:4].sum() + squares[4:].sum()) / 5
+    x = np.ones((5, 1), np.float32)
+    logs = summed.fit(x, y, batch_size=4, shuffle=False, verbose=0).history
+    assert logs["loss"] == [pytest.approx(expected)]
+    classes = np.where(y.ravel() == 1, 3.0, 0.5)
+    logs = weighted.train_on_batch(x, y, weights, {0: 0.5, 1: 3.0}, return_dict=True)
+    both = classes * weights
+    assert logs["loss"] == pytest.approx((both * squares).mean())
+    assert logs["mae"] == pytest.approx((both * (2 - y.ravel())).sum() / both.sum())
+    gradient = (both * 2 * (2 - y.ravel())).mean()
+    np.testing.assert_allclose(weighted.get_weights()[0], [[2 - 0.01 * gradient]], rtol=1e-6)
+
+
 def batches(x, y, size, kind):
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
     if kind == "dataset":
