@@ -313,6 +313,44 @@ def test_the_step_of_the_keras_guide(name):
     assert logs == {"loss": [pytest.approx(6)], "mae": [pytest.approx(2)]}
 
 
+def test_what_each_replica_gets():
+    """As in TensorFlow's tests: 100 examples in batches of 16 for 2 replicas."""
+    rows = [[], []]
+
+    class Counts(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            rows[tf.distribute.get_replica_context().replica_id_in_sync_group].append(len(x))
+            assert len(y) == len(x)
+            return {}
+
+    with mirrored(2).scope():
+        model = Counts()
+        model.compile()
+    model.fit(np.zeros((100, 3)), np.zeros(100), batch_size=16, verbose=0)
+    assert rows == [[8, 8, 8, 8, 8, 8, 2]] * 2
+    assert model.history.params["steps"] == 7
+
+
+@pytest.mark.parametrize("saved, restored", [("default", "mirrored 2"), ("mirrored 3", "default")])
+def test_a_checkpoint_of_a_compiled_model_has_its_optimizer(saved, restored, tmp_path):
+    x, y = X.astype(np.float32), TARGETS.astype(np.float32)
+    with STRATEGIES[saved]().scope():
+        model = dense(2)
+        model.compile("adam", "mse")
+    model.fit(x, y, verbose=0, shuffle=False)
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "ckpt"))
+    with STRATEGIES[restored]().scope():
+        other = dense(2, seed=2)
+        status = tf.train.Checkpoint(model=other).restore(path)
+        other.compile("adam", "mse")
+    for each in model, other:
+        each.fit(x, y, verbose=0, shuffle=False)
+    status.assert_existing_objects_matched()
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
 def test_steps_of_an_epoch():
     model = linear(optimizer=keras.optimizers.SGD(0.0))
     x = np.ones((6, 1), np.float32)

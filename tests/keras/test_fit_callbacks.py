@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -112,8 +114,28 @@ def test_older_names_and_functions():
         model.fit(ONES, ONES, verbose=0, callbacks=[print])
 
 
-def test_a_callback_ends_training():
+def test_a_list_made_beforehand_is_used_as_it_is(capsys):
+    recorder = Recorder()
+    made = callbacks.CallbackList([recorder], add_progbar=True)
+    assert [type(callback) for callback in made] == [Recorder, callbacks.ProgbarLogger]
     model = linear()
+    assert model.fit(ONES, ONES, epochs=2, verbose=0, callbacks=made) is made.history
+    assert made.history.epoch == [0, 1]
+    assert [call[1] for call in recorder.calls if call[0] == "epoch_end"] == [0, 1]
+    assert capsys.readouterr().out.startswith("Epoch 1/2\n1/1 - ")
+
+
+def readers():
+    """Return the threads that make batches ahead."""
+    return {thread for thread in threading.enumerate() if "prefetch" in thread.name}
+
+
+@pytest.mark.parametrize("name", ["default", "mirrored 2"])
+def test_a_callback_ends_training(name):
+    before = readers()
+
+    with STRATEGIES[name]().scope():
+        model = linear()
 
     def stop(batch, logs):
         model.stop_training = batch == 1
@@ -124,6 +146,11 @@ def test_a_callback_ends_training():
     assert model.history.epoch == [0]
     model.fit(ONES, ONES, batch_size=2, epochs=2, verbose=0)
     assert int(model.optimizer.iterations) == 12
+    # What read ahead ends too.
+    deadline = time.monotonic() + 10
+    while readers() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not readers() - before
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2", "central storage 2"])

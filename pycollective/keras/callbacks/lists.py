@@ -113,14 +113,17 @@ class CallbackList(Callback):
         ValueError
             If ``verbose`` is none of ``"auto"``, 0, 1, 2.
         """
-        if isinstance(callbacks, cls):
-            if history:
-                callbacks.history = callbacks._found(History)
-            return callbacks
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f"verbose must be 'auto', 0, 1 or 2, got {verbose!r}")
         level = 1 if verbose == "auto" else int(verbose)
-        return cls(callbacks, history, level > 0, model, verbose=level, epochs=epochs, steps=steps)
+        params = {"verbose": level, "epochs": epochs, "steps": steps}
+        if not isinstance(callbacks, cls):
+            return cls(callbacks, history, level > 0, model, **params)
+        callbacks.set_model(model)
+        callbacks.set_params(params)
+        if history:
+            callbacks.history = callbacks._found(History)
+        return callbacks
 
     def _found(self, kind: type[Any]) -> Any:
         """Return the callback of a kind, appended if there is none."""
