@@ -23,7 +23,7 @@ class Model(Trainer):
     A model of one's own makes its layers in ``__init__``, after ``super().__init__()``, and calls
     them in ``call(self, inputs, training=None)``. Layers and variables that are attributes, or
     stand in lists, tuples and dicts that are attributes, belong to the model in the order of their
-    definition. How models are trained is in `Trainer`.
+    definition. How models are trained is in `Trainer` and `Learner`.
     """
 
     @property
