@@ -3,8 +3,8 @@
     python examples/guide.py [--replicas 2]
 
 What the guide prints is printed here: the losses of its custom loop are the same for any number of
-replicas. Left out are the snippets that need a TPU, parameter servers or a second machine, and those
-with Model.fit. Facts that the tutorials beside the guide state are shown at the end.
+replicas. Left out are the snippets that need a TPU, parameter servers or a second machine. Facts that
+the tutorials beside the guide state are shown at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import argparse
 import json
 import math
 import os
+
+import numpy as np
 
 import pycollective as tf
 
@@ -59,6 +61,23 @@ with strategy.scope():
 heading("OneDeviceStrategy")
 one_device = tf.distribute.OneDeviceStrategy(device="/cpu:0")
 print(one_device.run(lambda x: x * 2, args=(21,)))
+
+heading("Keras Model.fit")
+with mirrored_strategy.scope():
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(
+                1, input_shape=(1,), kernel_regularizer=tf.keras.regularizers.L2(1e-4)
+            )
+        ]
+    )
+model.set_weights([[[0.5]], [0.0]])  # the guide's are random
+model.compile(loss="mse", optimizer="sgd")
+dataset = tf.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(10)
+model.fit(dataset, epochs=2)
+print(model.evaluate(dataset))
+inputs, targets = np.ones((100, 1)), np.ones((100, 1))
+model.fit(inputs, targets, epochs=2, batch_size=10)
 
 heading("Batches and learning rates grow with the replicas")
 BATCH_SIZE_PER_REPLICA = 5

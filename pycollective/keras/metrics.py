@@ -15,7 +15,7 @@ import numpy as np
 from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
-from pycollective.keras import initializers
+from pycollective.keras import initializers, losses
 from pycollective.keras.backend import find, floatx, name_of_class, unique_name
 from pycollective.keras.losses import broadcast_weights, matched
 from pycollective.tensor import (
@@ -35,6 +35,7 @@ __all__ = [
     "Metric",
     "SparseCategoricalAccuracy",
     "Sum",
+    "accuracy",
     "binary_accuracy",
     "categorical_accuracy",
     "get",
@@ -157,7 +158,7 @@ class Sum(Metric):
             A weight for each, for each example (first axis), or for all.
         """
         total, _ = _weighted_sum(values, sample_weight, self._dtype)
-        _add(self.total, total)
+        add_to_sum(self.total, total)
 
     def result(self) -> Tensor:
         """Return the sum: a scalar."""
@@ -181,8 +182,8 @@ class Mean(Metric):
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Take values in; parameters as those of `Sum.update_state`."""
         total, count = _weighted_sum(values, sample_weight, self._dtype)
-        _add(self.total, total)
-        _add(self.count, count)
+        add_to_sum(self.total, total)
+        add_to_sum(self.count, count)
 
     def result(self) -> Tensor:
         """Return the mean: a scalar."""
@@ -298,6 +299,20 @@ def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
     return Tensor(np.asarray(right.mean(axis=-1, dtype=predicted.dtype)))
 
 
+def accuracy(y_true: Any, y_pred: Any) -> Tensor:
+    """Return for each example whether the prediction is right; shapes tell what is meant.
+
+    One prediction for each example is `binary_accuracy`, one label for several predictions
+    `sparse_categorical_accuracy`, everything else `categorical_accuracy`.
+    """
+    true, predicted = np.shape(as_tensor(y_true).array), np.shape(as_tensor(y_pred).array)
+    if len(predicted) < 2 or predicted[-1] == 1:
+        return binary_accuracy(y_true, y_pred)
+    if len(true) < len(predicted) or true[-1] == 1:
+        return sparse_categorical_accuracy(y_true, y_pred)
+    return categorical_accuracy(y_true, y_pred)
+
+
 def _weighted_sum(values: Any, sample_weight: Any, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return the sum of values times weights, and the sum of the weights."""
     array = as_tensor(values).array
@@ -308,7 +323,7 @@ def _weighted_sum(values: Any, sample_weight: Any, dtype: np.dtype[Any]) -> tupl
     return (value.array * weights).sum(dtype=dtype), weights.sum(dtype=dtype)
 
 
-def _add(variable: Variable, amount: Array) -> None:
+def add_to_sum(variable: Variable, amount: Array) -> None:
     """Add to a sum: to this replica's, or outside of the replicas to the first one's."""
     mode = current_mode()
     inside = mode is not None and mode.replica_context is not None
@@ -316,10 +331,24 @@ def _add(variable: Variable, amount: Array) -> None:
     target.assign_add(amount)
 
 
+#: Losses whose mean is a metric.
+_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse": losses.mean_squared_error,
+    "mae": losses.mean_absolute_error,
+    "mean_squared_error": losses.mean_squared_error,
+    "mean_absolute_error": losses.mean_absolute_error,
+    "binary_crossentropy": losses.binary_crossentropy,
+    "categorical_crossentropy": losses.categorical_crossentropy,
+    "sparse_categorical_crossentropy": losses.sparse_categorical_crossentropy,
+}
+
 _KNOWN: dict[str, Any] = {
     "sparse_categorical_accuracy": SparseCategoricalAccuracy,
     "categorical_accuracy": CategoricalAccuracy,
     "binary_accuracy": BinaryAccuracy,
+    "accuracy": functools.partial(MeanMetricWrapper, accuracy, "accuracy"),
+    "acc": functools.partial(MeanMetricWrapper, accuracy, "acc"),
+    **{name: functools.partial(MeanMetricWrapper, fn, name) for name, fn in _LOSSES.items()},
     "SparseCategoricalAccuracy": SparseCategoricalAccuracy,
     "CategoricalAccuracy": CategoricalAccuracy,
     "BinaryAccuracy": BinaryAccuracy,

@@ -11,18 +11,19 @@ from pycollective.distribute.context import current_mode
 from pycollective.keras.fusion import steps_of
 from pycollective.keras.layers import InputLayer, Layer
 from pycollective.keras.layers.layer import Shape, map_shapes
+from pycollective.keras.training.trainer import Trainer
 from pycollective.tensor import Tensor
 
 __all__ = ["Model", "Sequential"]
 
 
-class Model(Layer):
+class Model(Trainer):
     """A layer made of layers.
 
     A model of one's own makes its layers in ``__init__``, after ``super().__init__()``, and calls
     them in ``call(self, inputs, training=None)``. Layers and variables that are attributes, or
     stand in lists, tuples and dicts that are attributes, belong to the model in the order of their
-    definition.
+    definition. How models are trained is in `Trainer` and `Learner`.
     """
 
     @property

@@ -32,6 +32,24 @@ def expected_losses(steps):
     return losses
 
 
+def expected_fit():
+    """The mean losses of epochs of ten steps for (1, 1), by hand: (w + b - 1)² + 1e-4 w² from 0.5.
+
+    Before the third the model is evaluated.
+    """
+    w, b, printed = 0.5, 0.0, []
+    for epoch in range(4):
+        if epoch == 2:
+            printed.append((w + b - 1) ** 2 + 1e-4 * w * w)
+        losses = []
+        for _ in range(10):
+            losses.append((w + b - 1) ** 2 + 1e-4 * w * w)
+            step = 0.02 * (w + b - 1)
+            w, b = w - step - 0.02 * 1e-4 * w, b - step
+        printed.append(sum(losses) / 10)
+    return printed
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_the_guide(replicas, tmp_path):
     done = subprocess.run(
@@ -64,6 +82,12 @@ def test_the_guide(replicas, tmp_path):
     np.testing.assert_allclose(losses, expected[: steps + 10], rtol=0, atol=1e-5)
     epoch = numbers("A loop within a function (custom training tutorial)")
     np.testing.assert_allclose(epoch, [np.mean(expected[steps + 10 :])], rtol=0, atol=1e-5)
+
+    lines = printed["Keras Model.fit"]
+    found = [float(x[1]) for line in lines if (x := re.fullmatch(r"10/10 .* loss: (\S+)", line))]
+    np.testing.assert_allclose(found, expected_fit(), atol=6e-5)
+    assert float(lines[5]) == pytest.approx(expected_fit()[2], abs=1e-6)
+    assert [lines[i] for i in (0, 2, 6, 8)] == ["Epoch 1/2", "Epoch 2/2"] * 2
 
     assert printed["The default strategy"][0] == "tf.Tensor(1.0, shape=(), dtype=float32)"
     per_replica = {1: [10], 2: [5, 5], 4: [3, 3, 3, 1]}[replicas]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nn
-from pycollective.distribute.context import current_mode
+from pycollective.distribute.context import current_mode, get_strategy
 from pycollective.keras import activations, initializers, regularizers
 from pycollective.keras.layers.layer import Layer, Shape
 from pycollective.tensor import Tensor, ops
@@ -249,7 +249,15 @@ class Dropout(Layer):
 
 
 class InputLayer(Layer):
-    """Says the shape of a `Sequential`'s examples; it does nothing else."""
+    """Says the shape of a `Sequential`'s examples; it does nothing else.
+
+    A ``batch_size`` is only looked at: batches may have any number of examples.
+
+    Raises
+    ------
+    ValueError
+        If there is no shape, or the replicas of the strategy in force cannot share a batch equally.
+    """
 
     def __init__(
         self,
@@ -257,10 +265,17 @@ class InputLayer(Layer):
         shape: Sequence[int | None] | None = None,
         dtype: Any = None,
         name: str | None = None,
+        batch_size: int | None = None,
     ) -> None:
         shape = input_shape if shape is None else shape
         if shape is None:
             raise ValueError("InputLayer needs the shape of an example, such as shape=(28, 28, 1)")
+        replicas = get_strategy().num_replicas_in_sync
+        if batch_size is not None and batch_size % replicas:
+            raise ValueError(
+                f"The `batch_size` argument ({batch_size}) must be divisible by the number of "
+                f"replicas ({replicas})"
+            )
         super().__init__(dtype=dtype, name=name, input_shape=shape)
         self._output_shape = self._input_shape
 
@@ -273,9 +288,14 @@ class InputLayer(Layer):
         return tuple(input_shape)
 
 
-def Input(shape: Sequence[int | None], dtype: Any = None, name: str | None = None) -> InputLayer:
+def Input(
+    shape: Sequence[int | None],
+    batch_size: int | None = None,
+    dtype: Any = None,
+    name: str | None = None,
+) -> InputLayer:
     """Return the `InputLayer` of a `Sequential` whose examples have this shape."""
-    return InputLayer(shape=shape, dtype=dtype, name=name)
+    return InputLayer(shape=shape, dtype=dtype, name=name, batch_size=batch_size)
 
 
 def positive(name: str, value: Any) -> int:

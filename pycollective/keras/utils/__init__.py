@@ -9,10 +9,20 @@ import numpy as np
 
 from pycollective.array_backend import Array, to_numpy
 from pycollective.keras.utils import experimental
+from pycollective.keras.utils.batches import (
+    pack_x_y_sample_weight,
+    unpack_x_y_sample_weight,
+)
 from pycollective.tensor import as_tensor
 from pycollective.tensor import random as tensor_random
 
-__all__ = ["experimental", "set_random_seed", "to_categorical"]
+__all__ = [
+    "experimental",
+    "pack_x_y_sample_weight",
+    "set_random_seed",
+    "to_categorical",
+    "unpack_x_y_sample_weight",
+]
 
 
 def set_random_seed(seed: int) -> None:

@@ -1,0 +1,26 @@
+"""What hears of training, under the names of ``tf.keras.callbacks``."""
+
+from __future__ import annotations
+
+from pycollective.keras.callbacks.base import Callback
+from pycollective.keras.callbacks.control import (
+    EarlyStopping,
+    LearningRateScheduler,
+    TerminateOnNaN,
+)
+from pycollective.keras.callbacks.lists import CallbackList, History, LambdaCallback
+from pycollective.keras.callbacks.progress import ProgbarLogger
+from pycollective.keras.callbacks.saving import BackupAndRestore, ModelCheckpoint
+
+__all__ = [
+    "BackupAndRestore",
+    "Callback",
+    "CallbackList",
+    "EarlyStopping",
+    "History",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "ModelCheckpoint",
+    "ProgbarLogger",
+    "TerminateOnNaN",
+]

@@ -1,0 +1,200 @@
+"""Callbacks that change how training goes on."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pycollective.keras.callbacks.base import Callback
+
+__all__ = ["EarlyStopping", "LearningRateScheduler", "Monitor", "TerminateOnNaN"]
+
+Logs = dict[str, Any]
+
+
+class TerminateOnNaN(Callback):
+    """Ends training when the loss is no longer a finite number."""
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Look at the loss."""
+        loss = (logs or {}).get("loss")
+        if loss is not None and not math.isfinite(loss):
+            print(f"Batch {batch}: Invalid loss, terminating training")
+            self.model.stop_training = True
+
+
+class LearningRateScheduler(Callback):
+    """Sets the learning rate at the beginning of each epoch.
+
+    Parameters
+    ----------
+    schedule
+        ``schedule(epoch, learning_rate)``, or ``schedule(epoch)``, returns the learning rate.
+    verbose
+        1: print it.
+
+    Raises
+    ------
+    ValueError
+        Later, if the schedule returns no number.
+    """
+
+    def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.verbose = verbose
+        try:
+            inspect.signature(schedule).bind(0, 0.0)
+            self._takes_rate = True
+        except TypeError:
+            self._takes_rate = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Set the learning rate."""
+        optimizer = self.model.optimizer
+        arguments = (epoch, float(optimizer.learning_rate)) if self._takes_rate else (epoch,)
+        rate = self.schedule(*arguments)
+        if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)):
+            raise ValueError(
+                f'The output of the "schedule" function should be float. Got: {rate!r}'
+            )
+        optimizer.learning_rate = float(rate)
+        if self.verbose > 0:
+            print(
+                f"\nEpoch {epoch + 1}: LearningRateScheduler setting learning rate to {float(rate)}."
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Add the learning rate to the epoch's numbers."""
+        if logs is not None:
+            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+
+
+class Monitor(Callback):
+    """A callback that asks whether a number has become better.
+
+    Parameters
+    ----------
+    monitor
+        The name of the number.
+    mode
+        ``"min"``: smaller is better; ``"max"``; ``"auto"``: larger for names with ``acc`` or ``auc``.
+    min_delta
+        By how much at least.
+
+    Raises
+    ------
+    ValueError
+        For another mode.
+    """
+
+    def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
+        super().__init__()
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(f"mode must be 'auto', 'min' or 'max', got {mode!r}")
+        if mode == "auto":
+            mode = "max" if "acc" in monitor or "auc" in monitor.lower() else "min"
+        self.monitor = monitor
+        self.mode = mode
+        self.min_delta = abs(float(min_delta))
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Whether a value is better than another one; than None everything but NaN is."""
+        if than is None:
+            return not math.isnan(value)
+        if self.mode == "min":
+            return value < than - self.min_delta
+        return value > than + self.min_delta
+
+    def value_in(self, logs: Logs | None) -> float | None:
+        """Return the number, or None, with a warning, if it is not there."""
+        value = (logs or {}).get(self.monitor)
+        if value is None:
+            warnings.warn(
+                f"{type(self).__name__} is conditioned on metric `{self.monitor}` which is not "
+                f"available. Available metrics are: {','.join(logs or {})}",
+                stacklevel=2,
+            )
+        return value
+
+
+class EarlyStopping(Monitor):
+    """Ends training when a number has not become better for some epochs.
+
+    Parameters
+    ----------
+    monitor, min_delta, mode
+        As `Monitor`.
+    patience
+        How many epochs without getting better are borne.
+    verbose
+        1: say so.
+    baseline
+        What the number must be better than.
+    restore_best_weights
+        Whether the model ends with the weights of its best epoch.
+    start_from_epoch
+        Epochs before this one do not count.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        self.patience = patience
+        self.verbose = verbose
+        self.baseline = baseline
+        self.restore_best_weights = restore_best_weights
+        self.start_from_epoch = start_from_epoch
+        self._forget()
+
+    def _forget(self) -> None:
+        self.wait = 0
+        self.stopped_epoch = 0
+        self.best: float | None = None
+        self.best_epoch = 0
+        self.best_weights: list[Any] | None = None
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Begin anew."""
+        self._forget()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Look at the number."""
+        value = self.value_in(logs)
+        if value is None or epoch < self.start_from_epoch:
+            return
+        if self.is_better(value, self.best):
+            self.best, self.best_epoch = value, epoch
+            if self.restore_best_weights:
+                self.best_weights = self.model.get_weights()
+            # Better than before does not count as long as it is not better than the baseline.
+            if self.baseline is None or self.is_better(value, self.baseline):
+                self.wait = 0
+                return
+        self.wait += 1
+        if self.wait >= self.patience and epoch > 0:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Restore the best weights, and say what was done."""
+        if self.stopped_epoch and self.verbose:
+            print(f"Epoch {self.stopped_epoch + 1}: early stopping")
+        if self.best_weights is not None:
+            if self.verbose:
+                print(f"Restoring model weights from the best epoch: {self.best_epoch + 1}.")
+            self.model.set_weights(self.best_weights)

@@ -1,0 +1,171 @@
+"""`CallbackList`, and callbacks that only listen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pycollective.keras.callbacks.base import EVENTS, Callback
+from pycollective.keras.callbacks.progress import ProgbarLogger
+
+__all__ = ["CallbackList", "History", "LambdaCallback"]
+
+Logs = dict[str, Any]
+
+
+class History(Callback):
+    """What `Model.fit` returns.
+
+    Attributes
+    ----------
+    history : dict
+        By name the numbers of each epoch; those of the validation begin with ``val_``.
+    epoch : list of int
+        The epochs, counted from 0.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: dict[str, list[Any]] = {}
+        self.epoch: list[int] = []
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Begin anew."""
+        self.epoch = []
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Note an epoch's numbers."""
+        self.epoch.append(epoch)
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(value)
+
+
+class LambdaCallback(Callback):
+    """Calls functions, given under the names of the methods.
+
+    Parameters
+    ----------
+    **functions
+        ``on_epoch_end=lambda epoch, logs: ...``, and so on for each method ``on_...``.
+
+    Raises
+    ------
+    TypeError
+        For a name that is no such method.
+    """
+
+    def __init__(self, **functions: Callable[..., Any] | None) -> None:
+        super().__init__()
+        for name, function in functions.items():
+            if not name.startswith("on_") or not hasattr(Callback, name):
+                raise TypeError(f"LambdaCallback: there is no {name!r} among the methods")
+            if function is not None:
+                setattr(self, name, function)
+
+
+class CallbackList(Callback):
+    """Callbacks that are called one after the other.
+
+    Parameters
+    ----------
+    callbacks
+        The callbacks, in order.
+    add_history, add_progbar
+        Whether a `History`, a `ProgbarLogger` is appended where there is none.
+    model
+        Given to each, with ``params``.
+    **params
+        ``verbose``, ``epochs``, ``steps``.
+    """
+
+    def __init__(
+        self,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        add_history: bool = False,
+        add_progbar: bool = False,
+        model: Any = None,
+        **params: Any,
+    ) -> None:
+        super().__init__()
+        if callbacks is None:
+            callbacks = []
+        elif isinstance(callbacks, Callback):
+            callbacks = [callbacks]
+        self.callbacks: list[Any] = list(callbacks)
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise TypeError(f"callbacks: {callback!r} is no keras.callbacks.Callback")
+        if add_progbar:
+            self._found(ProgbarLogger)
+        if add_history:
+            self.history = self._found(History)
+        self.set_model(model)
+        self.set_params(params)
+
+    @classmethod
+    def of(
+        cls, callbacks: Any, model: Any, history: bool, verbose: Any, epochs: int, steps: int | None
+    ) -> CallbackList:
+        """Return what `Model.fit` and its like were given, ready to be called.
+
+        Raises
+        ------
+        ValueError
+            If ``verbose`` is none of ``"auto"``, 0, 1, 2.
+        """
+        if verbose not in ("auto", 0, 1, 2):
+            raise ValueError(f"verbose must be 'auto', 0, 1 or 2, got {verbose!r}")
+        level = 1 if verbose == "auto" else int(verbose)
+        params = {"verbose": level, "epochs": epochs, "steps": steps}
+        if not isinstance(callbacks, cls):
+            return cls(callbacks, history, level > 0, model, **params)
+        callbacks.set_model(model)
+        callbacks.set_params(params)
+        if history:
+            callbacks.history = callbacks._found(History)
+        return callbacks
+
+    def _found(self, kind: type[Any]) -> Any:
+        """Return the callback of a kind, appended if there is none."""
+        for callback in self.callbacks:
+            if isinstance(callback, kind):
+                return callback
+        self.callbacks.append(kind())
+        self.callbacks[-1].set_model(self.model)
+        self.callbacks[-1].set_params(self.params)
+        return self.callbacks[-1]
+
+    def append(self, callback: Callback) -> None:
+        """Add a callback at the end."""
+        self.callbacks.append(callback)
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Give all callbacks the same ``params``."""
+        self.params = params
+        for callback in self.callbacks:
+            callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """Give all callbacks the model."""
+        self.model = model
+        for callback in self.callbacks:
+            callback.set_model(model)
+
+    def __iter__(self) -> Any:
+        return iter(self.callbacks)
+
+
+def _forward(name: str) -> Callable[..., None]:
+    """Return the method that calls the method of this name of all callbacks."""
+
+    def call(self: CallbackList, *args: Any, **kwargs: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, name)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__doc__ = f"Call `Callback.{name}` of all callbacks."
+    return call
+
+
+for _name in EVENTS:
+    setattr(CallbackList, _name, _forward(_name))

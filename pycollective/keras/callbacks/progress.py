@@ -1,0 +1,117 @@
+"""`ProgbarLogger`: how far training is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from pycollective.keras.callbacks.base import Callback
+
+__all__ = ["ProgbarLogger"]
+
+Logs = dict[str, Any]
+
+#: Seconds between two live lines.
+_INTERVAL = 0.1
+
+
+class ProgbarLogger(Callback):
+    """Prints how far training is, and its numbers.
+
+    With ``verbose=1`` a line that is written over on a terminal; with ``verbose=2``, and where the
+    output is no terminal, one line for each epoch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._training = False
+        self._restart()
+
+    def _restart(self) -> None:
+        self._begin = self._shown = time.perf_counter()
+        self._done = 0
+        self._width = 0
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Note that what is evaluated now is a validation, which has no line of its own."""
+        self._training = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Note that training is over."""
+        self._training = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Print which epoch it is."""
+        if self.params.get("epochs", 1) > 1:
+            print(f"Epoch {epoch + 1}/{self.params['epochs']}", flush=True)
+        self._restart()
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Show the step on a terminal."""
+        self._step(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Print the epoch's line."""
+        self._finish(logs)
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Begin, unless training goes on."""
+        if not self._training:
+            self._restart()
+
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Show the step on a terminal."""
+        if not self._training:
+            self._step(batch, logs)
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Print the line."""
+        if not self._training:
+            self._finish(logs)
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
+        """Begin."""
+        self._restart()
+
+    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Show the step on a terminal."""
+        self._step(batch, None)
+
+    def on_predict_end(self, logs: Logs | None = None) -> None:
+        """Print the line."""
+        self._finish(None)
+
+    def _step(self, batch: int, logs: Logs | None) -> None:
+        self._done = batch + 1
+        now = time.perf_counter()
+        live = self.params.get("verbose") == 1 and sys.stdout.isatty()
+        if live and now - self._shown >= _INTERVAL:
+            self._shown = now
+            self._write("\r" + self._line(now, logs), "")
+
+    def _finish(self, logs: Logs | None) -> None:
+        start = "\r" if self._width else ""
+        self._write(start + self._line(time.perf_counter(), logs), "\n")
+
+    def _write(self, line: str, end: str) -> None:
+        print(line.ljust(self._width), end=end, flush=True)
+        self._width = len(line)
+
+    def _line(self, now: float, logs: Logs | None) -> str:
+        seconds = now - self._begin
+        steps = self.params.get("steps")
+        each = 1e3 * seconds / max(1, self._done)
+        parts = [
+            f"{self._done}/{'Unknown' if steps is None else max(steps, self._done)}",
+            f"{seconds:.0f}s",
+            f"{each:.0f}ms/step" if each >= 1 else f"{1e3 * each:.0f}us/step",
+            *(f"{name}: {_text(value)}" for name, value in (logs or {}).items()),
+        ]
+        return " - ".join(parts)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4f}" if abs(value) > 1e-3 or value == 0 else f"{value:.4e}"

@@ -1,0 +1,226 @@
+"""What `fit`, `evaluate` and `predict` take, as the batches of a strategy's replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.array_backend import asarray
+from pycollective.data import Dataset
+from pycollective.distribute.input import DistributedDataset, DistributedIterator
+from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.values import DistributedValues, PerReplica
+from pycollective.keras.backend import floatx
+from pycollective.keras.training.share import Share
+from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from pycollective.keras.utils.experimental import DatasetCreator
+from pycollective.tensor import Tensor, as_tensor
+
+__all__ = [
+    "batches_of",
+    "share_of_element",
+    "split_off",
+    "values_of",
+    "weighted_by_class",
+]
+
+#: Examples in a batch of arrays unless told otherwise, as in Keras.
+_BATCH_SIZE = 32
+
+
+# Batches ------------------------------------------------------------------------------------------
+
+
+def batches_of(
+    strategy: Strategy,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+    shuffle: bool = False,
+) -> Any:
+    """Return a dataset of global batches, distributed among the replicas of a strategy.
+
+    Parameters
+    ----------
+    strategy
+        That of the model.
+    x
+        Arrays (a nest of them: several inputs); or what has targets and weights in it: a `Dataset`
+        of global batches, a distributed dataset, an iterator over global batches, a
+        `DatasetCreator`.
+    y, sample_weight, batch_size, shuffle
+        With arrays only.
+
+    Raises
+    ------
+    ValueError
+        If arrays differ in length, there is no input, or something is given that does not go with
+        this kind of input.
+    """
+    if x is None:
+        raise ValueError("there is no input: x is None")
+    if isinstance(x, DistributedIterator):
+        raise ValueError("give the distributed dataset itself, not an iterator over it")
+    if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, Iterator)):
+        for name, value in {"y": y, "sample_weight": sample_weight}.items():
+            if value is not None:
+                raise ValueError(
+                    f"`{name}` argument is not supported when using {_name(x)} as input: its "
+                    "elements are (x, y) or (x, y, sample_weight)"
+                )
+        if batch_size is not None:
+            raise ValueError(
+                "The `batch_size` argument must not be specified for the given input type. Received "
+                f"input: {_name(x)}, whose elements are batches, and batch_size: {batch_size}"
+            )
+    if isinstance(x, DistributedDataset):
+        if x._parts.extended is not strategy.extended:
+            raise ValueError(
+                f"the dataset was distributed by another strategy than the model's, {strategy}"
+            )
+        return x
+    if isinstance(x, DatasetCreator):
+        return strategy.distribute_datasets_from_function(x, x.input_options)
+    if isinstance(x, Dataset):
+        return strategy.experimental_distribute_dataset(x)
+    if isinstance(x, Iterator):
+        return strategy.experimental_distribute_dataset(Dataset.from_generator(lambda: x))
+    arrays, rows = _arrays(x, y, sample_weight)
+    if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
+        raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}")
+    dataset = Dataset.from_tensor_slices(arrays)
+    if shuffle and rows > 1:
+        dataset = dataset.shuffle(rows)
+    return strategy.experimental_distribute_dataset(dataset.batch(batch_size or _BATCH_SIZE))
+
+
+def _name(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, int]:
+    """Return arrays in the structure of a batch, and how many examples they have."""
+    parts = {"x": x, "y": y, "sample_weight": sample_weight}
+    found = {name: _as_arrays(value) for name, value in parts.items() if value is not None}
+    lengths = {
+        name: [len(leaf) if leaf.ndim else 0 for leaf in nest.flatten(value)]
+        for name, value in found.items()
+    }
+    different = {length for several in lengths.values() for length in several}
+    if len(different) != 1:
+        sizes = "\n".join(f"'{k}' sizes: {', '.join(map(str, v))}" for k, v in lengths.items())
+        raise ValueError(
+            "Data cardinality is ambiguous. Make sure all arrays contain the same number of "
+            f"samples.\n{sizes}"
+        )
+    return pack_x_y_sample_weight(
+        found["x"], found.get("y"), found.get("sample_weight")
+    ), different.pop()
+
+
+def _as_arrays(value: Any) -> Any:
+    """Return a nest of arrays; a list is one of inputs if its items are arrays."""
+    if isinstance(value, Mapping):
+        return {key: _as_arrays(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and value and all(hasattr(v, "shape") for v in value):
+        return tuple(_as_arrays(item) for item in value)
+    return as_tensor(value).array
+
+
+def split_off(
+    x: Any, y: Any, sample_weight: Any, share: float
+) -> tuple[tuple[Any, Any, Any], tuple[Any, ...]]:
+    """Return the first part of arrays for training, and the last for validation.
+
+    Raises
+    ------
+    ValueError
+        If the share is not between 0 and 1, a part would be empty, or the input has no arrays.
+    """
+    if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, Iterator)):
+        raise ValueError(
+            "`validation_split` is only supported for Tensors or NumPy arrays, found "
+            f"{_name(x)}; give validation_data"
+        )
+    if not 0 < share < 1:
+        raise ValueError(f"`validation_split` must be between 0 and 1, got {share}")
+    arrays, rows = _arrays(x, y, sample_weight)
+    begin = int(rows * (1 - share))
+    if begin in (0, rows):
+        raise ValueError(
+            f"Training data contains {rows} samples, which is not sufficient to split it into a "
+            f"validation and training set as specified by `validation_split={share}`. Either provide "
+            "more data, or a different value for the `validation_split` argument."
+        )
+    first = nest.map_structure(lambda a: a[:begin], arrays)
+    last = nest.map_structure(lambda a: a[begin:], arrays)
+    return unpack_x_y_sample_weight(first), unpack_x_y_sample_weight(last)
+
+
+# Elements -----------------------------------------------------------------------------------------
+
+
+def share_of_element(strategy: Strategy, element: Any) -> Share:
+    """Return how many examples each replica has in an element, and all of them together."""
+    x, _, _ = unpack_x_y_sample_weight(element)
+    first = nest.flatten(x)[0]
+    parts = first.values if isinstance(first, DistributedValues) else (first,)
+    rows = [int(part.shape[0]) if part.shape else 1 for part in parts]
+    total = strategy.extended.sum_over_workers(sum(rows))
+    return Share(rows[0] if len(rows) == 1 else PerReplica(rows), total)  # type: ignore[arg-type]
+
+
+def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
+    """Return what multiplies the weight of each example of a batch by that of its class.
+
+    Raises
+    ------
+    ValueError
+        If the keys are not 0, 1, 2, …; later, for a batch without labels, or with a label that has
+        no weight.
+    """
+    if sorted(class_weight) != list(range(len(class_weight))):
+        raise ValueError(
+            "Expected `class_weight` to be a dict with keys from 0 to one less than the number of "
+            f"classes, found {dict(class_weight)}"
+        )
+    table = np.asarray([class_weight[k] for k in range(len(class_weight))], floatx())
+
+    def weighted(data: Any) -> Any:
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
+        if y is None or nest.is_nested(y):
+            raise ValueError("`class_weight` is only supported for Models with a single output.")
+        labels = as_tensor(y).array
+        if labels.ndim > 1:
+            labels = labels.argmax(axis=-1) if labels.shape[-1] > 1 else labels[..., 0]
+        labels = labels.astype(np.int64)
+        wrong = labels[(labels < 0) | (labels >= len(table))]
+        if wrong.size:
+            raise ValueError(
+                f"class {int(wrong[0])} has no weight: `class_weight` has those of 0 to "
+                f"{len(table) - 1}"
+            )
+        weights = Tensor(asarray(table, like=labels)[labels])
+        if sample_weight is not None:
+            weights = as_tensor(sample_weight, like=weights) * weights
+        return x, y, weights
+
+    return weighted
+
+
+def values_of(outputs: Sequence[Any]) -> Any:
+    """Return the outputs of steps as NumPy arrays: all examples, in their order."""
+    leaves = [nest.flatten(output) for output in outputs]
+    joined = []
+    for column in zip(*leaves, strict=True):
+        parts = [
+            np.asarray(as_tensor(part).numpy())
+            for leaf in column
+            for part in (leaf.values if isinstance(leaf, DistributedValues) else (leaf,))
+        ]
+        joined.append(np.concatenate(parts) if parts[0].ndim else np.stack(parts))
+    return nest.pack_as(outputs[0], joined)

@@ -1,0 +1,294 @@
+"""`Learner`: how a model is compiled, and what it does in a step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pycollective import nest
+from pycollective.distribute.context import current_mode, get_strategy, has_strategy
+from pycollective.distribute.default import default_strategy
+from pycollective.distribute.strategy import Strategy
+from pycollective.keras import optimizers
+from pycollective.keras.layers import Layer
+from pycollective.keras.metrics import Metric
+from pycollective.keras.training.compiled import (
+    Compiled,
+    LossTracker,
+    loss_of,
+    loss_share,
+    metrics_of,
+)
+from pycollective.keras.training.share import share_of
+from pycollective.keras.utils.batches import unpack_x_y_sample_weight
+from pycollective.tensor import GradientTape, Tensor, ops
+from pycollective.train.trackable import children_of
+
+__all__ = ["Learner", "Logs"]
+
+#: Numbers by name.
+Logs = dict[str, Any]
+
+
+class Learner(Layer):
+    """A layer that is compiled, and knows what to do with a batch.
+
+    One's own training overrides `train_step`, `test_step`, `predict_step`, or only `compute_loss` or
+    `compute_metrics`. Replicas call them at the same time, each with its part of the batch.
+
+    Attributes
+    ----------
+    compiled : bool
+        Whether `compile` was called.
+    optimizer, loss
+        What `compile` was given; a name has become an object.
+    """
+
+    _untracked = Layer._untracked | {"_compiled"}
+
+    compiled = False
+    optimizer: Any = None
+    loss: Any = None
+    _compiled: Compiled | None = None
+
+    # Settings --------------------------------------------------------------------------------
+
+    @property
+    def distribute_strategy(self) -> Strategy:
+        """The strategy in whose scope the model was made."""
+        return default_strategy() if self._strategy is None else self._strategy
+
+    def compile(
+        self,
+        optimizer: Any = None,
+        loss: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: Any = "auto",
+    ) -> None:
+        """Say how the model is trained.
+
+        Parameters
+        ----------
+        optimizer
+            An `Optimizer` or its name; needed by `fit` only.
+        loss
+            A `Loss`, its name, or a function of (y_true, y_pred). Its reduction may be
+            SUM_OVER_BATCH_SIZE, which AUTO and NONE are taken for, or SUM.
+        metrics
+            Metrics, their names, or functions of (y_true, y_pred), in a list. ``"accuracy"`` is the
+            kind of accuracy that the shapes suggest.
+        weighted_metrics
+            The same, for metrics that get the weights of the examples.
+        steps_per_execution
+            How many steps the replicas make before callbacks hear of it.
+        run_eagerly, jit_compile
+            Accepted for TensorFlow's sake: nothing is traced or compiled.
+
+        Raises
+        ------
+        ValueError
+            For unknown names, metrics of the same name, and variables that were made under another
+            strategy than the model's.
+        """
+        self._check_scope(optimizer, metrics, weighted_metrics)
+        if steps_per_execution < 1:
+            raise ValueError(f"steps_per_execution must be at least 1, got {steps_per_execution}")
+        with self.distribute_strategy.scope():
+            compiled = Compiled(
+                loss_of(loss),
+                LossTracker(),
+                metrics_of(metrics),
+                metrics_of(weighted_metrics),
+                int(steps_per_execution),
+            )
+            names = [metric.name for metric in compiled.all_metrics]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"compile: several metrics are named {', '.join(twice)}")
+            self.optimizer = None if optimizer is None else optimizers.get(optimizer)
+        self.loss = compiled.loss
+        self._compiled = compiled
+        self.compiled = True
+
+    def _check_scope(self, optimizer: Any, *metrics: Any) -> None:
+        """Raise unless everything was made in the scope of the model's strategy."""
+        strategy = self.distribute_strategy
+        if has_strategy() and get_strategy() is not strategy:
+            # Not built yet, the model has no variable to name.
+            raise _not_created_in(get_strategy(), next(iter(self.variables), self))
+        created = strategy.extended.variable_created_in_scope
+        for variable in self.variables:
+            if not created(variable):
+                raise _not_created_in(strategy, variable)
+        for metric in nest.flatten(metrics):
+            if isinstance(metric, Metric) and not all(map(created, metric.variables)):
+                raise ValueError(
+                    f"Metric ({metric}) passed to `model.compile` was created inside a different "
+                    "distribution strategy scope than the model. All metrics must be created in the "
+                    f"same distribution strategy scope as the model (in this case {strategy}). If you "
+                    "pass in a string identifier for a metric to compile, the metric will "
+                    "automatically be created in the correct distribution strategy scope."
+                )
+        known = isinstance(optimizer, optimizers.Optimizer)
+        if known and not all(map(created, optimizer.variables)):
+            raise ValueError(
+                f"Optimizer ({optimizer}) passed to `model.compile` was created inside a different "
+                "distribution strategy scope than the model. All optimizers must be created in the "
+                f"same distribution strategy scope as the model (in this case {strategy}). If you pass "
+                "in a string identifier for an optimizer to compile, the optimizer will automatically "
+                "be created in the correct distribution strategy scope."
+            )
+
+    def _settings(self, method: str) -> Compiled:
+        if self._compiled is None:
+            raise ValueError(f"You must call `compile()` before calling `{method}()`.")
+        return self._compiled
+
+    # What one's own training overrides -------------------------------------------------------
+
+    def train_step(self, data: Any) -> Logs:
+        """Make one step of training with a replica's part of a batch.
+
+        Parameters
+        ----------
+        data
+            ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+
+        Returns
+        -------
+        dict
+            What is reported, by name. What differs between the replicas is added up.
+        """
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
+        if self.optimizer is None:
+            raise ValueError("training needs an optimizer: compile(optimizer=...)")
+        with GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, sample_weight)
+        self._settings("fit").tracker.update_state(loss)
+        variables = self.trainable_variables
+        if variables:
+            self.optimizer.minimize(loss, variables, tape=tape)
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def test_step(self, data: Any) -> Logs:
+        """Evaluate a replica's part of a batch; as `train_step`."""
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
+        self._settings("evaluate").tracker.update_state(loss)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def predict_step(self, data: Any) -> Any:
+        """Return the outputs for a replica's part of a batch."""
+        x, _, _ = unpack_x_y_sample_weight(data)
+        return self(x, training=False)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Return this replica's summand of the loss of the whole batch.
+
+        The sum over the replicas is the loss of the batch, that of their gradients its gradient:
+        nothing is to be scaled any more.
+
+        Parameters
+        ----------
+        x
+            The inputs; not used here.
+        y, y_pred
+            What should come out, and what did.
+        sample_weight
+            A weight for each example.
+        training
+            Whether this is a step of training; not used here.
+
+        Raises
+        ------
+        ValueError
+            If neither a loss was compiled nor one added.
+        """
+        loss = self._settings("compute_loss").loss
+        parts = [] if loss is None else [loss_share(loss, y, y_pred, sample_weight)]
+        added = self.losses
+        if added:
+            parts.append(share_of(ops.add_n([ops.reduce_sum(value) for value in added])))
+        if not parts:
+            raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
+        """Take a replica's answers into the compiled metrics, and return `get_metrics_result`."""
+        self._settings("compute_metrics").update_metrics(y, y_pred, sample_weight)
+        return self.get_metrics_result()
+
+    # Metrics ---------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The loss, the compiled metrics, and those that are attributes of the model or a layer.
+
+        `fit` and `evaluate` let them begin anew.
+        """
+        found = [] if self._compiled is None else self._compiled.all_metrics
+        for layer in self._flatten_layers():
+            found += _metrics_in(layer)
+        return list({id(metric): metric for metric in found}.values())
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of `metrics`."""
+        return [metric.name for metric in self.metrics]
+
+    def reset_metrics(self) -> None:
+        """Let all `metrics` begin anew."""
+        for metric in self.metrics:
+            metric.reset_state()
+
+    def get_metrics_result(self) -> Logs:
+        """Return the results of `metrics` by name; in a replica all replicas must make the call."""
+        mode = current_mode()
+        context = None if mode is None else mode.replica_context
+        if context is None or context.num_replicas_in_sync == 1:
+            return self._results()
+        # One meeting for all of them; Metric.result would make one of its own in each.
+        results: Logs = context.merge_call(lambda _strategy: self._results())
+        return results
+
+    def _results(self) -> Logs:
+        results: Logs = {}
+        for metric in self.metrics:
+            value: Any = metric.result()
+            results.update(value if isinstance(value, Mapping) else {metric.name: value})
+        return results
+
+
+def _not_created_in(strategy: Strategy, what: Any) -> ValueError:
+    return ValueError(
+        f"Variable ({what!r}) was not created in the distribution strategy scope of ({strategy}). It is "
+        "most likely because some layers, model, or optimizer was being created outside the "
+        "distribution strategy scope. Try to make sure your code looks similar to the following.\n"
+        "with strategy.scope():\n  model=_create_model()\n  model.compile(...)"
+    )
+
+
+def _metrics_in(value: Any) -> Iterable[Metric]:
+    """Return the metrics among a layer's attributes, and in lists and dicts there."""
+    for child in children_of(value).values():
+        if isinstance(child, Metric):
+            yield child
+        elif isinstance(child, (list, tuple, dict)):
+            yield from _metrics_in(child)

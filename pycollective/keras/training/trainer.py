@@ -1,0 +1,406 @@
+"""`Trainer`: the loops of training."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.distribute.values import DistributedValues
+from pycollective.keras.callbacks import CallbackList, History
+from pycollective.keras.training.compiled import Compiled
+from pycollective.keras.training.inputs import (
+    batches_of,
+    share_of_element,
+    split_off,
+    values_of,
+    weighted_by_class,
+)
+from pycollective.keras.training.learner import Learner, Logs
+from pycollective.keras.training.share import Share, held
+from pycollective.keras.training.steps import Steps
+from pycollective.keras.utils.batches import unpack_x_y_sample_weight
+from pycollective.tensor import as_tensor
+
+__all__ = ["Trainer"]
+
+
+class Trainer(Learner):
+    """What `Model` has beyond a `Layer`: `compile`, `fit`, `evaluate`, `predict`.
+
+    All of them run under the strategy in whose scope the model was made. Every example weighs the
+    same, however the batches are shared out among the replicas: losses, metrics and gradients are
+    those of a single device.
+
+    Attributes
+    ----------
+    stop_training : bool
+        Set by callbacks: `fit` ends after the present step.
+    history : History
+        What the last `fit` returned.
+    """
+
+    _untracked = Learner._untracked | {"history"}
+
+    stop_training = False
+    history: History
+
+    # Training --------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+    ) -> History:
+        """Train the model.
+
+        Parameters
+        ----------
+        x
+            Arrays, or a `Dataset`, a distributed dataset, an iterator or a `DatasetCreator` of
+            batches ``(x, y)`` or ``(x, y, sample_weight)``. Batches are global ones: the replicas
+            share them.
+        y, sample_weight
+            Targets and a weight for each example, with arrays.
+        batch_size
+            Examples of a step, all replicas together; 32 unless given. With arrays only.
+        epochs, initial_epoch
+            The epochs are ``range(initial_epoch, epochs)``.
+        verbose
+            0: silent. 1, which ``"auto"`` is: a live line on a terminal, one line for each epoch
+            elsewhere. 2: one line for each epoch.
+        callbacks
+            A list of `Callback`, or a `CallbackList`.
+        validation_split
+            The share of arrays, their end, that is not trained with but validated on.
+        validation_data
+            ``(x, y)``, ``(x, y, sample_weight)``, or whatever else `evaluate` takes as ``x``.
+        shuffle
+            Whether arrays get a new order for each epoch.
+        class_weight
+            By class number, by which the weights of its examples are multiplied.
+        steps_per_epoch
+            With it an epoch is so many steps, and goes on where the last one stopped.
+        validation_steps, validation_batch_size
+            As ``steps`` and ``batch_size`` of `evaluate`.
+        validation_freq
+            After every so many-th epoch, or after which ones, counted from 1.
+
+        Returns
+        -------
+        History
+            Also kept as ``model.history``.
+
+        Raises
+        ------
+        ValueError
+            For input that does not fit together, or has no batch.
+
+        Warns
+        -----
+        RuntimeWarning
+            Once, with epoch and step, when the loss is no longer a finite number.
+        """
+        settings = self._settings("fit")
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = split_off(
+                x, y, sample_weight, validation_split
+            )
+        if class_weight is None:
+            prepare = None
+        else:
+            prepare = weighted_by_class(class_weight)
+        strategy = self.distribute_strategy
+        with strategy.scope():
+            batches = batches_of(strategy, x, y, sample_weight, batch_size, shuffle)
+            steps = Steps(batches, steps_per_epoch, "steps_per_epoch", goes_on=True)
+            validation = None
+            if validation_data is not None:
+                held_out = _validation_parts(validation_data)
+                size = validation_batch_size
+                if size is None and held_out[1] is not None:
+                    size = batch_size
+                validation = Steps(
+                    batches_of(strategy, *held_out, size), validation_steps, "validation_steps"
+                )
+            heard = CallbackList.of(callbacks, self, True, verbose, epochs, steps.total)
+            self.history = heard.history
+            self._fit(settings, steps, validation, heard, prepare, initial_epoch, validation_freq)
+        return self.history
+
+    def _fit(
+        self,
+        settings: Compiled,
+        steps: Steps,
+        validation: Steps | None,
+        callbacks: CallbackList,
+        prepare: Callable[[Any], Any] | None,
+        initial_epoch: int,
+        validation_freq: int | Sequence[int],
+    ) -> None:
+        step = self.train_step
+        execute = self._executor(step if prepare is None else lambda data: step(prepare(data)))
+        self.stop_training = False
+        finite = True
+        epoch_logs: Logs = {}
+        callbacks.on_train_begin()
+        for epoch in range(initial_epoch, callbacks.params["epochs"]):
+            self.reset_metrics()
+            callbacks.on_epoch_begin(epoch)
+            logs: Logs | None = None
+            for first, batches in steps.epoch(settings.steps_per_execution):
+                callbacks.on_train_batch_begin(first)
+                logs = _as_logs("train_step", execute(batches)[-1])
+                last = first + len(batches) - 1
+                if finite and not _is_finite(logs):
+                    finite = False
+                    _warn_of_loss(logs, epoch, first, last)
+                callbacks.on_train_batch_end(last, logs)
+                if self.stop_training:
+                    break
+            if logs is None:
+                if epoch == initial_epoch:
+                    raise ValueError("fit: the input has no batch")
+                warnings.warn(
+                    f"there is no input left for epoch {epoch + 1}: training ends", stacklevel=4
+                )
+                break
+            callbacks.params["steps"] = steps.total
+            epoch_logs = dict(logs)
+            if validation is not None and _is_due(epoch, validation_freq):
+                found = self._evaluate(settings, validation, callbacks)
+                epoch_logs.update({f"val_{name}": value for name, value in found.items()})
+            callbacks.on_epoch_end(epoch, epoch_logs)
+            if self.stop_training:
+                break
+        callbacks.on_train_end(epoch_logs)
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Return the loss and the metrics of the model on data.
+
+        Parameters
+        ----------
+        x, y, batch_size, verbose, sample_weight, callbacks
+            As for `fit`.
+        steps
+            How many batches are looked at; by default all.
+        return_dict
+            Whether to return a dict by name.
+
+        Returns
+        -------
+        float, list of float, or dict
+            The loss alone, where there are no metrics.
+        """
+        settings = self._settings("evaluate")
+        strategy = self.distribute_strategy
+        with strategy.scope():
+            batches = batches_of(strategy, x, y, sample_weight, batch_size)
+            looked_at = Steps(batches, steps, "steps")
+            heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
+            logs = self._evaluate(settings, looked_at, heard)
+        return logs if return_dict else _in_order(logs)
+
+    def _evaluate(self, settings: Compiled, steps: Steps, callbacks: CallbackList) -> Logs:
+        execute = self._executor(self.test_step)
+        self.reset_metrics()
+        logs: Logs | None = None
+        callbacks.on_test_begin()
+        for first, batches in steps.epoch(settings.steps_per_execution):
+            callbacks.on_test_batch_begin(first)
+            logs = _as_logs("test_step", execute(batches)[-1])
+            callbacks.on_test_batch_end(first + len(batches) - 1, logs)
+        if logs is None:
+            raise ValueError("evaluate: the input has no batch")
+        callbacks.on_test_end(logs)
+        return logs
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Return the outputs for all examples, in their order, as NumPy arrays.
+
+        Parameters
+        ----------
+        x
+            As for `fit`; targets and weights in it are not looked at.
+        batch_size, verbose, steps, callbacks
+            As for `evaluate`.
+        """
+        strategy = self.distribute_strategy
+        at_once = 1 if self._compiled is None else self._compiled.steps_per_execution
+        execute = self._executor(self.predict_step)
+        outputs: list[Any] = []
+        with strategy.scope():
+            looked_at = Steps(batches_of(strategy, x, batch_size=batch_size), steps, "steps")
+            heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
+            heard.on_predict_begin()
+            for first, batches in looked_at.epoch(at_once):
+                heard.on_predict_batch_begin(first)
+                found = execute(batches)
+                outputs += found
+                heard.on_predict_batch_end(first + len(batches) - 1, {"outputs": found[-1]})
+            if not outputs:
+                raise ValueError("predict: the input has no batch")
+            heard.on_predict_end()
+        return values_of(outputs)
+
+    # Single batches --------------------------------------------------------------------------
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Make one step with arrays, which the replicas share; returns as `evaluate`.
+
+        The numbers are those of this batch alone.
+        """
+        self._settings("train_on_batch")
+        step = self.train_step
+        prepare = None if class_weight is None else weighted_by_class(class_weight)
+        return self._on_batch(
+            "train_step",
+            step if prepare is None else lambda data: step(prepare(data)),
+            (x, y, sample_weight),
+            return_dict,
+        )
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Evaluate one batch of arrays; as `train_on_batch`, without training."""
+        self._settings("test_on_batch")
+        return self._on_batch("test_step", self.test_step, (x, y, sample_weight), return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Return the outputs for one batch of arrays."""
+        with self.distribute_strategy.scope():
+            return values_of(self._executor(self.predict_step)([self._distributed(x)]))
+
+    def _on_batch(
+        self, name: str, step: Callable[[Any], Any], data: tuple[Any, Any, Any], return_dict: bool
+    ) -> Any:
+        with self.distribute_strategy.scope():
+            self.reset_metrics()
+            logs = _as_logs(name, self._executor(step)([self._distributed(*data)])[-1])
+        return logs if return_dict else _in_order(logs)
+
+    def _distributed(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Return arrays as one element for the replicas."""
+        strategy = self.distribute_strategy
+        # No batch is larger than all there is.
+        batches = batches_of(strategy, x, y, sample_weight, batch_size=sys.maxsize)
+        element = next(iter(batches), None)
+        if element is None:
+            raise ValueError("the batch has no examples")
+        return element
+
+    # Steps -----------------------------------------------------------------------------------
+
+    def _executor(self, step: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+        """Return what makes a step with each of several elements, and returns the replicas' results.
+
+        The replicas make all of them without meeting in between, but where the steps do.
+        """
+        strategy = self.distribute_strategy
+
+        def replica(work: list[tuple[Any, Share]]) -> list[Any]:
+            results = []
+            for data, share in work:
+                with held(share):
+                    results.append(step(data))
+            return results
+
+        def execute(elements: list[Any]) -> list[Any]:
+            work = [(element, share_of_element(strategy, element)) for element in elements]
+            results: list[Any] = strategy.run(replica, args=(work,))
+            return results
+
+        return execute
+
+
+def _validation_parts(data: Any) -> tuple[Any, Any, Any]:
+    return unpack_x_y_sample_weight(data) if isinstance(data, (tuple, list)) else (data, None, None)
+
+
+def _as_logs(name: str, results: Any) -> Logs:
+    """Return what a step returned as numbers."""
+    if not isinstance(results, Mapping):
+        raise TypeError(
+            f"{name}() must return a dict of what is to be reported, got "
+            f"{type(results).__name__}: {results!r}"
+        )
+    return {str(key): _number(value) for key, value in results.items()}
+
+
+def _number(value: Any) -> Any:
+    """Return a value as a float, or as an array; what differs between replicas is added up."""
+    parts = value.values if isinstance(value, DistributedValues) else (value,)
+    total: Array = sum(np.asarray(as_tensor(part).numpy()) for part in parts)  # type: ignore[assignment]
+    return float(total) if total.size == 1 else total
+
+
+def _is_finite(logs: Logs) -> bool:
+    loss = logs.get("loss")
+    return not isinstance(loss, float) or math.isfinite(loss)
+
+
+def _warn_of_loss(logs: Logs, epoch: int, first: int, last: int) -> None:
+    where = f"step {first + 1}" if first == last else f"steps {first + 1} to {last + 1}"
+    warnings.warn(
+        f"the loss is {logs['loss']} since {where} of epoch {epoch + 1}: the learning rate may be too "
+        "high, or the input hold such numbers; keras.callbacks.TerminateOnNaN() ends training then",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+
+
+def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:
+    if isinstance(frequency, int):
+        if frequency < 1:
+            raise ValueError(f"validation_freq must be at least 1, got {frequency}")
+        return (epoch + 1) % frequency == 0
+    return epoch + 1 in frequency
+
+
+def _in_order(logs: Logs) -> Any:
+    values = list(logs.values())
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,38 @@
+"""Batches as tuples: inputs, targets, weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pycollective import nest
+
+__all__ = ["pack_x_y_sample_weight", "unpack_x_y_sample_weight"]
+
+
+def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
+    """Return inputs, targets and weights of a batch, with None for what it does not have.
+
+    Raises
+    ------
+    ValueError
+        If it is a tuple of another length.
+    """
+    if isinstance(data, list):
+        data = tuple(data)
+    if not isinstance(data, tuple):
+        return data, None, None
+    if not 1 <= len(data) <= 3:
+        raise ValueError(
+            "Data is expected to be in format `x`, `(x,)`, `(x, y)`, or `(x, y, sample_weight)`, "
+            f"found: a tuple of {len(data)}"
+        )
+    x, y, sample_weight = (*data, None, None)[:3]
+    return x, y, sample_weight
+
+
+def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    """Return inputs, and targets and weights where there are any, as a batch."""
+    if y is None and sample_weight is None:
+        # A tuple of inputs by itself would be taken for inputs and targets.
+        return (x,) if nest.is_nested(x) else x
+    return (x, y) if sample_weight is None else (x, y, sample_weight)

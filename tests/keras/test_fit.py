@@ -1,0 +1,421 @@
+"""Training gives the same numbers under every strategy, and those of Keras."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fitting import LABELS, STRATEGIES, TARGETS, WEIGHTS, X, dense, linear, mirrored
+
+import pycollective as tf
+from pycollective import keras
+
+MANY = [name for name in STRATEGIES if name != "default"]
+
+
+@pytest.fixture(params=["float64", "float32"])
+def precision(request):
+    keras.backend.set_floatx(request.param)
+    yield {"float64": 1e-9, "float32": 1e-5}[request.param]
+    keras.backend.set_floatx("float32")
+
+
+def cross_entropy(**settings):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings)
+
+
+#: Targets, and arguments of `compile` and `fit`.
+CASES = {
+    "mean": lambda: (TARGETS, {"loss": "mse", "metrics": ["mae"]}, {}),
+    "weights": lambda: (
+        LABELS,
+        {
+            "loss": cross_entropy(),
+            "metrics": ["accuracy"],
+            "weighted_metrics": ["sparse_categorical_accuracy"],
+        },
+        {"sample_weight": WEIGHTS},
+    ),
+    "sum": lambda: (
+        LABELS,
+        {"loss": cross_entropy(reduction="sum"), "optimizer": "adam"},
+        {"class_weight": {0: 1.0, 1: 0.5, 2: 2.0, 3: 1.5}, "validation_split": 0.3},
+    ),
+    "several steps at once": lambda: (
+        TARGETS,
+        {"loss": lambda y, p: tf.square(y - p), "steps_per_execution": 2},
+        {"validation_data": (X, TARGETS, WEIGHTS), "batch_size": 4},
+    ),
+    "one number for the batch": lambda: (
+        TARGETS,
+        {"loss": lambda y, p: tf.reduce_mean(tf.abs(y - p))},
+        {"validation_data": (X, TARGETS), "validation_freq": 2, "batch_size": 5},
+    ),
+}
+
+
+def trained(name, case):
+    """Return all that training under a strategy gives."""
+    dtype = keras.backend.floatx()
+    y, compiled, fit = CASES[case]()
+    y = y.astype(dtype) if y.dtype.kind == "f" else y
+    x = X.astype(dtype)
+    with STRATEGIES[name]().scope():
+        model = dense(2 if y.ndim == 2 else 4)
+        model.compile(**{"optimizer": keras.optimizers.SGD(0.05, momentum=0.9), **compiled})
+    keras.utils.set_random_seed(3)  # of the order
+    history = model.fit(x, y, **{"batch_size": 8, "epochs": 2, "verbose": 0, **fit})
+    found = {**history.history, **dict(enumerate(model.get_weights()))}
+    found["evaluate"] = model.evaluate(x, y, batch_size=4, verbose=0)
+    found["predict"] = model.predict(x, batch_size=4, verbose=0)
+    # One example: all replicas but one have none.
+    found["train one"] = model.train_on_batch(x[:1], y[:1])
+    found["test one"] = model.test_on_batch(x[:1], y[:1])
+    found["predict one"] = model.predict_on_batch(x[:1])
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", MANY)
+def test_all_strategies_give_the_numbers_of_one_device(name, case, precision):
+    expected, found = trained("default", case), trained(name, case)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(
+            found[key], value, rtol=precision, atol=precision, err_msg=str(key)
+        )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_numbers_are_those_of_keras(name):
+    """As printed by tensorflow 2.21 for one device: batches of 4, 4 and 2, weights, an L2 penalty."""
+    x = np.arange(10.0, dtype=np.float32).reshape(10, 1)
+    y = 2 * x + 1
+    with STRATEGIES[name]().scope():
+        model = keras.Sequential(
+            [keras.layers.Dense(1, input_shape=(1,), kernel_regularizer=keras.regularizers.L2(0.1))]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.001),
+            "mse",
+            metrics=["mae", keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error)],
+            weighted_metrics=["mse"],
+        )
+    model.set_weights([[[0.5]], [0.1]])
+    history = model.fit(
+        x,
+        y,
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        sample_weight=np.linspace(0, 1, 10, dtype=np.float32),
+        validation_data=(x, y),
+    )
+    keras_history = {
+        "loss": [56.32220458984375, 38.182029724121094],
+        "mae": [7.516531467437744, 6.228631019592285],
+        "mean_squared_error": [73.5802001953125, 50.02518844604492],
+        "mse": [112.5910415649414, 76.2372055053711],
+        "val_loss": [52.45598602294922, 35.782291412353516],
+        "val_mae": [6.338520050048828, 5.2614641189575195],
+        "val_mean_squared_error": [52.3946647644043, 35.67916488647461],
+        "val_mse": [52.3946647644043, 35.67916488647461],
+    }
+    assert list(history.history) == list(keras_history)
+    for key, values in keras_history.items():
+        np.testing.assert_allclose(history.history[key], values, rtol=1e-5, err_msg=key)
+    assert history.epoch == [0, 1]
+    assert history is model.history
+    np.testing.assert_allclose(model.get_weights()[0], [[1.0155043601989746]], rtol=1e-5)
+    np.testing.assert_allclose(model.get_weights()[1], [0.16876627504825592], rtol=1e-5)
+    # One step after the other, each with the numbers of its own batch.
+    losses = [model.train_on_batch(x, y, return_dict=True)["loss"], model.train_on_batch(x, y)[0]]
+    np.testing.assert_allclose(losses, [35.782291412353516, 31.77377700805664], rtol=1e-5)
+    np.testing.assert_allclose(model.test_on_batch(x, y)[0], 28.22150230407715, rtol=1e-5)
+
+
+def test_a_ragged_batch_weighs_each_example_the_same():
+    """3 examples for 2 replicas: not the mean of the replicas' means, as TensorFlow has it."""
+    with mirrored(2).scope():
+        model = linear()
+    x = np.ones((3, 1), np.float32)
+    logs = model.fit(x, [[1.0], [2.0], [6.0]], batch_size=3, shuffle=False, verbose=0).history
+    assert logs["loss"] == [pytest.approx(41 / 3)]
+    # The gradient of the mean of (w - y)² is -2 * mean(y) at w = 0.
+    np.testing.assert_allclose(model.get_weights()[0], [[0.01 * 2 * 3]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_sums_and_weights_are_those_of_the_formulas(name):
+    y = np.array([[1], [0], [1], [1], [0]], np.float32)
+    weights = np.array([1, 2, 3, 4, 5], np.float32)
+    with STRATEGIES[name]().scope():
+        summed = linear(2.0, loss=keras.losses.MeanSquaredError(reduction="sum"))
+        summed.optimizer.learning_rate = 0.0
+        weighted = linear(2.0, weighted_metrics=["mae"])
+    squares = (2 - y.ravel()) ** 2
+    # Each batch with its number of examples, as Keras does.
+    expected = (4 * squares[:4].sum() + squares[4:].sum()) / 5
+    x = np.ones((5, 1), np.float32)
+    logs = summed.fit(x, y, batch_size=4, shuffle=False, verbose=0).history
+    assert logs["loss"] == [pytest.approx(expected)]
+    classes = np.where(y.ravel() == 1, 3.0, 0.5)
+    logs = weighted.train_on_batch(x, y, weights, {0: 0.5, 1: 3.0}, return_dict=True)
+    both = classes * weights
+    assert logs["loss"] == pytest.approx((both * squares).mean())
+    assert logs["mae"] == pytest.approx((both * (2 - y.ravel())).sum() / both.sum())
+    gradient = (both * 2 * (2 - y.ravel())).mean()
+    np.testing.assert_allclose(weighted.get_weights()[0], [[2 - 0.01 * gradient]], rtol=1e-6)
+
+
+def batches(x, y, size, kind):
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
+    if kind == "dataset":
+        return dataset
+    if kind == "distributed dataset":
+        return tf.distribute.get_strategy().experimental_distribute_dataset(dataset)
+    if kind == "creator":
+        return keras.utils.experimental.DatasetCreator(lambda context: dataset)
+    return ((x[i : i + size], y[i : i + size]) for i in range(0, len(x), size))
+
+
+@pytest.mark.parametrize("kind", ["dataset", "distributed dataset", "generator", "creator"])
+@pytest.mark.parametrize("name", ["default", "mirrored 1", "mirrored 3"])
+def test_every_kind_of_input(name, kind):
+    x, y = X.astype(np.float32), TARGETS.astype(np.float32)
+    with STRATEGIES[name]().scope():
+        expected, model = dense(2), dense(2)
+        expected.compile("sgd", "mse")
+        model.compile("sgd", "mse")
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        # A DatasetCreator's batches are those of a replica.
+        given = batches(x, y, 8 if kind != "creator" else 9 // replicas, kind)
+    size = 8 if kind != "creator" else 9
+    a = expected.fit(x, y, batch_size=size, shuffle=False, verbose=0).history
+    b = model.fit(given, verbose=0).history
+    np.testing.assert_allclose(b["loss"], a["loss"], rtol=1e-6)
+    np.testing.assert_allclose(model.get_weights()[0], expected.get_weights()[0], rtol=1e-5)
+    if kind != "generator":
+        np.testing.assert_allclose(
+            model.evaluate(given, verbose=0), expected.evaluate(x, y, verbose=0), rtol=1e-5
+        )
+        found = model.predict(given, verbose=0)
+        np.testing.assert_allclose(found, expected.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+
+
+class TwoInputs(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+
+    def call(self, inputs):
+        a, b = inputs
+        out = self.dense(a) * b
+        self.add_loss(tf.reduce_mean(tf.square(out)))
+        return {"out": out, "twice": 2 * out}
+
+
+class WithOwnSteps(TwoInputs):
+    """Steps of one's own, with several outputs, metrics as attributes, and what is not reported."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = keras.metrics.Sum(name="seen")
+
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), weight)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        self.seen.update_state(tf.ones_like(y))
+        return {"loss": loss, "seen": self.seen.result(), "replicas": tf.constant(1.0)}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred["out"], sample_weight, training)
+
+    def test_step(self, data):
+        (a, _), _ = data
+        self.seen.update_state(a)
+        return {m.name: m.result() for m in self.metrics if m is self.seen}
+
+    def predict_step(self, data):
+        return self(data[0], training=False)["twice"]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_steps_of_ones_own(name):
+    strategy = STRATEGIES[name]()
+    with strategy.scope():
+        model = WithOwnSteps()
+        model.compile("sgd", "mse")
+    assert [m.name for m in model.metrics] == ["loss", "seen"]
+    a, b = np.arange(5, dtype=np.float32)[:, None], np.full((5, 1), 2, np.float32)
+    y = np.ones((5, 1), np.float32)
+    logs = model.fit((a, b), y, batch_size=3, shuffle=False, verbose=0, epochs=2).history
+    # The last batch, [3, 4]: what the steps return is added up, metrics are of all replicas.
+    assert logs["seen"] == [5, 5]
+    assert logs["replicas"] == [strategy.num_replicas_in_sync] * 2
+    w = 1.0
+    for part in (a[:3], a[3:]):
+        out = 2 * w * part
+        loss = np.mean((out - 1) ** 2) + np.mean(out**2)
+        w -= 0.01 * np.mean(2 * (out - 1) * 2 * part + 2 * out * 2 * part)
+    np.testing.assert_allclose(logs["loss"][0], loss, rtol=1e-5)
+    assert model.evaluate((a, b), y, verbose=0) == 10
+    doubled = model.predict((a, b), verbose=0)
+    assert doubled.shape == (5, 1)
+    single = keras.Model.predict_step(model, ((a, b), y))["out"].numpy()
+    np.testing.assert_allclose(doubled, 2 * single, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["default", "mirrored 2"])
+def test_predictions_keep_their_structure(name):
+    with STRATEGIES[name]().scope():
+        model = TwoInputs()
+    a = np.arange(5, dtype=np.float32)[:, None]
+    found = model.predict((a, a), batch_size=2, verbose=0)
+    np.testing.assert_allclose(found["out"], a * a)
+    np.testing.assert_allclose(found["twice"], 2 * a * a)
+
+
+class KerasGuide(keras.Model):
+    """The step of the guide "Customizing what happens in fit()"."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_step_of_the_keras_guide(name):
+    with STRATEGIES[name]().scope():
+        model = KerasGuide()
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
+    x = np.arange(5, dtype=np.float32)[:, None]
+    logs = model.fit(x, 0 * x, batch_size=4, shuffle=False, verbose=0).history
+    assert logs == {"loss": [pytest.approx(6)], "mae": [pytest.approx(2)]}
+
+
+def test_what_each_replica_gets():
+    """As in TensorFlow's tests: 100 examples in batches of 16 for 2 replicas."""
+    rows = [[], []]
+
+    class Counts(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            rows[tf.distribute.get_replica_context().replica_id_in_sync_group].append(len(x))
+            assert len(y) == len(x)
+            return {}
+
+    with mirrored(2).scope():
+        model = Counts()
+        model.compile()
+    model.fit(np.zeros((100, 3)), np.zeros(100), batch_size=16, verbose=0)
+    assert rows == [[8, 8, 8, 8, 8, 8, 2]] * 2
+    assert model.history.params["steps"] == 7
+
+
+@pytest.mark.parametrize("saved, restored", [("default", "mirrored 2"), ("mirrored 3", "default")])
+def test_a_checkpoint_of_a_compiled_model_has_its_optimizer(saved, restored, tmp_path):
+    x, y = X.astype(np.float32), TARGETS.astype(np.float32)
+    with STRATEGIES[saved]().scope():
+        model = dense(2)
+        model.compile("adam", "mse")
+    model.fit(x, y, verbose=0, shuffle=False)
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "ckpt"))
+    with STRATEGIES[restored]().scope():
+        other = dense(2, seed=2)
+        status = tf.train.Checkpoint(model=other).restore(path)
+        other.compile("adam", "mse")
+    for each in model, other:
+        each.fit(x, y, verbose=0, shuffle=False)
+    status.assert_existing_objects_matched()
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_of_an_epoch():
+    model = linear(optimizer=keras.optimizers.SGD(0.0))
+    x = np.ones((6, 1), np.float32)
+    y = np.arange(6, dtype=np.float32)[:, None]
+    forever = tf.data.Dataset.from_tensor_slices((x, y)).batch(1).repeat()
+    # An epoch goes on where the last one stopped.
+    logs = model.fit(forever, steps_per_epoch=4, epochs=3, verbose=0).history
+    np.testing.assert_allclose(logs["loss"], [14 / 4, (16 + 25 + 0 + 1) / 4, (4 + 9 + 16 + 25) / 4])
+    # A whole pass begins anew each time; validation does too.
+    whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+    logs = model.fit(
+        whole,
+        steps_per_epoch=3,
+        epochs=4,
+        initial_epoch=2,
+        validation_data=forever,
+        validation_steps=2,
+        verbose=0,
+    )
+    assert logs.epoch == [2, 3]
+    np.testing.assert_allclose(logs.history["loss"], [55 / 6] * 2)
+    np.testing.assert_allclose(logs.history["val_loss"], [0.5] * 2)
+    assert model.evaluate(forever, steps=3, verbose=0) == pytest.approx(5 / 3)
+    assert model.predict(forever, steps=7, verbose=0).shape == (7, 1)
+
+
+def test_too_few_batches_are_said():
+    model = linear()
+    x = np.ones((5, 1), np.float32)
+    with pytest.warns(UserWarning, match=r"Your input ran out of data.*step 4 of 4"):
+        model.fit(x, x, batch_size=2, steps_per_epoch=4, verbose=0)
+    with pytest.warns(UserWarning, match="no input left for epoch 2"):
+        model.fit(((x, x) for _ in range(2)), epochs=3, verbose=0)
+    assert model.history.epoch == [0]
+
+
+@pytest.mark.parametrize("name", ["default", "mirrored 2"])
+def test_a_loss_that_is_no_number_is_reported_with_its_step(name):
+    with STRATEGIES[name]().scope():
+        model = linear()
+        twice = linear(steps_per_execution=2)
+    x = np.ones((8, 1), np.float32)
+    x[5] = np.nan
+    with pytest.warns(RuntimeWarning, match="the loss is nan since step 3 of epoch 1") as caught:
+        model.fit(x, x, batch_size=2, epochs=2, shuffle=False, verbose=0)
+    assert len(caught) == 1
+    with pytest.warns(RuntimeWarning, match="nan since steps 3 to 4 of epoch 1"):
+        twice.fit(x, x, batch_size=2, shuffle=False, verbose=0)
+
+
+def test_arrays_are_shuffled_anew_for_each_epoch():
+    seen = []
+
+    class Sees(keras.Model):
+        def train_step(self, data):
+            seen.append(data[0].numpy().tolist())
+            return {}
+
+    model = Sees()
+    model.compile()
+    keras.utils.set_random_seed(1)
+    for shuffle in True, False:
+        with pytest.raises(ValueError, match="no batch"):
+            model.fit(np.zeros(0), np.zeros(0), shuffle=shuffle, verbose=0)
+        model.fit(np.arange(6), np.zeros(6), epochs=3, shuffle=shuffle, verbose=0)
+    assert all(sorted(order) == [0, 1, 2, 3, 4, 5] for order in seen)
+    assert len({tuple(order) for order in seen[:3]}) == 3
+    assert seen[3:] == [[0, 1, 2, 3, 4, 5]] * 3

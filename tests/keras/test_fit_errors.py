@@ -1,0 +1,224 @@
+"""What does not fit together is said, in TensorFlow's words where it has any."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fitting import linear, mirrored
+
+import pycollective as tf
+from pycollective import keras
+
+ONES = np.ones((10, 1), np.float32)
+DATASET = tf.data.Dataset.from_tensor_slices((ONES, ONES)).batch(4)
+
+
+def model_of(**layer):
+    return keras.Sequential([keras.layers.Dense(1, **layer)])
+
+
+def test_everything_is_made_in_one_scope():
+    strategy = mirrored(2)
+    outside = model_of(input_shape=(1,))
+    metric, optimizer = keras.metrics.Mean(), keras.optimizers.SGD()
+    with strategy.scope():
+        model = model_of(input_shape=(1,))
+        for other in outside, model_of and keras.Model.__new__(type(outside)):
+            if other is outside:
+                with pytest.raises(
+                    ValueError, match="was not created in the distribution strategy"
+                ):
+                    other.compile("sgd", "mse")
+        own_metric, own_optimizer = keras.metrics.Mean(), keras.optimizers.SGD()
+    with pytest.raises(
+        ValueError,
+        match=r"^Metric \(.*\) passed to `model.compile` was created inside a different distribution "
+        "strategy scope than the model",
+    ):
+        model.compile("sgd", "mse", metrics=["mae", metric])
+    with pytest.raises(
+        ValueError,
+        match=r"^Optimizer \(.*\) passed to `model.compile` was created inside a different "
+        "distribution strategy scope than the model",
+    ):
+        model.compile(optimizer, "mse")
+    with pytest.raises(ValueError, match=r"^Metric \(.*\) passed to"):
+        outside.compile("sgd", "mse", weighted_metrics=[own_metric])
+    with pytest.raises(ValueError, match=r"^Optimizer \(.*\) passed to"):
+        outside.compile(own_optimizer, "mse")
+    model.compile(own_optimizer, "mse", metrics=[own_metric])
+
+
+def test_a_model_of_another_scope_is_not_compiled():
+    late = model_of()
+    with mirrored(2).scope():
+        with pytest.raises(
+            ValueError,
+            match=r"^Variable \(.*\) was not created in the distribution strategy scope of \(<Mirrored"
+            r".*It is most likely because some layers, model, or optimizer was being created outside "
+            "the distribution strategy scope",
+        ):
+            late.compile("sgd", "mse")
+    # A layer from outside in a model of the scope.
+    layer = keras.layers.Dense(1, input_shape=(1,))
+    keras.Sequential([layer])
+    with mirrored(2).scope():
+        model = keras.Sequential([layer])
+        with pytest.raises(ValueError, match=r"^Variable \(.*kernel.*\) was not created in the"):
+            model.compile("sgd", "mse")
+
+
+def test_strategies_are_not_mixed():
+    with mirrored(2).scope():
+        model = linear()
+    with mirrored(2).scope(), pytest.raises(RuntimeError, match="Mixing different"):
+        model.fit(ONES, ONES, verbose=0)
+    outside = linear()
+    with mirrored(2).scope(), pytest.raises(RuntimeError, match="Must not nest"):
+        outside.fit(ONES, ONES, verbose=0)
+    other = mirrored(2).experimental_distribute_dataset(DATASET)
+    with pytest.raises(ValueError, match="distributed by another strategy"):
+        model.fit(other, verbose=0)
+
+
+def test_a_loss_that_averages_over_a_replica_is_refused_in_steps_of_ones_own():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {"loss": keras.losses.MeanSquaredError()(*data)}
+
+    with mirrored(2).scope():
+        model = Own()
+        model.compile()
+    with pytest.raises(ValueError, match=r"Please use `tf.keras.losses.Reduction.SUM` or"):
+        model.fit(ONES, ONES, verbose=0)
+
+
+def test_input_with_a_batch_size():
+    with mirrored(2).scope():
+        keras.Input((1,), batch_size=4)
+        with pytest.raises(
+            ValueError,
+            match=r"^The `batch_size` argument \(5\) must be divisible by the number of replicas \(2\)",
+        ):
+            keras.Input((1,), batch_size=5)
+
+
+def compiled(**arguments):
+    return lambda: linear(**arguments)
+
+
+def fitted(*args, compile=None, **arguments):
+    def fit():
+        given = {"y": ONES, **arguments} if not args else arguments
+        linear(**(compile or {})).fit(*(args or (ONES,)), **{"verbose": 0, **given})
+
+    return fit
+
+
+class Pair(keras.Model):
+    def call(self, x):
+        return [x, x]
+
+
+def pair():
+    model = Pair()
+    model.compile(loss="mse")
+    model.evaluate(ONES, ONES, verbose=0)
+
+
+class NoDict(keras.Model):
+    def train_step(self, data):
+        return 1.0
+
+
+def no_dict():
+    model = NoDict()
+    model.compile()
+    model.fit(ONES, verbose=0)
+
+
+WRONG = {
+    "not compiled": (
+        lambda: model_of(input_shape=(1,)).fit(ONES, ONES),
+        r"You must call `compile\(\)` before calling `fit\(\)`",
+    ),
+    "no loss": (fitted(compile={"loss": None}), "No loss to compute. Provide a `loss` argument"),
+    "no optimizer": (fitted(compile={"optimizer": None}), "needs an optimizer"),
+    "unknown optimizer": (compiled(optimizer="sdg"), "unknown optimizer 'sdg'"),
+    "unknown loss": (compiled(loss="mes"), "unknown loss 'mes'"),
+    "unknown metric": (compiled(metrics=["accurate"]), "unknown metric 'accurate'"),
+    "a metric twice": (compiled(metrics=["mae", "mae"]), "several metrics are named mae"),
+    "several losses": (compiled(loss=["mse", "mse"]), "one loss"),
+    "no steps": (compiled(steps_per_execution=0), "steps_per_execution must be at least 1"),
+    "no input": (fitted(None), "no input"),
+    "an iterator over parts": (
+        fitted(iter(mirrored(2).experimental_distribute_dataset(DATASET))),
+        "give the distributed dataset itself",
+    ),
+    "empty input": (fitted(ONES[:0], ONES[:0]), "the input has no batch"),
+    "no targets": (fitted(ONES), "give y"),
+    "lengths": (
+        fitted(y=ONES[:5]),
+        r"Data cardinality is ambiguous. Make sure all arrays contain the same number of samples."
+        r"\n'x' sizes: 10\n'y' sizes: 5",
+    ),
+    "weights": (fitted(sample_weight=np.ones(3)), "ambiguous"),
+    "scalar": (fitted(y=1.0), "ambiguous"),
+    "y beside a dataset": (fitted(DATASET, ONES), "`y` argument is not supported when using"),
+    "batch size of a dataset": (
+        fitted(DATASET, batch_size=2),
+        "The `batch_size` argument must not be specified for the given input type",
+    ),
+    "batch size": (fitted(batch_size=0), "batch_size must be a positive integer, got 0"),
+    "steps of an epoch": (fitted(steps_per_epoch=0), "`steps_per_epoch` must be a positive"),
+    "for ever": (
+        fitted(DATASET.repeat()),
+        "When passing an infinitely repeating dataset, please specify a `steps_per_epoch` value",
+    ),
+    "validation for ever": (fitted(validation_data=DATASET.repeat()), "`validation_steps` value"),
+    "validation split of a dataset": (
+        fitted(DATASET, validation_split=0.5),
+        "`validation_split` is only supported for Tensors or NumPy arrays",
+    ),
+    "validation split": (fitted(validation_split=1.5), "between 0 and 1"),
+    "nothing left": (fitted(validation_split=0.99), "not sufficient to split it"),
+    "never validated": (fitted(validation_data=DATASET, validation_freq=0), "validation_freq"),
+    "tuple": (
+        fitted(tf.data.Dataset.zip((DATASET, DATASET, DATASET, DATASET))),
+        r"Data is expected to be in format `x`, `\(x,\)`, `\(x, y\)`, or `\(x, y, sample_weight\)`",
+    ),
+    "class weights": (
+        fitted(class_weight={1: 1.0}),
+        "Expected `class_weight` to be a dict with keys",
+    ),
+    "class without a weight": (fitted(class_weight={0: 1.0}), "class 1 has no weight"),
+    "class weights without labels": (
+        fitted(ONES, class_weight={0: 1.0}),
+        "`class_weight` is only supported for Models with a single output",
+    ),
+    "weights of one number": (
+        fitted(compile={"loss": lambda y, p: tf.reduce_mean(p)}, sample_weight=np.ones(10)),
+        "returns one number for all of them",
+    ),
+    "several outputs": (pair, "takes one output and one y"),
+    "verbose": (fitted(verbose=3), "verbose must be"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said(case):
+    function, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        function()
+
+
+def test_a_step_returns_a_dict():
+    with pytest.raises(TypeError, match=r"train_step\(\) must return a dict.*float: 1.0"):
+        no_dict()
+
+
+def test_nothing_to_train_is_said():
+    model = linear(weight=2.0)
+    model.trainable = False
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        assert model.fit(ONES, ONES, verbose=0).history == {"loss": [1.0]}
