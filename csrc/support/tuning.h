@@ -86,8 +86,8 @@ inline constexpr int kCrowdedLookahead = 6;
 // A waiting rank looks this often before it yields, and yields this often before it sleeps. With
 // more ranks than cores, spinning only keeps the others from working.
 inline constexpr int kSpins = 300;
-inline constexpr int kCrowdedSpins = 10;
-inline constexpr int kYields = 100;
+inline constexpr int kCrowdedSpins = 3;
+inline constexpr int kYields = 200;
 
 // How often a sleeping rank looks at its deadline and at the user's interrupt.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
