@@ -117,14 +117,14 @@ def test_the_worker_index_is_for_functions_of_a_coordinator():
         tf.distribute.coordinator.experimental_get_current_worker_index()
 
 
-def test_the_cluster_room_needs_no_room_above_it():
+def test_the_cluster_room_needs_no_room_above_it(tmp_path):
     code = (
         "import sys, pycollective as tf; tf.cluster.ClusterSpec({}); tf.errors.OpError;"
         "rooms = ('distribute', 'keras', 'tensor', 'train');"
         "bad = [m for m in sys.modules for r in rooms if m.startswith('pycollective.' + r)];"
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
 
 
 # Data classes -------------------------------------------------------------------------------------

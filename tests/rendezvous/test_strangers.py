@@ -123,7 +123,7 @@ for turn in range(TURNS):
     del group, works, work
     before, memory = before or held(), memory or resident()
 print(grown(before), resident() - memory < 64, flush=True)
-while not os.path.exists("enough"):  # nobody listens now, and the group works
+while True:  # nobody listens now, and the group works
     assert (comm.all_reduce(x) == comm.size * x).all()
     stop = comm.all_reduce(np.array([os.path.exists("enough")]), "max")[0]
     if stop:
