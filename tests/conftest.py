@@ -9,12 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import leftovers
 import pytest
 
 # The tests know the built-in table of algorithms, not one that was measured here.
 os.environ["PYCOLLECTIVE_TUNING"] = "none"
 # Many wait for a deadline on purpose, and compare what is said; tests/observe asks for warnings.
 os.environ["PYCOLLECTIVE_WARN_AFTER"] = "inf"
+
+
+@pytest.fixture(autouse=True)
+def _threads_before() -> None:
+    leftovers.before = set(threading.enumerate())
 
 
 @pytest.fixture(scope="session")

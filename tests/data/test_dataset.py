@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import threading
 import time
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from leftovers import assert_no_threads, threads
 
 import pycollective as tf
 from pycollective import nest
@@ -39,19 +39,6 @@ def values(dataset: Dataset) -> list[Any]:
 def slow_path(dataset: Dataset) -> Dataset:
     """The same elements, of which nothing is known: no rows of arrays any more."""
     return dataset.map(lambda *e: e if len(e) > 1 else e[0])
-
-
-def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("pycollective-")]
-
-
-def assert_no_threads() -> None:
-    """Wait, with a limit, until those of this package have ended."""
-    end = time.monotonic() + 10
-    while threads() and time.monotonic() < end:
-        gc.collect()
-        time.sleep(0.01)
-    assert threads() == []
 
 
 # Sources

@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import leftovers
 import numpy as np
 import pytest
-from test_dataset import assert_no_threads, threads, values
+from leftovers import assert_no_threads, threads
+from test_dataset import values
 
 import pycollective as tf
 from pycollective.data import UNKNOWN_CARDINALITY, Dataset, Options, TensorSpec, TextLineDataset
@@ -552,7 +554,11 @@ def test_a_prefetching_thread_waits_without_polling() -> None:
     assert_no_threads()
     iterator = iter(Dataset.range(100).prefetch(1))
     next(iterator)
-    (worker,) = (t for t in threading.enumerate() if t.name == "pycollective-prefetch")
+    (worker,) = (
+        t
+        for t in threading.enumerate()
+        if t not in leftovers.before and t.name == "pycollective-prefetch"
+    )
     iterator.close()
     worker.join(10)
     assert not worker.is_alive()

@@ -5,12 +5,12 @@ Expected elements were printed by TensorFlow 2.21 with as many logical CPU devic
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 
 import numpy as np
 import pytest
+from leftovers import assert_no_threads, threads
 from strategies import mirrored
 
 import pycollective as tf
@@ -34,18 +34,6 @@ def under(dataset, policy):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy[policy]
     return dataset.with_options(options)
-
-
-def threads():
-    return [t.name for t in threading.enumerate() if t.name == "pycollective-prefetch"]
-
-
-def assert_no_threads():
-    end = time.monotonic() + 10
-    while threads() and time.monotonic() < end:
-        gc.collect()
-        time.sleep(0.01)
-    assert threads() == []
 
 
 class Worker(d.MirroredStrategy):
