@@ -71,11 +71,17 @@ class ReplicaRun:
     # Endings ------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Record an error, if it is the first, and wake all replicas with it."""
+        """Record an error, if it is the first, and wake all replicas with it.
+
+        A replica that failed may have ended a collective before it comes here, of which the others
+        came here first: then its error is the one to tell.
+        """
         with self._changed:
             if self._error is None:
                 self._error = error
                 self._abort(f"another replica raised {type(error).__name__}: {error}")
+            elif isinstance(self._error, AbortedError) and not isinstance(error, AbortedError):
+                self._error = error
             self._changed.notify_all()
 
     def finish(self, replica: int) -> None:
