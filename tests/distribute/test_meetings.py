@@ -13,6 +13,7 @@ from strategies import mirrored, replica_id
 
 import pycollective as tf
 from pycollective import distribute as d
+from pycollective.distribute.replica_threads import ReplicaRun
 
 
 @pytest.fixture
@@ -302,3 +303,13 @@ def test_a_deep_copy_runs_at_the_same_time(two):
     assert two.run(lambda: meet.wait() >= 0) is True
     thread.join(20)
     assert got == [True]
+
+
+def test_the_cause_is_told_though_its_consequence_was_first():
+    """A replica that fails may end what the others wait in before it comes to tell why."""
+    run = ReplicaRun(2, lambda reason: None, timeout=10)
+    run.fail(tf.AbortedError("replica 1 could not go on"))
+    run.fail(ZeroDivisionError("in replica 1"))
+    run.fail(tf.AbortedError("another one"))
+    with pytest.raises(ZeroDivisionError, match="in replica 1"):
+        run.raise_error()
