@@ -99,8 +99,10 @@ def check(case, odd, error):
     assert error.startswith("MismatchError"), error
     assert f"rank {odd} called " in error, error
     theirs = error.partition(f"rank {odd} called ")[2].partition(", rank ")[0]
-    assert one in theirs, error
-    assert most in error.replace(theirs, ""), error
+    # A leaf of a reduce is done with its part, and in its next call.
+    done = ("barrier #2",) if case == "root of a reduce" else ()
+    assert any(call in theirs for call in (one, *done)), error
+    assert any(call in error.replace(theirs, "") for call in (most, *done)), error
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
