@@ -10,12 +10,11 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import copy, is_array
-from pycollective.data.optional import Optional
+from pycollective.data.optional import NextElements
 from pycollective.data.options import Options
 from pycollective.data.rows import Rows
 from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from pycollective.dtypes import string
-from pycollective.errors import OutOfRangeError
 from pycollective.tensor import Tensor, as_tensor
 
 __all__ = ["Dataset", "DatasetIterator", "as_element", "as_tensors"]
@@ -62,7 +61,7 @@ def as_tensors(element: Any) -> Any:
     return nest.map_structure(Tensor, element)
 
 
-class DatasetIterator:
+class DatasetIterator(NextElements):
     """One pass over a dataset; `close`, or dropping it, ends the threads that work for it."""
 
     def __init__(self, dataset: Dataset) -> None:
@@ -79,20 +78,6 @@ class DatasetIterator:
     def element_spec(self) -> Any:
         """That of the dataset."""
         return self._dataset.element_spec
-
-    def get_next(self) -> Any:
-        """Return the next element; at the end raises OutOfRangeError, which is a StopIteration."""
-        try:
-            return next(self)
-        except StopIteration:
-            raise OutOfRangeError("End of sequence") from None
-
-    def get_next_as_optional(self) -> Optional:
-        """Return an `Optional` of the next element; at the end one without a value."""
-        try:
-            return Optional(self.element_spec, next(self))
-        except StopIteration:
-            return Optional.empty(self.element_spec)
 
     def close(self) -> None:
         """End the pass."""

@@ -8,10 +8,10 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.data.spec import TensorSpec
-from pycollective.errors import InvalidArgumentError
+from pycollective.errors import InvalidArgumentError, OutOfRangeError
 from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["Optional"]
+__all__ = ["NextElements", "Optional"]
 
 _NOTHING = object()
 
@@ -61,3 +61,29 @@ class Optional:
         if self._value is _NOTHING:
             return f"<Optional without a value, of {self._spec}>"
         return f"<Optional {self._value!r}>"
+
+
+class NextElements:
+    """The other ways to take the next element of an iterator that knows its ``element_spec``."""
+
+    @property
+    def element_spec(self) -> Any:
+        """What the elements look like."""
+        raise NotImplementedError
+
+    def __next__(self) -> Any:
+        raise NotImplementedError
+
+    def get_next(self) -> Any:
+        """Return the next element; at the end raises OutOfRangeError, which is a StopIteration."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("End of sequence") from None
+
+    def get_next_as_optional(self) -> Optional:
+        """Return an `Optional` of the next element; at the end one without a value."""
+        try:
+            return Optional(self.element_spec, next(self))
+        except StopIteration:
+            return Optional.empty(self.element_spec)

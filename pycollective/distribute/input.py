@@ -19,11 +19,10 @@ import numpy as np
 from pycollective import nest
 from pycollective.data import INFINITE_CARDINALITY, Dataset, TensorSpec
 from pycollective.data.background import Prefetcher
-from pycollective.data.experimental import Optional
+from pycollective.data.optional import NextElements
 from pycollective.data.sharding import describe, share_of_worker, starving
 from pycollective.distribute.context import get_replica_context, has_strategy
 from pycollective.distribute.values import PerReplica
-from pycollective.errors import OutOfRangeError
 from pycollective.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -274,7 +273,7 @@ def _without_rows(array: Any) -> Any:
     return np.zeros((0, *array.shape[1:]) if array.ndim else (), array.dtype)
 
 
-class DistributedIterator:
+class DistributedIterator(NextElements):
     """One pass over a `DistributedDataset`: ``next(it)`` gives what `Strategy.run` takes.
 
     Dropping it, or `close`, ends the thread that works for it.
@@ -344,20 +343,6 @@ class DistributedIterator:
         if len(parts) == 1 and not self._parts.across_workers:
             return nest.map_structure(Tensor, parts[0])
         return nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)
-
-    def get_next(self) -> Any:
-        """Return the next element; at the end raises OutOfRangeError, which is a StopIteration."""
-        try:
-            return next(self)
-        except StopIteration:
-            raise OutOfRangeError("End of sequence") from None
-
-    def get_next_as_optional(self) -> Optional:
-        """Return an `Optional` of the next element; without a value when no replica has data."""
-        try:
-            return Optional(self.element_spec, next(self))
-        except StopIteration:
-            return Optional.empty(self.element_spec)
 
     def close(self) -> None:
         """End the pass."""
