@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         layers,
         losses,
         metrics,
+        mixed_precision,
         models,
         optimizers,
         regularizers,
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     )
     from pycollective.keras.layers import Input
     from pycollective.keras.models import Model, Sequential
+    from pycollective.keras.policy import DTypePolicy
 
 __all__ = [
+    "DTypePolicy",
     "Input",
     "Model",
     "Sequential",
@@ -35,6 +38,7 @@ __all__ = [
     "layers",
     "losses",
     "metrics",
+    "mixed_precision",
     "models",
     "optimizers",
     "regularizers",
@@ -42,7 +46,12 @@ __all__ = [
 ]
 
 #: Where the names that are not modules come from; everything is imported when it is first used.
-_ORIGIN = {"Input": "layers", "Model": "models", "Sequential": "models"}
+_ORIGIN = {
+    "DTypePolicy": "policy",
+    "Input": "layers",
+    "Model": "models",
+    "Sequential": "models",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,8 @@ class ConvReluPool:
             type(first) is Conv2D
             and type(second) is MaxPooling2D
             and first.activation is activations.relu
-            and first.dtype == second.dtype
+            # Variables of another dtype are converted by the call of a layer.
+            and first.variable_dtype == first.compute_dtype == second.compute_dtype
             and second.padding == "valid"
             and second.strides == second.pool_size
         )

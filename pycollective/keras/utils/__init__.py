@@ -13,16 +13,23 @@ from pycollective.keras.utils.batches import (
     pack_x_y_sample_weight,
     unpack_x_y_sample_weight,
 )
+from pycollective.keras.utils.py_dataset import PyDataset
 from pycollective.tensor import as_tensor
 from pycollective.tensor import random as tensor_random
 
 __all__ = [
+    "PyDataset",
+    "Sequence",
     "experimental",
     "pack_x_y_sample_weight",
     "set_random_seed",
     "to_categorical",
     "unpack_x_y_sample_weight",
 ]
+
+
+#: The older name.
+Sequence = PyDataset
 
 
 def set_random_seed(seed: int) -> None:
