@@ -18,13 +18,17 @@ if TYPE_CHECKING:
         models,
         optimizers,
         regularizers,
+        saving,
         utils,
     )
-    from pycollective.keras.layers import Input
+    from pycollective.keras.graph import KerasTensor
+    from pycollective.keras.layers import Input, Layer
     from pycollective.keras.models import Model, Sequential
 
 __all__ = [
     "Input",
+    "KerasTensor",
+    "Layer",
     "Model",
     "Sequential",
     "activations",
@@ -38,11 +42,18 @@ __all__ = [
     "models",
     "optimizers",
     "regularizers",
+    "saving",
     "utils",
 ]
 
 #: Where the names that are not modules come from; everything is imported when it is first used.
-_ORIGIN = {"Input": "layers", "Model": "models", "Sequential": "models"}
+_ORIGIN = {
+    "Input": "layers",
+    "KerasTensor": "graph",
+    "Layer": "layers",
+    "Model": "models",
+    "Sequential": "models",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -45,12 +46,14 @@ class Learner(Layer):
         What `compile` was given; a name has become an object.
     """
 
-    _untracked = Layer._untracked | {"_compiled"}
+    _untracked = Layer._untracked | {"_compiled", "_compile_arguments"}
 
     compiled = False
     optimizer: Any = None
     loss: Any = None
     _compiled: Compiled | None = None
+    #: What `compile` was given, for files.
+    _compile_arguments: Mapping[str, Any] = {}
 
     # Settings --------------------------------------------------------------------------------
 
@@ -112,7 +115,39 @@ class Learner(Layer):
             self.optimizer = None if optimizer is None else optimizers.get(optimizer)
         self.loss = compiled.loss
         self._compiled = compiled
+        self._compile_arguments = {
+            "optimizer": self.optimizer,
+            "loss": loss,
+            "loss_weights": None,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+            "run_eagerly": run_eagerly,
+            "steps_per_execution": steps_per_execution,
+            "jit_compile": jit_compile,
+        }
         self.compiled = True
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return what `compile` was given, as what JSON can hold."""
+        from pycollective.keras.saving import serialize_keras_object
+
+        return {
+            name: serialize_keras_object(value) for name, value in self._compile_arguments.items()
+        }
+
+    def compile_from_config(self, config: Mapping[str, Any]) -> None:
+        """Compile with what `get_compile_config` returned, here or in Keras."""
+        from pycollective.keras.saving import deserialize_keras_object
+
+        known = inspect.signature(self.compile).parameters
+        given = {
+            name: deserialize_keras_object(value)
+            for name, value in config.items()
+            if name in known or value is not None
+        }
+        self.compile(**given)
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
 
     def _check_scope(self, optimizer: Any, *metrics: Any) -> None:
         """Raise unless everything was made in the scope of the model's strategy."""
