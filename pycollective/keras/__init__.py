@@ -19,15 +19,19 @@ if TYPE_CHECKING:
         models,
         optimizers,
         regularizers,
+        saving,
         utils,
     )
-    from pycollective.keras.layers import Input
+    from pycollective.keras.graph import KerasTensor
+    from pycollective.keras.layers import Input, Layer
     from pycollective.keras.models import Model, Sequential
     from pycollective.keras.policy import DTypePolicy
 
 __all__ = [
     "DTypePolicy",
     "Input",
+    "KerasTensor",
+    "Layer",
     "Model",
     "Sequential",
     "activations",
@@ -42,6 +46,7 @@ __all__ = [
     "models",
     "optimizers",
     "regularizers",
+    "saving",
     "utils",
 ]
 
@@ -49,6 +54,8 @@ __all__ = [
 _ORIGIN = {
     "DTypePolicy": "policy",
     "Input": "layers",
+    "KerasTensor": "graph",
+    "Layer": "layers",
     "Model": "models",
     "Sequential": "models",
 }

@@ -11,6 +11,7 @@ import numpy as np
 from pycollective import nn
 from pycollective.distribute.context import current_mode, get_strategy
 from pycollective.keras import activations, initializers, regularizers
+from pycollective.keras.graph.symbols import KerasTensor, Node
 from pycollective.keras.layers.layer import Layer, Shape
 from pycollective.tensor import Tensor, ops
 from pycollective.tensor.random import default_generator, generator_scope
@@ -119,6 +120,8 @@ class Dense(Layer):
 class Flatten(Layer):
     """Joins all axes but the first."""
 
+    _keeps_dtype = True
+
     def call(self, inputs: Tensor) -> Tensor:
         """Return the inputs as ``[n, numbers per example]``."""
         shape = inputs.array.shape
@@ -142,6 +145,8 @@ class Reshape(Layer):
     **options
         As for `Layer`.
     """
+
+    _keeps_dtype = True
 
     def __init__(self, target_shape: Sequence[int], **options: Any) -> None:
         super().__init__(**options)
@@ -249,27 +254,54 @@ class Dropout(Layer):
 
 
 class InputLayer(Layer):
-    """Says the shape of a `Sequential`'s examples; it does nothing else.
+    """Where examples come in; it does nothing else.
 
-    A ``batch_size`` is only looked at: batches may have any number of examples.
+    Parameters
+    ----------
+    shape
+        The shape of an example; None: any length.
+    batch_size
+        Only looked at: batches may have any number of examples.
+    dtype
+        What inputs are converted to; by default ``floatx()``.
+    batch_shape
+        The batch size and the shape together.
+    name
+        By default ``input_layer`` with a number.
+    input_shape
+        The older name of ``shape``.
+    sparse, ragged, optional
+        Only False: there are no such tensors here, and no input may be missing.
 
     Raises
     ------
     ValueError
-        If there is no shape, or the replicas of the strategy in force cannot share a batch equally.
+        If there is no shape or two, or the replicas of the strategy in force cannot share a batch
+        equally.
     """
 
     def __init__(
         self,
-        input_shape: Sequence[int | None] | None = None,
         shape: Sequence[int | None] | None = None,
-        dtype: Any = None,
-        name: str | None = None,
         batch_size: int | None = None,
+        dtype: Any = None,
+        sparse: bool | None = None,
+        ragged: bool | None = None,
+        batch_shape: Sequence[int | None] | None = None,
+        name: str | None = None,
+        input_shape: Sequence[int | None] | None = None,
+        optional: bool = False,
     ) -> None:
+        if sparse or ragged or optional:
+            raise ValueError("InputLayer: there are no sparse, ragged or optional inputs here")
         shape = input_shape if shape is None else shape
-        if shape is None:
-            raise ValueError("InputLayer needs the shape of an example, such as shape=(28, 28, 1)")
+        if (shape is None) == (batch_shape is None):
+            raise ValueError(
+                "InputLayer needs the shape of an example, such as shape=(28, 28, 1), or batch_shape"
+            )
+        if batch_shape is not None:
+            batch_size, *shape = batch_shape
+        assert shape is not None
         replicas = get_strategy().num_replicas_in_sync
         if batch_size is not None and batch_size % replicas:
             raise ValueError(
@@ -277,7 +309,19 @@ class InputLayer(Layer):
                 f"replicas ({replicas})"
             )
         super().__init__(dtype=dtype, name=name, input_shape=shape)
+        self.batch_shape: Shape = (batch_size, *shape)
         self._output_shape = self._input_shape
+        self.built = True
+        Node(self, (), {}, KerasTensor(self.batch_shape, self._dtype, name=self._name))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets, by Keras 3's names."""
+        return {
+            "batch_shape": self.batch_shape,
+            "dtype": self._dtype.name,
+            "sparse": False,
+            "name": self._name,
+        }
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the inputs."""
@@ -289,13 +333,30 @@ class InputLayer(Layer):
 
 
 def Input(
-    shape: Sequence[int | None],
+    shape: Sequence[int | None] | None = None,
     batch_size: int | None = None,
     dtype: Any = None,
+    sparse: bool | None = None,
+    ragged: bool | None = None,
+    batch_shape: Sequence[int | None] | None = None,
     name: str | None = None,
-) -> InputLayer:
-    """Return the `InputLayer` of a `Sequential` whose examples have this shape."""
-    return InputLayer(shape=shape, dtype=dtype, name=name, batch_size=batch_size)
+    tensor: Any = None,
+    optional: bool = False,
+) -> KerasTensor:
+    """Return a symbolic tensor for examples of a shape: where a functional model begins.
+
+    It may also stand first in a `Sequential`. The parameters are those of `InputLayer`; with
+    ``tensor``, a symbolic one, that is returned.
+    """
+    if tensor is not None:
+        if not isinstance(tensor, KerasTensor):
+            raise ValueError(f"Input: tensor must be a KerasTensor, got {tensor!r}")
+        return tensor
+    layer = InputLayer(
+        shape, batch_size, dtype, sparse, ragged, batch_shape, name=name, optional=optional
+    )
+    output: KerasTensor = layer.output
+    return output
 
 
 def positive(name: str, value: Any) -> int:

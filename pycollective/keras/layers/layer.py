@@ -18,6 +18,7 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras import initializers, regularizers
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.graph.symbols import Node, has_symbols
 from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
@@ -72,7 +73,7 @@ class Layer(Trackable):
     first call of any.
     """
 
-    _untracked = frozenset({"_regularized", "_output_shape"})
+    _untracked = frozenset({"_regularized", "_output_shape", "_built_shapes", "_inbound_nodes"})
     #: Whether `call` takes an argument ``training``.
     _takes_training = False
     #: Whether there is a `build` to be called before the first `call`.
@@ -81,6 +82,8 @@ class Layer(Trackable):
     _converts = True
     #: Set in classes whose `build` does nothing but call the layer.
     _build_calls = False
+    #: Whether integers that come in also come out.
+    _keeps_dtype = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -105,6 +108,10 @@ class Layer(Trackable):
         self._trainable = bool(trainable)
         self._input_shape = None if input_shape is None else (None, *input_shape)
         self._output_shape: Any = None
+        #: The shapes of the inputs that the layer was built for.
+        self._built_shapes: Any = None
+        #: The calls on symbolic tensors.
+        self._inbound_nodes: list[Node] = []
         self._regularized: list[tuple[Callable[[Any], Any], Variable]] = []
         self._added_losses = threading.local()
         mode = current_mode()
@@ -233,7 +240,25 @@ class Layer(Trackable):
             finally:
                 self._building = False
             self._resume_restore()
+            if input_shape is not None:
+                self._built_shapes = map_shapes(_without_batch, input_shape)
             self.built = True
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return the shapes that the layer was built for, or None."""
+        known = self.built and self._built_shapes is not None
+        return {"input_shape": self._built_shapes} if known else None
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Build the layer, and those inside, for the shapes that `get_build_config` returned."""
+        shapes = config.get("input_shape")
+        if shapes is None:
+            return
+        shapes = map_shapes(tuple, shapes)
+        if self._has_build:
+            self._ensure_built(shapes)
+        if not all(layer.built for layer in self._flatten_layers()):
+            Layer.compute_output_shape(self, shapes)
 
     def _creation_scope(self) -> AbstractContextManager[Any]:
         if self._strategy is None or current_mode() is not None:
@@ -259,6 +284,8 @@ class Layer(Trackable):
             Whether this is a step of training; by default what holds for the layer around this one.
         """
         if inputs.__class__ is not Tensor or inputs.array.dtype is not self._dtype:
+            if has_symbols(inputs):
+                return self._recorded(inputs, args, kwargs, training)
             inputs = self._to_inputs(inputs)
         first = not self.built
         if first:
@@ -285,6 +312,16 @@ class Layer(Trackable):
         if first:
             self._output_shape = map_shapes(_without_batch, _shapes(outputs))
         return outputs
+
+    def _recorded(
+        self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
+    ) -> Any:
+        """Note the call on symbolic tensors; return what describes its result."""
+        from pycollective.keras.graph.recording import record
+
+        if training is not None:
+            kwargs = {**kwargs, "training": training}
+        return record(self, (inputs, *args), kwargs)
 
     def _to_inputs(self, inputs: Any) -> Any:
         """Make tensors of the inputs; floating-point ones get the layer's dtype."""
@@ -319,6 +356,30 @@ class Layer(Trackable):
             return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
 
         return map_shapes(_without_batch, _shapes(self(map_shapes(zeros, input_shape))))
+
+    @property
+    def input(self) -> Any:
+        """The symbolic tensors that the layer was first called on.
+
+        Raises
+        ------
+        AttributeError
+            If it never was called on any.
+        """
+        args = self._first_node("input").args
+        return args[0] if args else self.output
+
+    @property
+    def output(self) -> Any:
+        """The symbolic tensors that the layer's first call on such returned; as `input`."""
+        return self._first_node("output").outputs
+
+    def _first_node(self, attribute: str) -> Node:
+        if not self._inbound_nodes:
+            raise AttributeError(
+                f"layer {self._name!r} has no {attribute}: it was never called on a symbolic tensor"
+            )
+        return self._inbound_nodes[0]
 
     @property
     def input_shape(self) -> Any:

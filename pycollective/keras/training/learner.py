@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from pycollective import nest
 from pycollective.distribute.context import current_mode, get_strategy, has_strategy
 from pycollective.distribute.default import default_strategy
 from pycollective.distribute.strategy import Strategy
-from pycollective.keras import configs, losses, metrics, optimizers
+from pycollective.keras import optimizers
 from pycollective.keras.layers import Layer
 from pycollective.keras.metrics import Metric
 from pycollective.keras.training.compiled import Compiled
@@ -39,13 +40,14 @@ class Learner(Layer):
         What `compile` was given; a name has become an object.
     """
 
-    _untracked = Layer._untracked | {"_compiled", "_compile_config"}
+    _untracked = Layer._untracked | {"_compiled", "_compile_arguments"}
 
     compiled = False
     optimizer: Any = None
     loss: Any = None
     _compiled: Compiled | None = None
-    _compile_config: dict[str, Any] | None = None
+    #: What `compile` was given, for files.
+    _compile_arguments: Mapping[str, Any] = {}
 
     # Settings --------------------------------------------------------------------------------
 
@@ -127,8 +129,10 @@ class Learner(Layer):
             if halves and not (found is None or isinstance(found, optimizers.LossScaleOptimizer)):
                 found = optimizers.LossScaleOptimizer(found, name="loss_scale_optimizer")
             self.optimizer = found
-        self._compile_config = {
-            "optimizer": optimizer,
+        self.loss = compiled.loss
+        self._compiled = compiled
+        self._compile_arguments = {
+            "optimizer": self.optimizer,
             "loss": loss,
             "loss_weights": loss_weights,
             "metrics": metrics,
@@ -137,41 +141,29 @@ class Learner(Layer):
             "steps_per_execution": steps_per_execution,
             "jit_compile": jit_compile,
         }
-        self.loss = compiled.loss
-        self._compiled = compiled
         self.compiled = True
 
-    def get_compile_config(self) -> dict[str, Any] | None:
-        """Return the arguments of `compile` as what JSON can hold, or None before it was called.
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return what `compile` was given, as what JSON can hold."""
+        from pycollective.keras.saving import serialize_keras_object
 
-        Raises
-        ------
-        TypeError
-            If one of them cannot be stored.
-        """
-        if self._compile_config is None:
-            return None
-        config = dict(self._compile_config)
-        for name in ("optimizer", "loss", "metrics", "weighted_metrics"):
-            if config[name] is not None:
-                config[name] = nest.map_structure(_described, config[name])
-        return config
+        return {
+            name: serialize_keras_object(value) for name, value in self._compile_arguments.items()
+        }
 
-    def compile_from_config(
-        self, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> None:
-        """Do the `compile` that `get_compile_config` described, in the model's scope."""
-        arguments = dict(config)
-        with self.distribute_strategy.scope():
-            for name, room in {
-                "optimizer": optimizers,
-                "loss": losses,
-                "metrics": metrics,
-                "weighted_metrics": metrics,
-            }.items():
-                if arguments.get(name) is not None:
-                    arguments[name] = _restored(arguments[name], room, custom_objects)
-            self.compile(**arguments)
+    def compile_from_config(self, config: Mapping[str, Any]) -> None:
+        """Compile with what `get_compile_config` returned, here or in Keras."""
+        from pycollective.keras.saving import deserialize_keras_object
+
+        known = inspect.signature(self.compile).parameters
+        given = {
+            name: deserialize_keras_object(value)
+            for name, value in config.items()
+            if name in known or value is not None
+        }
+        self.compile(**given)
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
 
     def _check_scope(self, optimizer: Any, *metrics: Any) -> None:
         """Raise unless everything was made in the scope of the model's strategy."""
@@ -354,19 +346,3 @@ def _metrics_in(value: Any) -> Iterable[Metric]:
             yield child
         elif isinstance(child, (list, tuple, dict)):
             yield from _metrics_in(child)
-
-
-def _described(value: Any) -> Any:
-    """Return what `compile` was given as what JSON can hold."""
-    return value if value is None or isinstance(value, str) else configs.serialize(value)
-
-
-def _restored(value: Any, room: Any, custom_objects: Mapping[str, Any] | None) -> Any:
-    """Return what `_described` described."""
-    if isinstance(value, Mapping) and "class_name" in value:
-        return room.deserialize(value, custom_objects)
-    if isinstance(value, Mapping):
-        return {key: _restored(item, room, custom_objects) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_restored(item, room, custom_objects) for item in value]
-    return value
