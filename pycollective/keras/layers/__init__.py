@@ -8,10 +8,9 @@ from pycollective.keras.layers.core import (
     Dense,
     Dropout,
     Flatten,
-    Input,
-    InputLayer,
     Reshape,
 )
+from pycollective.keras.layers.input_layer import Input, InputLayer
 from pycollective.keras.layers.layer import Layer
 
 MaxPool2D = MaxPooling2D
