@@ -178,7 +178,7 @@ class Learner(Layer):
                 "be created in the correct distribution strategy scope."
             )
 
-    def _settings(self, method: str) -> Compiled:
+    def _compiled_as(self, method: str) -> Compiled:
         if self._compiled is None:
             raise ValueError(f"You must call `compile()` before calling `{method}()`.")
         return self._compiled
@@ -204,7 +204,7 @@ class Learner(Layer):
         with GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight)
-        self._settings("fit").tracker.update_state(loss)
+        self._compiled_as("fit").tracker.update_state(loss)
         variables = self.trainable_variables
         if variables:
             self.optimizer.minimize(loss, variables, tape=tape)
@@ -217,7 +217,7 @@ class Learner(Layer):
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
-        self._settings("evaluate").tracker.update_state(loss)
+        self._compiled_as("evaluate").tracker.update_state(loss)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def predict_step(self, data: Any) -> Any:
@@ -254,7 +254,7 @@ class Learner(Layer):
         ValueError
             If neither a loss was compiled nor one added.
         """
-        loss = self._settings("compute_loss").loss
+        loss = self._compiled_as("compute_loss").loss
         parts = [] if loss is None else [loss_share(loss, y, y_pred, sample_weight)]
         added = self.losses
         if added:
@@ -267,7 +267,7 @@ class Learner(Layer):
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
         """Take a replica's answers into the compiled metrics, and return `get_metrics_result`."""
-        self._settings("compute_metrics").update_metrics(y, y_pred, sample_weight)
+        self._compiled_as("compute_metrics").update_metrics(y, y_pred, sample_weight)
         return self.get_metrics_result()
 
     # Metrics ---------------------------------------------------------------------------------

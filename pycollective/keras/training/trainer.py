@@ -120,7 +120,7 @@ class Trainer(Learner):
         RuntimeWarning
             Once, with epoch and step, when the loss is no longer a finite number.
         """
-        settings = self._settings("fit")
+        settings = self._compiled_as("fit")
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = split_off(
                 x, y, sample_weight, validation_split
@@ -221,7 +221,7 @@ class Trainer(Learner):
         float, list of float, or dict
             The loss alone, where there are no metrics.
         """
-        settings = self._settings("evaluate")
+        settings = self._compiled_as("evaluate")
         strategy = self.distribute_strategy
         with strategy.scope():
             batches = batches_of(strategy, x, y, sample_weight, batch_size)
@@ -293,7 +293,7 @@ class Trainer(Learner):
 
         The numbers are those of this batch alone.
         """
-        self._settings("train_on_batch")
+        self._compiled_as("train_on_batch")
         step = self.train_step
         prepare = None if class_weight is None else weighted_by_class(class_weight)
         return self._on_batch(
@@ -307,7 +307,7 @@ class Trainer(Learner):
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Evaluate one batch of arrays; as `train_on_batch`, without training."""
-        self._settings("test_on_batch")
+        self._compiled_as("test_on_batch")
         return self._on_batch("test_step", self.test_step, (x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
