@@ -32,6 +32,9 @@ class ConvReluPool:
             type(first) is Conv2D
             and type(second) is MaxPooling2D
             and first.activation is activations.relu
+            and first.groups == 1
+            and first.activity_regularizer is None
+            and second.activity_regularizer is None
             and first.dtype == second.dtype
             and second.padding == "valid"
             and second.strides == second.pool_size

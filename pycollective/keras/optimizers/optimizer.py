@@ -371,11 +371,19 @@ class Optimizer(Trackable):
         for gradient, variable in zip(gradients, variables, strict=True):
             slots = self._slots[id(variable)][1]
             names = tuple(slots)
+            constraint = variable.constraint
 
-            def update(arrays: list[Array], gradient: Array = gradient, names: Any = names) -> None:
+            def update(
+                arrays: list[Array],
+                gradient: Array = gradient,
+                names: Any = names,
+                constraint: Any = constraint,
+            ) -> None:
                 parameter, *rest = arrays
                 kept = dict(zip(names, rest, strict=True))
                 self.update_step(parameter, gradient, kept, learning_rate, step)
+                if constraint is not None:
+                    parameter[...] = as_tensor(constraint(Tensor(parameter))).array
 
             _with_arrays([variable, *slots.values()], update)
         _with_arrays([self._iterations], _count)
