@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         layers,
         losses,
         metrics,
+        mixed_precision,
         models,
         optimizers,
         regularizers,
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from pycollective.keras.graph import KerasTensor
     from pycollective.keras.layers import Input, Layer
     from pycollective.keras.models import Model, Sequential
+    from pycollective.keras.policy import DTypePolicy
 
 __all__ = [
+    "DTypePolicy",
     "Input",
     "KerasTensor",
     "Layer",
@@ -41,6 +44,7 @@ __all__ = [
     "layers",
     "losses",
     "metrics",
+    "mixed_precision",
     "models",
     "optimizers",
     "regularizers",
@@ -50,6 +54,7 @@ __all__ = [
 
 #: Where the names that are not modules come from; everything is imported when it is first used.
 _ORIGIN = {
+    "DTypePolicy": "policy",
     "Input": "layers",
     "KerasTensor": "graph",
     "Layer": "layers",

@@ -16,9 +16,10 @@ from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
 from pycollective.keras import activations, constraints, initializers, regularizers
-from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.graph.symbols import Node, has_symbols
+from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
     Variable,
@@ -27,6 +28,7 @@ from pycollective.tensor import (
     as_tensor,
     ops,
 )
+from pycollective.tensor.tape import thread_state
 from pycollective.train.trackable import Trackable, children_of, is_trackable
 
 __all__ = ["Layer"]
@@ -72,8 +74,8 @@ class Layer(Trackable):
     name
         By default the class's name with a number.
     dtype
-        Of the variables and results; by default ``keras.backend.floatx()``. Floating-point inputs
-        of another dtype are converted. Also the config of a policy of Keras's with one dtype.
+        Of the variables and results, or a `DTypePolicy`, or its name; by default
+        ``keras.backend.floatx()``. Floating-point inputs of another dtype are converted.
     input_shape
         The shape of one example; the first layer of a `Sequential` with it is built at once.
 
@@ -123,7 +125,10 @@ class Layer(Trackable):
         input_shape: Sequence[int | None] | None = None,
     ) -> None:
         self._name = unique_name(name_of_class(type(self))) if name is None else str(name)
-        self._dtype = _dtype_of(dtype)
+        self._policy = policy_of(dtype)
+        #: What is computed in, and what variables are read as where that is another dtype.
+        self._dtype = self._policy.compute_dtype
+        self._reads_as = None if self._dtype == self._policy.variable_dtype else self._dtype
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self._trainable = bool(trainable)
         self._input_shape = None if input_shape is None else (None, *input_shape)
@@ -157,11 +162,20 @@ class Layer(Trackable):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the variables and results."""
+        """The dtype of the variables."""
+        return self._policy.variable_dtype
+
+    variable_dtype = dtype
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The dtype of what is computed, and of the results."""
         return self._dtype
 
-    compute_dtype = dtype
-    variable_dtype = dtype
+    @property
+    def dtype_policy(self) -> DTypePolicy:
+        """What `compute_dtype` and `variable_dtype` follow from."""
+        return self._policy
 
     @property
     def trainable(self) -> bool:
@@ -197,7 +211,7 @@ class Layer(Trackable):
             "dtype": {
                 "module": "keras",
                 "class_name": "DTypePolicy",
-                "config": {"name": self._dtype.name},
+                "config": self._policy.get_config(),
                 "registered_name": None,
             },
             **own,
@@ -287,7 +301,7 @@ class Layer(Trackable):
             How a strategy keeps its copies.
         """
         sizes = tuple(int(n) for n in shape)
-        kind = self._dtype if dtype is None else as_dtype(dtype)
+        kind = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
         start = initializers.get("glorot_uniform" if initializer is None else initializer)
         assert start is not None
         short = "weight" if name is None else name
@@ -384,6 +398,7 @@ class Layer(Trackable):
         if not calls.depth and _any_added_loss:
             self._forget_losses()
         calls.depth += 1
+        reads_as, thread_state.reads_as = thread_state.reads_as, self._reads_as
         if training is not None:
             calls.training = training
         elif outside is not None:
@@ -396,6 +411,7 @@ class Layer(Trackable):
         finally:
             calls.depth -= 1
             calls.training = outside
+            thread_state.reads_as = reads_as
         if self.activity_regularizer is not None:
             self._penalize(outputs)
         if first:
@@ -639,13 +655,6 @@ class Layer(Trackable):
             if layer._trainable:
                 found.extend(penalty(variable) for penalty, variable in layer._regularized)
         return found
-
-
-def _dtype_of(value: Any) -> np.dtype[Any]:
-    """Return a dtype given as one, by name, as the config of a policy with one dtype, or None."""
-    if isinstance(value, Mapping):
-        value = value["config"]["name"]
-    return as_dtype(floatx() if value is None else value)
 
 
 def _is_plain(value: Any) -> bool:

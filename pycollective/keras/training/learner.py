@@ -14,13 +14,7 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.keras import optimizers
 from pycollective.keras.layers import Layer
 from pycollective.keras.metrics import Metric
-from pycollective.keras.training.compiled import (
-    Compiled,
-    LossTracker,
-    loss_of,
-    loss_share,
-    metrics_of,
-)
+from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.share import share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, ops
@@ -64,13 +58,16 @@ class Learner(Layer):
 
     def compile(
         self,
-        optimizer: Any = None,
+        optimizer: Any = "rmsprop",
         loss: Any = None,
+        loss_weights: Any = None,
         metrics: Any = None,
         weighted_metrics: Any = None,
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         jit_compile: Any = "auto",
+        auto_scale_loss: bool = True,
+        accumulate_steps: int = 1,
     ) -> None:
         """Say how the model is trained.
 
@@ -80,16 +77,28 @@ class Learner(Layer):
             An `Optimizer` or its name; needed by `fit` only.
         loss
             A `Loss`, its name, or a function of (y_true, y_pred). Its reduction may be
-            SUM_OVER_BATCH_SIZE, which AUTO and NONE are taken for, or SUM.
+            SUM_OVER_BATCH_SIZE, which AUTO and NONE are taken for, or SUM. ``"crossentropy"`` is the
+            kind that the shapes suggest. For several outputs a list, or a dict by their names (of
+            ``output_1``, … without names), with None for those without a loss; one for all is used
+            for each.
+        loss_weights
+            By what the outputs' losses are multiplied: a list or dict.
         metrics
             Metrics, their names, or functions of (y_true, y_pred), in a list. ``"accuracy"`` is the
-            kind of accuracy that the shapes suggest.
+            kind of accuracy that the shapes suggest. For several outputs a list with an item, or a
+            list of them, for each output, or a dict.
         weighted_metrics
             The same, for metrics that get the weights of the examples.
         steps_per_execution
             How many steps the replicas make before callbacks hear of it.
         run_eagerly, jit_compile
             Accepted for TensorFlow's sake: nothing is traced or compiled.
+        auto_scale_loss
+            Whether a model of the policy ``mixed_float16`` gets a `LossScaleOptimizer` around its
+            optimizer.
+        accumulate_steps
+            How many batches make one step of the optimizer: their gradients are those of the joined
+            batch. At the end of an epoch fewer may be left, which make a step as well.
 
         Raises
         ------
@@ -98,27 +107,34 @@ class Learner(Layer):
             strategy than the model's.
         """
         self._check_scope(optimizer, metrics, weighted_metrics)
-        if steps_per_execution < 1:
-            raise ValueError(f"steps_per_execution must be at least 1, got {steps_per_execution}")
+        for name, value in {
+            "steps_per_execution": steps_per_execution,
+            "accumulate_steps": accumulate_steps,
+        }.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         with self.distribute_strategy.scope():
             compiled = Compiled(
-                loss_of(loss),
-                LossTracker(),
-                metrics_of(metrics),
-                metrics_of(weighted_metrics),
+                self.distribute_strategy,
+                loss,
+                loss_weights,
+                metrics,
+                weighted_metrics,
                 int(steps_per_execution),
+                int(accumulate_steps),
+                getattr(self, "output_names", None),
             )
-            names = [metric.name for metric in compiled.all_metrics]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"compile: several metrics are named {', '.join(twice)}")
-            self.optimizer = None if optimizer is None else optimizers.get(optimizer)
+            found = optimizers.get(optimizer)
+            halves = auto_scale_loss and self.dtype_policy.name == "mixed_float16"
+            if halves and not (found is None or isinstance(found, optimizers.LossScaleOptimizer)):
+                found = optimizers.LossScaleOptimizer(found, name="loss_scale_optimizer")
+            self.optimizer = found
         self.loss = compiled.loss
         self._compiled = compiled
         self._compile_arguments = {
             "optimizer": self.optimizer,
             "loss": loss,
-            "loss_weights": None,
+            "loss_weights": loss_weights,
             "metrics": metrics,
             "weighted_metrics": weighted_metrics,
             "run_eagerly": run_eagerly,
@@ -178,7 +194,7 @@ class Learner(Layer):
                 "be created in the correct distribution strategy scope."
             )
 
-    def _compiled_as(self, method: str) -> Compiled:
+    def _settings(self, method: str) -> Compiled:
         if self._compiled is None:
             raise ValueError(f"You must call `compile()` before calling `{method}()`.")
         return self._compiled
@@ -204,7 +220,7 @@ class Learner(Layer):
         with GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight)
-        self._compiled_as("fit").tracker.update_state(loss)
+        self._settings("fit").tracker.update_state(loss)
         variables = self.trainable_variables
         if variables:
             self.optimizer.minimize(loss, variables, tape=tape)
@@ -217,7 +233,7 @@ class Learner(Layer):
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
-        self._compiled_as("evaluate").tracker.update_state(loss)
+        self._settings("evaluate").tracker.update_state(loss)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def predict_step(self, data: Any) -> Any:
@@ -254,20 +270,19 @@ class Learner(Layer):
         ValueError
             If neither a loss was compiled nor one added.
         """
-        loss = self._compiled_as("compute_loss").loss
-        parts = [] if loss is None else [loss_share(loss, y, y_pred, sample_weight)]
+        parts = self._settings("compute_loss").loss_shares(y, y_pred, sample_weight)
         added = self.losses
         if added:
             parts.append(share_of(ops.add_n([ops.reduce_sum(value) for value in added])))
         if not parts:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return parts[0] if len(parts) == 1 else ops.add_n(parts)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
         """Take a replica's answers into the compiled metrics, and return `get_metrics_result`."""
-        self._compiled_as("compute_metrics").update_metrics(y, y_pred, sample_weight)
+        self._settings("compute_metrics").update_metrics(y, y_pred, sample_weight)
         return self.get_metrics_result()
 
     # Metrics ---------------------------------------------------------------------------------
@@ -286,7 +301,10 @@ class Learner(Layer):
     @property
     def metrics_names(self) -> list[str]:
         """The names of `metrics`."""
-        return [metric.name for metric in self.metrics]
+        return [self._reported(metric) for metric in self.metrics]
+
+    def _reported(self, metric: Metric) -> str:
+        return metric.name if self._compiled is None else self._compiled.reported(metric)
 
     def reset_metrics(self) -> None:
         """Let all `metrics` begin anew."""
@@ -307,7 +325,8 @@ class Learner(Layer):
         results: Logs = {}
         for metric in self.metrics:
             value: Any = metric.result()
-            results.update(value if isinstance(value, Mapping) else {metric.name: value})
+            name = self._reported(metric)
+            results.update(value if isinstance(value, Mapping) else {name: value})
         return results
 
 

@@ -15,11 +15,14 @@ from pycollective.keras.utils.batches import (
     unpack_x_y_sample_weight,
 )
 from pycollective.keras.utils.images import image_dataset_from_directory
+from pycollective.keras.utils.py_dataset import PyDataset
 from pycollective.keras.utils.splitting import split_dataset
 from pycollective.tensor import as_tensor
 from pycollective.tensor import random as tensor_random
 
 __all__ = [
+    "PyDataset",
+    "Sequence",
     "CustomObjectScope",
     "custom_object_scope",
     "deserialize_keras_object",
@@ -38,6 +41,10 @@ __all__ = [
     "to_categorical",
     "unpack_x_y_sample_weight",
 ]
+
+
+#: The older name.
+Sequence = PyDataset
 
 
 def set_random_seed(seed: int) -> None:
