@@ -148,6 +148,8 @@ class Variable(Operators, metaclass=_VariableMeta):
     _distribute_strategy: Any = None
     #: Of a component: a weak reference to the variable that it is a component of.
     _distributed_container: Any = None
+    #: What optimizers make of the value after each step: a function of a tensor, or None.
+    constraint: Callable[[Any], Any] | None = None
 
     def __init__(
         self,
@@ -466,6 +468,7 @@ class Variable(Operators, metaclass=_VariableMeta):
             aggregation=self._aggregation,
         )
         own._distribute_strategy = self._distribute_strategy
+        own.constraint = self.constraint
         memo[id(self)] = own
         return own
 

@@ -455,7 +455,9 @@ def text(file):
             r"\(layers/dense_1\) has 2 variables \(kernel \(5, 2\), bias \(2,\)\), the file 0",
         ),
         (
-            with_weights(lambda f: f.create_group("layers/conv2d/vars").create_dataset("0", (1,))),
+            with_weights(
+                lambda f: f.create_group("layers/conv2d/vars").create_dataset("0", (1,), "f4")
+            ),
             CheckpointError,
             "1 variables for layers/conv2d, where the model has no layer",
         ),

@@ -15,7 +15,7 @@ from pycollective import nest
 from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
-from pycollective.keras import initializers, regularizers
+from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.graph.symbols import Node, has_symbols
@@ -34,6 +34,15 @@ from pycollective.train.trackable import Trackable, children_of, is_trackable
 __all__ = ["Layer"]
 
 Shape = tuple[int | None, ...]
+
+
+#: What belongs to a setting by the end of its name.
+_ROOMS: dict[str, Any] = {
+    "activation": activations,
+    "constraint": constraints,
+    "initializer": initializers,
+    "regularizer": regularizers,
+}
 
 
 class _Calls(threading.local):
@@ -57,6 +66,9 @@ class Layer(Trackable):
 
     Parameters
     ----------
+    activity_regularizer
+        A penalty on the results, one of `losses`: a name or a ``callable(tensor)``. It is divided by
+        the number of rows.
     trainable
         Whether the variables are trained.
     name
@@ -74,6 +86,10 @@ class Layer(Trackable):
     """
 
     _untracked = frozenset({"_regularized", "_output_shape", "_built_shapes", "_inbound_nodes"})
+    #: The attributes that the config holds; None: the arguments of the constructor.
+    _config_names: tuple[str, ...] | None = None
+    #: Settings of Keras's that configs may hold, and the only value that they can have here.
+    _fixed: tuple[tuple[str, Any], ...] = ()
     #: Whether `call` takes an argument ``training``.
     _takes_training = False
     #: Whether there is a `build` to be called before the first `call`.
@@ -92,9 +108,17 @@ class Layer(Trackable):
             cls._has_build = True
             type.__setattr__(cls, "build", _built_once(cls.build))
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Keep the arguments, of which the config is made where no class says how."""
+        self = super().__new__(cls, *args, **kwargs)
+        if cls._config_names is None and cls.get_config is Layer.get_config:
+            object.__setattr__(self, "_arguments", (args, kwargs))
+        return self
+
     def __init__(
         self,
         *,
+        activity_regularizer: Any = None,
         trainable: bool = True,
         name: str | None = None,
         dtype: Any = None,
@@ -105,6 +129,7 @@ class Layer(Trackable):
         #: What is computed in, and what variables are read as where that is another dtype.
         self._dtype = self._policy.compute_dtype
         self._reads_as = None if self._dtype == self._policy.variable_dtype else self._dtype
+        self.activity_regularizer = regularizers.get(activity_regularizer)
         self._trainable = bool(trainable)
         self._input_shape = None if input_shape is None else (None, *input_shape)
         self._output_shape: Any = None
@@ -165,6 +190,80 @@ class Layer(Trackable):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self._name}, built={self.built}>"
 
+    # Configs ---------------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets, as values that JSON can hold, by Keras 3's names.
+
+        A class of one's own that takes only numbers, texts, and lists or dicts of them need not
+        override it.
+
+        Raises
+        ------
+        NotImplementedError
+            If the constructor got something else, and the class does not override this method.
+        """
+        names = self._config_names
+        own = self._given() if names is None else {name: self._stored(name) for name in names}
+        config = {
+            "name": self._name,
+            "trainable": self._trainable,
+            "dtype": {
+                "module": "keras",
+                "class_name": "DTypePolicy",
+                "config": self._policy.get_config(),
+                "registered_name": None,
+            },
+            **own,
+        }
+        if self.activity_regularizer is not None:
+            config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Make a layer of what `get_config` returned, here or in Keras.
+
+        Raises
+        ------
+        ValueError
+            If Keras was told something that is not here.
+        """
+        given = dict(config)
+        for name, only in cls._fixed:
+            value = given.pop(name, only)
+            if value != only:
+                raise ValueError(
+                    f"{cls.__name__}: {name}={value!r} is not supported; only {only!r} is"
+                )
+        return cls(**given)
+
+    def _stored(self, name: str) -> Any:
+        """Return an attribute as configs hold it: what its name ends with says what it is."""
+        value = getattr(self, name)
+        for kind, room in _ROOMS.items():
+            if name.endswith(kind):
+                return room.serialize(value)
+        return initializers.plain(value)
+
+    def _given(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, if no class says what to store."""
+        args, kwargs = self.__dict__.get("_arguments", ((), {}))
+        bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
+        given = dict(list(bound.arguments.items())[1:])
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given.update(given.pop(name, {}))
+        for name in ("activity_regularizer", "dtype", "input_shape", "name", "trainable"):
+            given.pop(name, None)
+        for name, value in given.items():
+            if not _is_plain(value):
+                raise NotImplementedError(
+                    f"{type(self).__name__} must override get_config(): its argument {name!r} is a "
+                    f"{type(value).__name__}, which no config can hold as it is"
+                )
+        return given
+
     # Building --------------------------------------------------------------------------------
 
     def build(self, input_shape: Any) -> None:
@@ -177,6 +276,7 @@ class Layer(Trackable):
         dtype: Any = None,
         initializer: Any = "glorot_uniform",
         regularizer: Any = None,
+        constraint: Any = None,
         trainable: bool = True,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
@@ -193,6 +293,8 @@ class Layer(Trackable):
             A name or a ``callable(shape, dtype)`` for the values to start from.
         regularizer
             A name or a ``callable(variable)`` whose result is one of `losses`.
+        constraint
+            A name or a ``callable(tensor)``: what an optimizer makes of the value after each step.
         trainable
             Whether it is trained.
         synchronization, aggregation
@@ -215,6 +317,7 @@ class Layer(Trackable):
             synchronization=synchronization,
             aggregation=aggregation,
         )
+        variable.constraint = constraints.get(constraint)
         penalty = regularizers.get(regularizer)
         if penalty is not None:
             self._regularized.append((penalty, variable))
@@ -309,6 +412,8 @@ class Layer(Trackable):
             calls.depth -= 1
             calls.training = outside
             thread_state.reads_as = reads_as
+        if self.activity_regularizer is not None:
+            self._penalize(outputs)
         if first:
             self._output_shape = map_shapes(_without_batch, _shapes(outputs))
         return outputs
@@ -337,6 +442,13 @@ class Layer(Trackable):
         if self._converts and dtype != self._dtype and dtype.kind in "fV":
             tensor = ops.cast(tensor, self._dtype)
         return tensor
+
+    def _penalize(self, outputs: Any) -> None:
+        """Add the penalty on the results of a call to `losses`."""
+        assert self.activity_regularizer is not None
+        for output in nest.flatten(outputs):
+            rows = len(output) if output.ndim else 1
+            self.add_loss(self.activity_regularizer(output) / max(rows, 1))
 
     def _incompatible(self, shape: tuple[int, ...], needed: str) -> ValueError:
         return ValueError(
@@ -543,6 +655,15 @@ class Layer(Trackable):
             if layer._trainable:
                 found.extend(penalty(variable) for penalty, variable in layer._regularized)
         return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold a value."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _built_once(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

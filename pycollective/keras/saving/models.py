@@ -12,7 +12,7 @@ from pycollective.errors import CheckpointError
 from pycollective.keras.saving.archive import Parts, pack, unpack
 from pycollective.keras.saving.objects import (
     deserialize_keras_object,
-    serialize_keras_object,
+    serialize_shared,
     sharing,
 )
 from pycollective.keras.saving.weights import read_weights, write_weights
@@ -64,9 +64,7 @@ def save_model(
             f"Keras format; folders and other formats are not written. Received: filepath={path}"
         )
     _check_overwrite(path, overwrite)
-    with sharing():
-        config = serialize_keras_object(model)
-    _write(path, pack(Parts(config, write_weights(model))))
+    _write(path, pack(Parts(serialize_shared(model), write_weights(model))))
 
 
 def load_model(

@@ -28,6 +28,7 @@ __all__ = [
     "StoredSymbol",
     "deserialize_keras_object",
     "serialize_keras_object",
+    "serialize_shared",
     "sharing",
     "stored_symbol",
 ]
@@ -37,8 +38,11 @@ _PLAIN = (str, int, float, bool)
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        #: Inside of `sharing`: what was written, or read, so far.
-        self.written: dict[int, tuple[Any, dict[str, Any]]] | None = None
+        #: How often each object was written so far. It is kept: an id says nothing without it.
+        self.written: dict[int, tuple[Any, int]] | None = None
+        #: The ids of objects that are to be marked as occurring more than once.
+        self.marked: frozenset[int] = frozenset()
+        #: Inside of `sharing`, objects that were read, by their marks.
         self.read: dict[Any, Any] | None = None
         self.safe_mode: bool | None = None
 
@@ -48,13 +52,12 @@ _thread = _Thread()
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let objects that occur more than once in a block be one object again when they are loaded."""
-    before = _thread.written, _thread.read
-    _thread.written, _thread.read = {}, {}
+    """Let objects that are marked as one and the same in a block become one object."""
+    before, _thread.read = _thread.read, {}
     try:
         yield
     finally:
-        _thread.written, _thread.read = before
+        _thread.read = before
 
 
 # To dictionaries ----------------------------------------------------------------------------------
@@ -172,10 +175,25 @@ def _object(obj: Any) -> dict[str, Any]:
         if found is not None:
             stored[part] = serialize_keras_object(found)
     if _thread.written is not None:
-        # The object is kept too: an id says nothing once its object is gone.
-        _, first = _thread.written.setdefault(id(obj), (obj, stored))
-        if first is not stored:
-            first["shared_object_id"] = stored["shared_object_id"] = id(obj)
+        _, times = _thread.written.get(id(obj), (obj, 0))
+        _thread.written[id(obj)] = obj, times + 1
+    if id(obj) in _thread.marked:
+        stored["shared_object_id"] = id(obj)
+    return stored
+
+
+def serialize_shared(obj: Any) -> Any:
+    """Return an object as `serialize_keras_object`, with marks at parts that occur more than once."""
+    before = _thread.written, _thread.marked
+    _thread.written = {}
+    try:
+        stored = serialize_keras_object(obj)
+        twice = frozenset(key for key, (_, times) in _thread.written.items() if times > 1)
+        if twice:
+            _thread.marked = twice
+            stored = serialize_keras_object(obj)
+    finally:
+        _thread.written, _thread.marked = before
     return stored
 
 
