@@ -35,7 +35,8 @@ class ConvReluPool:
             and first.groups == 1
             and first.activity_regularizer is None
             and second.activity_regularizer is None
-            and first.dtype == second.dtype
+            # Variables of another dtype are converted by the call of a layer.
+            and first.variable_dtype == first.compute_dtype == second.compute_dtype
             and second.padding == "valid"
             and second.strides == second.pool_size
         )

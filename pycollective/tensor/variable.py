@@ -240,6 +240,11 @@ class Variable(Operators, metaclass=_VariableMeta):
         for tape in thread_state.tapes:
             if tensor._key:
                 tape._watch_read(self, tensor)
+        reads_as = thread_state.reads_as
+        if reads_as is not None and self._trainable and tensor.array.dtype.kind in "fV":
+            from .ops import cast
+
+            return cast(tensor, reads_as)
         return tensor
 
     def value(self) -> Tensor:

@@ -11,7 +11,8 @@ from pycollective.keras.layers.activation import (
     Softmax,
 )
 from pycollective.keras.layers.convolution import Conv2D, Conv2DTranspose, DepthwiseConv2D
-from pycollective.keras.layers.core import Dense, Embedding, Identity, Input, InputLayer
+from pycollective.keras.layers.core import Dense, Embedding, Identity
+from pycollective.keras.layers.input_layer import Input, InputLayer
 from pycollective.keras.layers.layer import Layer
 from pycollective.keras.layers.merging import (
     Add,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pycollective import nn
-from pycollective.distribute.context import get_strategy
 from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.layers.layer import Layer, Shape
 from pycollective.tensor import Tensor, ops
 
-__all__ = ["Dense", "Embedding", "Identity", "Input", "InputLayer"]
+__all__ = ["Dense", "Embedding", "Identity"]
 
 
 class Dense(Layer):
@@ -235,74 +233,6 @@ class Identity(Layer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the same shape."""
         return input_shape
-
-
-class InputLayer(Layer):
-    """Says the shape of a `Sequential`'s examples; it does nothing else.
-
-    A ``batch_size`` is only looked at: batches may have any number of examples.
-
-    Raises
-    ------
-    ValueError
-        If there is no shape, or the replicas of the strategy in force cannot share a batch equally.
-    """
-
-    _fixed = (("sparse", False), ("ragged", False), ("optional", False))
-
-    def __init__(
-        self,
-        shape: Sequence[int | None] | None = None,
-        batch_size: int | None = None,
-        dtype: Any = None,
-        batch_shape: Sequence[int | None] | None = None,
-        name: str | None = None,
-        input_shape: Sequence[int | None] | None = None,
-    ) -> None:
-        shape = input_shape if shape is None else shape
-        if batch_shape is not None:
-            if shape is not None or batch_size is not None:
-                raise ValueError("InputLayer takes either batch_shape, or shape and batch_size")
-            batch_size, *rest = batch_shape
-            shape = rest
-        if shape is None:
-            raise ValueError("InputLayer needs the shape of an example, such as shape=(28, 28, 1)")
-        replicas = get_strategy().num_replicas_in_sync
-        if batch_size is not None and batch_size % replicas:
-            raise ValueError(
-                f"The `batch_size` argument ({batch_size}) must be divisible by the number of "
-                f"replicas ({replicas})"
-            )
-        super().__init__(dtype=dtype, name=name, input_shape=shape)
-        self._output_shape = self._input_shape
-        self.batch_shape = (batch_size, *shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
-        return {
-            "batch_shape": self.batch_shape,
-            "dtype": self._dtype.name,
-            **dict(self._fixed),
-            "name": self._name,
-        }
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs."""
-        return inputs
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
-
-
-def Input(
-    shape: Sequence[int | None],
-    batch_size: int | None = None,
-    dtype: Any = None,
-    name: str | None = None,
-) -> InputLayer:
-    """Return the `InputLayer` of a `Sequential` whose examples have this shape."""
-    return InputLayer(shape=shape, dtype=dtype, name=name, batch_size=batch_size)
 
 
 def positive(name: str, value: Any) -> int:

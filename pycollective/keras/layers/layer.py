@@ -16,8 +16,10 @@ from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
 from pycollective.keras import activations, constraints, initializers, regularizers
-from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.graph.symbols import Node, has_symbols
+from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
     Variable,
@@ -26,6 +28,7 @@ from pycollective.tensor import (
     as_tensor,
     ops,
 )
+from pycollective.tensor.tape import thread_state
 from pycollective.train.trackable import Trackable, children_of, is_trackable
 
 __all__ = ["Layer"]
@@ -71,8 +74,8 @@ class Layer(Trackable):
     name
         By default the class's name with a number.
     dtype
-        Of the variables and results; by default ``keras.backend.floatx()``. Floating-point inputs
-        of another dtype are converted. Also the config of a policy of Keras's with one dtype.
+        Of the variables and results, or a `DTypePolicy`, or its name; by default
+        ``keras.backend.floatx()``. Floating-point inputs of another dtype are converted.
     input_shape
         The shape of one example; the first layer of a `Sequential` with it is built at once.
 
@@ -82,7 +85,7 @@ class Layer(Trackable):
     first call of any.
     """
 
-    _untracked = frozenset({"_regularized", "_output_shape"})
+    _untracked = frozenset({"_regularized", "_output_shape", "_built_shapes", "_inbound_nodes"})
     #: The attributes that the config holds; None: the arguments of the constructor.
     _config_names: tuple[str, ...] | None = None
     #: Settings of Keras's that configs may hold, and the only value that they can have here.
@@ -95,6 +98,8 @@ class Layer(Trackable):
     _converts = True
     #: Set in classes whose `build` does nothing but call the layer.
     _build_calls = False
+    #: Whether integers that come in also come out.
+    _keeps_dtype = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -120,11 +125,18 @@ class Layer(Trackable):
         input_shape: Sequence[int | None] | None = None,
     ) -> None:
         self._name = unique_name(name_of_class(type(self))) if name is None else str(name)
-        self._dtype = _dtype_of(dtype)
+        self._policy = policy_of(dtype)
+        #: What is computed in, and what variables are read as where that is another dtype.
+        self._dtype = self._policy.compute_dtype
+        self._reads_as = None if self._dtype == self._policy.variable_dtype else self._dtype
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self._trainable = bool(trainable)
         self._input_shape = None if input_shape is None else (None, *input_shape)
         self._output_shape: Any = None
+        #: The shapes of the inputs that the layer was built for.
+        self._built_shapes: Any = None
+        #: The calls on symbolic tensors.
+        self._inbound_nodes: list[Node] = []
         self._regularized: list[tuple[Callable[[Any], Any], Variable]] = []
         self._added_losses = threading.local()
         mode = current_mode()
@@ -150,11 +162,20 @@ class Layer(Trackable):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the variables and results."""
+        """The dtype of the variables."""
+        return self._policy.variable_dtype
+
+    variable_dtype = dtype
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The dtype of what is computed, and of the results."""
         return self._dtype
 
-    compute_dtype = dtype
-    variable_dtype = dtype
+    @property
+    def dtype_policy(self) -> DTypePolicy:
+        """What `compute_dtype` and `variable_dtype` follow from."""
+        return self._policy
 
     @property
     def trainable(self) -> bool:
@@ -190,7 +211,7 @@ class Layer(Trackable):
             "dtype": {
                 "module": "keras",
                 "class_name": "DTypePolicy",
-                "config": {"name": self._dtype.name},
+                "config": self._policy.get_config(),
                 "registered_name": None,
             },
             **own,
@@ -280,7 +301,7 @@ class Layer(Trackable):
             How a strategy keeps its copies.
         """
         sizes = tuple(int(n) for n in shape)
-        kind = self._dtype if dtype is None else as_dtype(dtype)
+        kind = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
         start = initializers.get("glorot_uniform" if initializer is None else initializer)
         assert start is not None
         short = "weight" if name is None else name
@@ -322,7 +343,25 @@ class Layer(Trackable):
             finally:
                 self._building = False
             self._resume_restore()
+            if input_shape is not None:
+                self._built_shapes = map_shapes(_without_batch, input_shape)
             self.built = True
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return the shapes that the layer was built for, or None."""
+        known = self.built and self._built_shapes is not None
+        return {"input_shape": self._built_shapes} if known else None
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Build the layer, and those inside, for the shapes that `get_build_config` returned."""
+        shapes = config.get("input_shape")
+        if shapes is None:
+            return
+        shapes = map_shapes(tuple, shapes)
+        if self._has_build:
+            self._ensure_built(shapes)
+        if not all(layer.built for layer in self._flatten_layers()):
+            Layer.compute_output_shape(self, shapes)
 
     def _creation_scope(self) -> AbstractContextManager[Any]:
         if self._strategy is None or current_mode() is not None:
@@ -348,6 +387,8 @@ class Layer(Trackable):
             Whether this is a step of training; by default what holds for the layer around this one.
         """
         if inputs.__class__ is not Tensor or inputs.array.dtype is not self._dtype:
+            if has_symbols(inputs):
+                return self._recorded(inputs, args, kwargs, training)
             inputs = self._to_inputs(inputs)
         first = not self.built
         if first:
@@ -357,6 +398,7 @@ class Layer(Trackable):
         if not calls.depth and _any_added_loss:
             self._forget_losses()
         calls.depth += 1
+        reads_as, thread_state.reads_as = thread_state.reads_as, self._reads_as
         if training is not None:
             calls.training = training
         elif outside is not None:
@@ -369,11 +411,22 @@ class Layer(Trackable):
         finally:
             calls.depth -= 1
             calls.training = outside
+            thread_state.reads_as = reads_as
         if self.activity_regularizer is not None:
             self._penalize(outputs)
         if first:
             self._output_shape = map_shapes(_without_batch, _shapes(outputs))
         return outputs
+
+    def _recorded(
+        self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
+    ) -> Any:
+        """Note the call on symbolic tensors; return what describes its result."""
+        from pycollective.keras.graph.recording import record
+
+        if training is not None:
+            kwargs = {**kwargs, "training": training}
+        return record(self, (inputs, *args), kwargs)
 
     def _to_inputs(self, inputs: Any) -> Any:
         """Make tensors of the inputs; floating-point ones get the layer's dtype."""
@@ -415,6 +468,30 @@ class Layer(Trackable):
             return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
 
         return map_shapes(_without_batch, _shapes(self(map_shapes(zeros, input_shape))))
+
+    @property
+    def input(self) -> Any:
+        """The symbolic tensors that the layer was first called on.
+
+        Raises
+        ------
+        AttributeError
+            If it never was called on any.
+        """
+        args = self._first_node("input").args
+        return args[0] if args else self.output
+
+    @property
+    def output(self) -> Any:
+        """The symbolic tensors that the layer's first call on such returned; as `input`."""
+        return self._first_node("output").outputs
+
+    def _first_node(self, attribute: str) -> Node:
+        if not self._inbound_nodes:
+            raise AttributeError(
+                f"layer {self._name!r} has no {attribute}: it was never called on a symbolic tensor"
+            )
+        return self._inbound_nodes[0]
 
     @property
     def input_shape(self) -> Any:
@@ -578,13 +655,6 @@ class Layer(Trackable):
             if layer._trainable:
                 found.extend(penalty(variable) for penalty, variable in layer._regularized)
         return found
-
-
-def _dtype_of(value: Any) -> np.dtype[Any]:
-    """Return a dtype given as one, by name, as the config of a policy with one dtype, or None."""
-    if isinstance(value, Mapping):
-        value = value["config"]["name"]
-    return as_dtype(floatx() if value is None else value)
 
 
 def _is_plain(value: Any) -> bool:

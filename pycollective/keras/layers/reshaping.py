@@ -18,6 +18,8 @@ __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
 class Flatten(Layer):
     """Joins all axes but the first; ``data_format`` can only be ``"channels_last"``."""
 
+    _keeps_dtype = True
+
     _config_names = ("data_format",)
 
     def __init__(self, data_format: str | None = None, **options: Any) -> None:
@@ -47,6 +49,8 @@ class Reshape(Layer):
     **options
         As for `Layer`.
     """
+
+    _keeps_dtype = True
 
     _config_names = ("target_shape",)
 
@@ -100,6 +104,8 @@ class Permute(Layer):
     ValueError
         If ``dims`` is not a permutation; in a call, if the input has another number of axes.
     """
+
+    _keeps_dtype = True
 
     _config_names = ("dims",)
 
