@@ -45,6 +45,8 @@ class _Normalization(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        # Computed in float32 at least: halves of the variables would not do.
+        self._reads_as = None
         self.epsilon = float(epsilon)
         self.center = bool(center)
         self.scale = bool(scale)
