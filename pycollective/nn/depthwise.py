@@ -36,7 +36,7 @@ def _by_images(g: Array, w: Array, shape: tuple[int, ...], window: Window) -> Ar
 
 
 def _by_filters(g: Array, x: Array, w: Array, window: Window) -> Array:
-    dw: Array = array_module(x).empty(w.shape, w.dtype)
+    dw = np.empty_like(w)
     for i, j, tap in taps(padded(x, window, 0), window):
         dw[i, j] = np.einsum("nhwcm,nhwc->cm", g, tap)
     return dw

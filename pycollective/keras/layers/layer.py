@@ -348,9 +348,10 @@ class Layer(Trackable):
             self.built = True
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return the shapes that the layer was built for, or None."""
+        """Return the shapes that the layer was built for, or None if it has nothing to build."""
         known = self.built and self._built_shapes is not None
-        return {"input_shape": self._built_shapes} if known else None
+        builds = self._has_build or any(self._sublayers())
+        return {"input_shape": self._built_shapes} if known and builds else None
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Build the layer, and those inside, for the shapes that `get_build_config` returned."""
