@@ -214,7 +214,11 @@ class Strategy:
         components = value.values if isinstance(value, DistributedValues) else (value,)
         if any(isinstance(c, IndexedSlices) for c in components):
             raise NotImplementedError("gather does not support IndexedSlices")
-        return Tensor(concatenated([as_tensor(c).array for c in components], axis))
+        if len(components) == 1:
+            return Tensor(concatenated([as_tensor(components[0]).array], axis))
+        how = self._extended.cross_device_ops_for(value)
+        gathered: Tensor = how.gather(PerReplica(components), "cpu:0", axis)
+        return gathered
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value, one for each local replica.

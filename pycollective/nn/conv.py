@@ -18,6 +18,7 @@ from .._core import nn as kernels
 from ..array_backend import Array
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from .halves import in_float32
 from .pooling import max_pool2d
 from .window import (
     Pair,
@@ -346,6 +347,7 @@ def _tensors(
     return (images, filters, shift), (images.array, filters.array, shift.array)
 
 
+@in_float32
 def conv2d(
     x: Any,
     w: Any,

@@ -12,6 +12,7 @@ from ..tensor import ops
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from .conv import conv2d
+from .halves import in_float32
 from .taps import checked_window, padded_zeros, taps, unpadded
 from .window import Pair, Window, padded
 
@@ -35,12 +36,13 @@ def _by_images(g: Array, w: Array, shape: tuple[int, ...], window: Window) -> Ar
 
 
 def _by_filters(g: Array, x: Array, w: Array, window: Window) -> Array:
-    dw: Array = array_module(x).empty(w.shape, w.dtype)
+    dw = np.empty_like(w)
     for i, j, tap in taps(padded(x, window, 0), window):
         dw[i, j] = np.einsum("nhwcm,nhwc->cm", g, tap)
     return dw
 
 
+@in_float32
 def depthwise_conv2d(
     input: Any, filter: Any, strides: Pair = 1, padding: str = "VALID", dilations: Pair = 1
 ) -> Tensor:
@@ -96,6 +98,7 @@ def depthwise_conv2d(
     return record(_forward(x, w, window), (images, filters), vjp)
 
 
+@in_float32
 def grouped_conv2d(
     x: Any,
     w: Any,

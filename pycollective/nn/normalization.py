@@ -75,8 +75,7 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _empty(like: Array) -> Array:
     if like.__class__ is np.ndarray:
         return workspace.empty(like.shape, like.dtype)
-    fresh: Array = array_module(like).empty(like.shape, like.dtype)
-    return fresh
+    return np.empty_like(like)
 
 
 def _blocks(rows: Array) -> Iterator[slice]:

@@ -21,7 +21,7 @@ from pycollective.communicator.split import SharedMemory
 from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from pycollective.rendezvous.tcp import Description
+    from pycollective.rendezvous.description import Description
 
 __all__ = ["RendezvousError", "init", "launched_environment"]
 
@@ -138,13 +138,16 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
 
 def _description(env: Mapping[str, str]) -> tuple[Description, str]:
     """Return the group as the environment describes it, and where that was found."""
-    from pycollective.rendezvous import memory, tcp
+    from pycollective.rendezvous import description, memory
 
     names = (RANK, SIZE, ADDRESS)
     given = [name for name in names if name in env]
     try:
         if len(given) == 3:
-            rank, size = _number(env, RANK, 0, 1 << 20), _number(env, SIZE, 1, tcp.MAX_RANKS)
+            rank, size = (
+                _number(env, RANK, 0, 1 << 20),
+                _number(env, SIZE, 1, description.MAX_RANKS),
+            )
             host, colon, digits = env[ADDRESS].rpartition(":")
             host = host.removeprefix("[").removesuffix("]")
             if not colon or not host or not digits.isdecimal() or not 0 < int(digits) < 65536:
@@ -152,7 +155,7 @@ def _description(env: Mapping[str, str]) -> tuple[Description, str]:
             port, source = int(digits), ADDRESS
         elif all(name in env for name in _TORCHRUN):
             rank = _number(env, "RANK", 0, 1 << 20)
-            size = _number(env, "WORLD_SIZE", 1, tcp.MAX_RANKS)
+            size = _number(env, "WORLD_SIZE", 1, description.MAX_RANKS)
             host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65534)
             # There torchrun itself listens on that port.
             port += env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -165,7 +168,7 @@ def _description(env: Mapping[str, str]) -> tuple[Description, str]:
             )
         if rank >= size:
             raise ValueError(f"rank {rank} is not among the {size} ranks of the group")
-        about = tcp.Description(
+        about = description.Description(
             rank,
             size,
             host,
@@ -173,7 +176,7 @@ def _description(env: Mapping[str, str]) -> tuple[Description, str]:
             secret=_secret(env),
             insecure=env.get(INSECURE) == "1",
             interface=env.get(INTERFACE, ""),
-            streams=_number(env, STREAMS, 1, tcp.MAX_STREAMS) if STREAMS in env else 1,
+            streams=_number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
             host_id="" if env.get(TRANSPORT) == "tcp" else env.get(HOST_ID) or memory.boot_id(),
             listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
             choices=tuning.given(env, "TCP", size) if rank == 0 else [],

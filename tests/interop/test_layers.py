@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 
@@ -35,6 +36,8 @@ NEWER = {
     "renorm_momentum",
     "shared_object_id",
 }
+#: What Keras takes but does not store, that of `Identity`.
+FORGOTTEN = {"gain"}
 IMAGES = (3, 9, 8, 4)
 
 #: Name of the layer, arguments, shape of the input (or shapes), whether it is a step of training.
@@ -63,9 +66,8 @@ CASES = [
             },
             IMAGES,
         )
-        for kernel, strides in ((3, 1), (3, 2), (2, 3), ((4, 3), (2, 1)))
+        for kernel, strides, extra in ((3, 2, None), (3, 2, 0), (2, 3, None), ((4, 3), (2, 1), 0))
         for padding in ("valid", "same")
-        for extra in (None, 0)
     ),
     ("Conv2DTranspose", {"filters": 5, "kernel_size": 3, "dilation_rate": 2}, IMAGES),
     (
@@ -136,9 +138,9 @@ def same(theirs, ours, path=""):
         assert isinstance(ours, dict), path
         missing = set(theirs) - set(ours)
         assert missing <= NEWER, f"{path}: {missing - NEWER}"
-        assert set(ours) <= set(theirs), f"{path}: {set(ours) - set(theirs)}"
-        for key, value in ours.items():
-            same(theirs[key], value, f"{path}/{key}")
+        assert set(ours) - set(theirs) <= FORGOTTEN, f"{path}: {set(ours) - set(theirs)}"
+        for key in set(ours) & set(theirs):
+            same(theirs[key], ours[key], f"{path}/{key}")
     elif isinstance(theirs, float):
         assert ours == pytest.approx(theirs, rel=1e-6), path
     else:
@@ -167,7 +169,8 @@ def test_layers(case):
     back = getattr(real.layers, name).from_config(stored(ours.get_config()))
     same(stored(back.get_config()), stored(ours.get_config()))
 
-    theirs(x, training=training)
+    sizes = [a.shape for a in arrays]
+    theirs.build(sizes if isinstance(x, list) else sizes[0])
     ours(x, training=training)
     weights = [RANDOM.random(w.shape).astype(w.dtype) + 0.5 for w in theirs.get_weights()]
     assert [w.shape for w in weights] == [w.shape for w in ours.get_weights()]
@@ -178,11 +181,12 @@ def test_layers(case):
     trainable = [v.value for v in theirs.trainable_variables]
     fixed = [v.value for v in theirs.non_trainable_variables]
 
+    takes_training = "training" in inspect.signature(theirs.call).parameters
+    mode = {"training": training} if takes_training else {}
+
     def call(trainable, arrays):
-        outputs, fixed_after = theirs.stateless_call(
-            trainable, fixed, list(arrays) if isinstance(x, list) else arrays[0], training=training
-        )
-        return outputs, fixed_after
+        inputs = list(arrays) if isinstance(x, list) else arrays[0]
+        return theirs.stateless_call(trainable, fixed, inputs, **mode)
 
     floats = all(a.dtype.kind == "f" for a in arrays)
     if floats:
@@ -202,7 +206,12 @@ def test_layers(case):
         tape.gradient(y, sources, Tensor(upstream)), [g for p in parts for g in p], strict=True
     ):
         close(mine.numpy(), other)
-    for mine, other in zip(ours.non_trainable_variables, after, strict=True):
+    kept = [
+        value
+        for value, variable in zip(after, theirs.non_trainable_variables, strict=True)
+        if "seed" not in variable.name
+    ]
+    for mine, other in zip(ours.non_trainable_variables, kept, strict=True):
         close(mine.numpy(), other)
     shapes = [(None, *a.shape[1:]) for a in arrays]
     one = shapes if isinstance(x, list) else shapes[0]
@@ -280,9 +289,11 @@ def test_small_objects(room, name, options):
     again = their_room.get(stored(our_room.serialize(ours)))
     same(stored(their_room.serialize(again)), stored(our_room.serialize(ours)))
     if room == "initializers":
+        # Not from the config, which is what Keras makes of its own: `Identity` loses its gain.
+        ours = getattr(our_room, name)(**options)
         w, v = (np.asarray(one((60, 50), "float32")) for one in (theirs, ours))
-        close(v.mean(), w.mean(), 0.1 * (w.std() + 0.01))
+        assert abs(v.mean() - w.mean()) <= 0.1 * w.std()
         assert v.std() == pytest.approx(w.std(), rel=0.1)
     else:
         w = RANDOM.standard_normal((5, 4)).astype(np.float32)
-        close(ours(w).numpy(), theirs(w))
+        close(ours(w).numpy(), theirs(jax.numpy.asarray(w)))

@@ -53,6 +53,35 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        *SHAPES[:6],
+        SHAPES[8],
+        lambda: layers.AveragePooling2D(2),
+        lambda: layers.GlobalAveragePooling2D(),
+        lambda: layers.UpSampling2D(2, interpolation="bilinear"),
+        lambda: layers.PReLU(),
+        lambda: layers.Rescaling(0.5),
+        lambda: layers.Normalization(),
+        lambda: layers.Normalization(mean=[0.0] * 4, variance=[1.0] * 4),
+        lambda: layers.RandomFlip(),
+        lambda: layers.RandomCrop(3, 3),
+    ],
+)
+def test_mixed_precision(make):
+    layer = make()
+    mixed = type(layer).from_config({**layer.get_config(), "dtype": "mixed_float16"})
+    layer(IMAGES)
+    y = mixed(IMAGES)
+    assert y.dtype == np.float16
+    assert {w.dtype.name for w in mixed.get_weights()} <= {"float32", "int32"}
+    mixed.set_weights(layer.get_weights())
+    if not isinstance(layer, (layers.RandomFlip, layers.RandomCrop)):
+        expected = layer(IMAGES).numpy()
+        np.testing.assert_allclose(mixed(IMAGES).numpy(), expected, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("make", SHAPES)
 def test_shapes_are_known_before(make):
     layer = make()

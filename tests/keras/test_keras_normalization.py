@@ -83,6 +83,22 @@ def test_halves_are_computed_in_float32():
     assert layers.LayerNormalization(dtype="float16")(x).dtype == np.float16
 
 
+def test_mixed_precision_computes_in_float32():
+    x = X.reshape(-1, 4).astype(np.float16)
+    for cls in (layers.BatchNormalization, layers.LayerNormalization):
+        mixed, whole = cls(dtype="mixed_float16"), cls()
+        for layer in (mixed, whole):
+            layer.build(x.shape)
+            # No half is near enough to these.
+            layer.set_weights([np.full(w.shape, 1.0003, np.float32) for w in layer.get_weights()])
+        y = mixed(x, training=True)
+        assert y.dtype == np.float16
+        expected = whole(x.astype(np.float32), training=True).numpy().astype(np.float16)
+        np.testing.assert_array_equal(y.numpy(), expected)
+        for one, other in zip(mixed.get_weights(), whole.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def parts_of(rows):
     """Return the examples of each replica, given how many it has."""
     ends = np.cumsum(rows)

@@ -45,6 +45,8 @@ class _Normalization(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        # Computed in float32 at least: halves of the variables would not do.
+        self._reads_as = None
         self.epsilon = float(epsilon)
         self.center = bool(center)
         self.scale = bool(scale)
@@ -232,24 +234,21 @@ class BatchNormalization(_Normalization):
     def _batch(self, inputs: Tensor) -> Tensor:
         """Normalize by the batch, and let the moving mean and variance follow."""
         context = get_replica_context() if self.synchronized else None
+        counted: Any
         if context is not None and context.num_replicas_in_sync > 1:
-            rows: Any
             outputs, mean, variance, rows = self._all_batches(inputs, context)
+            counted = ops.minimum(ops.stop_gradient(rows), 1)
         else:
             outputs, mean, variance = nn.normalize_batch(
                 inputs, self.gamma, self.beta, self.epsilon
             )
-            rows = math.prod(inputs.shape[:-1])
-        self._follow(self.moving_mean, mean, rows)
-        self._follow(self.moving_variance, variance, rows)
+            counted = min(math.prod(inputs.shape[:-1]), 1)
+        for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            now, new = ops.stop_gradient(moving), ops.stop_gradient(value)
+            # A batch without rows does not count.
+            step = (new - ops.cast(now, new.dtype)) * (counted * (1 - self.momentum))
+            moving.assign(now + ops.cast(step, now.dtype))
         return outputs
-
-    def _follow(self, moving: Variable, value: Tensor, rows: Any) -> None:
-        """Move a variable towards the value of a batch; not if that had no rows."""
-        now, new = ops.stop_gradient(moving), ops.stop_gradient(value)
-        share = ops.minimum(ops.cast(rows, new.dtype), 1) * (1 - self.momentum)
-        step = (new - ops.cast(now, new.dtype)) * share
-        moving.assign(now + ops.cast(step, now.dtype))
 
     def _all_batches(
         self, inputs: Tensor, context: ReplicaContext

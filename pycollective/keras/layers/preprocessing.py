@@ -14,7 +14,7 @@ from pycollective.keras.layers.core import positive
 from pycollective.keras.layers.images import ImageLayer, data_format_of
 from pycollective.keras.layers.layer import Layer, Shape
 from pycollective.keras.layers.seeded import Seeded
-from pycollective.tensor import Tensor, Variable, as_tensor, ops, random
+from pycollective.tensor import Tensor, Variable, ops, random
 
 __all__ = ["Normalization", "RandomCrop", "RandomFlip", "Rescaling"]
 
@@ -160,7 +160,7 @@ class Normalization(Layer):
         """Return mean and standard deviation in shapes that broadcast against the inputs."""
         shape = [n if i in self._kept else 1 for i, n in enumerate(inputs.shape)]
         if self.input_mean is None:
-            values = [as_tensor(variable) for variable in self._adapted[:2]]
+            values = [ops.cast(variable, self._dtype) for variable in self._adapted[:2]]
         else:
             values = [
                 Tensor(

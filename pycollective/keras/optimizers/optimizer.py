@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -513,10 +514,14 @@ class Optimizer(Trackable):
         mode = current_mode()
         # The same as the gradients of the scaled loss.
         scale = self._loss_scale()
-        if mode is None or mode.replica_context is None or current_gathering() is not None:
-            gradients, summed = tape.gradient(loss, variables, scale), False
-        else:
-            gradients, summed = summed_gradients(mode.replica_context, tape, loss, variables, scale)
+        # That a scale is too large is seen in the gradients.
+        with nullcontext() if scale is None else np.errstate(over="ignore", invalid="ignore"):
+            if mode is None or mode.replica_context is None or current_gathering() is not None:
+                gradients, summed = tape.gradient(loss, variables, scale), False
+            else:
+                gradients, summed = summed_gradients(
+                    mode.replica_context, tape, loss, variables, scale
+                )
         return self.apply_gradients(zip(gradients, variables, strict=True), summed)
 
     def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:

@@ -276,7 +276,8 @@ class Learner(Layer):
             parts.append(share_of(ops.add_n([ops.reduce_sum(value) for value in added])))
         if not parts:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
-        return parts[0] if len(parts) == 1 else ops.add_n(parts)
+        dtype = parts[0].dtype
+        return parts[0] if len(parts) == 1 else ops.add_n([ops.cast(p, dtype) for p in parts])
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
