@@ -43,12 +43,14 @@ struct Hit {
 // rounded up to whole vectors.
 struct Layout {
   Index height, width;
-  Index wide;   // channels, rounded up
-  Index pixel;  // from one pixel to the next
+  Index wide;          // channels, rounded up
+  Index pixel;         // from one pixel to the next
+  Index down, across;  // taps
+  Index line, step;    // from one tap to the next
   Index filters, taps, pool_taps, windows;
   bool copied;
   bool usual;  // 3 x 3 taps at every pixel, pooling windows of 2 x 2
-  std::vector<std::int32_t> tap_offsets, code_offsets, window_offsets;
+  std::vector<std::int32_t> code_offsets, window_offsets;
 
   Layout(const Window& w, const Window& pool, Index filters_, bool one_channel)
       : height(std::max({w.height, w.height + w.pad_top,
@@ -57,6 +59,10 @@ struct Layout {
                         (w.out_w - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1})),
         wide(one_channel ? 1 : round_up(w.channels, kWidest)),
         pixel(wide),
+        down(w.kernel_h),
+        across(w.kernel_w),
+        line(w.dilation_h * width * pixel),
+        step(w.dilation_w * pixel),
         filters(filters_),
         taps(w.taps()),
         pool_taps(pool.taps()),
@@ -67,9 +73,6 @@ struct Layout {
     const auto place = [&](Index row, Index column) {
       return static_cast<std::int32_t>((row * width + column) * pixel);
     };
-    for (Index t = 0; t < taps; ++t) {
-      tap_offsets.push_back(place(t / w.kernel_w * w.dilation_h, t % w.kernel_w * w.dilation_w));
-    }
     // Also for what is no code, so that nobody need ask.
     code_offsets.resize(256, 0);
     for (Index code = 0; code < pool_taps; ++code) {
