@@ -408,6 +408,47 @@ void sparse_gradient(const Array& x, const Array& weights, const Array& g, const
   nn::sparse_gradient(a);
 }
 
+struct DenseSizes {
+  Index rows, inputs, units;
+};
+
+DenseSizes check_dense(const Array& x, const Array& weights) {
+  if (x.ndim() != 2 || weights.ndim() != 2 || x.shape(1) != weights.shape(0)) {
+    throw py::value_error("x of shape " + shape_text(x) + " does not fit weights of shape " +
+                          shape_text(weights));
+  }
+  return {x.shape(0), x.shape(1), weights.shape(1)};
+}
+
+void dense_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                   bool relu) {
+  const DenseSizes s = check_dense(x, weights);
+  const float* from = in<float>(x, "x", x.size());
+  const float* factors = in<float>(weights, "weights", weights.size());
+  const float* shift = in<float>(bias, "bias", s.units);
+  float* to = out<float>(y, "y", area(s.rows, s.units));
+  InterpreterRelease release;
+  nn::dense_forward(from, factors, shift, to, s.rows, s.inputs, s.units, relu);
+}
+
+void dense_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
+                    MaybeArray x_gradient, MaybeArray weight_gradient, MaybeArray bias_gradient) {
+  const DenseSizes s = check_dense(x, weights);
+  const Index size = area(s.rows, s.units);
+  const nn::DenseGradient a{in<float>(x, "x", x.size()),
+                            in<float>(weights, "weights", weights.size()),
+                            in<float>(g, "g", size),
+                            in<float>(y, "y", size),
+                            out<float>(x_gradient, "x_gradient", x.size()),
+                            out<float>(weight_gradient, "weight_gradient", weights.size()),
+                            out<float>(bias_gradient, "bias_gradient", s.units),
+                            s.rows,
+                            s.inputs,
+                            s.units};
+  InterpreterRelease release;
+  nn::dense_gradient(a);
+}
+
 // How many rows of so many channels an array has.
 Index rows_of(const Array& a, const char* name, Index channels) {
   if (channels < 1) throw py::value_error("there must be at least one channel");
@@ -564,6 +605,9 @@ void bind_nn(py::module_& m) {
         "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
   m.def("sparse_fits", &nn::sparse_fits, "window"_a, "filters"_a,
         "Whether sparse_gradient has room for the places in such images and weights.");
+  m.def("dense_forward", &dense_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "relu"_a);
+  m.def("dense_gradient", &dense_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "x_gradient"_a,
+        "weight_gradient"_a, "bias_gradient"_a);
   m.def("batch_moments", &batch_moments, "x"_a, "mean"_a, "variance"_a);
   m.def("batch_scale", &batch_scale, "x"_a, "mean"_a, "factor"_a, "shift"_a, "y"_a);
   m.def("batch_sums", &batch_sums, "g"_a, "x"_a, "mean"_a, "sums"_a, "products"_a);

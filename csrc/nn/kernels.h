@@ -139,6 +139,24 @@ void sparse_gradient(const SparseGradient& a);
 // Whether places in the images and weights fit into the 32 bits that the kernel has for them.
 bool sparse_fits(const Window& w, Index filters);
 
+// ---- dense layers (dense.cc) -------------------------------------------------------------------
+// y [rows, units] = act(x weights + bias); bias may be null.
+void dense_forward(const float* x, const float* weights, const float* bias, float* y, Index rows,
+                   Index inputs, Index units, bool relu);
+// Gradients of x [rows, inputs], weights [inputs, units] and bias, each overwritten unless null; g
+// is masked by y > 0 unless y is null.
+struct DenseGradient {
+  const float* x;
+  const float* weights;
+  const float* g;
+  const float* y;
+  float* x_gradient;
+  float* weight_gradient;
+  float* bias_gradient;
+  Index rows, inputs, units;
+};
+void dense_gradient(const DenseGradient& a);
+
 // ---- batch normalization (normalize.cc), for arrays [rows, channels] ---------------------------
 // Mean and variance of each channel; 0 where there are no rows.
 void batch_moments(const float* x, float* mean, float* variance, Index rows, Index channels);

@@ -132,6 +132,22 @@ def sparse_gradient(
     pool: Window,
 ) -> None: ...
 def sparse_fits(window: Window, filters: int) -> bool: ...
+def dense_forward(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    bias: NDArray[Any] | None,
+    y: NDArray[Any],
+    relu: bool,
+) -> None: ...
+def dense_gradient(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    g: NDArray[Any],
+    y: NDArray[Any] | None,
+    x_gradient: NDArray[Any] | None,
+    weight_gradient: NDArray[Any] | None,
+    bias_gradient: NDArray[Any] | None,
+) -> None: ...
 def batch_moments(x: NDArray[Any], mean: NDArray[Any], variance: NDArray[Any]) -> None: ...
 def batch_scale(
     x: NDArray[Any],
