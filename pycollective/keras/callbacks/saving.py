@@ -97,7 +97,8 @@ class ModelCheckpoint(Monitor):
             self.best = value
         path = self.filepath.format(epoch=self._epoch + 1, **(logs or {}))
         Checkpoint(model=self.model).write(path)
-        add_to_state(path)
+        if self.model.distribute_strategy.extended.should_checkpoint:
+            add_to_state(path)
         if self.verbose:
             print(f"\nEpoch {self._epoch + 1}: saving model to {path}")
 
