@@ -199,11 +199,11 @@ def check_addresses(source: str, tasks: list[tuple[str, str]]) -> None:
         seen[address] = where
 
 
-def problems(member: Membership) -> list[str]:
+def problems(member: Membership, listens: bool = False) -> list[str]:
     """Return what is wrong with the addresses, as far as it can be seen from here, in sentences.
 
     Names are looked up, and this process's own address is tried out: a port is listened to for a
-    moment.
+    moment, unless the launcher listens there already.
     """
     found = []
     for name, address in zip(member.names, member.addresses, strict=False):
@@ -214,7 +214,7 @@ def problems(member: Membership) -> list[str]:
         except OSError as error:
             found.append(f"{name}: the name {host!r} does not resolve here: {error.strerror}")
             continue
-        if name == member.names[member.rank]:
+        if name == member.names[member.rank] and not listens:
             problem = _cannot_listen(resolved[0], resolved[4])
             if problem:
                 found.append(f"{name}, this process: {address} {problem}")
