@@ -254,3 +254,105 @@ say(n=strategy.num_replicas_in_sync, total=float(strategy.reduce("SUM", tf.const
     cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
     done = ended(start(tmp_path, [("evaluator", 0)], body, cluster=cluster))
     assert done.said == [{"n": 1, "total": 1.0}]
+
+
+_MORE = """
+import os, tempfile
+strategy = strategy_of()
+me = strategy.extended.input_pipeline[1]
+def slices():
+    i = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    rows = tf.IndexedSlices(tf.constant(np.full((i + 1, 2), i + 1.0)), tf.constant(np.arange(i + 1)))
+    total = tf.distribute.get_replica_context().all_reduce("SUM", rows)
+    return tf.convert_to_tensor(total.values), total.indices
+values, indices = strategy.run(slices)
+say(values=strategy.experimental_local_results(values)[-1].numpy(),
+    indices=strategy.experimental_local_results(indices)[-1].numpy())
+def gradients():
+    c = tf.distribute.get_replica_context()
+    i = float(c.replica_id_in_sync_group)
+    x = tf.constant([i + 1.0])
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        summed = c.all_reduce("SUM", x) * (i + 2.0)
+        gathered = c.all_gather(x, axis=0)
+        weighted = tf.reduce_sum(gathered * gathered)
+    return tape.gradient(summed, x), tape.gradient(weighted, x)
+for name, value in zip(["of_sum", "of_gather"], strategy.run(gradients)):
+    say(**{name: [float(v[0]) for v in strategy.experimental_local_results(value)]})
+with strategy.scope():
+    table = tf.Variable(np.zeros((4, 2)), aggregation=tf.VariableAggregation.SUM)
+    first = tf.Variable(np.zeros((4, 2)), aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    seen = tf.Variable(0.0, synchronization=tf.VariableSynchronization.ON_READ,
+                       aggregation=tf.VariableAggregation.SUM)
+def scatter():
+    i = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    rows = tf.IndexedSlices(tf.constant(np.ones((i + 1, 2))), tf.constant(np.arange(i + 1) % 4))
+    table.scatter_add(rows)
+    first.scatter_update(tf.IndexedSlices(tf.constant(np.asarray([[i + 5.0, 1.0]] * (i + 1))),
+                                          tf.constant(np.arange(i + 1) % 4)))
+    seen.assign_add(float(i + 1))
+strategy.run(scatter)
+say(table=table.numpy(), of_first=first.numpy())
+checkpoint = tf.train.Checkpoint(table=table, seen=seen)
+path = checkpoint.save("saved/ckpt")
+say(path=path, written=sorted(os.listdir("saved")))
+own = tf.train.Checkpoint(table=table).write(f"own_{me}/ckpt")
+say(own=os.path.isdir(f"own_{me}"))
+table.assign(np.zeros((4, 2)))
+seen.assign(0.0)
+checkpoint.restore(tf.train.latest_checkpoint("saved")).assert_consumed()
+say(restored=table.numpy(), seen=float(seen))
+try:
+    checkpoint.write("/proc/no/such/place")
+except Exception as error:
+    say(failed=type(error).__name__)
+say(described=strategy.describe())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 1), (2, 2)])
+def test_slices_gradients_and_checkpoints(tmp_path, workers, replicas):
+    said = run(tmp_path, workers, _MORE, replicas).said
+    n = workers * replicas
+    rows = np.concatenate([np.full((i + 1, 2), i + 1.0) for i in range(n)])
+    table = np.zeros((4, 2))
+    for i in range(n):
+        np.add.at(table, np.arange(i + 1) % 4, 1.0)
+    for me, own in enumerate(said):
+        assert own["values"] == rows.tolist()
+        assert own["indices"] == [k for i in range(n) for k in range(i + 1)]
+        assert own["of_sum"] == [sum(i + 2.0 for i in range(n))] * replicas
+        mine = range(me * replicas, (me + 1) * replicas)
+        assert own["of_gather"] == [n * 2 * (i + 1.0) for i in mine]
+        assert own["table"] == own["restored"] == table.tolist()
+        assert own["of_first"] == [[5.0, 1.0]] + [[0.0, 0.0]] * 3
+        assert own["written"] == said[0]["written"]
+        assert own["own"]
+        assert own["seen"] == sum(range(1, n + 1))
+        assert "failed" in own
+        assert f"replica {me * replicas}: " in own["described"]
+        assert f"among {workers} workers" in own["described"]
+
+
+@pytest.mark.slow
+def test_fit_shuffles_alike_and_stops_alike(tmp_path):
+    """Arrays get one order on all workers; callbacks see the same numbers, and the chief writes."""
+    body = (
+        _MODEL
+        + """
+strategy = strategy_of()
+with strategy.scope():
+    model = model_of()
+x, y = data(30)
+stop = tf.keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=1)
+save = tf.keras.callbacks.ModelCheckpoint("best", save_weights_only=True)
+history = model.fit(x, y, batch_size=8, epochs=9, verbose=0, callbacks=[stop, save])
+restored = tf.train.Checkpoint(model=model).read("best")
+say(losses=history.history["loss"], weights=np.concatenate([np.ravel(w) for w in model.get_weights()]))
+"""
+    )
+    first, second = run(tmp_path, 2, body).said
+    assert first == second
+    assert len(first["losses"]) == 2
