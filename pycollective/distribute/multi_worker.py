@@ -263,7 +263,7 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
     begin = time.monotonic()
     try:
         if not member.addresses:
-            communicator = rendezvous.init(join_timeout=seconds)
+            communicator = rendezvous.again(join_timeout=seconds)
         else:
             communicator = rendezvous.meet(
                 member.rank, member.size, member.addresses, member.source, join_timeout=seconds

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from pycollective.errors import RendezvousError
 if TYPE_CHECKING:
     from pycollective.rendezvous.tcp import Description
 
-__all__ = ["RendezvousError", "host_and_port", "init", "launched_environment", "meet"]
+__all__ = ["RendezvousError", "again", "host_and_port", "init", "launched_environment", "meet"]
 
 RANK = "PYCOLLECTIVE_RANK"
 SIZE = "PYCOLLECTIVE_SIZE"
@@ -42,6 +43,11 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 JOIN_TIMEOUT = 300.0
 """Seconds that the ranks wait for each other when a group is made."""
 SHORTEST_SECRET = 16
+
+_launched: weakref.WeakSet[Communicator] = weakref.WeakSet()
+"""This process's rank of the launcher's memory, as long as somebody has it."""
+_kept: list[Communicator] = []
+"""The same, where nobody else does."""
 
 
 def launched_environment(rank: int, size: int, descriptor: int) -> dict[str, str]:
@@ -117,7 +123,36 @@ def init(
     communicator._prefer(choices)
     who = f"rank {rank} of {size}, through shared memory"
     observe.group_made(communicator, who, "pycollective run", "pycollective run's table")
+    _launched.add(communicator)
     return communicator
+
+
+def again(*, timeout: float = DEFAULT_TIMEOUT, join_timeout: float = JOIN_TIMEOUT) -> Communicator:
+    """Return a communicator of its own among all ranks, however often it is called.
+
+    The memory that ``pycollective run`` hands down has one place for each rank: `init` takes it, once.
+    What is made of it here is split off. All ranks make the same calls in the same order.
+
+    Parameters
+    ----------
+    timeout, join_timeout
+        As of `init`.
+
+    Raises
+    ------
+    CollectiveError
+        As `init`, and as `Communicator.split`.
+    """
+    whole = next(iter(_launched), None)
+    if whole is None:
+        whole = init(timeout=timeout, join_timeout=join_timeout)
+        if whole not in _launched:
+            return whole
+        _kept.append(whole)
+    part = whole.split(0, timeout=join_timeout)
+    assert part is not None
+    part.timeout = timeout
+    return part
 
 
 def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Communicator:

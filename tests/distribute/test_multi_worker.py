@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 
@@ -356,3 +358,29 @@ say(losses=history.history["loss"], weights=np.concatenate([np.ravel(w) for w in
     first, second = run(tmp_path, 2, body).said
     assert first == second
     assert len(first["losses"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_under_pycollective_run_as_often_as_you_like(tmp_path, transport):
+    (tmp_path / "script.py").write_text(
+        """
+import pycollective as tf
+first = tf.distribute.MultiWorkerMirroredStrategy()
+if TRANSPORT == "shm":
+    first.close()
+second = tf.distribute.MultiWorkerMirroredStrategy()
+print("total", float(second.reduce("SUM", tf.constant(1.5), axis=None)))
+""".replace("TRANSPORT", repr(transport))
+    )
+    words = ["run", "-n", "2", "--transport", transport, "script.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pycollective", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "total 3.0\n" * 2, done
