@@ -42,6 +42,8 @@ def hosts():
             made.append(("netns", "del", name))
             outer, inner = f"{tag}v{i}", "eth0"
             _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
+            # A namespace may outlive its name, as long as a socket in it has not given up.
+            made.append(("link", "del", outer))
             _ip("link", "set", outer, "master", bridge, "up")
             for words in (
                 ("addr", "add", f"10.213.7.{i + 1}/24", "dev", inner),
