@@ -6,6 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -237,7 +238,10 @@ class MultiWorkerMirroredStrategy(Strategy):
                 how,
                 f"{member.source}, which was given" if given else member.source,
             )
-            workers = JoinedWorkers(join_workers(member, rendezvous_timeout), member.names)
+            _log.info("Waiting for the cluster, timeout = %s", rendezvous_timeout)
+            meet = partial(join_workers, member, rendezvous_timeout)
+            workers = JoinedWorkers(meet(), member.names, meet)
+            _log.info("Cluster is ready.")
             _check_replicas(workers, len(local), member)
         super().__init__(MultiWorkerExtended(local, options, workers, resolver))
 
@@ -259,23 +263,19 @@ def _available(options: CommunicationOptions, devices: Sequence[Device]) -> Comm
 
 def join_workers(member: Membership, seconds: float) -> Communicator:
     """Wait for the other workers."""
-    _log.info("Waiting for the cluster, timeout = %s", seconds)
     begin = time.monotonic()
     try:
         if not member.addresses:
-            communicator = rendezvous.again(join_timeout=seconds)
-        else:
-            communicator = rendezvous.meet(
-                member.rank, member.size, member.addresses, member.source, join_timeout=seconds
-            )
+            return rendezvous.again(join_timeout=seconds)
+        return rendezvous.meet(
+            member.rank, member.size, member.addresses, member.source, join_timeout=seconds
+        )
     except RendezvousError as error:
         if time.monotonic() - begin < seconds:
             raise
         raise RendezvousError(
             f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}"
         ) from None
-    _log.info("Cluster is ready.")
-    return communicator
 
 
 def _check_replicas(workers: Workers, replicas: int, member: Membership) -> None:

@@ -214,7 +214,11 @@ class Strategy:
         components = value.values if isinstance(value, DistributedValues) else (value,)
         if any(isinstance(c, IndexedSlices) for c in components):
             raise NotImplementedError("gather does not support IndexedSlices")
-        joined = concatenated([as_tensor(c).array for c in components], axis)
+        if len(components) == 1:
+            joined = concatenated([as_tensor(components[0]).array], axis)
+        else:
+            how = self._extended.cross_device_ops_for(value)
+            joined = how.gather(PerReplica(components), "cpu:0", axis).array
         return Tensor(self._extended.workers.gather(joined, axis)[0])
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:

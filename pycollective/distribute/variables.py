@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,22 @@ class DistributedVariable(Variable, DistributedValues):
             if found is not own:
                 raise RuntimeError(mixing_message(found, own))
         return self._replica()
+
+    @property
+    def handle(self) -> Variable:
+        """The component of this replica, or that is updated.
+
+        Raises
+        ------
+        ValueError
+            Where no one component is meant.
+        """
+        if self._replica() is None:
+            raise ValueError(
+                "DistributedVariable.handle is not available outside the replica context or a "
+                "`tf.distribute.Strategy.update()` call."
+            )
+        return self._local()
 
     def _replica_context(self) -> ReplicaContext | None:
         """Return the context if this code runs in a replica function of this variable's strategy."""
@@ -281,7 +298,8 @@ def aggregated(
             f"context. Variable {variable.name!r} has dtype {variable.dtype}."
         )
     if not any(isinstance(v, IndexedSlices) for v in value.values):
-        pairs = zip(components, value.values, strict=True)
+        # Of replicas that share one component, all assign to that one.
+        pairs = zip(itertools.cycle(components), value.values, strict=False)
         value = PerReplica([Tensor(c._checked(v, method)) for c, v in pairs])
     return strategy.extended.reduce_to(op, value, variable)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -99,9 +99,14 @@ class JoinedWorkers(Workers):
         This process's rank among them.
     names : sequence of str
         What the workers are called, by rank.
+    meet : callable
+        Lets them meet again, for the group of the pulse. (A part of the first group would listen at
+        any port, which a firewall may close.)
     """
 
-    def __init__(self, communicator: Communicator, names: Sequence[str]) -> None:
+    def __init__(
+        self, communicator: Communicator, names: Sequence[str], meet: Callable[[], Communicator]
+    ) -> None:
         self.communicator: Communicator = communicator
         self.count = communicator.size
         self.index = communicator.rank
@@ -110,7 +115,7 @@ class JoinedWorkers(Workers):
         self._silence = _seconds_of_silence()
         self._pulse: Communicator | None = None
         if math.isfinite(self._silence):
-            self._pulse = communicator.split(0)
+            self._pulse = meet()
             threading.Thread(target=self._watch, name="pycollective-pulse", daemon=True).start()
 
     def _watch(self) -> None:

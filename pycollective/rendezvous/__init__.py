@@ -22,7 +22,7 @@ from pycollective.communicator.split import SharedMemory
 from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from pycollective.rendezvous.tcp import Description
+    from pycollective.rendezvous.description import Description
 
 __all__ = ["RendezvousError", "again", "host_and_port", "init", "launched_environment", "meet"]
 
@@ -225,20 +225,23 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def _description(env: Mapping[str, str]) -> tuple[Description, str]:
     """Return the group as the environment describes it, and where that was found."""
-    from pycollective.rendezvous import tcp
+    from pycollective.rendezvous import description
 
     names = (RANK, SIZE, ADDRESS)
     given = [name for name in names if name in env]
     try:
         if len(given) == 3:
-            rank, size = _number(env, RANK, 0, 1 << 20), _number(env, SIZE, 1, tcp.MAX_RANKS)
+            rank, size = (
+                _number(env, RANK, 0, 1 << 20),
+                _number(env, SIZE, 1, description.MAX_RANKS),
+            )
             try:
                 (host, port), source = host_and_port(env[ADDRESS]), ADDRESS
             except ValueError as error:
                 raise ValueError(f"{ADDRESS}={error}") from None
         elif all(name in env for name in _TORCHRUN):
             rank = _number(env, "RANK", 0, 1 << 20)
-            size = _number(env, "WORLD_SIZE", 1, tcp.MAX_RANKS)
+            size = _number(env, "WORLD_SIZE", 1, description.MAX_RANKS)
             host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65534)
             # There torchrun itself listens on that port.
             port += env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -261,9 +264,9 @@ def _described(
     env: Mapping[str, str], rank: int, size: int, host: str, port: int, own: tuple[str, int] | None
 ) -> Description:
     """Return a group, with what the environment says besides who is in it."""
-    from pycollective.rendezvous import memory, tcp
+    from pycollective.rendezvous import description, memory
 
-    return tcp.Description(
+    return description.Description(
         rank,
         size,
         host,
@@ -271,7 +274,7 @@ def _described(
         secret=_secret(env),
         insecure=env.get(INSECURE) == "1",
         interface=env.get(INTERFACE, ""),
-        streams=_number(env, STREAMS, 1, tcp.MAX_STREAMS) if STREAMS in env else 1,
+        streams=_number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
         host_id="" if env.get(TRANSPORT) == "tcp" else env.get(HOST_ID) or memory.boot_id(),
         listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
         choices=tuning.given(env, "TCP", size) if rank == 0 else [],

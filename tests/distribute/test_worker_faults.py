@@ -123,9 +123,9 @@ def test_who_does_not_come_is_named(tmp_path):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
     body = """
 import logging
-from pycollective.rendezvous import tcp
+from pycollective.rendezvous import meeting
 logging.basicConfig()
-tcp.LOG_EVERY = 0.5
+meeting.LOG_EVERY = 0.5
 try:
     tf.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=2)
 except Exception as error:
@@ -157,7 +157,7 @@ again = strategy_of()
 say(heard=sorted(set(heard)), n=again.num_replicas_in_sync)
 """
     tasks = [("worker", 0), ("worker", 1)]
-    processes = start(tmp_path, tasks, body, cluster=cluster, PYCOLLECTIVE_HEARTBEAT="inf")
+    processes = start(tmp_path, tasks, body, cluster=cluster)
     for own, port in zip(ended(processes).said, ports, strict=True):
         assert own == {"heard": [port], "n": 2}
 
