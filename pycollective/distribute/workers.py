@@ -47,7 +47,7 @@ class Workers:
     communicator: Communicator | None = None
 
     def write_once(self, path: str, write: Callable[[], None]) -> None:
-        """Write a file, or files, on every worker that means a path of its own; the first one goes ahead.
+        """Write files: the first worker, and every one that means another path, calls ``write``.
 
         Returns when all is written, or raises on every worker.
         """
