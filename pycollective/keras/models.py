@@ -81,7 +81,7 @@ class Model(Trainer):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make a `Functional` of ``Model(inputs, outputs)``."""
         functional = cls is Model and (args or "inputs" in kwargs or "outputs" in kwargs)
-        return super().__new__(Functional if functional else cls)
+        return super().__new__(Functional if functional else cls, *args, **kwargs)
 
     def __init__(
         self, inputs: Any = None, outputs: Any = None, name: str | None = None, **options: Any
@@ -305,6 +305,8 @@ class Model(Trainer):
 class Functional(Model):
     """What ``Model(inputs, outputs)`` makes."""
 
+    _config_names = ()
+
 
 class Sequential(Model):
     """Layers, each called on the result of the one before.
@@ -326,6 +328,7 @@ class Sequential(Model):
     """
 
     _untracked = Model._untracked | {"_stack", "_steps", "_input_layer"}
+    _config_names = ()
 
     def __init__(
         self,

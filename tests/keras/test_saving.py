@@ -148,6 +148,37 @@ def test_a_model_of_ones_own_comes_back(tmp_path):
         assert f["layers/dense/vars/0"].shape == (3, 2)
 
 
+class Plain(keras.Model):
+    """A model of one's own that does not say how it is stored."""
+
+    def __init__(self, units, factor=1.0, **options):
+        super().__init__(**options)
+        self.factor = factor
+        self.block = Block(units)
+
+    def call(self, inputs):
+        return self.block(inputs) * self.factor
+
+
+def test_classes_of_ones_own_inside_and_without_get_config(tmp_path):
+    custom = {"Plain": Plain, "Block": Block}
+    row = keras.Sequential([keras.Input((4,)), Block(3, name="b"), layers.Dense(2)])
+    plain = Plain(2, factor=2.0)
+    plain(A)
+    for model in (row, plain):
+        model.save(tmp_path / "m.keras")
+        loaded = keras.models.load_model(tmp_path / "m.keras", custom)
+        np.testing.assert_array_equal(loaded(A).numpy(), model(A).numpy())
+    assert keras.saving.serialize_keras_object(plain)["config"]["factor"] == 2.0
+
+    class Takes(Plain):
+        def __init__(self, layer):
+            super().__init__(1)
+
+    with pytest.raises(NotImplementedError, match="Takes must override get_config"):
+        Takes(layers.Dense(1)).get_config()
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
 def test_into_another_number_of_replicas(tmp_path, before, after):
     start = row().get_weights()

@@ -17,6 +17,7 @@ from pycollective.keras.optimizers.gathering import Gathering, gathered
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.inputs import (
     batches_of,
+    dealt_by_rows,
     share_of_element,
     split_off,
     values_of,
@@ -276,7 +277,8 @@ class Trainer(Learner):
         execute = self._executor(self.predict_step)
         outputs: list[Any] = []
         with strategy.scope():
-            looked_at = Steps(batches_of(strategy, x, batch_size=batch_size), steps, "steps")
+            batches = batches_of(strategy, dealt_by_rows(strategy, x), batch_size=batch_size)
+            looked_at = Steps(batches, steps, "steps")
             heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
             heard.on_predict_begin()
             for first, batches in looked_at.epoch(at_once):
@@ -287,7 +289,7 @@ class Trainer(Learner):
             if not outputs:
                 raise ValueError("predict: the input has no batch")
             heard.on_predict_end()
-        return values_of(outputs)
+            return values_of(strategy, outputs)
 
     # Single batches --------------------------------------------------------------------------
 
@@ -323,7 +325,8 @@ class Trainer(Learner):
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch of arrays."""
         with self.distribute_strategy.scope():
-            return values_of(self._executor(self.predict_step)([self._distributed(x)]))
+            outputs = self._executor(self.predict_step)([self._distributed(x)])
+            return values_of(self.distribute_strategy, outputs)
 
     def _on_batch(
         self, name: str, step: Callable[[Any], Any], data: tuple[Any, Any, Any], return_dict: bool
