@@ -316,8 +316,8 @@ class Sequential(Model):
     layers
         The layers, in order. If the first one is an `Input` or has an ``input_shape``, the model is
         built at once, otherwise by its first call.
-    name
-        By default ``sequential`` with a number.
+    trainable, name, dtype
+        As for `Layer`; the name is by default ``sequential`` with a number.
 
     Raises
     ------
@@ -335,8 +335,9 @@ class Sequential(Model):
         layers: Sequence[Layer | KerasTensor] | None = None,
         trainable: bool = True,
         name: str | None = None,
+        dtype: Any = None,
     ) -> None:
-        super().__init__(name=name, trainable=trainable)
+        super().__init__(name=name, trainable=trainable, dtype=dtype)
         self._stack: list[Layer] = []
         self._input_layer: InputLayer | None = None
         self._steps: list[Any] | None = None
@@ -462,7 +463,8 @@ class Sequential(Model):
             )
         with CustomObjectScope(custom_objects):
             layers = [deserialize_keras_object(layer) for layer in config["layers"]]
-        model = cls(layers, trainable=config.get("trainable", True), name=config["name"])
+        options = {key: config[key] for key in ("name", "trainable", "dtype") if key in config}
+        model = cls(layers, **options)
         shape = config.get("build_input_shape")
         if shape and not model.built:
             model.build(shape)
