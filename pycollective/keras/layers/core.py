@@ -225,6 +225,7 @@ class Identity(Layer):
     """Returns its inputs."""
 
     _config_names = ()
+    _keeps_dtype = True
 
     def call(self, inputs: Any) -> Any:
         """Return the inputs."""

@@ -147,6 +147,8 @@ class ZeroPadding2D(ImageLayer):
         If ``padding`` is none of these, or negative; in a call, if the input is not images.
     """
 
+    _keeps_dtype = True
+
     _config_names = ("padding", "data_format")
 
     def __init__(self, padding: Any = (1, 1), data_format: str | None = None, **options: Any):
