@@ -27,3 +27,4 @@ class Description:
     listener: int = -1  # the descriptor of rank 0's listening socket, if the launcher made it
     host_id: str = ""  # what equals on ranks that may share memory; empty: TCP only
     choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
+    own: tuple[str, int] | None = None  # where this rank listens for its peers; None: any port

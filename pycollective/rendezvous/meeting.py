@@ -7,6 +7,7 @@ are the connected descriptors; from then on nobody listens, so nobody can come a
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import secrets
@@ -49,6 +50,18 @@ def _int(message: dict[str, Any], name: str, low: int, high: int) -> int:
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+def _is_unspecified(address: str) -> bool:
+    return address in ("0.0.0.0", "::")
+
+
+def _cannot_listen(about: Description, error: OSError) -> RendezvousError:
+    host, port = about.own or (about.host, about.port)
+    return RendezvousError(
+        f"rank {about.rank} cannot listen at {host}:{port}, its own address: {error.strerror}; is it "
+        "taken by another process (two tasks with one address, or one that was not ended)?"
+    )
 
 
 class Meeting:
@@ -196,23 +209,54 @@ class Meeting:
         return door
 
     def _peer_door(self, address: str, group: str) -> Door:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sock = self._listen_for_peers(address)
         door = self._open(
             Door(
-                self._listen(family, (address, 0)),
+                sock,
                 self.key,
                 self.about.size * self.streams,
                 lambda channel, hello: self._enter_peer(channel, hello, group),
             )
         )
+        if _is_unspecified(door.address[0]):  # the others are told where they can reach it
+            door.address = address, door.address[1]
         self.cleanup.callback(door.close)
         return door
+
+    def _listen_for_peers(self, address: str) -> socket.socket:
+        """Listen at an address, or where the description says that this rank does.
+
+        A name of this host may mean its loopback address, or that of a service in front of it; then
+        it listens at all of its addresses.
+        """
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        if self.about.own is None:
+            return self._listen(family, (address, 0))
+        host, port = self.about.own
+        try:
+            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+            own = str(found[0][4][0])
+            if own == address or not _is_loopback(own):
+                return self._listen(family, (own, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
+                raise _cannot_listen(self.about, error) from None
+        everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
+        self._allow(everywhere)
+        try:
+            return self._listen(family, (everywhere, port))
+        except OSError as error:
+            raise _cannot_listen(self.about, error) from None
 
     # Rank 0 ---------------------------------------------------------------------------------
 
     def _gather(self) -> tuple[str, Door]:
         family, address = self._resolve()
-        sock = self._inherited() or self._listen(family, address)
+        sock = self._inherited()
+        if sock is None and self.about.own is None:
+            sock = self._listen(family, address)
+        elif sock is None:
+            sock = self._listen_for_peers(str(address[0]))
         self.cleanup.callback(sock.close)
         own = self._own_address(str(sock.getsockname()[0]))
         self.streams = _CONNECTIONS + self.about.streams
@@ -265,6 +309,7 @@ class Meeting:
                     f"the group has {self.about.size} ranks for rank 0, and {size} for you"
                 )
             rank = _int(hello, "rank", 1, self.about.size - 1)
+            channel.send({"welcome": True}, soon)
             place = channel.receive(soon)
             host = str(ipaddress.ip_address(str(place.get("host"))))
             port = _int(place, "port", 1, 65535)
@@ -304,7 +349,16 @@ class Meeting:
 
         def reach() -> Channel:
             family, address = self._resolve()
-            return self._introduce(family, address, hello)
+            channel = self._introduce(family, address, hello)
+            # At the same address there may still be the door of an earlier meeting, about to close.
+            try:
+                answer = channel.receive(time.monotonic() + STRANGER_SECONDS)
+                if "error" in answer:
+                    raise RendezvousError(str(answer["error"]))
+            except BaseException:
+                channel.close()
+                raise
+            return channel
 
         self.store = self._until_reached(reach, f"rank 0 at {where}")
         self.cleanup.callback(self.store.close)
@@ -329,7 +383,10 @@ class Meeting:
         for rank, place in enumerate(places):
             if not isinstance(place, list) or len(place) != 3:
                 raise HandshakeError("a table without addresses")
-            self.places[rank] = (str(place[0]), _int({"port": place[1]}, "port", 1, 65535))
+            host = str(place[0])
+            if rank == 0 and _is_unspecified(host):  # as rank 0 does not know how it is reached
+                host = str(self.store.socket.getpeername()[0])
+            self.places[rank] = (host, _int({"port": place[1]}, "port", 1, 65535))
             self.claims[rank] = str(place[2])
         with self.changed:
             self.name = name

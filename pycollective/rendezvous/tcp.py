@@ -96,6 +96,7 @@ class Addresses:
             host=host,
             port=int(port),
             listener=listener.detach() if listener else -1,
+            own=None,
         )
         group, _, _, own = connect(about, min(seconds, 300.0), self._group)
         return group, Addresses(about, own if size > 1 else self._host, group)
