@@ -141,8 +141,11 @@ class Model(Trainer):
         """The names of the layers whose results are the outputs."""
         return [tensor.history.operation.name for tensor in self.outputs]
 
-    def call(self, inputs: Any) -> Any:
-        """Compute the graph's outputs; a model without a graph overrides it."""
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Compute the graph's outputs; a model without a graph overrides it.
+
+        ``training`` is what holds in the call around this one.
+        """
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} must override call()")
         return self._graph.run(self.name, inputs)
@@ -419,7 +422,7 @@ class Sequential(Model):
         first = tensor = self._input_layer.output
         for layer in self._stack:
             tensor = layer(tensor)
-        self._output_shape = (None, *tensor.shape[1:])
+        self._output_shape = nest.map_structure(lambda t: (None, *t.shape[1:]), tensor)
         self._graph = Graph(first, tensor)
 
     def _build_in_replica(self, shape: Shape) -> None:
@@ -474,8 +477,8 @@ class Sequential(Model):
         """Return the shape that the model was built for."""
         return {"input_shape": self._input_shape} if self.built else None
 
-    def call(self, inputs: Any) -> Any:
-        """Call the layers one after the other."""
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Call the layers one after the other; ``training`` is what holds around this call."""
         steps = self._steps
         if steps is None:
             steps = self._steps = steps_of(self._stack)
