@@ -181,6 +181,27 @@ void bias_relu(Array& z, const MaybeArray& bias, bool relu) {
   });
 }
 
+// Calls body(first, last) for parts of `size` numbers; few are not worth waking other threads.
+template <typename Body>
+void by_parts(Index size, const Body& body) {
+  constexpr Index kLeast = 1 << 15;
+  const int parts = static_cast<int>(std::clamp<Index>(size / kLeast, 1, nn::threads()));
+  nn::in_parallel(parts, [&](int part) {
+    body(nn::begin_of_part(size, part, parts), nn::begin_of_part(size, part + 1, parts));
+  });
+}
+
+void relu(const Array& x, Array& y) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    T* to = out<T>(y, "y", x.size());
+    InterpreterRelease release;
+    by_parts(x.size(),
+             [&](Index first, Index last) { nn::relu(from + first, to + first, last - first); });
+  });
+}
+
 void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArray bias_gradient) {
   with_real(g, "g", [&](auto zero) {
     using T = decltype(zero);
@@ -191,7 +212,14 @@ void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArra
     T* to = out<T>(dz, "dz", g.size());
     T* sums = out<T>(bias_gradient, "bias_gradient", channels);
     InterpreterRelease release;
-    nn::relu_gradient(from, mask, to, sums, rows, channels);
+    if (sums || !to) {
+      nn::relu_gradient(from, mask, to, sums, rows, channels);
+      return;
+    }
+    by_parts(g.size(), [&](Index first, Index last) {
+      nn::relu_gradient(from + first, mask ? mask + first : nullptr, to + first,
+                        static_cast<T*>(nullptr), last - first, 1);
+    });
   });
 }
 
@@ -581,6 +609,7 @@ void bind_nn(py::module_& m) {
   m.def("im2col", &im2col, "x"_a, "cols"_a, "window"_a, "first"_a, "rows"_a);
   m.def("col2im", &col2im, "cols"_a, "x"_a, "window"_a, "first"_a, "rows"_a);
   m.def("bias_relu", &bias_relu, "z"_a, "bias"_a, "relu"_a);
+  m.def("relu", &relu, "x"_a, "y"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
   m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,
         "gradient"_a);

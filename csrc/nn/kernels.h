@@ -25,6 +25,9 @@ void col2im(const double* cols, double* x, const Window& w, Index first, Index r
 // z = act(z + bias) for z [rows, channels]; bias may be null. NaN stays NaN.
 void bias_relu(float* z, const float* bias, Index rows, Index channels, bool relu);
 void bias_relu(double* z, const double* bias, Index rows, Index channels, bool relu);
+// y = max(x, 0); NaN stays NaN.
+void relu(const float* x, float* y, Index size);
+void relu(const double* x, double* y, Index size);
 // dz = g where y > 0, else 0 (all of g where y is null); bias_gradient += column sums of dz.
 // dz and bias_gradient may be null.
 void relu_gradient(const float* g, const float* y, float* dz, float* bias_gradient, Index rows,
