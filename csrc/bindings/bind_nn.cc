@@ -436,6 +436,71 @@ void sparse_gradient(const Array& x, const Array& weights, const Array& g, const
   nn::sparse_gradient(a);
 }
 
+// Pooling windows one below the other, which divide the rows into blocks.
+void check_strips(const Window& w, const Window& pool, Index filters) {
+  check_fused(w, pool, filters);
+  if (pool.stride_h != pool.kernel_h || pool.out_h * pool.stride_h != w.out_h) {
+    throw py::value_error("the pooling windows must cover the rows of the convolution's output");
+  }
+}
+
+void blocked_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                     MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                     bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  if (pool) check_strips(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  const nn::DirectForward<float> a{in<float>(x, "x", x.size()),
+                                   in<float>(weights, "weights", weights.size()),
+                                   in<float>(bias, "bias", filters),
+                                   out<float>(y, "y", size),
+                                   out<std::uint8_t>(codes, "codes", size),
+                                   w,
+                                   pool ? &*pool : nullptr,
+                                   images,
+                                   filters,
+                                   relu};
+  InterpreterRelease release;
+  nn::blocked_forward(a);
+}
+
+void blocked_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
+                      const MaybeArray& codes, MaybeArray x_gradient, MaybeArray weight_gradient,
+                      MaybeArray bias_gradient, const Window& w,
+                      const std::optional<Window>& pool) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  if (pool) check_strips(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
+  const nn::BlockedGradient a{in<float>(x, "x", x.size()),
+                              in<float>(weights, "weights", weights.size()),
+                              in<float>(g, "g", size),
+                              in<float>(y, "y", size),
+                              tap,
+                              out<float>(x_gradient, "x_gradient", x.size()),
+                              out<float>(weight_gradient, "weight_gradient", weights.size()),
+                              out<float>(bias_gradient, "bias_gradient", filters),
+                              w,
+                              pool ? &*pool : nullptr,
+                              images,
+                              filters};
+  InterpreterRelease release;
+  if (tap) check_codes(tap, size, *pool);
+  nn::blocked_gradient(a);
+}
+
 struct DenseSizes {
   Index rows, inputs, units;
 };
@@ -634,6 +699,10 @@ void bind_nn(py::module_& m) {
         "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
   m.def("sparse_fits", &nn::sparse_fits, "window"_a, "filters"_a,
         "Whether sparse_gradient has room for the places in such images and weights.");
+  m.def("blocked_forward", &blocked_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
+        "window"_a, "pool"_a, "relu"_a);
+  m.def("blocked_gradient", &blocked_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "codes"_a,
+        "x_gradient"_a, "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
   m.def("dense_forward", &dense_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "relu"_a);
   m.def("dense_gradient", &dense_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "x_gradient"_a,
         "weight_gradient"_a, "bias_gradient"_a);

@@ -142,6 +142,26 @@ void sparse_gradient(const SparseGradient& a);
 // Whether places in the images and weights fit into the 32 bits that the kernel has for them.
 bool sparse_fits(const Window& w, Index filters);
 
+// ---- convolution of any shape (blocked.cc) ----------------------------------------------------
+// As direct_forward; pooling windows must cover the rows of the result, one below the other.
+void blocked_forward(const DirectForward<float>& a);
+// Gradients of the images, the weights and the bias, each overwritten unless null. Without `pool`,
+// g is masked by y > 0 unless y is null; with it, codes say where g goes.
+struct BlockedGradient {
+  const float* x;
+  const float* weights;
+  const float* g;
+  const float* y;
+  const std::uint8_t* codes;
+  float* x_gradient;
+  float* weight_gradient;
+  float* bias_gradient;
+  const Window& w;
+  const Window* pool;
+  Index images, filters;
+};
+void blocked_gradient(const BlockedGradient& a);
+
 // ---- dense layers (dense.cc) -------------------------------------------------------------------
 // y [rows, units] = act(x weights + bias); bias may be null.
 void dense_forward(const float* x, const float* weights, const float* bias, float* y, Index rows,
