@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import device_arrays
 import leftovers
 import pytest
 
@@ -21,6 +23,14 @@ os.environ["PYCOLLECTIVE_WARN_AFTER"] = "inf"
 @pytest.fixture(autouse=True)
 def _threads_before() -> None:
     leftovers.before = set(threading.enumerate())
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a stand-in for CuPy, which is imported while the test runs."""
+    module = device_arrays.make_cupy()
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -100,6 +100,7 @@ class DistributedVariable(Variable, DistributedValues):
             self._synchronization,
             self._aggregation,
         )
+        own.constraint = self.constraint
         memo[id(self)] = own
         return own
 

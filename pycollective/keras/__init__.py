@@ -10,39 +10,57 @@ if TYPE_CHECKING:
         activations,
         backend,
         callbacks,
+        constraints,
         datasets,
         initializers,
         layers,
         losses,
         metrics,
+        mixed_precision,
         models,
         optimizers,
         regularizers,
+        saving,
         utils,
     )
-    from pycollective.keras.layers import Input
+    from pycollective.keras.graph import KerasTensor
+    from pycollective.keras.layers import Input, Layer
     from pycollective.keras.models import Model, Sequential
+    from pycollective.keras.policy import DTypePolicy
 
 __all__ = [
+    "DTypePolicy",
     "Input",
+    "KerasTensor",
+    "Layer",
     "Model",
     "Sequential",
     "activations",
     "backend",
     "callbacks",
+    "constraints",
     "datasets",
     "initializers",
     "layers",
     "losses",
     "metrics",
+    "mixed_precision",
     "models",
     "optimizers",
     "regularizers",
+    "saving",
     "utils",
 ]
 
 #: Where the names that are not modules come from; everything is imported when it is first used.
-_ORIGIN = {"Input": "layers", "Model": "models", "Sequential": "models"}
+_ORIGIN = {
+    "DTypePolicy": "policy",
+    "Input": "layers",
+    "KerasTensor": "graph",
+    "Layer": "layers",
+    "Model": "models",
+    "Sequential": "models",
+}
 
 
 def __getattr__(name: str) -> Any:

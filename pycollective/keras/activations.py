@@ -2,43 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from pycollective import nn
+from pycollective.keras import configs
 from pycollective.keras.backend import find
 from pycollective.nn import (
     elu,
     gelu,
-    leaky_relu,
+    hard_sigmoid,
+    hard_silu,
     log_softmax,
-    relu,
+    mish,
+    relu6,
+    selu,
     sigmoid,
     silu,
     softmax,
     softplus,
+    softsign,
     tanh,
 )
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
+    "deserialize",
     "elu",
     "exponential",
     "gelu",
     "get",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
     "leaky_relu",
     "linear",
     "log_softmax",
+    "mish",
     "relu",
+    "relu6",
+    "selu",
+    "serialize",
     "sigmoid",
     "silu",
     "softmax",
     "softplus",
+    "softsign",
     "swish",
     "tanh",
 ]
 
 swish = silu
-exponential = ops.exp
+hard_swish = hard_silu
 
 
 def linear(x: Any) -> Tensor:
@@ -46,23 +61,77 @@ def linear(x: Any) -> Tensor:
     return as_tensor(x)
 
 
-_KNOWN: dict[str, Any] = {name: globals()[name] for name in __all__ if name != "get"}
+def exponential(x: Any) -> Tensor:
+    """Return ``exp(x)``."""
+    return ops.exp(x)
+
+
+def leaky_relu(x: Any, negative_slope: float = 0.2) -> Tensor:
+    """Return ``x`` where it is positive, else ``negative_slope * x``."""
+    return nn.leaky_relu(x, negative_slope)
+
+
+def relu(
+    x: Any, negative_slope: float = 0.0, max_value: float | None = None, threshold: float = 0.0
+) -> Tensor:
+    """Return ``max(x, 0)``, or a form of it.
+
+    Parameters
+    ----------
+    x
+        A floating-point tensor.
+    negative_slope
+        Below the threshold the result is ``negative_slope * (x - threshold)``.
+    max_value
+        What is larger becomes this.
+    threshold
+        Where the function begins to be ``x`` itself.
+    """
+    if not negative_slope and not threshold:
+        if max_value is None:
+            return nn.relu(x)
+        return nn.relu6(x) if max_value == 6 else ops.minimum(nn.relu(x), max_value)
+    values = as_tensor(x)
+    above = values > threshold
+    high = values if max_value is None else ops.minimum(values, max_value)
+    return ops.where(above, high, (values - threshold) * negative_slope)
+
+
+_KNOWN: dict[str, Any] = {
+    name: globals()[name] for name in __all__ if name not in ("deserialize", "get", "serialize")
+}
+#: Functions of `pycollective.nn` that stand for one of these, which layers look for.
+_SAME = {nn.relu: relu, nn.leaky_relu: leaky_relu, ops.exp: exponential}
+_NAMES = {function: name for name, function in reversed(_KNOWN.items())}
+
+
+def serialize(activation: Any) -> Any:
+    """Return the name of an activation; of one that is not in this module, a dictionary."""
+    name = _NAMES.get(activation)
+    return configs.serialize(activation) if name is None else name
+
+
+def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the activation that `serialize` described."""
+    return configs.deserialize(config, "activation", _KNOWN, custom_objects)
 
 
 def get(identifier: Any) -> Callable[[Any], Any]:
-    """Return an activation: itself, one by its name (``"relu"``), or `linear` for None.
+    """Return an activation: itself, one by its name (``"relu"``) or config, or `linear` for None.
 
     Raises
     ------
     ValueError
-        For an unknown name, or what is neither a name nor callable.
+        For an unknown name, or what is neither a name, a config nor callable.
     """
     if identifier is None:
         return linear
     if isinstance(identifier, str):
         activation: Callable[[Any], Any] = find("activation", _KNOWN, identifier)
         return activation
+    if isinstance(identifier, Mapping):
+        identifier = deserialize(identifier)
     if callable(identifier):
-        function: Callable[[Any], Any] = identifier
+        function: Callable[[Any], Any] = _SAME.get(identifier, identifier)
         return function
     raise ValueError(f"{identifier!r} is no activation; give a name or a callable(tensor)")

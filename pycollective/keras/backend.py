@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pycollective.dtypes import as_dtype
+from pycollective.keras import configs
 
 __all__ = ["clear_session", "epsilon", "floatx", "set_epsilon", "set_floatx", "unique_name"]
 
@@ -76,3 +78,12 @@ def find(kind: str, known: dict[str, Any], name: str) -> Any:
     if found is None:
         raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(sorted(known))}")
     return found
+
+
+def resolve(kind: str, known: dict[str, Any], identifier: Any) -> Any:
+    """Return an object for what stands for it: its name, its class or its config; else itself."""
+    if isinstance(identifier, str):
+        return find(kind, known, identifier)()
+    if isinstance(identifier, Mapping):
+        return configs.deserialize(identifier, kind, known)
+    return identifier() if isinstance(identifier, type) else identifier

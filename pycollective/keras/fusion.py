@@ -32,7 +32,11 @@ class ConvReluPool:
             type(first) is Conv2D
             and type(second) is MaxPooling2D
             and first.activation is activations.relu
-            and first.dtype == second.dtype
+            and first.groups == 1
+            and first.activity_regularizer is None
+            and second.activity_regularizer is None
+            # Variables of another dtype are converted by the call of a layer.
+            and first.variable_dtype == first.compute_dtype == second.compute_dtype
             and second.padding == "valid"
             and second.strides == second.pool_size
         )

@@ -7,14 +7,15 @@ dtype, up to rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.dtypes import as_dtype
-from pycollective.keras.backend import find, floatx, name_of_class
+from pycollective.keras import configs
+from pycollective.keras.backend import floatx, name_of_class, resolve
 from pycollective.tensor import Tensor
 from pycollective.tensor.random import default_generator
 
@@ -24,24 +25,34 @@ __all__ = [
     "GlorotUniform",
     "HeNormal",
     "HeUniform",
+    "Identity",
     "Initializer",
     "LecunNormal",
     "LecunUniform",
     "Ones",
+    "Orthogonal",
     "RandomNormal",
     "RandomUniform",
     "TruncatedNormal",
     "VarianceScaling",
     "Zeros",
     "constant",
+    "deserialize",
     "get",
     "glorot_normal",
     "glorot_uniform",
     "he_normal",
     "he_uniform",
+    "identity",
+    "lecun_normal",
+    "lecun_uniform",
     "ones",
+    "orthogonal",
     "random_normal",
     "random_uniform",
+    "serialize",
+    "truncated_normal",
+    "variance_scaling",
     "zeros",
 ]
 
@@ -70,6 +81,19 @@ class Initializer:
         """Return an array of this shape."""
         raise NotImplementedError(f"{type(self).__name__} must override values()")
 
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Make one of what `get_config` returned."""
+        return cls(**config)
+
+    def clone(self) -> Any:
+        """Return another one like it."""
+        return self.from_config(self.get_config())
+
 
 class Zeros(Initializer):
     """All values are 0."""
@@ -97,12 +121,49 @@ class Constant(Initializer):
         """Return the value in each place."""
         return np.broadcast_to(np.asarray(self.value), shape)
 
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"value": plain(self.value)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Make one of what `get_config` returned."""
+        return cls(array_or_number(config["value"]))
+
+
+class Identity(Initializer):
+    """``gain`` on the diagonal of a matrix, 0 elsewhere.
+
+    Raises
+    ------
+    ValueError
+        In a call, if the shape is not that of a matrix.
+    """
+
+    def __init__(self, gain: float = 1.0) -> None:
+        self.gain = gain
+
+    def values(self, shape: Shape) -> Array:
+        """Return the matrix."""
+        if len(shape) != 2:
+            raise ValueError(f"Identity makes matrices, not values of shape {shape}")
+        return self.gain * np.eye(*shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"gain": self.gain}
+
 
 class _Random(Initializer):
     """Base of what draws; with a seed each call gives the same values, as in Keras 3."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = seed
+    def __init__(self, seed: Any = None) -> None:
+        # Keras stores a generator, where one was given as the seed, as an object of its own.
+        self.seed: int | None = seed["config"]["seed"] if isinstance(seed, Mapping) else seed
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"seed": self.seed}
 
     def _generator(self) -> np.random.Generator:
         return default_generator() if self.seed is None else np.random.default_rng(self.seed)
@@ -115,6 +176,10 @@ class RandomNormal(_Random):
         super().__init__(seed)
         self.mean = mean
         self.stddev = stddev
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"mean": self.mean, "stddev": self.stddev, **super().get_config()}
 
     def values(self, shape: Shape) -> Array:
         """Draw."""
@@ -139,9 +204,48 @@ class RandomUniform(_Random):
         self.minval = minval
         self.maxval = maxval
 
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"minval": self.minval, "maxval": self.maxval, **super().get_config()}
+
     def values(self, shape: Shape) -> Array:
         """Draw."""
         return self._generator().uniform(self.minval, self.maxval, shape)
+
+
+class Orthogonal(_Random):
+    """Orthogonal columns (or rows, of which there are fewer), each of norm ``gain``.
+
+    They are those of a matrix of normally distributed numbers (Saxe et al., 2014); all axes but the
+    last count as rows.
+
+    Raises
+    ------
+    ValueError
+        In a call, if the shape has fewer than two axes.
+    """
+
+    def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.gain = gain
+
+    def values(self, shape: Shape) -> Array:
+        """Draw."""
+        if len(shape) < 2:
+            raise ValueError(f"Orthogonal needs at least two axes, got shape {shape}")
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        draw = self._generator().standard_normal((max(rows, columns), min(rows, columns)))
+        q, r = np.linalg.qr(draw)
+        q = q * np.sign(np.diagonal(r))
+        matrix: Array = self.gain * (q if rows >= columns else q.T)
+        return matrix.reshape(shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"gain": self.gain, **super().get_config()}
+
+
+_DISTRIBUTIONS = ("uniform", "truncated_normal", "untruncated_normal")
 
 
 class VarianceScaling(_Random):
@@ -154,9 +258,13 @@ class VarianceScaling(_Random):
     mode
         ``"fan_in"``, ``"fan_out"`` or ``"fan_avg"``.
     distribution
-        ``"uniform"`` or ``"truncated_normal"``.
+        ``"uniform"``, ``"truncated_normal"`` (also called ``"normal"``) or
+        ``"untruncated_normal"``.
     seed
         With a seed each call gives the same values.
+    input_axes, output_axes
+        Which axes of the shape are inputs and outputs. By default the last but one and the last,
+        each times the axes before (of a window).
 
     Raises
     ------
@@ -170,73 +278,106 @@ class VarianceScaling(_Random):
         mode: str = "fan_in",
         distribution: str = "truncated_normal",
         seed: int | None = None,
+        input_axes: Sequence[int] | None = None,
+        output_axes: Sequence[int] | None = None,
     ) -> None:
         super().__init__(seed)
         if scale <= 0:
             raise ValueError(f"scale must be positive, got {scale}")
         if mode not in ("fan_in", "fan_out", "fan_avg"):
             raise ValueError(f"mode must be 'fan_in', 'fan_out' or 'fan_avg', got {mode!r}")
-        if distribution not in ("uniform", "truncated_normal"):
-            raise ValueError(
-                f"distribution must be 'uniform' or 'truncated_normal', got {distribution!r}"
-            )
+        name = str(distribution).lower()
+        name = "truncated_normal" if name == "normal" else name
+        if name not in _DISTRIBUTIONS:
+            raise ValueError(f"distribution must be one of {_DISTRIBUTIONS}, got {distribution!r}")
         self.scale = scale
         self.mode = mode
-        self.distribution = distribution
+        self.distribution = name
+        self.input_axes = input_axes
+        self.output_axes = output_axes
 
     def values(self, shape: Shape) -> Array:
         """Draw."""
         fan_in, fan_out = fans(shape)
+        if self.input_axes is not None and self.output_axes is not None:
+            fan_in = math.prod(shape[axis] for axis in self.input_axes)
+            fan_out = math.prod(shape[axis] for axis in self.output_axes)
         fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         variance = self.scale / max(1.0, fan)
+        generator = self._generator()
         if self.distribution == "uniform":
             limit = math.sqrt(3 * variance)
-            return self._generator().uniform(-limit, limit, shape)
+            return generator.uniform(-limit, limit, shape)
+        if self.distribution == "untruncated_normal":
+            return generator.normal(0.0, math.sqrt(variance), shape)
         # What is cut off beyond two standard deviations is missing from the variance.
         stddev = math.sqrt(variance) / 0.87962566103423978
-        return stddev * _truncated(self._generator(), shape)
+        return stddev * _truncated(generator, shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        own = {"scale": self.scale, "mode": self.mode, "distribution": self.distribution}
+        return {**own, **self._common_config()}
+
+    def _common_config(self) -> dict[str, Any]:
+        # Older releases of Keras 3 do not know the axes, and refuse what they do not know.
+        axes = {"input_axes": self.input_axes, "output_axes": self.output_axes}
+        given = {name: list(value) for name, value in axes.items() if value is not None}
+        return {"seed": self.seed, **given}
 
 
-class GlorotUniform(VarianceScaling):
+class _Scaled(VarianceScaling):
+    """Base of those that only choose `VarianceScaling`'s arguments."""
+
+    _choice: tuple[float, str, str]
+
+    def __init__(
+        self,
+        seed: int | None = None,
+        input_axes: Sequence[int] | None = None,
+        output_axes: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(*self._choice, seed, input_axes, output_axes)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return self._common_config()
+
+
+class GlorotUniform(_Scaled):
     """Uniform with variance ``2 / (fan_in + fan_out)`` (Glorot and Bengio, 2010)."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(1.0, "fan_avg", "uniform", seed)
+    _choice = (1.0, "fan_avg", "uniform")
 
 
-class GlorotNormal(VarianceScaling):
+class GlorotNormal(_Scaled):
     """Truncated normal with variance ``2 / (fan_in + fan_out)`` (Glorot and Bengio, 2010)."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(1.0, "fan_avg", "truncated_normal", seed)
+    _choice = (1.0, "fan_avg", "truncated_normal")
 
 
-class HeUniform(VarianceScaling):
+class HeUniform(_Scaled):
     """Uniform with variance ``2 / fan_in`` (He et al., 2015)."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(2.0, "fan_in", "uniform", seed)
+    _choice = (2.0, "fan_in", "uniform")
 
 
-class HeNormal(VarianceScaling):
+class HeNormal(_Scaled):
     """Truncated normal with variance ``2 / fan_in`` (He et al., 2015)."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(2.0, "fan_in", "truncated_normal", seed)
+    _choice = (2.0, "fan_in", "truncated_normal")
 
 
-class LecunUniform(VarianceScaling):
-    """Uniform with variance ``1 / fan_in``."""
+class LecunUniform(_Scaled):
+    """Uniform with variance ``1 / fan_in`` (LeCun et al., 1998)."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(1.0, "fan_in", "uniform", seed)
+    _choice = (1.0, "fan_in", "uniform")
 
 
-class LecunNormal(VarianceScaling):
-    """Truncated normal with variance ``1 / fan_in``."""
+class LecunNormal(_Scaled):
+    """Truncated normal with variance ``1 / fan_in`` (LeCun et al., 1998)."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(1.0, "fan_in", "truncated_normal", seed)
+    _choice = (1.0, "fan_in", "truncated_normal")
 
 
 def fans(shape: Shape) -> tuple[int, int]:
@@ -257,21 +398,56 @@ def _truncated(generator: np.random.Generator, shape: Shape) -> Array:
     return draw
 
 
+def plain(value: Any) -> Any:
+    """Return a number or an array as Keras's files hold it."""
+    if isinstance(value, Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray) and value.ndim:
+        content = {"value": value.tolist(), "dtype": value.dtype.name}
+        return {"class_name": "__numpy__", "config": content}
+    return value.item() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def array_or_number(value: Any) -> Any:
+    """Return what `plain` stands for; also a tensor of Keras's."""
+    if not isinstance(value, Mapping):
+        return value
+    if value.get("class_name") not in ("__numpy__", "__tensor__"):
+        raise ValueError(f"{value!r} stands for no number and no array")
+    content = value["config"]
+    return np.asarray(content["value"], as_dtype(content["dtype"]))
+
+
 zeros = Zeros
 ones = Ones
 constant = Constant
+identity = Identity
+orthogonal = Orthogonal
 random_normal = RandomNormal
 random_uniform = RandomUniform
+truncated_normal = TruncatedNormal
+variance_scaling = VarianceScaling
 glorot_uniform = GlorotUniform
 glorot_normal = GlorotNormal
 he_uniform = HeUniform
 he_normal = HeNormal
+lecun_uniform = LecunUniform
+lecun_normal = LecunNormal
 
-_KNOWN: dict[str, Any] = {}
+_KNOWN: dict[str, Any] = {
+    "normal": RandomNormal,
+    "one": Ones,
+    "uniform": RandomUniform,
+    "zero": Zeros,
+    "IdentityInitializer": Identity,
+    "OrthogonalInitializer": Orthogonal,
+}
 for _class in (
     Zeros,
     Ones,
     Constant,
+    Identity,
+    Orthogonal,
     RandomNormal,
     TruncatedNormal,
     RandomUniform,
@@ -286,20 +462,28 @@ for _class in (
     _KNOWN[_class.__name__] = _KNOWN[name_of_class(_class)] = _class
 
 
+def serialize(initializer: Any) -> Any:
+    """Return an initializer as a dictionary (None stays None)."""
+    return configs.serialize(initializer)
+
+
+def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the initializer that `serialize` described."""
+    return configs.deserialize(config, "initializer", _KNOWN, custom_objects)
+
+
 def get(identifier: Any) -> Callable[..., Any] | None:
-    """Return an initializer: itself, or one by its name (``"glorot_uniform"``, ``"Zeros"``).
+    """Return an initializer: itself, one by its name (``"glorot_uniform"``) or config, or an array.
 
     Raises
     ------
     ValueError
-        For an unknown name, or what is neither a name nor callable.
+        For an unknown name, or what is neither a name, a config, an array nor callable.
     """
-    if isinstance(identifier, str):
-        initializer: Callable[..., Any] = find("initializer", _KNOWN, identifier)()
+    if isinstance(identifier, (np.ndarray, Tensor)):
+        return Constant(identifier)
+    found = resolve("initializer", _KNOWN, identifier)
+    if found is None or callable(found):
+        initializer: Callable[..., Any] | None = found
         return initializer
-    if isinstance(identifier, type) and issubclass(identifier, Initializer):
-        return identifier()
-    if identifier is None or callable(identifier):
-        found: Callable[..., Any] | None = identifier
-        return found
     raise ValueError(f"{identifier!r} is no initializer; give a name or a callable(shape, dtype)")

@@ -1,35 +1,166 @@
-"""`Model` and `Sequential`."""
+"""`Model`, functional and of one's own, and `Sequential`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pycollective import nest
 from pycollective.distribute.context import current_mode
 from pycollective.keras.fusion import steps_of
+from pycollective.keras.graph.graph import Graph
+from pycollective.keras.graph.symbols import KerasTensor
 from pycollective.keras.layers import InputLayer, Layer
 from pycollective.keras.layers.layer import Shape, map_shapes
+from pycollective.keras.saving.graphs import graph_config, is_graph_config, tensors_of
+from pycollective.keras.saving.models import (
+    load_model,
+    load_weights,
+    model_from_json,
+    save_model,
+    save_weights,
+)
+from pycollective.keras.saving.objects import deserialize_keras_object, serialize_keras_object
+from pycollective.keras.saving.registration import CustomObjectScope
+from pycollective.keras.summary import summary_lines
 from pycollective.keras.training.trainer import Trainer
 from pycollective.tensor import Tensor
 
-__all__ = ["Model", "Sequential"]
+if TYPE_CHECKING:
+    from pycollective.keras.cloning import clone_model
+
+__all__ = [
+    "Functional",
+    "Model",
+    "Sequential",
+    "clone_model",
+    "load_model",
+    "model_from_json",
+    "save_model",
+]
 
 
 class Model(Trainer):
     """A layer made of layers.
 
+    ``Model(inputs, outputs)`` is what lies between symbolic tensors, which come from `Input` and
+    from calling layers on them: a functional model. Several inputs and outputs stand in lists or
+    dicts; layers may be called more than once, and may be models.
+
     A model of one's own makes its layers in ``__init__``, after ``super().__init__()``, and calls
     them in ``call(self, inputs, training=None)``. Layers and variables that are attributes, or
     stand in lists, tuples and dicts that are attributes, belong to the model in the order of their
-    definition. How models are trained is in `Trainer` and `Learner`.
+    definition. It can also make a graph in ``__init__``, and call
+    ``super().__init__(inputs=inputs, outputs=outputs)``.
+
+    How models are trained is in `Trainer` and `Learner`.
+
+    Parameters
+    ----------
+    inputs, outputs
+        Symbolic tensors, or lists, tuples or dicts of them; both or neither.
+    name
+        By default the class's name (``functional``) with a number.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If outputs depend on something that is not among the inputs, or layers share a name.
     """
+
+    _untracked = Trainer._untracked | {"_graph"}
+    _graph: Graph | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a `Functional` of ``Model(inputs, outputs)``."""
+        functional = cls is Model and (args or "inputs" in kwargs or "outputs" in kwargs)
+        return super().__new__(Functional if functional else cls, *args, **kwargs)
+
+    def __init__(
+        self, inputs: Any = None, outputs: Any = None, name: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(name=name, **options)
+        if inputs is None and outputs is None:
+            return
+        if inputs is None or outputs is None:
+            raise TypeError("Model() needs inputs and outputs, or neither")
+        graph = self._graph = Graph(inputs, outputs)
+        self.built = True
+        self._input_shape = _shapes_of(graph.input_structure)
+        self._output_shape = _shapes_of(graph.result_structure)
+
+    # Graphs ----------------------------------------------------------------------------------
+
+    def _require_graph(self, attribute: str) -> Graph:
+        if self._graph is None:
+            raise AttributeError(
+                f"model {self.name!r} has no {attribute}: it is not made of symbolic tensors, or not "
+                "built yet"
+            )
+        return self._graph
+
+    @property
+    def input(self) -> Any:
+        """The symbolic inputs of the graph, as they were given."""
+        return self._require_graph("input").input_structure
+
+    @property
+    def output(self) -> Any:
+        """The symbolic outputs of the graph, as they were given."""
+        return self._require_graph("output").output_structure
+
+    @property
+    def inputs(self) -> list[KerasTensor]:
+        """The symbolic inputs of the graph in a list."""
+        return list(self._require_graph("inputs").inputs)
+
+    @property
+    def outputs(self) -> list[KerasTensor]:
+        """The symbolic outputs of the graph in a list."""
+        return list(self._require_graph("outputs").outputs)
+
+    @property
+    def operations(self) -> list[Any]:
+        """The graph's layers, and the operations that operators were recorded as."""
+        return list(self._require_graph("operations").operations)
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs."""
+        return [tensor.name for tensor in self.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the layers whose results are the outputs."""
+        return [tensor.history.operation.name for tensor in self.outputs]
+
+    def call(self, inputs: Any) -> Any:
+        """Compute the graph's outputs; a model without a graph overrides it."""
+        if self._graph is None:
+            raise NotImplementedError(f"{type(self).__name__} must override call()")
+        return self._graph.run(self.name, inputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the shapes of the outputs for inputs of a shape (None: any length)."""
+        if self._graph is None or _open(input_shape) != _open(self._input_shape):
+            return super().compute_output_shape(input_shape)
+        return self._output_shape
+
+    def _trackable_children(self) -> dict[str, Any]:
+        children = super()._trackable_children()
+        return children if self._graph is None else {"layers": self._graph.layers, **children}
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers directly inside."""
-        return list(self._sublayers())
+        """The layers directly inside; those of a graph from the inputs to the outputs."""
+        return list(self._sublayers()) if self._graph is None else self._graph.layers
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
         """Return a layer by its name or its place.
@@ -53,6 +184,69 @@ class Model(Trainer):
             f"get_layer(name={name!r}): the layers are {', '.join(sub.name for sub in layers)}"
         )
 
+    # Files -----------------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the model is made of, by Keras 3's names.
+
+        A graph is stored with its layers. A model of one's own that takes only numbers, texts, and
+        lists or dicts of them need not override this.
+        """
+        if self._graph is None or type(self).__init__ is not Model.__init__:
+            return super().get_config()
+        return {"name": self.name, "trainable": self.trainable, **graph_config(self._graph)}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Make a model of what `get_config` returned, here or in Keras.
+
+        Parameters
+        ----------
+        config
+            What it returned.
+        custom_objects
+            Classes and functions of one's own in it, by name.
+        """
+        with CustomObjectScope(custom_objects):
+            if not is_graph_config(config):
+                return super().from_config(config)
+            inputs, outputs = tensors_of(config)
+            options = {"name": config.get("name")}
+            model = cls(inputs, outputs, **options)
+        if config.get("trainable") is False:
+            model._trainable = False
+        return model
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return the shapes that the model was built for."""
+        return {"input_shape": None} if self._graph is not None else super().get_build_config()
+
+    def to_json(self, **options: Any) -> str:
+        """Return the model's config as text, which `keras.models.model_from_json` reads.
+
+        ``options`` are those of ``json.dumps``.
+        """
+        return json.dumps(serialize_keras_object(self), **options)
+
+    def save(
+        self, filepath: str | os.PathLike[str], overwrite: bool = True, zipped: bool | None = None
+    ) -> None:
+        """Write the model with weights and optimizer to a ``.keras`` file; see `save_model`."""
+        save_model(self, filepath, overwrite=overwrite, zipped=zipped)
+
+    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
+        """Write the weights to a ``.weights.h5`` file; see `keras.saving.save_weights`."""
+        save_weights(self, filepath, overwrite=overwrite)
+
+    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False) -> None:
+        """Take the weights of a ``.weights.h5`` or ``.keras`` file.
+
+        See `keras.saving.load_weights`.
+        """
+        load_weights(self, filepath, skip_mismatch=skip_mismatch)
+
     _build_calls = True
     _converts = False
 
@@ -64,46 +258,54 @@ class Model(Trainer):
 
         self(map_shapes(zeros, input_shape))
 
-    def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Sequence[float] | None = None,
+        print_fn: Callable[[str], Any] | None = None,
+        expand_nested: bool = False,
+        show_trainable: bool = False,
+        layer_range: Sequence[str] | None = None,
+    ) -> None:
         """Print a table of the layers with their output shapes and numbers of parameters.
 
         Parameters
         ----------
+        line_length
+            How wide the table is, in characters; by default as wide as the terminal allows, up to
+            88, or 108 where the layers are no simple row.
+        positions
+            Where the columns end, as shares of the width.
         print_fn
             Called with each line; by default ``print``.
+        expand_nested
+            Whether the layers of models inside are shown too.
+        show_trainable
+            Whether a column says which layers are trained.
+        layer_range
+            The names of the first and the last layer to show, or regular expressions for them.
 
         Raises
         ------
         ValueError
-            If the model is not built yet.
+            If the model is not built yet, or ``layer_range`` names no layers.
         """
         if not self.built:
             raise ValueError(
                 f"model {self.name!r} is not built yet, so that nothing is known about its "
                 "weights; call it on an input, or build(input_shape)"
             )
-        rows = [("Layer (type)", "Output Shape", "Param #")]
-        for layer in self.layers:
-            shape = "?" if layer._output_shape is None else str(layer._output_shape)
-            count = layer.count_params() if layer.built else 0
-            rows.append((f"{layer.name} ({type(layer).__name__})", shape, f"{count:,}"))
-        widths = [max(len(row[column]) for row in rows) + 2 for column in range(3)]
-        lines = ["".join(f"{t:<{w}}" for t, w in zip(row, widths, strict=True)) for row in rows]
-        total = _size(self.weights)
-        trained = _size(self.trainable_weights)
-        width = sum(widths)
-        for line in (
-            f'Model: "{self.name}"',
-            "─" * width,
-            lines[0],
-            "━" * width,
-            *lines[1:],
-            "─" * width,
-            f"Total params: {total:,}",
-            f"Trainable params: {trained:,}",
-            f"Non-trainable params: {total - trained:,}",
-        ):
-            (print_fn or print)(line.rstrip())
+        lines = summary_lines(
+            self, line_length, positions, expand_nested, show_trainable, layer_range
+        )
+        for line in lines:
+            (print_fn or print)(line)
+
+
+class Functional(Model):
+    """What ``Model(inputs, outputs)`` makes."""
+
+    _config_names = ()
 
 
 class Sequential(Model):
@@ -125,17 +327,24 @@ class Sequential(Model):
         If a layer is there twice under one name.
     """
 
-    _untracked = Model._untracked | {"_stack", "_steps"}
+    _untracked = Model._untracked | {"_stack", "_steps", "_input_layer"}
+    _config_names = ()
 
-    def __init__(self, layers: Sequence[Layer] | None = None, name: str | None = None) -> None:
-        super().__init__(name=name)
+    def __init__(
+        self,
+        layers: Sequence[Layer | KerasTensor] | None = None,
+        trainable: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name, trainable=trainable)
         self._stack: list[Layer] = []
+        self._input_layer: InputLayer | None = None
         self._steps: list[Any] | None = None
         for layer in layers or ():
             self._append(layer)
         self._build_if_declared()
 
-    def add(self, layer: Layer) -> None:
+    def add(self, layer: Layer | KerasTensor) -> None:
         """Put a layer at the end."""
         self._append(layer)
         self._build_if_declared()
@@ -151,9 +360,15 @@ class Sequential(Model):
         if not self._stack:
             raise TypeError(f"model {self.name!r} has no layer to take off")
         self._steps = None
-        return self._stack.pop()
+        layer = self._stack.pop()
+        self.built = False
+        self._graph = None
+        self._build_if_declared()
+        return layer
 
-    def _append(self, layer: Layer) -> None:
+    def _append(self, layer: Any) -> None:
+        if isinstance(layer, KerasTensor):
+            layer = layer.history.operation
         if not isinstance(layer, Layer):
             raise TypeError(
                 f"Sequential: {layer!r} is no layer; give instances such as Dense(10), and wrap "
@@ -162,8 +377,9 @@ class Sequential(Model):
         if not self._stack and layer.input_shape is not None and self._input_shape is None:
             self._input_shape = layer.input_shape
         if isinstance(layer, InputLayer):
-            if self._stack:
+            if self._stack or self._input_layer is not None:
                 raise ValueError(f"Sequential: {layer.name!r} is an Input, which can only be first")
+            self._input_layer = layer
             return
         if any(layer.name == other.name for other in self._stack):
             raise ValueError(
@@ -171,6 +387,7 @@ class Sequential(Model):
             )
         self._stack.append(layer)
         self._steps = None
+        self._graph = None
         self.built = False
 
     def _build_if_declared(self) -> None:
@@ -183,16 +400,31 @@ class Sequential(Model):
         return list(self._stack)
 
     def _trackable_children(self) -> dict[str, Any]:
-        return {"layers": self._stack, **super()._trackable_children()}
+        children = {"layers": self._stack, **super()._trackable_children()}
+        # The graph's layers would have the input among them, and may not be there yet.
+        children["layers"] = self._stack
+        return children
 
     def build(self, input_shape: Any) -> None:
         """Make the variables of all layers for inputs of a shape (None: any batch)."""
         shape = tuple(input_shape)
         self._input_shape = (None, *shape[1:])
-        in_replica = not _outside_replicas()
+        if not _outside_replicas():
+            self._build_in_replica(shape)
+            return
+        if self._input_layer is None:
+            dtype = self._stack[0].compute_dtype if self._stack else None
+            self._input_layer = InputLayer(batch_shape=self._input_shape, dtype=dtype)
+        first = tensor = self._input_layer.output
+        for layer in self._stack:
+            tensor = layer(tensor)
+        self._output_shape = (None, *tensor.shape[1:])
+        self._graph = Graph(first, tensor)
+
+    def _build_in_replica(self, shape: Shape) -> None:
         for layer in self._stack:
             layer._ensure_built(shape)
-            if in_replica and type(layer).compute_output_shape is Layer.compute_output_shape:
+            if type(layer).compute_output_shape is Layer.compute_output_shape:
                 # Asking would call the layer, which may wait for the other replicas, who wait for
                 # this one to build: this layer's successors are built when they are called.
                 return
@@ -207,7 +439,40 @@ class Sequential(Model):
             shape = layer.compute_output_shape(shape)
         return shape
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def get_config(self) -> dict[str, Any]:
+        """Return what the model is made of, by Keras 3's names."""
+        layers = [self._input_layer, *self._stack] if self._input_layer else self._stack
+        config = {
+            **super().get_config(),
+            "layers": [serialize_keras_object(layer) for layer in layers],
+        }
+        if self._graph is not None:
+            config["build_input_shape"] = self._graph.inputs[0].shape
+        return config
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Make a model of what `get_config` returned, here or in Keras."""
+        if "name" not in config or "layers" not in config:
+            raise ValueError(
+                "A Sequential model configuration must be a dictionary containing the 'name' and "
+                f"'layers' keys. Received: config={config}"
+            )
+        with CustomObjectScope(custom_objects):
+            layers = [deserialize_keras_object(layer) for layer in config["layers"]]
+        model = cls(layers, trainable=config.get("trainable", True), name=config["name"])
+        shape = config.get("build_input_shape")
+        if shape and not model.built:
+            model.build(shape)
+        return model
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return the shape that the model was built for."""
+        return {"input_shape": self._input_shape} if self.built else None
+
+    def call(self, inputs: Any) -> Any:
         """Call the layers one after the other."""
         steps = self._steps
         if steps is None:
@@ -217,10 +482,22 @@ class Sequential(Model):
         return inputs
 
 
+def _open(shapes: Any) -> Any:
+    """Return shapes without their batches."""
+    return map_shapes(lambda shape: shape[1:], shapes)
+
+
+def _shapes_of(structure: Any) -> Any:
+    return nest.map_structure(lambda tensor: tensor.shape, structure)
+
+
 def _outside_replicas() -> bool:
     mode = current_mode()
     return mode is None or mode.replica_context is None
 
 
-def _size(variables: Sequence[Any]) -> int:
-    return sum(int(np.prod(variable.shape)) for variable in variables)
+def __getattr__(name: str) -> Any:
+    if name != "clone_model":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # It needs the classes above.
+    return importlib.import_module("pycollective.keras.cloning").clone_model

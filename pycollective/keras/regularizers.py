@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pycollective import nn
-from pycollective.keras.backend import find
+from pycollective.keras import configs
+from pycollective.keras.backend import resolve
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = ["L1", "L1L2", "L2", "Regularizer", "get", "l1", "l1_l2", "l2"]
+__all__ = [
+    "L1",
+    "L1L2",
+    "L2",
+    "OrthogonalRegularizer",
+    "Regularizer",
+    "deserialize",
+    "get",
+    "l1",
+    "l1_l2",
+    "l2",
+    "orthogonal_regularizer",
+    "serialize",
+]
 
 
 class Regularizer:
@@ -18,6 +32,15 @@ class Regularizer:
     def __call__(self, x: Any) -> Tensor:
         """Return the penalty for a weight: a scalar."""
         raise NotImplementedError(f"{type(self).__name__} must override __call__()")
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        raise NotImplementedError(f"{type(self).__name__} must override get_config()")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Make one of what `get_config` returned."""
+        return cls(**config)
 
 
 class L1L2(Regularizer):
@@ -44,6 +67,10 @@ class L1L2(Regularizer):
             parts.append(nn.l2_loss(weight) * (2 * self.l2))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"l1": self.l1, "l2": self.l2}
+
 
 class L1(L1L2):
     """``l1 * sum(|x|)``."""
@@ -51,12 +78,59 @@ class L1(L1L2):
     def __init__(self, l1: float = 0.01) -> None:
         super().__init__(l1=l1)
 
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"l1": self.l1}
+
 
 class L2(L1L2):
     """``l2 * sum(x²)``."""
 
     def __init__(self, l2: float = 0.01) -> None:
         super().__init__(l2=l2)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"l2": self.l2}
+
+
+class OrthogonalRegularizer(Regularizer):
+    """The mean absolute cosine between the rows, or columns, of a matrix, times ``factor``.
+
+    Raises
+    ------
+    ValueError
+        If ``factor`` is negative or no finite number, ``mode`` is unknown, or the weight is no
+        matrix.
+    """
+
+    def __init__(self, factor: float = 0.01, mode: str = "rows") -> None:
+        self.factor = _factor("factor", factor)
+        if mode not in ("rows", "columns"):
+            raise ValueError(f"mode must be 'rows' or 'columns', got {mode!r}")
+        self.mode = mode
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """Return the penalty for a weight: a scalar in its dtype."""
+        matrix = as_tensor(inputs)
+        if matrix.ndim != 2:
+            raise ValueError(
+                f"OrthogonalRegularizer needs a matrix, got a weight of shape {matrix.shape}"
+            )
+        if self.mode == "columns":
+            matrix = ops.transpose(matrix)
+        vectors = len(matrix)
+        if vectors < 2:
+            return ops.reduce_sum(matrix) * 0.0
+        squares = ops.reduce_sum(ops.square(matrix), axis=1, keepdims=True)
+        unit = matrix * ops.rsqrt(ops.maximum(squares, 1e-12))
+        cosines = ops.abs(ops.matmul(unit, unit, transpose_b=True))
+        others = ops.reduce_sum(cosines) - ops.reduce_sum(ops.square(unit))
+        return others * (self.factor / (vectors * (vectors - 1)))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets."""
+        return {"factor": self.factor, "mode": self.mode}
 
 
 def l1_l2(l1: float = 0.01, l2: float = 0.01) -> L1L2:
@@ -66,6 +140,7 @@ def l1_l2(l1: float = 0.01, l2: float = 0.01) -> L1L2:
 
 l1 = L1
 l2 = L2
+orthogonal_regularizer = OrthogonalRegularizer
 
 
 def _factor(name: str, value: float) -> float:
@@ -79,24 +154,35 @@ _KNOWN: dict[str, Any] = {
     "L1": L1,
     "L2": L2,
     "L1L2": L1L2,
+    "OrthogonalRegularizer": OrthogonalRegularizer,
     "l1": L1,
     "l2": L2,
     "l1_l2": l1_l2,
+    "l1l2": L1L2,
+    "orthogonal_regularizer": OrthogonalRegularizer,
 }
 
 
+def serialize(regularizer: Any) -> Any:
+    """Return a regularizer as a dictionary (None stays None)."""
+    return configs.serialize(regularizer)
+
+
+def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the regularizer that `serialize` described."""
+    return configs.deserialize(config, "regularizer", _KNOWN, custom_objects)
+
+
 def get(identifier: Any) -> Callable[[Any], Any] | None:
-    """Return a regularizer: itself, or one by its name (``"l2"``).
+    """Return a regularizer: itself, or one by its name (``"l2"``) or config.
 
     Raises
     ------
     ValueError
-        For an unknown name, or what is neither a name nor callable.
+        For an unknown name, or what is neither a name, a config nor callable.
     """
-    if isinstance(identifier, str):
-        regularizer: Callable[[Any], Any] = find("regularizer", _KNOWN, identifier)()
+    found = resolve("regularizer", _KNOWN, identifier)
+    if found is None or callable(found):
+        regularizer: Callable[[Any], Any] | None = found
         return regularizer
-    if identifier is None or callable(identifier):
-        found: Callable[[Any], Any] | None = identifier
-        return found
     raise ValueError(f"{identifier!r} is no regularizer; give a name or a callable(weight)")

@@ -1,4 +1,4 @@
-"""Functions of neural networks: activations, losses, convolution, pooling."""
+"""Functions of neural networks: activations, losses, convolution, pooling, normalization."""
 
 from __future__ import annotations
 
@@ -9,23 +9,39 @@ from .activations import (
     dropout,
     elu,
     gelu,
+    hard_sigmoid,
+    hard_silu,
     leaky_relu,
     log_softmax,
+    mish,
     relu,
+    relu6,
+    selu,
     sigmoid,
     silu,
     softmax,
     softplus,
+    softsign,
     tanh,
 )
+from .average_pooling import avg_pool2d
 from .conv import conv2d, conv2d_relu_max_pool
+from .depthwise import depthwise_conv2d, grouped_conv2d
 from .losses import (
     l2_loss,
     sigmoid_cross_entropy_with_logits,
     softmax_cross_entropy_with_logits,
     sparse_softmax_cross_entropy_with_logits,
 )
+from .normalization import (
+    batch_normalization,
+    layer_normalization,
+    moments,
+    normalize_batch,
+)
 from .pooling import max_pool2d
+from .resizing import resize_bilinear, upsample_nearest
+from .transposed import conv2d_transpose
 
 if TYPE_CHECKING:
     from pycollective.distribute.loss_scaling import (
@@ -36,28 +52,44 @@ if TYPE_CHECKING:
 swish = silu
 
 __all__ = [
+    "avg_pool2d",
+    "batch_normalization",
     "bias_add",
     "compute_average_loss",
     "conv2d",
     "conv2d_relu_max_pool",
+    "conv2d_transpose",
+    "depthwise_conv2d",
     "dropout",
     "elu",
     "gelu",
+    "grouped_conv2d",
+    "hard_sigmoid",
+    "hard_silu",
     "l2_loss",
+    "layer_normalization",
     "leaky_relu",
     "log_softmax",
     "max_pool2d",
+    "mish",
+    "moments",
+    "normalize_batch",
     "relu",
+    "relu6",
+    "resize_bilinear",
     "scale_regularization_loss",
+    "selu",
     "sigmoid",
     "sigmoid_cross_entropy_with_logits",
     "silu",
     "softmax",
     "softmax_cross_entropy_with_logits",
     "softplus",
+    "softsign",
     "sparse_softmax_cross_entropy_with_logits",
     "swish",
     "tanh",
+    "upsample_nearest",
 ]
 
 

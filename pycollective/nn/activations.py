@@ -13,19 +13,26 @@ from ..tensor.ops._define import check_dtypes, differentiable, operands, unary
 from ..tensor.ops.reductions import axes_of
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from .erf import erf, normal_density
 
 __all__ = [
     "bias_add",
     "dropout",
     "elu",
     "gelu",
+    "hard_sigmoid",
+    "hard_silu",
     "leaky_relu",
     "log_softmax",
+    "mish",
     "relu",
+    "relu6",
+    "selu",
     "sigmoid",
     "silu",
     "softmax",
     "softplus",
+    "softsign",
     "tanh",
 ]
 
@@ -60,12 +67,79 @@ silu = unary(
     lambda g, x, y: g * (stable_sigmoid(x) * (1 - y) + y),
     "Return ``x * sigmoid(x)``.",
 )
-elu = unary(
-    "elu",
-    lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    lambda g, x, y: g * np.where(x > 0, np.ones_like(y), y + 1),
-    "Return ``x`` where it is positive, else ``exp(x) - 1``.",
+relu6 = unary(
+    "relu6",
+    lambda x: np.clip(x, 0, 6),
+    lambda g, x, y: g * ((x > 0) & (x < 6)),
+    "Return ``x`` cut off below 0 and above 6; the gradient at both ends is 0.",
 )
+softsign = unary(
+    "softsign",
+    lambda x: x / (1 + np.abs(x)),
+    lambda g, x, y: g * np.square(1 - np.abs(y)),
+    "Return ``x / (1 + |x|)``.",
+)
+
+
+def _inside(x: Array) -> Array:
+    """Return where the hard sigmoid rises."""
+    inside: Array = (x > -3) & (x < 3)
+    return inside
+
+
+hard_sigmoid = unary(
+    "hard_sigmoid",
+    lambda x: np.clip(x / 6 + x.dtype.type(0.5), 0, 1),
+    lambda g, x, y: g * _inside(x) / 6,
+    "Return ``x / 6 + 1 / 2`` cut off below 0 and above 1.",
+)
+hard_silu = unary(
+    "hard_silu",
+    lambda x: x * np.clip(x / 6 + x.dtype.type(0.5), 0, 1),
+    lambda g, x, y: g * (np.clip(x / 6 + x.dtype.type(0.5), 0, 1) + x * _inside(x) / 6),
+    "Return ``x * hard_sigmoid(x)``.",
+)
+
+
+def _mish_gradient(g: Array, x: Array, _y: Array) -> Array:
+    t = np.tanh(softplus_of(x))
+    gradient: Array = g * (t + x * (1 - t * t) * stable_sigmoid(x))
+    return gradient
+
+
+mish = unary(
+    "mish",
+    lambda x: x * np.tanh(softplus_of(x)),
+    _mish_gradient,
+    "Return ``x * tanh(softplus(x))`` (Misra, 2019).",
+)
+
+
+def _elu(name: str, x: Tensor, alpha: float, scale: float) -> Tensor:
+    """Return ``scale * x`` where ``x`` is positive, else ``scale * alpha * (exp(x) - 1)``."""
+    a = x.array
+    if a.dtype.kind not in "fV":
+        raise TypeError(f"{name} needs a floating-point tensor, got {a.dtype}; use cast()")
+    above, below = a.dtype.type(scale), a.dtype.type(scale * alpha)
+    positive = a > 0
+    result = np.where(positive, above * a, below * np.expm1(np.minimum(a, 0)))
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        return (g * np.where(positive, above, result + below),)
+
+    return record(result, (x,), vjp)
+
+
+@differentiable
+def elu(features: Any, alpha: float = 1.0) -> Tensor:
+    """Return ``x`` where it is positive, else ``alpha * (exp(x) - 1)``."""
+    return _elu("elu", as_tensor(features), alpha, 1.0)
+
+
+@differentiable
+def selu(features: Any) -> Tensor:
+    """Return `elu` scaled so that mean 0 and variance 1 stay (Klambauer et al., 2017)."""
+    return _elu("selu", as_tensor(features), 1.6732632423543772, 1.0507009873554805)
 
 
 @differentiable
@@ -90,20 +164,29 @@ def _gelu_gradient(g: Array, x: Array, _y: Array) -> Array:
     return gradient
 
 
-_gelu = unary("gelu", lambda x: x * (1 + _gelu_parts(x)[0]) / 2, _gelu_gradient, "")
+_gelu_by_tanh = unary("gelu", lambda x: x * (1 + _gelu_parts(x)[0]) / 2, _gelu_gradient, "")
 
 
-def gelu(features: Any, approximate: bool = True) -> Tensor:
-    """Return the Gaussian error linear unit by its tanh form (Hendrycks and Gimpel, 2016).
+def _normal_distribution(x: Array) -> Array:
+    share: Array = (1 + erf(x * x.dtype.type(np.sqrt(0.5)))) / 2
+    return share
 
-    Raises
-    ------
-    NotImplementedError
-        For ``approximate=False``, which needs an error function that NumPy does not have.
+
+_gelu = unary(
+    "gelu",
+    lambda x: x * _normal_distribution(x),
+    lambda g, x, y: g * (_normal_distribution(x) + x * normal_density(x)),
+    "",
+)
+
+
+@differentiable
+def gelu(features: Any, approximate: bool = False) -> Tensor:
+    """Return ``x`` times the probability of a normal number below it (Hendrycks and Gimpel, 2016).
+
+    With ``approximate`` by the form with tanh of the same paper.
     """
-    if not approximate:
-        raise NotImplementedError("gelu: only approximate=True is implemented")
-    return _gelu(features)
+    return _gelu_by_tanh(features) if approximate else _gelu(features)
 
 
 def log_softmax_of(logits: Array, axis: int) -> Array:
@@ -170,15 +253,27 @@ def bias_add(value: Any, bias: Any) -> Tensor:
 
 
 @differentiable
-def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
+def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = None) -> Tensor:
     """Return ``x`` with a share ``rate`` of its elements, chosen by chance, set to 0.
 
     The others are divided by ``1 - rate``, so that sums stay the same on average.
 
+    Parameters
+    ----------
+    x
+        A floating-point tensor.
+    rate
+        The share.
+    noise_shape
+        The shape in which is drawn: along axes of length 1 elements are dropped together. None, or
+        None for an axis: as ``x``.
+    seed
+        Each seed has its own generator.
+
     Raises
     ------
     ValueError
-        If ``rate`` is not in 0 to 1, without 1.
+        If ``rate`` is not in 0 to 1, without 1, or ``noise_shape`` does not fit.
     """
     tensor = as_tensor(x)
     a = tensor.array
@@ -189,6 +284,17 @@ def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
         raise TypeError(f"dropout needs a floating-point tensor, got {a.dtype}; use cast()")
     if rate == 0:
         return tensor
-    drawn = array_module(a).asarray(random.uniform(a.shape, seed=seed).array)
+    shape = a.shape
+    if noise_shape is not None:
+        shape = tuple(noise_shape)
+        if len(shape) != a.ndim or any(
+            n not in (None, 1, m) for n, m in zip(shape, a.shape, strict=True)
+        ):
+            raise ValueError(
+                f"dropout: noise_shape {shape} does not fit shape {a.shape}; each length must be "
+                "None, 1 or that of the axis"
+            )
+        shape = tuple(m if n is None else n for n, m in zip(shape, a.shape, strict=True))
+    drawn = array_module(a).asarray(random.uniform(shape, seed=seed).array)
     mask = (drawn >= rate) * a.dtype.type(1 / (1 - rate))
     return record(a * mask, (tensor,), lambda g, _need: (g * mask,))

@@ -32,9 +32,12 @@ Vjp: TypeAlias = Callable[[Array, tuple[bool, ...]], Sequence[Any]]
 
 
 class _ThreadState(threading.local):
-    """The tapes that record in this thread, outermost first."""
+    """What holds for operations of this thread."""
 
+    #: The tapes that record, outermost first.
     tapes: tuple[GradientTape, ...] = ()
+    #: The dtype that trainable floating-point variables are read in; None: their own.
+    reads_as: np.dtype[Any] | None = None
 
 
 thread_state = _ThreadState()

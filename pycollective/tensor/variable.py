@@ -148,6 +148,8 @@ class Variable(Operators, metaclass=_VariableMeta):
     _distribute_strategy: Any = None
     #: Of a component: a weak reference to the variable that it is a component of.
     _distributed_container: Any = None
+    #: What optimizers make of the value after each step: a function of a tensor, or None.
+    constraint: Callable[[Any], Any] | None = None
 
     def __init__(
         self,
@@ -238,6 +240,11 @@ class Variable(Operators, metaclass=_VariableMeta):
         for tape in thread_state.tapes:
             if tensor._key:
                 tape._watch_read(self, tensor)
+        reads_as = thread_state.reads_as
+        if reads_as is not None and self._trainable and tensor.array.dtype.kind in "fV":
+            from .ops import cast
+
+            return cast(tensor, reads_as)
         return tensor
 
     def value(self) -> Tensor:
@@ -461,6 +468,7 @@ class Variable(Operators, metaclass=_VariableMeta):
             aggregation=self._aggregation,
         )
         own._distribute_strategy = self._distribute_strategy
+        own.constraint = self.constraint
         memo[id(self)] = own
         return own
 

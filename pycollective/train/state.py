@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_STATE_FILE = "checkpoint"
+STATE_FILE = "checkpoint"
 
 
 class CheckpointState(NamedTuple):
@@ -47,7 +47,7 @@ def get_checkpoint_state(checkpoint_dir: str | os.PathLike[str]) -> CheckpointSt
         If the file is damaged.
     """
     directory = os.fspath(checkpoint_dir)
-    state_path = os.path.join(directory, _STATE_FILE)
+    state_path = os.path.join(directory, STATE_FILE)
     try:
         raw = Path(state_path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +90,7 @@ def write_state(directory: str, paths: list[str]) -> None:
     """Note the checkpoints of a directory, oldest first; the last one is the latest."""
     names = [os.path.relpath(path, directory) for path in paths]
     body = {"latest": names[-1], "all": names}
-    write_atomically(os.path.join(directory, _STATE_FILE), json.dumps(body, indent=1).encode())
+    write_atomically(os.path.join(directory, STATE_FILE), json.dumps(body, indent=1).encode())
 
 
 def add_to_state(path: str) -> None:

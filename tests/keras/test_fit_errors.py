@@ -147,8 +147,11 @@ WRONG = {
     "unknown optimizer": (compiled(optimizer="sdg"), "unknown optimizer 'sdg'"),
     "unknown loss": (compiled(loss="mes"), "unknown loss 'mes'"),
     "unknown metric": (compiled(metrics=["accurate"]), "unknown metric 'accurate'"),
-    "a metric twice": (compiled(metrics=["mae", "mae"]), "several metrics are named mae"),
-    "several losses": (compiled(loss=["mse", "mse"]), "one loss"),
+    "several losses": (
+        fitted(compile={"loss": ["mse", "mse"]}),
+        "the model has one output, but of loss there is 2 in a list",
+    ),
+    "no batches at once": (compiled(accumulate_steps=0), "accumulate_steps must be at least 1"),
     "no steps": (compiled(steps_per_execution=0), "steps_per_execution must be at least 1"),
     "no input": (fitted(None), "no input"),
     "an iterator over parts": (
@@ -200,7 +203,10 @@ WRONG = {
         fitted(compile={"loss": lambda y, p: tf.reduce_mean(p)}, sample_weight=np.ones(10)),
         "returns one number for all of them",
     ),
-    "several outputs": (pair, "takes one output and one y"),
+    "several outputs": (
+        pair,
+        r"the model has 2 outputs \(output_1, output_2\), but of y there is one",
+    ),
     "verbose": (fitted(verbose=3), "verbose must be"),
 }
 

@@ -162,7 +162,7 @@ def test_shapes_that_would_broadcast_are_errors():
         losses.MeanSquaredError()(TARGETS, LOGITS, sample_weight=np.ones(5))
     # A last axis of 1 on one side is what networks with one output have.
     value = losses.MeanSquaredError(reduction="sum")(TARGETS[:, 0], LOGITS[:, :1])
-    np.testing.assert_allclose(float(value), ((TARGETS - LOGITS)[:, 0] ** 2).mean(), rtol=1e-12)
+    np.testing.assert_allclose(float(value), ((TARGETS - LOGITS)[:, 0] ** 2).sum(), rtol=1e-12)
 
 
 def test_certain_and_wrong_probabilities_stay_finite():
@@ -189,12 +189,13 @@ def test_averages_are_refused_under_a_strategy(reduction):
 
 def test_reductions_and_names():
     assert losses.Reduction.NONE == "none" and losses.Reduction.of(None) is losses.Reduction.NONE
-    with pytest.raises(ValueError, match="'mean'"):
-        losses.MeanSquaredError(reduction="mean")
-    assert isinstance(losses.get("mse"), losses.MeanSquaredError)
+    with pytest.raises(ValueError, match="'average'"):
+        losses.MeanSquaredError(reduction="average")
+    assert losses.get("mse") is losses.mean_squared_error
+    assert isinstance(losses.get("MeanSquaredError"), losses.MeanSquaredError)
     assert losses.MeanSquaredError().name == "mean_squared_error"
-    with pytest.raises(ValueError, match="unknown loss 'hinge'"):
-        losses.get("hinge")
+    with pytest.raises(ValueError, match="unknown loss 'hing'"):
+        losses.get("hing")
 
     class Half(losses.Loss):
         def call(self, y_true, y_pred):
@@ -306,7 +307,7 @@ def test_a_metric_of_ones_own():
     class Largest(metrics.Metric):
         def __init__(self):
             super().__init__()
-            self.best = self.add_weight("best", (2,), initializer=initializers.Constant(1.0))
+            self.best = self.add_weight((2,), name="best", initializer=initializers.Constant(1.0))
 
         def update_state(self, values):
             self.best.assign(np.maximum(self.best.numpy(), values))

@@ -18,17 +18,24 @@ from pycollective.keras import layers, losses, metrics
 #: A value for every argument that some constructor needs, by its name.
 ARGUMENTS = {
     "activation": "relu",
+    "dims": (1,),
     "filters": 2,
     "fn": losses.mean_squared_error,
+    "height": 3,
+    "input_dim": 4,
     "kernel_size": 2,
+    "output_dim": 3,
+    "pool_size": 2,
     "rate": 0.5,
+    "scale": 0.5,
     "target_shape": (-1,),
     "units": 3,
+    "width": 3,
 }
 #: Arguments that only some classes need, although they have defaults.
 NEEDED = {"InputLayer": {"shape": (6,)}}
-#: Shapes of an example; a layer must take at least one of them.
-INPUTS = [(6,), (5, 4), (6, 6, 2), (4, 4, 4, 2)]
+#: Shapes of an example, or of the examples of two inputs; a layer must take at least one of them.
+INPUTS = [(6,), (5, 4), (6, 6, 2), (4, 4, 4, 2), [(4, 3), (4, 3)]]
 #: What should come out, and what did, for two examples; a loss or metric must take at least one.
 RANDOM = np.random.default_rng(0)
 PAIRS = {
@@ -63,7 +70,7 @@ def fitting(candidates, use):
     for candidate in candidates:
         try:
             use(candidate)
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, AttributeError):
             continue
         fits.append(candidate)
     assert fits, "none of the inputs of this file fits: add one that does"
@@ -91,9 +98,16 @@ def strict():
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
 def test_layers(cls, training, dtype):
     def rows(count, shape):
+        if isinstance(shape, list):
+            return [rows(count, one) for one in shape]
         return tf.Tensor(RANDOM.random((count, *shape)).astype(dtype))
 
-    for shape in fitting(INPUTS, lambda s: make(cls, dtype=dtype)(rows(2, s))):
+    def use(shape):
+        y = make(cls, dtype=dtype)(rows(3, shape))
+        if isinstance(y, list) or len(y) != 3:
+            raise ValueError("the list was not taken for several inputs")
+
+    for shape in fitting(INPUTS, use):
         for before in (0, 2):  # built by a batch without rows, or by one with
             layer = make(cls, dtype=dtype)
             full = layer(rows(before, shape), training=training)
@@ -105,10 +119,8 @@ def test_layers(cls, training, dtype):
             assert y.shape == (0, *full.shape[1:])
             assert y.dtype == full.dtype
             assert float(total) == 0.0
-            variables = layer.trainable_variables
-            for value, gradient in zip(
-                [x, *variables], tape.gradient(total, [x, *variables]), strict=True
-            ):
+            sources = [*(x if isinstance(x, list) else [x]), *layer.trainable_variables]
+            for value, gradient in zip(sources, tape.gradient(total, sources), strict=True):
                 assert is_zero_or_none(gradient, value)
             assert all(np.isfinite(w).all() for w in layer.get_weights())
 
@@ -117,7 +129,10 @@ def test_layers(cls, training, dtype):
 
 
 def function_losses():
-    names = [n for n in losses.__all__ if inspect.isfunction(getattr(losses, n)) and n != "get"]
+    others = ("deserialize", "get", "serialize")
+    names = [
+        n for n in losses.__all__ if inspect.isfunction(getattr(losses, n)) and n not in others
+    ]
     return [getattr(losses, name) for name in names]
 
 

@@ -163,16 +163,68 @@ CASES = {
     "relu": singles(nn.relu),
     "softplus": singles(nn.softplus),
     "silu": singles(nn.silu),
-    "elu": singles(nn.elu),
+    "elu": [*singles(nn.elu), *singles(lambda x: nn.elu(x, 0.3))],
+    "selu": singles(nn.selu),
     "leaky_relu": singles(nn.leaky_relu),
-    "gelu": singles(nn.gelu),
+    "gelu": [*singles(nn.gelu), *singles(lambda x: nn.gelu(x, approximate=True))],
+    "mish": singles(nn.mish),
+    "softsign": singles(nn.softsign),
+    # Their corners lie at 0 and 6, and at -3 and 3.
+    "relu6": singles(lambda x: nn.relu6(x * 4.0)),
+    "hard_sigmoid": singles(lambda x: nn.hard_sigmoid(x * 2.0)),
+    "hard_silu": singles(lambda x: nn.hard_silu(x * 2.0)),
     "softmax": [
         *singles(nn.softmax, shapes=((2, 3), (0, 3))),
         (lambda x: nn.softmax(x, 0), (numbers(2, 3),)),
     ],
     "log_softmax": singles(nn.log_softmax, shapes=((2, 3), (0, 3), (2, 2, 2))),
     "bias_add": pairs(nn.bias_add, shapes=[((2, 3), (3,)), ((2, 4, 3), (3,)), ((0, 3), (3,))]),
-    "dropout": [(lambda x: (tf.random.set_seed(1), nn.dropout(x, 0.4))[1], (numbers(4, 3),))],
+    "dropout": [
+        (lambda x: (tf.random.set_seed(1), nn.dropout(x, 0.4))[1], (numbers(4, 3),)),
+        (lambda x: (tf.random.set_seed(1), nn.dropout(x, 0.4, (None, 1)))[1], (numbers(4, 3),)),
+    ],
+    "moments": [
+        (lambda x: nn.moments(x, [0]), (numbers(4, 3),)),
+        (lambda x: nn.moments(x, None), (numbers(4, 3),)),
+        (lambda x: nn.moments(x, [0, 2], keepdims=True), (numbers(2, 3, 4),)),
+    ],
+    "batch_normalization": [
+        (
+            lambda x, m, v, b, s: nn.batch_normalization(x, m, v, b, s, 0.01),
+            (
+                numbers(4, 3),
+                numbers(3, seed=1),
+                positive(3),
+                numbers(3, seed=2),
+                numbers(3, seed=3),
+            ),
+        ),
+        (
+            lambda x, m, v: nn.batch_normalization(x, m, v, None, None, 0.01),
+            (numbers(4, 3), numbers(3, seed=1), positive(3)),
+        ),
+    ],
+    "normalize_batch": [
+        (lambda x: nn.normalize_batch(x)[0], (numbers(4, 3),)),
+        (
+            lambda x, s, b: nn.normalize_batch(x, s, b, 0.1)[0],
+            (numbers(2, 3, 2, 3), numbers(3, seed=1), numbers(3, seed=2)),
+        ),
+        (lambda x, s: nn.normalize_batch(x, s)[0], (numbers(5, 2), numbers(2, seed=1))),
+        (lambda x, b: nn.normalize_batch(x, None, b)[0], (numbers(0, 2), numbers(2, seed=1))),
+    ],
+    "layer_normalization": [
+        (nn.layer_normalization, (numbers(4, 3),)),
+        (nn.layer_normalization, (numbers(0, 3), numbers(3, seed=1))),
+        (
+            lambda x, s, b: nn.layer_normalization(x, s, b, axis=[1, 3]),
+            (numbers(2, 3, 2, 4), numbers(3, 4, seed=1), numbers(3, 4, seed=2)),
+        ),
+        (
+            lambda x, b: nn.layer_normalization(x, None, b, axis=[1, 2], epsilon=0.5),
+            (numbers(2, 3, 4), numbers(3, 4, seed=1)),
+        ),
+    ],
     "sparse_softmax_cross_entropy_with_logits": [
         (lambda x: nn.sparse_softmax_cross_entropy_with_logits(LABELS, x), (numbers(4, 3),)),
         (lambda x: nn.sparse_softmax_cross_entropy_with_logits(IDS, x), (numbers(2, 2, 3),)),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 import pycollective.nn as nn
 import pycollective.tensor as tf
+from pycollective.nn.erf import erf
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +73,16 @@ def test_what_does_not_fit():
         (lambda: nn.softmax([[1, 2]]), "floating-point logits"),
         (lambda: nn.bias_add(logits, [1.0, 2.0]), r"bias of shape \(2,\)"),
         (lambda: nn.dropout(logits, 1.0), "below 1, got 1.0"),
+        (lambda: nn.dropout(logits, 0.5, (2, 2)), r"noise_shape \(2, 2\) does not fit.*\(2, 3\)"),
+        (lambda: nn.dropout(logits, 0.5, (2,)), "noise_shape"),
+        (lambda: nn.normalize_batch(logits, [1.0, 2.0]), "need 3 numbers, got 2"),
+        (lambda: nn.normalize_batch([[1, 2]]), "floating-point"),
+        (lambda: nn.normalize_batch(1.0), "at least one axis"),
+        (lambda: nn.layer_normalization(logits, [1.0]), "need 3 numbers, got 1"),
+        (lambda: nn.layer_normalization([[1, 2]]), "floating-point"),
     ]:
         with pytest.raises((ValueError, TypeError), match=text):
             call()
-    with pytest.raises(NotImplementedError, match="approximate"):
-        nn.gelu(logits, approximate=False)
 
 
 def test_dropout_keeps_the_mean():
@@ -85,3 +92,21 @@ def test_dropout_keeps_the_mean():
     assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
     assert abs(y.mean() - 1) < 0.02
     assert nn.dropout(x, 0.0) is x
+
+
+def test_the_exact_gelu_and_its_error_function():
+    x = np.concatenate([np.linspace(-7, 7, 2001), [0.0, -0.0, np.inf, -np.inf, np.nan]])
+    expected = [math.erf(v) for v in x]
+    np.testing.assert_allclose(erf(x), expected, rtol=2e-15)
+    assert erf(x.astype(np.float32)).dtype == np.float32
+    values = x[np.isfinite(x)]
+    gelu = [v * (1 + math.erf(v / math.sqrt(2))) / 2 for v in values]
+    np.testing.assert_allclose(nn.gelu(values).numpy(), gelu, rtol=1e-13, atol=1e-15)
+
+
+def test_dropout_in_another_shape():
+    tf.random.set_seed(0)
+    y = nn.dropout(tf.ones([50, 3, 4]), 0.5, noise_shape=(None, 1, 4)).numpy()
+    assert (y == y[:, :1]).all()
+    assert not (y == y[:, :, :1]).all()
+    assert set(np.unique(y)) == {0.0, 2.0}

@@ -6,14 +6,18 @@ from pycollective.keras.callbacks.base import Callback
 from pycollective.keras.callbacks.control import (
     EarlyStopping,
     LearningRateScheduler,
+    ReduceLROnPlateau,
     TerminateOnNaN,
 )
 from pycollective.keras.callbacks.lists import CallbackList, History, LambdaCallback
 from pycollective.keras.callbacks.progress import ProgbarLogger
 from pycollective.keras.callbacks.saving import BackupAndRestore, ModelCheckpoint
+from pycollective.keras.callbacks.tables import CSVLogger
+from pycollective.keras.callbacks.tensorboard import TensorBoard
 
 __all__ = [
     "BackupAndRestore",
+    "CSVLogger",
     "Callback",
     "CallbackList",
     "EarlyStopping",
@@ -22,5 +26,7 @@ __all__ = [
     "LearningRateScheduler",
     "ModelCheckpoint",
     "ProgbarLogger",
+    "ReduceLROnPlateau",
+    "TensorBoard",
     "TerminateOnNaN",
 ]

@@ -12,18 +12,44 @@ import numpy as np
 
 from pycollective.keras.callbacks.base import Callback
 
-__all__ = ["EarlyStopping", "LearningRateScheduler", "Monitor", "TerminateOnNaN"]
+__all__ = [
+    "EarlyStopping",
+    "LearningRateScheduler",
+    "Monitor",
+    "ReduceLROnPlateau",
+    "TerminateOnNaN",
+]
 
 Logs = dict[str, Any]
 
 
 class TerminateOnNaN(Callback):
-    """Ends training when the loss is no longer a finite number."""
+    """Ends training when the loss is no longer a finite number.
+
+    Parameters
+    ----------
+    raise_error
+        Whether by an error.
+
+    Raises
+    ------
+    RuntimeError
+        Later, with ``raise_error``.
+    """
+
+    def __init__(self, raise_error: bool = False) -> None:
+        super().__init__()
+        self.raise_error = raise_error
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Look at the loss."""
         loss = (logs or {}).get("loss")
         if loss is not None and not math.isfinite(loss):
+            if self.raise_error:
+                raise RuntimeError(
+                    f"NaN or Inf loss encountered at batch {batch}. Loss value: {loss}. Terminating "
+                    "training immediately."
+                )
             print(f"Batch {batch}: Invalid loss, terminating training")
             self.model.stop_training = True
 
@@ -198,3 +224,88 @@ class EarlyStopping(Monitor):
             if self.verbose:
                 print(f"Restoring model weights from the best epoch: {self.best_epoch + 1}.")
             self.model.set_weights(self.best_weights)
+
+
+class ReduceLROnPlateau(Monitor):
+    """Lowers the learning rate when a number has not become better for some epochs.
+
+    Parameters
+    ----------
+    monitor, mode, min_delta
+        As `Monitor`.
+    factor
+        By what the learning rate is multiplied.
+    patience
+        How many epochs without getting better are borne.
+    verbose
+        1: say so.
+    cooldown
+        For how many epochs after that nothing is counted.
+    min_lr
+        What the learning rate is not lowered beyond.
+
+    Raises
+    ------
+    ValueError
+        If ``factor`` is not below 1.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: int = 0,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        if not 0 <= factor < 1:
+            raise ValueError(
+                f"ReduceLROnPlateau does not support a factor >= 1.0. Received factor={factor}"
+            )
+        self.factor = factor
+        self.patience = patience
+        self.verbose = verbose
+        self.cooldown = cooldown
+        self.min_lr = min_lr
+        self._forget()
+
+    def _forget(self) -> None:
+        self.best: float | None = None
+        self.cooldown_counter = 0
+        self.wait = 0
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Begin anew."""
+        self._forget()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Look at the number, and add the learning rate to the epoch's numbers."""
+        optimizer = self.model.optimizer
+        rate = float(optimizer.learning_rate)
+        if logs is not None:
+            logs["learning_rate"] = rate
+        value = self.value_in(logs)
+        if value is None:
+            return
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self.is_better(value, self.best):
+            self.best = value
+            self.wait = 0
+        elif self.cooldown_counter <= 0:
+            self.wait += 1
+            # The learning rate is a float32, which may be a little more than min_lr.
+            if self.wait >= self.patience and rate > np.float32(self.min_lr):
+                lower = max(rate * self.factor, self.min_lr)
+                optimizer.learning_rate = lower
+                if self.verbose > 0:
+                    print(
+                        f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {lower}."
+                    )
+                self.cooldown_counter = self.cooldown
+                self.wait = 0

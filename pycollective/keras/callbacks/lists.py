@@ -28,6 +28,48 @@ class History(Callback):
         super().__init__()
         self.history: dict[str, list[Any]] = {}
         self.epoch: list[int] = []
+        #: By name the epochs in which there was a number; validations may be fewer.
+        self._epochs_of: dict[str, list[int]] = {}
+
+    def plot(self, names: Sequence[str] | None = None) -> Any:
+        """Return a picture of the numbers over the epochs; needs matplotlib.
+
+        Parameters
+        ----------
+        names
+            Which numbers, without those of the validation, which are in the same pictures; by
+            default all.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            It belongs to no window; ``figure.savefig("history.png")`` writes it to a file.
+
+        Raises
+        ------
+        ValueError
+            If there is no such number.
+        """
+        from matplotlib.figure import Figure
+
+        known = [name for name in self.history if not name.startswith("val_")]
+        chosen = known if names is None else list(names)
+        missing = [name for name in chosen if name not in self.history]
+        if missing or not chosen:
+            raise ValueError(f"History.plot: there is no {missing or 'number'}; there are {known}")
+        figure = Figure(figsize=(5 * len(chosen), 4), layout="constrained")
+        for axes, name in zip(
+            figure.subplots(1, len(chosen), squeeze=False)[0], chosen, strict=True
+        ):
+            for label in (name, f"val_{name}"):
+                values = self.history.get(label)
+                if values is not None:
+                    epochs = [epoch + 1 for epoch in self._epochs_of[label]]
+                    axes.plot(epochs, values, marker="o", label=label)
+            axes.set_xlabel("epoch")
+            axes.set_title(name)
+            axes.legend()
+        return figure
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Begin anew."""
@@ -38,6 +80,7 @@ class History(Callback):
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
+            self._epochs_of.setdefault(name, []).append(epoch)
 
 
 class LambdaCallback(Callback):

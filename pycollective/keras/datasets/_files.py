@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ...errors import DataError
 
-__all__ = ["Collection", "Images", "load"]
+__all__ = ["Collection", "Images", "cache_folder", "download", "load"]
 
 #: Images [n, 28, 28] and labels [n], of uint8.
 Images: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
@@ -94,13 +94,13 @@ def load(collection: Collection, path: str | os.PathLike[str] | None) -> tuple[I
         # The folder may hold another data set, with files of the same names.
         if _found(collection, folder) and not _is_other(collection, folder):
             return _read_folder(collection, folder)
-    cache = _cache_folder() / collection.name
+    cache = cache_folder() / collection.name
     if not _complete(collection, cache):
         _download_missing(collection, cache)
     return _read_folder(collection, cache)
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "pycollective"
 
@@ -298,13 +298,17 @@ def _download_missing(collection: Collection, folder: Path) -> None:
         ) from error
 
 
-def download(url: str, target: Path, checksum: str) -> None:
+def download(url: str, target: Path, checksum: str, largest: int | None = None) -> None:
     """Download a file; ``target`` is replaced when all of it is there and right, else untouched.
 
     Parameters
     ----------
+    url, target
+        From where to where.
     checksum
         SHA-256 of the file, in hexadecimal digits.
+    largest
+        After how many bytes the download is given up; by default 64 MiB.
 
     Raises
     ------
@@ -313,6 +317,7 @@ def download(url: str, target: Path, checksum: str) -> None:
     OSError, http.client.HTTPException
         If the server cannot be reached or answers with an error.
     """
+    largest = _LARGEST if largest is None else largest
     digest = hashlib.sha256()
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
@@ -323,8 +328,8 @@ def download(url: str, target: Path, checksum: str) -> None:
             with _progress(target.name, total) as advance:
                 while block := response.read(1 << 16):
                     done += len(block)
-                    if done > _LARGEST:
-                        raise DataError(f"{url} sends more than {_LARGEST} bytes, and is not used")
+                    if done > largest:
+                        raise DataError(f"{url} sends more than {largest} bytes, and is not used")
                     digest.update(block)
                     out.write(block)
                     advance(len(block))

@@ -1,19 +1,117 @@
-"""`Conv2D` and `MaxPooling2D`, on images ``[n, height, width, channels]``."""
+"""Convolutions of images ``[n, height, width, channels]``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pycollective import nn
-from pycollective.keras import activations, initializers, regularizers
+from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.layers.core import pair_of, positive
-from pycollective.keras.layers.layer import Layer, Shape
-from pycollective.tensor import Tensor, ops
+from pycollective.keras.layers.images import (
+    IMAGES,
+    ImageLayer,
+    data_format_of,
+    padding_of,
+    places,
+)
+from pycollective.keras.layers.layer import Shape
+from pycollective.nn.transposed import spread_conv2d
+from pycollective.tensor import Tensor, Variable, ops
 
-__all__ = ["Conv2D", "MaxPooling2D"]
+__all__ = ["Conv2D", "Conv2DTranspose", "DepthwiseConv2D"]
 
 
-class Conv2D(Layer):
+class _Convolution(ImageLayer):
+    """What convolutions have in common: a window, a bias, an activation."""
+
+    _fixed = (("lora_rank", None), ("lora_alpha", None))
+
+    kernel: Variable
+    bias: Variable | None
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        strides: Any,
+        padding: str,
+        data_format: str | None,
+        dilation_rate: Any,
+        activation: Any,
+        use_bias: bool,
+        bias_initializer: Any,
+        bias_regularizer: Any,
+        bias_constraint: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.kernel_size = pair_of("kernel_size", kernel_size)
+        self.strides = pair_of("strides", strides)
+        self.padding = padding_of(padding)
+        self.data_format = data_format_of(data_format)
+        self.dilation_rate = pair_of("dilation_rate", dilation_rate)
+        self.activation = activations.get(activation)
+        self.use_bias = bool(use_bias)
+        self.bias_initializer = initializers.get(bias_initializer)
+        self.bias_regularizer = regularizers.get(bias_regularizer)
+        self.bias_constraint = constraints.get(bias_constraint)
+        self._channels = 0
+
+    def _channels_of(self, input_shape: Any) -> int:
+        """Return how many channels images of a shape have."""
+        if len(input_shape) != 4 or not input_shape[-1]:
+            raise self._incompatible(tuple(input_shape), IMAGES)
+        return int(input_shape[-1])
+
+    def _make_bias(self, length: int) -> None:
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                "bias",
+                (length,),
+                initializer=self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+
+    def _window(self) -> tuple[int, int]:
+        """Return height and width of what the filters cover."""
+        (height, width), (down, across) = self.kernel_size, self.dilation_rate
+        return (height - 1) * down + 1, (width - 1) * across + 1
+
+    def _must_fit(self, shape: Any) -> None:
+        """Raise unless the filters fit into images of this shape."""
+        self._check_extent(shape, *self._window(), self.padding)
+
+    def checked(self, inputs: Tensor) -> Tensor:
+        """Return the images in the layer's dtype, if their shape fits the kernel."""
+        shape = inputs.array.shape
+        if len(shape) != 4 or shape[3] != self._channels:
+            raise self._incompatible(
+                shape,
+                f"[n, height, width, {self._channels}] (the kernel has shape "
+                f"{tuple(self.kernel.shape)})",
+            )
+        self._must_fit(shape)
+        return inputs if inputs.array.dtype == self._dtype else ops.cast(inputs, self._dtype)
+
+    def _finished(self, outputs: Tensor) -> Tensor:
+        """Add the bias, and apply the activation."""
+        if self.bias is not None:
+            outputs = nn.bias_add(outputs, self.bias)
+        activated: Tensor = self.activation(outputs)
+        return activated
+
+    def _output_shape_of(self, input_shape: Any, filters: int) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        self._must_fit(input_shape)
+        height, width = (
+            places(n, k, s, self.padding)
+            for n, k, s in zip(input_shape[1:3], self._window(), self.strides, strict=True)
+        )
+        return (input_shape[0], height, width, filters)
+
+
+class Conv2D(_Convolution):
     """A convolution of images with filters, as ``tf.keras.layers.Conv2D``.
 
     Parameters
@@ -26,15 +124,20 @@ class Conv2D(Layer):
         ``"valid"``: filters stay inside the image. ``"same"``: zeros around it.
     data_format
         Only ``"channels_last"``.
+    groups
+        Into how many groups channels and filters are divided; filters see their own group's
+        channels only.
     activation
         A name or function; None: none.
     use_bias
         Whether there is a bias.
     kernel_initializer, bias_initializer
-        Where the variables ``kernel`` ``[height, width, channels, filters]`` and ``bias``
+        Where the variables ``kernel`` ``[height, width, channels / groups, filters]`` and ``bias``
         ``[filters]`` start.
-    kernel_regularizer, bias_regularizer
-        Penalties on them.
+    kernel_regularizer, bias_regularizer, activity_regularizer
+        Penalties on them, and on the result.
+    kernel_constraint, bias_constraint
+        What they are held to.
     **options
         As for `Layer`.
 
@@ -44,6 +147,25 @@ class Conv2D(Layer):
         If an argument is out of range; in a call, if the input's shape does not fit.
     """
 
+    _config_names = (
+        "filters",
+        "kernel_size",
+        "strides",
+        "padding",
+        "data_format",
+        "dilation_rate",
+        "groups",
+        "activation",
+        "use_bias",
+        "kernel_initializer",
+        "bias_initializer",
+        "kernel_regularizer",
+        "bias_regularizer",
+        "activity_regularizer",
+        "kernel_constraint",
+        "bias_constraint",
+    )
+
     def __init__(
         self,
         filters: int,
@@ -52,73 +174,71 @@ class Conv2D(Layer):
         padding: str = "valid",
         data_format: str | None = None,
         dilation_rate: Any = (1, 1),
+        groups: int = 1,
         activation: Any = None,
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         kernel_regularizer: Any = None,
         bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(
+            kernel_size,
+            strides,
+            padding,
+            data_format,
+            dilation_rate,
+            activation,
+            use_bias,
+            bias_initializer,
+            bias_regularizer,
+            bias_constraint,
+            activity_regularizer=activity_regularizer,
+            **options,
+        )
         self.filters = positive("filters", filters)
-        self.kernel_size = pair_of("kernel_size", kernel_size)
-        self.strides = pair_of("strides", strides)
-        self.dilation_rate = pair_of("dilation_rate", dilation_rate)
-        self.padding = _padding(padding)
-        _check_data_format(data_format)
-        self.activation = activations.get(activation)
-        self.use_bias = bool(use_bias)
+        self.groups = positive("groups", groups)
+        if self.filters % self.groups:
+            raise ValueError(f"filters ({filters}) must be divisible by groups ({groups})")
         self.kernel_initializer = initializers.get(kernel_initializer)
-        self.bias_initializer = initializers.get(bias_initializer)
         self.kernel_regularizer = regularizers.get(kernel_regularizer)
-        self.bias_regularizer = regularizers.get(bias_regularizer)
-        self._channels = 0
+        self.kernel_constraint = constraints.get(kernel_constraint)
 
     def build(self, input_shape: Any) -> None:
         """Make ``kernel`` and ``bias`` for images of this shape."""
-        if len(input_shape) != 4 or not input_shape[-1]:
-            raise self._incompatible(tuple(input_shape), _IMAGES)
-        self._channels = int(input_shape[-1])
+        channels = self._channels_of(input_shape)
+        if channels % self.groups:
+            raise self._incompatible(
+                tuple(input_shape), f"a number of channels that {self.groups} groups can share"
+            )
+        self._channels = channels
         self.kernel = self.add_weight(
             "kernel",
-            (*self.kernel_size, self._channels, self.filters),
+            (*self.kernel_size, channels // self.groups, self.filters),
             initializer=self.kernel_initializer,
             regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
         )
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                "bias",
-                (self.filters,),
-                initializer=self.bias_initializer,
-                regularizer=self.bias_regularizer,
-            )
-
-    def checked(self, inputs: Tensor) -> Tensor:
-        """Return the images in the layer's dtype, if their shape fits the kernel."""
-        shape = inputs.array.shape
-        if len(shape) != 4 or shape[3] != self._channels:
-            raise self._incompatible(
-                shape,
-                f"[n, height, width, {self._channels}] (the kernel has shape "
-                f"{(*self.kernel_size, self._channels, self.filters)})",
-            )
-        _check_extent(self, shape)
-        return inputs if inputs.array.dtype == self._dtype else ops.cast(inputs, self._dtype)
+        self._make_bias(self.filters)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, out height, out width, filters]``."""
         relu = self.activation is activations.relu
-        outputs = nn.conv2d(
-            self.checked(inputs),
-            self.kernel,
-            self.bias,
-            strides=self.strides,
-            padding=self.padding.upper(),
-            dilations=self.dilation_rate,
-            activation="relu" if relu else None,
-        )
+        images = self.checked(inputs)
+        options: dict[str, Any] = {
+            "strides": self.strides,
+            "padding": self.padding.upper(),
+            "dilations": self.dilation_rate,
+            "activation": "relu" if relu else None,
+        }
+        if self.groups == 1:
+            outputs = nn.conv2d(images, self.kernel, self.bias, **options)
+        else:
+            outputs = nn.grouped_conv2d(images, self.kernel, self.groups, self.bias, **options)
         if relu or self.activation is activations.linear:
             return outputs
         activated: Tensor = self.activation(outputs)
@@ -126,106 +246,276 @@ class Conv2D(Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
         """Return the shape of the result for images of a shape (None: any length)."""
-        if len(input_shape) != 4:
-            raise self._incompatible(tuple(input_shape), _IMAGES)
-        _check_extent(self, input_shape)
+        return self._output_shape_of(input_shape, self.filters)
+
+
+class DepthwiseConv2D(_Convolution):
+    """A convolution of each channel with filters of its own.
+
+    Parameters
+    ----------
+    kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias
+        As for `Conv2D`.
+    depth_multiplier
+        How many filters a channel has.
+    depthwise_initializer, depthwise_regularizer, depthwise_constraint
+        For the variable ``kernel`` ``[height, width, channels, depth_multiplier]``.
+    bias_initializer, bias_regularizer, bias_constraint
+        For the variable ``bias`` ``[channels * depth_multiplier]``.
+    activity_regularizer
+        A penalty on the result.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range; in a call, if the input's shape does not fit.
+    """
+
+    _config_names = (
+        "depth_multiplier",
+        "kernel_size",
+        "strides",
+        "padding",
+        "data_format",
+        "dilation_rate",
+        "activation",
+        "use_bias",
+        "depthwise_initializer",
+        "bias_initializer",
+        "depthwise_regularizer",
+        "bias_regularizer",
+        "activity_regularizer",
+        "depthwise_constraint",
+        "bias_constraint",
+    )
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        strides: Any = (1, 1),
+        padding: str = "valid",
+        depth_multiplier: int = 1,
+        data_format: str | None = None,
+        dilation_rate: Any = (1, 1),
+        activation: Any = None,
+        use_bias: bool = True,
+        depthwise_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        depthwise_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        depthwise_constraint: Any = None,
+        bias_constraint: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            kernel_size,
+            strides,
+            padding,
+            data_format,
+            dilation_rate,
+            activation,
+            use_bias,
+            bias_initializer,
+            bias_regularizer,
+            bias_constraint,
+            activity_regularizer=activity_regularizer,
+            **options,
+        )
+        self.depth_multiplier = positive("depth_multiplier", depth_multiplier)
+        self.depthwise_initializer = initializers.get(depthwise_initializer)
+        self.depthwise_regularizer = regularizers.get(depthwise_regularizer)
+        self.depthwise_constraint = constraints.get(depthwise_constraint)
+
+    def build(self, input_shape: Any) -> None:
+        """Make ``kernel`` and ``bias`` for images of this shape."""
+        self._channels = self._channels_of(input_shape)
+        self.kernel = self.add_weight(
+            "kernel",
+            (*self.kernel_size, self._channels, self.depth_multiplier),
+            initializer=self.depthwise_initializer,
+            regularizer=self.depthwise_regularizer,
+            constraint=self.depthwise_constraint,
+        )
+        self._make_bias(self._channels * self.depth_multiplier)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return ``[n, out height, out width, channels * depth_multiplier]``."""
+        return self._finished(
+            nn.depthwise_conv2d(
+                self.checked(inputs),
+                self.kernel,
+                self.strides,
+                self.padding.upper(),
+                self.dilation_rate,
+            )
+        )
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        channels = self._channels_of(input_shape)
+        return self._output_shape_of(input_shape, channels * self.depth_multiplier)
+
+
+class Conv2DTranspose(_Convolution):
+    """The transpose of a convolution: from its result's shape to that of its images.
+
+    Parameters
+    ----------
+    filters
+        How many; the length of the result's last axis.
+    kernel_size, strides, dilation_rate
+        Those of the convolution: an int, or (height, width). Strides and dilations cannot both be
+        larger than 1.
+    padding
+        That of the convolution. ``"same"``: the result is ``strides`` times as large as the input.
+    output_padding
+        By how much the result is larger than it must be: an int, or (height, width), less than the
+        strides. None: as large as the convolution with the other parameters makes it.
+    data_format, activation, use_bias
+        As for `Conv2D`.
+    kernel_initializer, bias_initializer
+        Where the variables ``kernel`` ``[height, width, filters, channels]`` and ``bias``
+        ``[filters]`` start.
+    kernel_regularizer, bias_regularizer, activity_regularizer
+        Penalties on them, and on the result.
+    kernel_constraint, bias_constraint
+        What they are held to.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range; in a call, if the input's shape does not fit.
+    """
+
+    _config_names = (
+        "filters",
+        "kernel_size",
+        "strides",
+        "padding",
+        "output_padding",
+        "data_format",
+        "dilation_rate",
+        "activation",
+        "use_bias",
+        "kernel_initializer",
+        "bias_initializer",
+        "kernel_regularizer",
+        "bias_regularizer",
+        "activity_regularizer",
+        "kernel_constraint",
+        "bias_constraint",
+    )
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: Any,
+        strides: Any = (1, 1),
+        padding: str = "valid",
+        output_padding: Any = None,
+        data_format: str | None = None,
+        dilation_rate: Any = (1, 1),
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            kernel_size,
+            strides,
+            padding,
+            data_format,
+            dilation_rate,
+            activation,
+            use_bias,
+            bias_initializer,
+            bias_regularizer,
+            bias_constraint,
+            activity_regularizer=activity_regularizer,
+            **options,
+        )
+        self.filters = positive("filters", filters)
+        self.kernel_initializer = initializers.get(kernel_initializer)
+        self.kernel_regularizer = regularizers.get(kernel_regularizer)
+        self.kernel_constraint = constraints.get(kernel_constraint)
+        self.output_padding = _output_padding(output_padding, self.strides)
+        if max(self.strides) > 1 and max(self.dilation_rate) > 1:
+            raise ValueError(
+                f"Conv2DTranspose: strides {self.strides} and dilation_rate {self.dilation_rate} "
+                "cannot both be larger than 1"
+            )
+
+    def build(self, input_shape: Any) -> None:
+        """Make ``kernel`` and ``bias`` for images of this shape."""
+        self._channels = self._channels_of(input_shape)
+        self.kernel = self.add_weight(
+            "kernel",
+            (*self.kernel_size, self.filters, self._channels),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self._make_bias(self.filters)
+
+    def _must_fit(self, shape: Any) -> None:
+        # Images of any size have a transpose, but for none.
+        self._check_extent(shape, 1, 1, "valid")
+
+    def _sides(self) -> list[tuple[int, int]]:
+        """Return the zeros above and below, and left and right, of the input spread by strides."""
+        sides = []
+        extras = (None, None) if self.output_padding is None else self.output_padding
+        for extent, stride, extra in zip(self._window(), self.strides, extras, strict=True):
+            if self.padding == "valid":
+                more = max(stride - extent, 0) if extra is None else extra
+                sides.append((extent - 1, extent - 1 + more))
+                continue
+            both = extent + (stride - 2 if extra is None else extent % 2 - 2 + extra)
+            before = min(-(-both // 2), extent - 1)
+            sides.append((before, both - before))
+        return sides
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return ``[n, out height, out width, filters]``."""
+        images = self.checked(inputs)
+        sides = self._sides()
+        return self._finished(
+            spread_conv2d(images, self.kernel, self.strides, sides, self.dilation_rate)
+        )
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        self._must_fit(input_shape)
         height, width = (
-            _length(n, (k - 1) * d + 1, s, self.padding)
-            for n, k, d, s in zip(
-                input_shape[1:3], self.kernel_size, self.dilation_rate, self.strides, strict=True
+            None if n is None else (n - 1) * stride + 1 + sum(zeros) - extent + 1
+            for n, stride, zeros, extent in zip(
+                input_shape[1:3], self.strides, self._sides(), self._window(), strict=True
             )
         )
         return (input_shape[0], height, width, self.filters)
 
 
-class MaxPooling2D(Layer):
-    """The largest number in each window, channel by channel.
-
-    Parameters
-    ----------
-    pool_size
-        The window: an int, or (height, width).
-    strides
-        The steps of the window; by default its size.
-    padding
-        ``"valid"``: windows stay inside the image. ``"same"``: they may reach beyond it.
-    data_format
-        Only ``"channels_last"``.
-    **options
-        As for `Layer`.
-    """
-
-    def __init__(
-        self,
-        pool_size: Any = (2, 2),
-        strides: Any = None,
-        padding: str = "valid",
-        data_format: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.pool_size = pair_of("pool_size", pool_size)
-        self.strides = self.pool_size if strides is None else pair_of("strides", strides)
-        self.padding = _padding(padding)
-        _check_data_format(data_format)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return ``[n, out height, out width, channels]``."""
-        shape = inputs.array.shape
-        if len(shape) != 4:
-            raise self._incompatible(shape, _IMAGES)
-        _check_extent(self, shape)
-        return nn.max_pool2d(inputs, self.pool_size, self.strides, self.padding.upper())
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
-        if len(input_shape) != 4:
-            raise self._incompatible(tuple(input_shape), _IMAGES)
-        _check_extent(self, input_shape)
-        height, width = (
-            _length(n, k, s, self.padding)
-            for n, k, s in zip(input_shape[1:3], self.pool_size, self.strides, strict=True)
-        )
-        return (input_shape[0], height, width, input_shape[3])
-
-
-_IMAGES = "images of shape [n, height, width, channels]"
-
-
-def _check_extent(layer: Conv2D | MaxPooling2D, shape: Any) -> None:
-    """Raise unless the window fits into images of this shape."""
-    if layer.padding == "same":
-        return
-    if isinstance(layer, Conv2D):
-        (kh, kw), (dh, dw) = layer.kernel_size, layer.dilation_rate
-        height, width = (kh - 1) * dh + 1, (kw - 1) * dw + 1
-    else:
-        height, width = layer.pool_size
-    if (shape[1] is not None and shape[1] < height) or (shape[2] is not None and shape[2] < width):
-        raise layer._incompatible(
-            tuple(shape),
-            f"images at least as large as the window of {height} x {width} (or padding='same')",
-        )
-
-
-def _length(length: int | None, window: int, stride: int, padding: str) -> int | None:
-    """Return how many places a window has along an axis."""
-    if length is None:
+def _output_padding(value: Any, strides: tuple[int, int]) -> tuple[int, int] | None:
+    if value is None:
         return None
-    covered = length if padding == "same" else length - window + 1
-    return -(-covered // stride)
-
-
-def _padding(value: str) -> str:
-    padding = str(value).lower()
-    if padding not in ("valid", "same"):
-        raise ValueError(f"padding must be 'valid' or 'same', got {value!r}")
-    return padding
-
-
-def _check_data_format(value: str | None) -> None:
-    if value not in (None, "channels_last"):
+    pair = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
+    if len(pair) != 2 or any(
+        not isinstance(n, int) or not 0 <= n < stride
+        for n, stride in zip(pair, strides, strict=True)
+    ):
         raise ValueError(
-            f"data_format must be 'channels_last', got {value!r}; transpose images to "
-            "[n, height, width, channels] first"
+            f"output_padding must be one integer or two, at least 0 and below the strides {strides}, "
+            f"got {value!r}"
         )
+    return pair[0], pair[1]

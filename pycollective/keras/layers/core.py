@@ -1,21 +1,19 @@
-"""Layers without windows: `Dense`, `Flatten`, `Reshape`, `Dropout`, `Activation`, and `Input`."""
+"""`Dense`, `Embedding`, `Identity` and `Input`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pycollective import nn
-from pycollective.distribute.context import current_mode, get_strategy
-from pycollective.keras import activations, initializers, regularizers
+from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.nn.dense import dense
 from pycollective.tensor import Tensor, ops
-from pycollective.tensor.random import default_generator, generator_scope
 
-__all__ = ["Activation", "Dense", "Dropout", "Flatten", "Input", "InputLayer", "Reshape"]
+__all__ = ["Dense", "Embedding", "Identity"]
 
 
 class Dense(Layer):
@@ -31,8 +29,10 @@ class Dense(Layer):
         Whether there is a bias.
     kernel_initializer, bias_initializer
         Where the variables ``kernel`` ``[inputs, units]`` and ``bias`` ``[units]`` start.
-    kernel_regularizer, bias_regularizer
-        Penalties on them.
+    kernel_regularizer, bias_regularizer, activity_regularizer
+        Penalties on them, and on the result.
+    kernel_constraint, bias_constraint
+        What they are held to.
     **options
         As for `Layer`; ``input_dim=n`` means ``input_shape=(n,)``.
 
@@ -41,6 +41,19 @@ class Dense(Layer):
     ValueError
         If ``units`` is not positive; in a call, if the last axis does not fit the kernel.
     """
+
+    _config_names = (
+        "units",
+        "activation",
+        "use_bias",
+        "kernel_initializer",
+        "bias_initializer",
+        "kernel_regularizer",
+        "bias_regularizer",
+        "kernel_constraint",
+        "bias_constraint",
+    )
+    _fixed = (("lora_rank", None), ("lora_alpha", None), ("quantization_config", None))
 
     def __init__(
         self,
@@ -51,12 +64,15 @@ class Dense(Layer):
         bias_initializer: Any = "zeros",
         kernel_regularizer: Any = None,
         bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
         input_dim: int | None = None,
         **options: Any,
     ) -> None:
         if input_dim is not None:
             options["input_shape"] = (input_dim,)
-        super().__init__(**options)
+        super().__init__(activity_regularizer=activity_regularizer, **options)
         self.units = positive("units", units)
         self.activation = activations.get(activation)
         self.use_bias = bool(use_bias)
@@ -64,6 +80,8 @@ class Dense(Layer):
         self.bias_initializer = initializers.get(bias_initializer)
         self.kernel_regularizer = regularizers.get(kernel_regularizer)
         self.bias_regularizer = regularizers.get(bias_regularizer)
+        self.kernel_constraint = constraints.get(kernel_constraint)
+        self.bias_constraint = constraints.get(bias_constraint)
         self._inputs = 0
 
     def build(self, input_shape: Any) -> None:
@@ -78,6 +96,7 @@ class Dense(Layer):
             (self._inputs, self.units),
             initializer=self.kernel_initializer,
             regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
         )
         self.bias = None
         if self.use_bias:
@@ -86,6 +105,7 @@ class Dense(Layer):
                 (self.units,),
                 initializer=self.bias_initializer,
                 regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
             )
 
     def call(self, inputs: Tensor) -> Tensor:
@@ -99,14 +119,14 @@ class Dense(Layer):
             )
         if inputs.array.dtype != self._dtype:
             inputs = ops.cast(inputs, self._dtype)
-        if len(shape) == 2:
-            outputs = ops.matmul(inputs, self.kernel)
-        else:
+        rows = inputs
+        if len(shape) != 2:
             rows = ops.reshape(inputs, (math.prod(shape[:-1]), self._inputs))
-            outputs = ops.reshape(ops.matmul(rows, self.kernel), (*shape[:-1], self.units))
-        if self.bias is not None:
-            outputs = nn.bias_add(outputs, self.bias)
-        if self.activation is activations.linear:
+        relu = self.activation is activations.relu
+        outputs = dense(rows, self.kernel, self.bias, "relu" if relu else None)
+        if len(shape) != 2:
+            outputs = ops.reshape(outputs, (*shape[:-1], self.units))
+        if relu or self.activation is activations.linear:
             return outputs
         activated: Tensor = self.activation(outputs)
         return activated
@@ -116,186 +136,104 @@ class Dense(Layer):
         return (*input_shape[:-1], self.units)
 
 
-class Flatten(Layer):
-    """Joins all axes but the first."""
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs as ``[n, numbers per example]``."""
-        shape = inputs.array.shape
-        if not shape:
-            raise self._incompatible(shape, "at least one axis")
-        return ops.reshape(inputs, (shape[0], math.prod(shape[1:])))
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the batch and the product of the other lengths."""
-        batch, *rest = input_shape
-        return (batch, None if None in rest else math.prod(rest))
-
-
-class Reshape(Layer):
-    """Gives each example another shape.
+class Embedding(Layer):
+    """A vector for each integer: rows of a table.
 
     Parameters
     ----------
-    target_shape
-        The shape of an example; one length may be -1 and follows from the others.
-    **options
-        As for `Layer`.
-    """
-
-    def __init__(self, target_shape: Sequence[int], **options: Any) -> None:
-        super().__init__(**options)
-        self.target_shape = tuple(int(n) for n in target_shape)
-        if self.target_shape.count(-1) > 1 or any(n < -1 for n in self.target_shape):
-            raise ValueError(
-                f"Reshape: target_shape {self.target_shape} must have lengths of at least 0, and "
-                "at most one -1"
-            )
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs as ``[n, *target_shape]``."""
-        shape = inputs.array.shape
-        # Not left to reshape(): an empty batch does not say what -1 stands for.
-        return ops.reshape(inputs, self.compute_output_shape(shape))
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the batch and the target shape, with -1 replaced."""
-        batch, *rest = input_shape
-        target = self.target_shape
-        if None in rest:
-            return (batch, *(None if n == -1 else n for n in target))
-        size = math.prod(rest)
-        known = math.prod(n for n in target if n != -1)
-        if -1 in target:
-            fits = known > 0 and size % known == 0
-            target = tuple(size // known if n == -1 and fits else n for n in target)
-        else:
-            fits = size == known
-        if not fits:
-            raise self._incompatible(
-                tuple(input_shape), f"examples that can be reshaped to {self.target_shape}"
-            )
-        return (batch, *target)
-
-
-class Activation(Layer):
-    """Applies an activation function, given by name or as a function."""
-
-    def __init__(self, activation: Any, **options: Any) -> None:
-        super().__init__(**options)
-        self.activation = activations.get(activation)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
-        outputs: Tensor = self.activation(inputs)
-        return outputs
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
-
-
-class Dropout(Layer):
-    """In training, sets elements to 0 by chance and divides the others by ``1 - rate``.
-
-    Parameters
-    ----------
-    rate
-        The share of elements that become 0.
-    seed
-        Where the random numbers start. Each replica draws its own, which follow from the seed and
-        the replica's number, so that a run can be repeated.
+    input_dim
+        How many rows the table has: integers are 0 to ``input_dim - 1``.
+    output_dim
+        The length of a row.
+    embeddings_initializer, embeddings_regularizer, embeddings_constraint
+        For the variable ``embeddings`` ``[input_dim, output_dim]``.
+    mask_zero
+        Only False: there are no masks here.
+    weights
+        The table, or a list with it.
     **options
         As for `Layer`.
 
     Raises
     ------
     ValueError
-        If ``rate`` is not in 0 to 1, without 1.
+        If an argument is out of range.
+    IndexError
+        In a call, if an integer is no row of the table.
     """
 
-    def __init__(self, rate: float, seed: int | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        if not 0 <= float(rate) < 1:
-            raise ValueError(f"Dropout: rate must be at least 0 and below 1, got {rate}")
-        self.rate = float(rate)
-        self.seed = seed
-        self._generators: dict[int, np.random.Generator] = {}
-        self._entropy = seed
-
-    def build(self, input_shape: Any) -> None:
-        """Settle the seed, if none was given, by the default generator."""
-        if self._entropy is None:
-            self._entropy = int(default_generator().integers(0, 2**63))
-
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        """Return the inputs, with elements dropped if ``training``."""
-        if not training or self.rate == 0:
-            return inputs
-        mode = current_mode()
-        context = None if mode is None else mode.replica_context
-        replica = 0 if context is None else int(context.replica_id_in_sync_group)
-        generator = self._generators.get(replica)
-        if generator is None:
-            assert self._entropy is not None
-            generator = np.random.default_rng([self._entropy, replica])
-            self._generators[replica] = generator
-        with generator_scope(generator):
-            return nn.dropout(inputs, self.rate)
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
-
-
-class InputLayer(Layer):
-    """Says the shape of a `Sequential`'s examples; it does nothing else.
-
-    A ``batch_size`` is only looked at: batches may have any number of examples.
-
-    Raises
-    ------
-    ValueError
-        If there is no shape, or the replicas of the strategy in force cannot share a batch equally.
-    """
+    _config_names = (
+        "input_dim",
+        "output_dim",
+        "embeddings_initializer",
+        "embeddings_regularizer",
+        "activity_regularizer",
+        "embeddings_constraint",
+        "mask_zero",
+    )
+    _fixed = (("lora_rank", None), ("lora_alpha", None), ("quantization_config", None))
+    _converts = False
 
     def __init__(
         self,
-        input_shape: Sequence[int | None] | None = None,
-        shape: Sequence[int | None] | None = None,
-        dtype: Any = None,
-        name: str | None = None,
-        batch_size: int | None = None,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        mask_zero: bool = False,
+        weights: Any = None,
+        **options: Any,
     ) -> None:
-        shape = input_shape if shape is None else shape
-        if shape is None:
-            raise ValueError("InputLayer needs the shape of an example, such as shape=(28, 28, 1)")
-        replicas = get_strategy().num_replicas_in_sync
-        if batch_size is not None and batch_size % replicas:
+        super().__init__(**options)
+        self.input_dim = positive("input_dim", input_dim)
+        self.output_dim = positive("output_dim", output_dim)
+        self.embeddings_initializer = initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = constraints.get(embeddings_constraint)
+        if mask_zero:
             raise ValueError(
-                f"The `batch_size` argument ({batch_size}) must be divisible by the number of "
-                f"replicas ({replicas})"
+                "Embedding: mask_zero=True is not supported, because layers and losses know no "
+                "masks; give sample_weight instead"
             )
-        super().__init__(dtype=dtype, name=name, input_shape=shape)
-        self._output_shape = self._input_shape
+        self.mask_zero = False
+        if weights is not None:
+            self.build((None,))
+            self.set_weights(weights if isinstance(weights, (list, tuple)) else [weights])
+
+    def build(self, input_shape: Any) -> None:
+        """Make ``embeddings``; the shape does not matter."""
+        self.embeddings = self.add_weight(
+            "embeddings",
+            (self.input_dim, self.output_dim),
+            initializer=self.embeddings_initializer,
+            regularizer=self.embeddings_regularizer,
+            constraint=self.embeddings_constraint,
+        )
 
     def call(self, inputs: Tensor) -> Tensor:
+        """Return the rows: the shape of the inputs with ``output_dim`` behind it."""
+        if inputs.dtype.kind not in "iu":
+            inputs = ops.cast(inputs, np.int32)
+        return ops.gather(self.embeddings, inputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the input's shape with ``output_dim`` behind it."""
+        return (*input_shape, self.output_dim)
+
+
+class Identity(Layer):
+    """Returns its inputs."""
+
+    _config_names = ()
+
+    def call(self, inputs: Any) -> Any:
         """Return the inputs."""
         return inputs
 
-    def compute_output_shape(self, input_shape: Any) -> Shape:
+    def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the same shape."""
-        return tuple(input_shape)
-
-
-def Input(
-    shape: Sequence[int | None],
-    batch_size: int | None = None,
-    dtype: Any = None,
-    name: str | None = None,
-) -> InputLayer:
-    """Return the `InputLayer` of a `Sequential` whose examples have this shape."""
-    return InputLayer(shape=shape, dtype=dtype, name=name, batch_size=batch_size)
+        return input_shape
 
 
 def positive(name: str, value: Any) -> int:

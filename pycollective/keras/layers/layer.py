@@ -15,9 +15,11 @@ from pycollective import nest
 from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
-from pycollective.keras import initializers, regularizers
-from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras import activations, constraints, initializers, regularizers
+from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.graph.symbols import Node, has_symbols
+from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
     Variable,
@@ -26,11 +28,21 @@ from pycollective.tensor import (
     as_tensor,
     ops,
 )
+from pycollective.tensor.tape import thread_state
 from pycollective.train.trackable import Trackable, children_of, is_trackable
 
 __all__ = ["Layer"]
 
 Shape = tuple[int | None, ...]
+
+
+#: What belongs to a setting by the end of its name.
+_ROOMS: dict[str, Any] = {
+    "activation": activations,
+    "constraint": constraints,
+    "initializer": initializers,
+    "regularizer": regularizers,
+}
 
 
 class _Calls(threading.local):
@@ -54,13 +66,16 @@ class Layer(Trackable):
 
     Parameters
     ----------
+    activity_regularizer
+        A penalty on the results, one of `losses`: a name or a ``callable(tensor)``. It is divided by
+        the number of rows.
     trainable
         Whether the variables are trained.
     name
         By default the class's name with a number.
     dtype
-        Of the variables and results; by default ``keras.backend.floatx()``. Floating-point inputs
-        of another dtype are converted.
+        Of the variables and results, or a `DTypePolicy`, or its name; by default
+        ``keras.backend.floatx()``. Floating-point inputs of another dtype are converted.
     input_shape
         The shape of one example; the first layer of a `Sequential` with it is built at once.
 
@@ -70,7 +85,11 @@ class Layer(Trackable):
     first call of any.
     """
 
-    _untracked = frozenset({"_regularized", "_output_shape"})
+    _untracked = frozenset({"_regularized", "_output_shape", "_built_shapes", "_inbound_nodes"})
+    #: The attributes that the config holds; None: the arguments of the constructor.
+    _config_names: tuple[str, ...] | None = None
+    #: Settings of Keras's that configs may hold, and the only value that they can have here.
+    _fixed: tuple[tuple[str, Any], ...] = ()
     #: Whether `call` takes an argument ``training``.
     _takes_training = False
     #: Whether there is a `build` to be called before the first `call`.
@@ -79,6 +98,8 @@ class Layer(Trackable):
     _converts = True
     #: Set in classes whose `build` does nothing but call the layer.
     _build_calls = False
+    #: Whether integers that come in also come out.
+    _keeps_dtype = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -87,19 +108,37 @@ class Layer(Trackable):
             cls._has_build = True
             type.__setattr__(cls, "build", _built_once(cls.build))
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Keep the arguments, of which the config is made where no class says how."""
+        self = super().__new__(cls, *args, **kwargs)
+        if cls._config_names is None and cls.get_config.__module__.startswith(
+            "pycollective.keras."
+        ):
+            object.__setattr__(self, "_arguments", (args, kwargs))
+        return self
+
     def __init__(
         self,
         *,
+        activity_regularizer: Any = None,
         trainable: bool = True,
         name: str | None = None,
         dtype: Any = None,
         input_shape: Sequence[int | None] | None = None,
     ) -> None:
         self._name = unique_name(name_of_class(type(self))) if name is None else str(name)
-        self._dtype = as_dtype(floatx() if dtype is None else dtype)
+        self._policy = policy_of(dtype)
+        #: What is computed in, and what variables are read as where that is another dtype.
+        self._dtype = self._policy.compute_dtype
+        self._reads_as = None if self._dtype == self._policy.variable_dtype else self._dtype
+        self.activity_regularizer = regularizers.get(activity_regularizer)
         self._trainable = bool(trainable)
         self._input_shape = None if input_shape is None else (None, *input_shape)
         self._output_shape: Any = None
+        #: The shapes of the inputs that the layer was built for.
+        self._built_shapes: Any = None
+        #: The calls on symbolic tensors.
+        self._inbound_nodes: list[Node] = []
         self._regularized: list[tuple[Callable[[Any], Any], Variable]] = []
         self._added_losses = threading.local()
         mode = current_mode()
@@ -125,11 +164,20 @@ class Layer(Trackable):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the variables and results."""
+        """The dtype of the variables."""
+        return self._policy.variable_dtype
+
+    variable_dtype = dtype
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The dtype of what is computed, and of the results."""
         return self._dtype
 
-    compute_dtype = dtype
-    variable_dtype = dtype
+    @property
+    def dtype_policy(self) -> DTypePolicy:
+        """What `compute_dtype` and `variable_dtype` follow from."""
+        return self._policy
 
     @property
     def trainable(self) -> bool:
@@ -144,6 +192,82 @@ class Layer(Trackable):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self._name}, built={self.built}>"
 
+    # Configs ---------------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets, as values that JSON can hold, by Keras 3's names.
+
+        A class of one's own that takes only numbers, texts, and lists or dicts of them need not
+        override it.
+
+        Raises
+        ------
+        NotImplementedError
+            If the constructor got something else, and the class does not override this method.
+        """
+        names = self._config_names
+        own = self._given() if names is None else {name: self._stored(name) for name in names}
+        config = {
+            "name": self._name,
+            "trainable": self._trainable,
+            "dtype": {
+                "module": "keras",
+                "class_name": "DTypePolicy",
+                "config": self._policy.get_config(),
+                "registered_name": None,
+            },
+            **own,
+        }
+        if self.activity_regularizer is not None:
+            config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Make a layer of what `get_config` returned, here or in Keras.
+
+        Raises
+        ------
+        ValueError
+            If Keras was told something that is not here.
+        """
+        given = dict(config)
+        for name, only in cls._fixed:
+            value = given.pop(name, only)
+            if value != only:
+                raise ValueError(
+                    f"{cls.__name__}: {name}={value!r} is not supported; only {only!r} is"
+                )
+        return cls(**given)
+
+    def _stored(self, name: str) -> Any:
+        """Return an attribute as configs hold it: what its name ends with says what it is."""
+        value = getattr(self, name)
+        for kind, room in _ROOMS.items():
+            if name.endswith(kind):
+                return room.serialize(value)
+        return initializers.plain(value)
+
+    def _given(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, if no class of one's own says what to store."""
+        if "_arguments" not in self.__dict__:
+            return {}
+        args, kwargs = self.__dict__["_arguments"]
+        bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
+        given = dict(list(bound.arguments.items())[1:])
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given.update(given.pop(name, {}))
+        for name in ("activity_regularizer", "dtype", "input_shape", "name", "trainable"):
+            given.pop(name, None)
+        for name, value in given.items():
+            if not _is_plain(value):
+                raise NotImplementedError(
+                    f"{type(self).__name__} must override get_config(): its argument {name!r} is a "
+                    f"{type(value).__name__}, which no config can hold as it is"
+                )
+        return given
+
     # Building --------------------------------------------------------------------------------
 
     def build(self, input_shape: Any) -> None:
@@ -156,6 +280,7 @@ class Layer(Trackable):
         dtype: Any = None,
         initializer: Any = "glorot_uniform",
         regularizer: Any = None,
+        constraint: Any = None,
         trainable: bool = True,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
@@ -172,13 +297,15 @@ class Layer(Trackable):
             A name or a ``callable(shape, dtype)`` for the values to start from.
         regularizer
             A name or a ``callable(variable)`` whose result is one of `losses`.
+        constraint
+            A name or a ``callable(tensor)``: what an optimizer makes of the value after each step.
         trainable
             Whether it is trained.
         synchronization, aggregation
             How a strategy keeps its copies.
         """
         sizes = tuple(int(n) for n in shape)
-        kind = self._dtype if dtype is None else as_dtype(dtype)
+        kind = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
         start = initializers.get("glorot_uniform" if initializer is None else initializer)
         assert start is not None
         short = "weight" if name is None else name
@@ -194,6 +321,7 @@ class Layer(Trackable):
             synchronization=synchronization,
             aggregation=aggregation,
         )
+        variable.constraint = constraints.get(constraint)
         penalty = regularizers.get(regularizer)
         if penalty is not None:
             self._regularized.append((penalty, variable))
@@ -219,7 +347,26 @@ class Layer(Trackable):
             finally:
                 self._building = False
             self._resume_restore()
+            if input_shape is not None:
+                self._built_shapes = map_shapes(_without_batch, input_shape)
             self.built = True
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return the shapes that the layer was built for, or None if it has nothing to build."""
+        known = self.built and self._built_shapes is not None
+        builds = self._has_build or any(self._sublayers())
+        return {"input_shape": self._built_shapes} if known and builds else None
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Build the layer, and those inside, for the shapes that `get_build_config` returned."""
+        shapes = config.get("input_shape")
+        if shapes is None:
+            return
+        shapes = map_shapes(tuple, shapes)
+        if self._has_build:
+            self._ensure_built(shapes)
+        if not all(layer.built for layer in self._flatten_layers()):
+            Layer.compute_output_shape(self, shapes)
 
     def _creation_scope(self) -> AbstractContextManager[Any]:
         if self._strategy is None or current_mode() is not None:
@@ -245,6 +392,8 @@ class Layer(Trackable):
             Whether this is a step of training; by default what holds for the layer around this one.
         """
         if inputs.__class__ is not Tensor or inputs.array.dtype is not self._dtype:
+            if has_symbols(inputs):
+                return self._recorded(inputs, args, kwargs, training)
             inputs = self._to_inputs(inputs)
         first = not self.built
         if first:
@@ -254,6 +403,7 @@ class Layer(Trackable):
         if not calls.depth and _any_added_loss:
             self._forget_losses()
         calls.depth += 1
+        reads_as, thread_state.reads_as = thread_state.reads_as, self._reads_as
         if training is not None:
             calls.training = training
         elif outside is not None:
@@ -266,9 +416,22 @@ class Layer(Trackable):
         finally:
             calls.depth -= 1
             calls.training = outside
+            thread_state.reads_as = reads_as
+        if self.activity_regularizer is not None:
+            self._penalize(outputs)
         if first:
             self._output_shape = map_shapes(_without_batch, _shapes(outputs))
         return outputs
+
+    def _recorded(
+        self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
+    ) -> Any:
+        """Note the call on symbolic tensors; return what describes its result."""
+        from pycollective.keras.graph.recording import record
+
+        if training is not None:
+            kwargs = {**kwargs, "training": training}
+        return record(self, (inputs, *args), kwargs)
 
     def _to_inputs(self, inputs: Any) -> Any:
         """Make tensors of the inputs; floating-point ones get the layer's dtype."""
@@ -284,6 +447,13 @@ class Layer(Trackable):
         if self._converts and dtype != self._dtype and dtype.kind in "fV":
             tensor = ops.cast(tensor, self._dtype)
         return tensor
+
+    def _penalize(self, outputs: Any) -> None:
+        """Add the penalty on the results of a call to `losses`."""
+        assert self.activity_regularizer is not None
+        for output in nest.flatten(outputs):
+            rows = len(output) if output.ndim else 1
+            self.add_loss(self.activity_regularizer(output) / max(rows, 1))
 
     def _incompatible(self, shape: tuple[int, ...], needed: str) -> ValueError:
         return ValueError(
@@ -303,6 +473,30 @@ class Layer(Trackable):
             return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
 
         return map_shapes(_without_batch, _shapes(self(map_shapes(zeros, input_shape))))
+
+    @property
+    def input(self) -> Any:
+        """The symbolic tensors that the layer was first called on.
+
+        Raises
+        ------
+        AttributeError
+            If it never was called on any.
+        """
+        args = self._first_node("input").args
+        return args[0] if args else self.output
+
+    @property
+    def output(self) -> Any:
+        """The symbolic tensors that the layer's first call on such returned; as `input`."""
+        return self._first_node("output").outputs
+
+    def _first_node(self, attribute: str) -> Node:
+        if not self._inbound_nodes:
+            raise AttributeError(
+                f"layer {self._name!r} has no {attribute}: it was never called on a symbolic tensor"
+            )
+        return self._inbound_nodes[0]
 
     @property
     def input_shape(self) -> Any:
@@ -466,6 +660,15 @@ class Layer(Trackable):
             if layer._trainable:
                 found.extend(penalty(variable) for penalty, variable in layer._regularized)
         return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold a value."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _built_once(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

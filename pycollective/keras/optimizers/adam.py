@@ -1,16 +1,18 @@
-"""Adam (Kingma and Ba, 2015)."""
+"""Adam (Kingma and Ba, 2015), and AdamW (Loshchilov and Hutter, 2019)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nn.update import adam_update
 
-__all__ = ["Adam"]
+__all__ = ["Adam", "AdamW", "check_betas"]
 
 
 class Adam(Optimizer):
@@ -28,8 +30,10 @@ class Adam(Optimizer):
         How slowly the means of gradient and squared gradient change.
     epsilon
         What keeps the step finite.
-    **options
-        As for `Optimizer`.
+    amsgrad
+        Whether the largest ``v`` so far stands in its place (Reddi et al., 2018).
+    *options, **named
+        As for `Optimizer`, from ``weight_decay`` on.
 
     Raises
     ------
@@ -43,19 +47,23 @@ class Adam(Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        **options: Any,
+        amsgrad: bool = False,
+        *options: Any,
+        **named: Any,
     ) -> None:
-        super().__init__(learning_rate, **options)
-        for name, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
-            if not 0 <= beta < 1:
-                raise ValueError(f"Adam: {name} must be at least 0 and below 1, got {beta}")
+        super().__init__(learning_rate, *options, **named)
+        check_betas(self, beta_1, beta_2)
         self.beta_1 = float(beta_1)
         self.beta_2 = float(beta_2)
         self.epsilon = float(epsilon)
+        self.amsgrad = bool(amsgrad)
 
     def slot_names(self) -> tuple[str, ...]:
-        """Return the two running means."""
-        return ("m", "v")
+        """Return the two running means, and with ``amsgrad`` the largest of the second."""
+        return ("m", "v", "largest_v") if self.amsgrad else ("m", "v")
+
+    def _slot_order(self) -> Sequence[Sequence[str]]:
+        return [("m", "v"), ("largest_v",)] if self.amsgrad else [("m", "v")]
 
     def update_step(
         self,
@@ -67,13 +75,62 @@ class Adam(Optimizer):
     ) -> None:
         """Update one parameter in place."""
         alpha = learning_rate * math.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
-        adam_update(
-            parameter,
-            gradient,
-            slots["m"],
-            slots["v"],
-            alpha,
-            self.beta_1,
-            self.beta_2,
-            self.epsilon,
+        m, v = slots["m"], slots["v"]
+        if not self.amsgrad:
+            adam_update(parameter, gradient, m, v, alpha, self.beta_1, self.beta_2, self.epsilon)
+            return
+        largest = slots["largest_v"]
+        m += (gradient - m) * (1 - self.beta_1)
+        v += (gradient * gradient - v) * (1 - self.beta_2)
+        np.maximum(largest, v, out=largest)
+        parameter -= alpha * m / (np.sqrt(largest) + self.epsilon)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        own = {name: getattr(self, name) for name in ("beta_1", "beta_2", "epsilon", "amsgrad")}
+        return {**super().get_config(), **own}
+
+
+class AdamW(Adam):
+    """`Adam` with weight decay that does not go through the means (Loshchilov and Hutter, 2019).
+
+    Parameters
+    ----------
+    weight_decay
+        As for `Optimizer`; it must not be None.
+    learning_rate, beta_1, beta_2, epsilon, amsgrad
+        As for `Adam`.
+    *options, **named
+        As for `Optimizer`, from ``clipnorm`` on.
+
+    Raises
+    ------
+    ValueError
+        If ``weight_decay`` is None.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        weight_decay: float = 0.004,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,
+        *options: Any,
+        **named: Any,
+    ) -> None:
+        if weight_decay is None:
+            raise ValueError("Argument `weight_decay` must be a float. Received: weight_decay=None")
+        super().__init__(
+            learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay, *options, **named
         )
+
+
+def check_betas(optimizer: Optimizer, *betas: float) -> None:
+    """Raise unless each of ``beta_1``, ``beta_2`` is at least 0 and below 1."""
+    for number, beta in enumerate(betas, 1):
+        if not 0 <= beta < 1:
+            raise ValueError(
+                f"{type(optimizer).__name__}: beta_{number} must be at least 0 and below 1, got {beta}"
+            )

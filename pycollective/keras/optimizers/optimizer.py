@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,14 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.optimizers import schedules
+from pycollective.keras.optimizers.gathering import current_gathering
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.tensor import GradientTape, Tensor, Variable, VariableAggregation, as_tensor
 from pycollective.train.trackable import Trackable
 
-__all__ = ["Optimizer"]
+__all__ = ["Optimizer", "with_arrays"]
 
 
 class Optimizer(Trackable):
@@ -34,19 +38,34 @@ class Optimizer(Trackable):
     ----------
     learning_rate
         A number, a `LearningRateSchedule`, or a function without arguments.
-    name
-        By default the class's name with a number.
+    weight_decay
+        Before each step a variable loses its ``weight_decay * learning_rate``-th part.
     clipnorm
         The gradient of each variable is scaled down to at most this Euclidean norm.
     clipvalue
         Each number of a gradient is cut off beyond this absolute value.
     global_clipnorm
         All gradients together are scaled down to at most this Euclidean norm.
+    use_ema
+        Whether a running mean of each variable is kept: ``mean = ema_momentum * mean +
+        (1 - ema_momentum) * variable`` after each step. `finalize_variable_values`, which
+        `Model.fit` calls at its end, gives the variables these values.
+    ema_momentum
+        How slowly the means change.
+    ema_overwrite_frequency
+        After so many steps each the variables get their means; None: only at the end.
+    loss_scale_factor
+        Gradients are divided by it before anything else; `scale_loss` multiplies the loss by it, and
+        `minimize` does both.
+    gradient_accumulation_steps
+        So many calls of `apply_gradients` make one step, with the mean of their gradients.
+    name
+        By default the class's name with a number.
 
     Raises
     ------
     ValueError
-        If more than one way to clip is given, or a limit is not positive.
+        If more than one way to clip is given, a limit is not positive, or a number is out of range.
 
     Notes
     -----
@@ -60,10 +79,16 @@ class Optimizer(Trackable):
     def __init__(
         self,
         learning_rate: Any,
-        name: str | None = None,
+        weight_decay: float | None = None,
         clipnorm: float | None = None,
         clipvalue: float | None = None,
         global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        loss_scale_factor: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        name: str | None = None,
     ) -> None:
         self.name = unique_name(name_of_class(type(self))) if name is None else str(name)
         limits = {
@@ -80,6 +105,31 @@ class Optimizer(Trackable):
         for key, value in given.items():
             if not value > 0:
                 raise ValueError(f"{self.name}: {key} must be positive, got {value}")
+        if not 0 <= ema_momentum <= 1:
+            raise ValueError(
+                f"`ema_momentum` must be in the range [0, 1]. Received: ema_momentum={ema_momentum}"
+            )
+        if use_ema and not (ema_overwrite_frequency is None or ema_overwrite_frequency >= 1):
+            raise ValueError(
+                "`ema_overwrite_frequency` must be an integer >= 1 or None. Received: "
+                f"ema_overwrite_frequency={ema_overwrite_frequency}"
+            )
+        if gradient_accumulation_steps is not None and not gradient_accumulation_steps >= 2:
+            raise ValueError(
+                "`gradient_accumulation_steps` must be an integer >= 2. Received: "
+                f"gradient_accumulation_steps={gradient_accumulation_steps}"
+            )
+        if loss_scale_factor is not None and not 0 < loss_scale_factor < math.inf:
+            raise ValueError(
+                f"{self.name}: loss_scale_factor must be positive, got {loss_scale_factor}"
+            )
+        self.weight_decay = weight_decay
+        self.use_ema = bool(use_ema)
+        self.ema_momentum = float(ema_momentum)
+        self.ema_overwrite_frequency = ema_overwrite_frequency
+        self.loss_scale_factor = loss_scale_factor
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self._never_decays: tuple[frozenset[int], re.Pattern[str] | None] = (frozenset(), None)
         self.clipnorm = clipnorm
         self.clipvalue = clipvalue
         self.global_clipnorm = global_clipnorm
@@ -102,6 +152,17 @@ class Optimizer(Trackable):
     def slot_names(self) -> tuple[str, ...]:
         """Return the names of the arrays that are kept for each variable; they start at 0."""
         return ()
+
+    def _slot_order(self) -> Sequence[Sequence[str]]:
+        """Return the slots in the order in which `variables` has them.
+
+        Those that are together follow each other for each variable.
+        """
+        return [self.slot_names()]
+
+    def _slot_start(self, name: str) -> float:
+        """Return what a slot starts from."""
+        return 0.0
 
     def update_step(
         self,
@@ -142,14 +203,22 @@ class Optimizer(Trackable):
         )
 
     @property
-    def iterations(self) -> Variable:
+    def iterations(self) -> Any:
         """How many steps were made: an int64 scalar."""
-        return self._iterations
+        steps = self.gradient_accumulation_steps
+        return self._iterations // steps if steps else self._iterations
 
     @property
     def variables(self) -> list[Variable]:
-        """All that the optimizer keeps: iterations, learning rate, then the slots."""
-        return list(self._variables.values())
+        """All that the optimizer keeps, in Keras's order: iterations, learning rate, the slots."""
+        groups = [*((name,) for name in self._common_slots()), *self._slot_order()]
+        kept = [
+            slots[name] for group in groups for _, slots in self._slots.values() for name in group
+        ]
+        known = {id(variable) for variable in kept}
+        own = list(self._variables.values())
+        first = next((i for i, v in enumerate(own) if id(v) in known), len(own))
+        return [*own[:first], *kept, *(v for v in own[first:] if id(v) not in known)]
 
     @property
     def built(self) -> bool:
@@ -165,6 +234,10 @@ class Optimizer(Trackable):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
+        if isinstance(value, LearningRateSchedule) or callable(value):
+            self._variables.pop("learning_rate", None)
+            self._rate = value
+            return
         if not isinstance(self._rate, Variable):
             raise TypeError(
                 f"{self.name}: the learning rate cannot be set, because the optimizer was made "
@@ -182,19 +255,61 @@ class Optimizer(Trackable):
                     continue
                 number = len(self._slots)
                 slots = {
-                    name: self._make_slot(f"{name}/{number}", variable)
-                    for name in self.slot_names()
+                    name: self._make_like(
+                        variable, f"{name}/{number}", variable.shape, self._slot_start(name)
+                    )
+                    for name in (*self._common_slots(), *self.slot_names())
                 }
                 self._slots[id(variable)] = (variable, slots)
 
-    def _make_slot(self, name: str, variable: Variable) -> Variable:
-        shape, dtype = variable.shape, variable.dtype
-        # Slots have as many components as their variable, wherever they are made.
+    def _common_slots(self) -> tuple[str, ...]:
+        """Return the slots that any optimizer may have."""
+        names = ("average",) if self.use_ema else ()
+        return (*names, "gradient_accumulator") if self.gradient_accumulation_steps else names
+
+    def _make_like(
+        self, variable: Variable, name: str, shape: tuple[int, ...], start: float
+    ) -> Variable:
+        """Make a variable of the dtype of another one, with as many components as it has."""
+        dtype = variable.dtype
         strategy = getattr(variable, "_distribute_strategy", None)
         if strategy is None or current_mode() is not None:
-            return self._make(name, lambda: np.zeros(shape, dtype), dtype, shape)
+            return self._make(name, lambda: np.full(shape, start, dtype), dtype, shape)
         with strategy.scope():
-            return self._make(name, lambda: np.zeros(shape, dtype), dtype, shape)
+            return self._make(name, lambda: np.full(shape, start, dtype), dtype, shape)
+
+    def exclude_from_weight_decay(
+        self,
+        var_list: Iterable[Variable] | None = None,
+        var_names: Iterable[str] | None = None,
+    ) -> None:
+        """Say which variables have no weight decay; before the first step.
+
+        Parameters
+        ----------
+        var_list
+            Variables.
+        var_names
+            Regular expressions; a variable in whose name one of them is found is meant.
+
+        Raises
+        ------
+        ValueError
+            If the optimizer is built.
+        """
+        if self.built:
+            raise ValueError(
+                "`exclude_from_weight_decay()` can only be configured before the optimizer is built."
+            )
+        names = list(var_names or ())
+        self._never_decays = (
+            frozenset(id(variable) for variable in var_list or ()),
+            re.compile("|".join(names)) if names else None,
+        )
+
+    def _decays(self, variable: Variable) -> bool:
+        excluded, pattern = self._never_decays
+        return id(variable) not in excluded and not (pattern and pattern.search(variable.name))
 
     # Steps -----------------------------------------------------------------------------------
 
@@ -240,7 +355,14 @@ class Optimizer(Trackable):
                 "`apply_gradients() cannot be called in cross-replica context. Use "
                 "`tf.distribute.Strategy.run` to enter replica context."
             )
-        gradients, variables = self._checked(list(grads_and_vars))
+        pairs = list(grads_and_vars)
+        gathering = current_gathering()
+        if gathering is not None:
+            joined = gathering.joined(self, pairs)
+            if joined is None:
+                return self._iterations
+            pairs = joined
+        gradients, variables = self._checked(pairs)
         aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
         if mode is not None and replicas > 1:
             context, extended = mode.replica_context, mode.strategy.extended
@@ -271,11 +393,96 @@ class Optimizer(Trackable):
         """Update this replica's copies by the gradients of all replicas."""
         if any(id(variable) not in self._slots for variable in variables):
             self.build(variables)
-        self._update(self._clipped(gradients), variables)
+        if self.loss_scale_factor is not None:
+            gradients = [g / g.dtype.type(self.loss_scale_factor) for g in gradients]
+        steps = self.gradient_accumulation_steps
+        if not steps:
+            self._update(self._clipped(gradients), variables)
+        elif (int(self._iterations) + 1) % steps:
+            for gradient, variable in zip(gradients, variables, strict=True):
+                with_arrays([self._slot(variable, "gradient_accumulator")], _adder(gradient))
+        else:
+            means = [
+                (g + self._slot(v, "gradient_accumulator")._local()._current().array) / steps
+                for g, v in zip(gradients, variables, strict=True)
+            ]
+            self._update(self._clipped(means), variables)
+            for _, slots in self._slots.values():
+                with_arrays([slots["gradient_accumulator"]], lambda arrays: arrays[0].fill(0))
+        if self.use_ema:
+            self._average()
+        for variable in variables:
+            _constrain(variable)
+        with_arrays([self._iterations], _count)
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Variable]) -> Variable:
-        """Update variables; as `apply_gradients`, with two lists."""
+    def _slot(self, variable: Variable, name: str) -> Variable:
+        return self._slots[id(variable)][1][name]
+
+    def _average(self) -> None:
+        """Take the variables into their running means."""
+        step = int(self.iterations)
+        share = 1 - self.ema_momentum if step else 1.0
+        frequency = self.ema_overwrite_frequency
+        overwrite = frequency is not None and (step + 1) % frequency == 0
+
+        def update(arrays: list[Array]) -> None:
+            average, current = arrays
+            average += (current - average) * share
+            if overwrite:
+                current[...] = average
+
+        for variable, slots in self._slots.values():
+            with_arrays([slots["average"], variable], update)
+
+    def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
+        """Give variables the values that training ends with: with ``use_ema`` their means."""
+        if not self.use_ema:
+            return
+        for variable in var_list:
+            if id(variable) in self._slots:
+                variable.assign(self._slot(variable, "average").value())
+
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Sequence[Variable] | None = None
+    ) -> Variable:
+        """Update variables; as `apply_gradients`, with two lists.
+
+        Parameters
+        ----------
+        grads
+            A gradient, or None, for each variable.
+        trainable_variables
+            The variables; by default those that the optimizer was built with.
+
+        Raises
+        ------
+        ValueError
+            If the lists differ in length, or there are no variables yet.
+        """
+        if trainable_variables is None:
+            if not self.built:
+                raise ValueError(
+                    "When passing `grads` without `variables`, the optimizer must already be built "
+                    "on a list of variables. Call `optimizer.build(trainable_variables)` first. "
+                )
+            trainable_variables = [variable for variable, _ in self._slots.values()]
+        if len(grads) != len(trainable_variables):
+            raise ValueError(
+                f"{self.name}: {len(grads)} gradients do not fit {len(trainable_variables)} variables"
+            )
         return self.apply_gradients(zip(grads, trainable_variables, strict=True))
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return what gradients are to be computed of, for `apply` and `apply_gradients`.
+
+        `minimize` needs the loss itself.
+        """
+        scale = self._loss_scale()
+        return loss if scale is None else loss * scale
+
+    def _loss_scale(self) -> float | None:
+        """Return what gradients will be divided by."""
+        return self.loss_scale_factor
 
     def minimize(
         self,
@@ -305,10 +512,16 @@ class Optimizer(Trackable):
             raise ValueError("minimize() needs the tape that recorded the loss, or a function")
         variables = list(var_list() if callable(var_list) else var_list)
         mode = current_mode()
-        if mode is None or mode.replica_context is None:
-            gradients, summed = tape.gradient(loss, variables), False
-        else:
-            gradients, summed = summed_gradients(mode.replica_context, tape, loss, variables)
+        # The same as the gradients of the scaled loss.
+        scale = self._loss_scale()
+        # That a scale is too large is seen in the gradients.
+        with nullcontext() if scale is None else np.errstate(over="ignore", invalid="ignore"):
+            if mode is None or mode.replica_context is None or current_gathering() is not None:
+                gradients, summed = tape.gradient(loss, variables, scale), False
+            else:
+                gradients, summed = summed_gradients(
+                    mode.replica_context, tape, loss, variables, scale
+                )
         return self.apply_gradients(zip(gradients, variables, strict=True), summed)
 
     def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:
@@ -367,25 +580,123 @@ class Optimizer(Trackable):
         learning_rate = float(
             rate(self._iterations) if isinstance(rate, LearningRateSchedule) else self.learning_rate
         )
-        step = int(self._iterations) + 1
+        step = int(self.iterations) + 1
+        names = self.slot_names()
         for gradient, variable in zip(gradients, variables, strict=True):
             slots = self._slots[id(variable)][1]
-            names = tuple(slots)
+            keep = 1.0
+            if self.weight_decay is not None and self._decays(variable):
+                keep -= self.weight_decay * learning_rate
 
-            def update(arrays: list[Array], gradient: Array = gradient, names: Any = names) -> None:
+            def update(arrays: list[Array], gradient: Array = gradient, keep: float = keep) -> None:
                 parameter, *rest = arrays
+                if keep != 1:
+                    parameter *= keep
                 kept = dict(zip(names, rest, strict=True))
                 self.update_step(parameter, gradient, kept, learning_rate, step)
 
-            _with_arrays([variable, *slots.values()], update)
-        _with_arrays([self._iterations], _count)
+            with_arrays([variable, *(slots[name] for name in names)], update)
+
+    # Descriptions ----------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, as what JSON can hold.
+
+        Raises
+        ------
+        TypeError
+            If the learning rate is a function, which cannot be stored.
+        """
+        rate: Any = self._rate
+        if isinstance(rate, LearningRateSchedule):
+            rate = schedules.serialize(rate)
+        elif isinstance(rate, Variable):
+            rate = float(rate)
+        else:
+            raise TypeError(
+                f"{self.name}: the learning rate is the function {rate!r}, which cannot be stored; "
+                "make it a LearningRateSchedule"
+            )
+        names = (
+            "weight_decay",
+            "clipnorm",
+            "global_clipnorm",
+            "clipvalue",
+            "use_ema",
+            "ema_momentum",
+            "ema_overwrite_frequency",
+            "loss_scale_factor",
+            "gradient_accumulation_steps",
+        )
+        return {
+            "name": self.name,
+            "learning_rate": rate,
+            **{name: getattr(self, name) for name in names},
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return the optimizer that `get_config` described."""
+        arguments = dict(config)
+        if isinstance(arguments.get("learning_rate"), Mapping):
+            arguments["learning_rate"] = schedules.deserialize(
+                arguments["learning_rate"], custom_objects
+            )
+        return cls(**arguments)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Put the values of `variables` into a mapping, by their numbers."""
+        for number, variable in enumerate(self.variables):
+            store[str(number)] = variable.numpy()
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Set `variables` from what `save_own_variables` stored.
+
+        Raises
+        ------
+        ValueError
+            If the number of values is another one, or a shape; then nothing is changed.
+        """
+        variables = self.variables
+        values = [np.asarray(store[key]) for key in sorted(store, key=int)]
+        shapes = [value.shape for value in values]
+        expected = [variable.shape for variable in variables]
+        if shapes != expected:
+            raise ValueError(
+                f"optimizer {self.name!r} has variables of shapes {expected}, the stored ones have "
+                f"{shapes}"
+            )
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value.astype(variable.dtype))
 
 
 def _count(arrays: list[Array]) -> None:
     arrays[0] += 1
 
 
-def _with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]], None]) -> None:
+def _adder(amount: Array) -> Callable[[list[Array]], None]:
+    def add(arrays: list[Array]) -> None:
+        arrays[0] += amount
+
+    return add
+
+
+def _constrain(variable: Variable) -> None:
+    """Put a variable that has a constraint back to where it may be."""
+    constraint = getattr(variable, "constraint", None)
+    if constraint is None:
+        return
+
+    def project(arrays: list[Array]) -> None:
+        # A copy, because what is being written to must not be seen.
+        arrays[0][...] = as_tensor(constraint(Tensor(arrays[0].copy()))).array
+
+    with_arrays([variable], project)
+
+
+def with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]], None]) -> None:
     """Call ``function`` with the writable arrays of this replica's copies of variables.
 
     Outside of the replicas it is called for each copy.
@@ -439,4 +750,9 @@ def _sum_of_squares(gradient: Array) -> float:
 
 def _scaled(gradient: Array, limit: float, sum_of_squares: float) -> Array:
     norm = math.sqrt(sum_of_squares)
-    return gradient if norm <= limit else gradient * gradient.dtype.type(limit / norm)
+    if norm <= limit:
+        return gradient
+    # With a norm that is not finite nothing of the gradient means anything.
+    factor = limit / norm if norm < math.inf else math.nan
+    scaled: Array = gradient * gradient.dtype.type(factor)
+    return scaled

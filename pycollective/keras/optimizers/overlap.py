@@ -15,7 +15,11 @@ __all__ = ["summed_gradients"]
 
 
 def summed_gradients(
-    context: ReplicaContext, tape: GradientTape, target: Any, variables: Sequence[Variable]
+    context: ReplicaContext,
+    tape: GradientTape,
+    target: Any,
+    variables: Sequence[Variable],
+    scale: float | None = None,
 ) -> tuple[list[Tensor | None], bool]:
     """Return the gradients by variables, and whether they are summed over the replicas already.
 
@@ -33,9 +37,11 @@ def summed_gradients(
         The loss.
     variables
         Those that the target does not depend on have no gradient, in no replica.
+    scale
+        By what the gradients are multiplied, from their beginning.
     """
     if context.num_replicas_in_sync == 1:
-        return tape.gradient(target, list(variables)), False
+        return tape.gradient(target, list(variables), scale), False
     connected = tape.connected(target, variables)
     places = [place for place, found in enumerate(connected) if found]
     extended = context.strategy.extended
@@ -46,12 +52,13 @@ def summed_gradients(
             context, ReduceOp.SUM, likes, extended.gradient_options
         )
     if reduction is None:
-        return tape.gradient(target, list(variables)), False
+        return tape.gradient(target, list(variables), scale), False
     number = {place: k for k, place in enumerate(places)}
     try:
         local = tape.gradient(
             target,
             list(variables),
+            scale,
             ready=lambda place, gradient: reduction.add(number[place], gradient.array),
         )
     except BaseException as error:

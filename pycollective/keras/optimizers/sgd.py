@@ -23,8 +23,8 @@ class SGD(Optimizer):
         With it, ``velocity = momentum * velocity - learning_rate * g`` and ``w += velocity``.
     nesterov
         With it, ``w += momentum * velocity - learning_rate * g`` instead.
-    **options
-        As for `Optimizer`.
+    *options, **named
+        As for `Optimizer`, from ``weight_decay`` on.
 
     Raises
     ------
@@ -37,9 +37,10 @@ class SGD(Optimizer):
         learning_rate: Any = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
-        **options: Any,
+        *options: Any,
+        **named: Any,
     ) -> None:
-        super().__init__(learning_rate, **options)
+        super().__init__(learning_rate, *options, **named)
         if not 0 <= momentum <= 1:
             raise ValueError(f"SGD: momentum must be from 0 to 1, got {momentum}")
         self.momentum = float(momentum)
@@ -60,3 +61,7 @@ class SGD(Optimizer):
         """Update one parameter in place."""
         velocity = slots.get("velocity")
         sgd_update(parameter, gradient, learning_rate, velocity, self.momentum, self.nesterov)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "momentum": self.momentum, "nesterov": self.nesterov}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import asarray
-from pycollective.data import Dataset, Options
+from pycollective.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options
 from pycollective.data.options import AutoShardPolicy
+from pycollective.data.sources import Generated
 from pycollective.distribute.input import DistributedDataset, DistributedIterator
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
@@ -19,6 +20,7 @@ from pycollective.keras.backend import floatx
 from pycollective.keras.training.share import Share
 from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from pycollective.keras.utils.experimental import DatasetCreator
+from pycollective.keras.utils.py_dataset import PyDataset
 from pycollective.tensor import Tensor, as_tensor
 
 __all__ = [
@@ -37,6 +39,37 @@ _BATCH_SIZE = 32
 # Batches ------------------------------------------------------------------------------------------
 
 
+class _Batches(Generated):
+    """The batches that a function yields, anew for each epoch.
+
+    Parameters
+    ----------
+    passes
+        Called for each epoch.
+    count
+        How many there are.
+    """
+
+    def __init__(self, passes: Callable[[], Iterable[Any]], count: int) -> None:
+        # Some loaders of data yield lists of x and y, which are not meant as one array.
+        super().__init__(
+            lambda: (tuple(b) if isinstance(b, list) else b for b in passes()), None, ()
+        )
+        self._count = count
+
+    def cardinality(self) -> int:
+        """Return how many there are."""
+        return self._count
+
+
+def _makes_batches(x: Any) -> bool:
+    """Whether a value has batches in it, targets and weights included."""
+    if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, PyDataset, Iterator)):
+        return True
+    arrays = isinstance(x, (list, tuple, Mapping, str)) or hasattr(x, "__array__")
+    return isinstance(x, Iterable) and not arrays and not hasattr(x, "shape")
+
+
 def batches_of(
     strategy: Strategy,
     x: Any,
@@ -53,10 +86,13 @@ def batches_of(
         That of the model.
     x
         Arrays (a nest of them: several inputs); or what has targets and weights in it: a `Dataset`
-        of global batches, a distributed dataset, an iterator over global batches, a
+        of global batches, a distributed dataset, a `PyDataset`, an iterator over global batches or
+        something else that can be iterated over again (``torch.utils.data.DataLoader``), a
         `DatasetCreator`.
-    y, sample_weight, batch_size, shuffle
+    y, sample_weight, batch_size
         With arrays only.
+    shuffle
+        With arrays the examples, with a `PyDataset` the batches are put into a new order.
 
     Raises
     ------
@@ -68,7 +104,7 @@ def batches_of(
         raise ValueError("there is no input: x is None")
     if isinstance(x, DistributedIterator):
         raise ValueError("give the distributed dataset itself, not an iterator over it")
-    if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, Iterator)):
+    if _makes_batches(x):
         for name, value in {"y": y, "sample_weight": sample_weight}.items():
             if value is not None:
                 raise ValueError(
@@ -88,10 +124,16 @@ def batches_of(
         return x
     if isinstance(x, DatasetCreator):
         return strategy.distribute_datasets_from_function(x, x.input_options)
+    if isinstance(x, PyDataset):
+        batches, count = x, x.num_batches
+        x = _Batches(
+            lambda: batches.passes(shuffle), INFINITE_CARDINALITY if count is None else count
+        )
+    elif _makes_batches(x) and not isinstance(x, Dataset):
+        source = x
+        x = _Batches(lambda: source, len(x) if hasattr(x, "__len__") else UNKNOWN_CARDINALITY)
     if isinstance(x, Dataset):
         return strategy.experimental_distribute_dataset(x)
-    if isinstance(x, Iterator):
-        return strategy.experimental_distribute_dataset(Dataset.from_generator(lambda: x))
     arrays, rows = _arrays(x, y, sample_weight)
     if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
         raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}")
@@ -161,7 +203,7 @@ def split_off(
     ValueError
         If the share is not between 0 and 1, a part would be empty, or the input has no arrays.
     """
-    if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, Iterator)):
+    if _makes_batches(x):
         raise ValueError(
             "`validation_split` is only supported for Tensors or NumPy arrays, found "
             f"{_name(x)}; give validation_data"

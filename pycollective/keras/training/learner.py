@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,13 +14,7 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.keras import optimizers
 from pycollective.keras.layers import Layer
 from pycollective.keras.metrics import Metric
-from pycollective.keras.training.compiled import (
-    Compiled,
-    LossTracker,
-    loss_of,
-    loss_share,
-    metrics_of,
-)
+from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.share import share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, ops
@@ -45,12 +40,14 @@ class Learner(Layer):
         What `compile` was given; a name has become an object.
     """
 
-    _untracked = Layer._untracked | {"_compiled"}
+    _untracked = Layer._untracked | {"_compiled", "_compile_arguments"}
 
     compiled = False
     optimizer: Any = None
     loss: Any = None
     _compiled: Compiled | None = None
+    #: What `compile` was given, for files.
+    _compile_arguments: Mapping[str, Any] = {}
 
     # Settings --------------------------------------------------------------------------------
 
@@ -61,13 +58,16 @@ class Learner(Layer):
 
     def compile(
         self,
-        optimizer: Any = None,
+        optimizer: Any = "rmsprop",
         loss: Any = None,
+        loss_weights: Any = None,
         metrics: Any = None,
         weighted_metrics: Any = None,
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         jit_compile: Any = "auto",
+        auto_scale_loss: bool = True,
+        accumulate_steps: int = 1,
     ) -> None:
         """Say how the model is trained.
 
@@ -77,16 +77,28 @@ class Learner(Layer):
             An `Optimizer` or its name; needed by `fit` only.
         loss
             A `Loss`, its name, or a function of (y_true, y_pred). Its reduction may be
-            SUM_OVER_BATCH_SIZE, which AUTO and NONE are taken for, or SUM.
+            SUM_OVER_BATCH_SIZE, which AUTO and NONE are taken for, or SUM. ``"crossentropy"`` is the
+            kind that the shapes suggest. For several outputs a list, or a dict by their names (of
+            ``output_1``, … without names), with None for those without a loss; one for all is used
+            for each.
+        loss_weights
+            By what the outputs' losses are multiplied: a list or dict.
         metrics
             Metrics, their names, or functions of (y_true, y_pred), in a list. ``"accuracy"`` is the
-            kind of accuracy that the shapes suggest.
+            kind of accuracy that the shapes suggest. For several outputs a list with an item, or a
+            list of them, for each output, or a dict.
         weighted_metrics
             The same, for metrics that get the weights of the examples.
         steps_per_execution
             How many steps the replicas make before callbacks hear of it.
         run_eagerly, jit_compile
             Accepted for TensorFlow's sake: nothing is traced or compiled.
+        auto_scale_loss
+            Whether a model of the policy ``mixed_float16`` gets a `LossScaleOptimizer` around its
+            optimizer.
+        accumulate_steps
+            How many batches make one step of the optimizer: their gradients are those of the joined
+            batch. At the end of an epoch fewer may be left, which make a step as well.
 
         Raises
         ------
@@ -95,24 +107,63 @@ class Learner(Layer):
             strategy than the model's.
         """
         self._check_scope(optimizer, metrics, weighted_metrics)
-        if steps_per_execution < 1:
-            raise ValueError(f"steps_per_execution must be at least 1, got {steps_per_execution}")
+        for name, value in {
+            "steps_per_execution": steps_per_execution,
+            "accumulate_steps": accumulate_steps,
+        }.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         with self.distribute_strategy.scope():
             compiled = Compiled(
-                loss_of(loss),
-                LossTracker(),
-                metrics_of(metrics),
-                metrics_of(weighted_metrics),
+                self.distribute_strategy,
+                loss,
+                loss_weights,
+                metrics,
+                weighted_metrics,
                 int(steps_per_execution),
+                int(accumulate_steps),
+                getattr(self, "output_names", None),
             )
-            names = [metric.name for metric in compiled.all_metrics]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"compile: several metrics are named {', '.join(twice)}")
-            self.optimizer = None if optimizer is None else optimizers.get(optimizer)
+            found = optimizers.get(optimizer)
+            halves = auto_scale_loss and self.dtype_policy.name == "mixed_float16"
+            if halves and not (found is None or isinstance(found, optimizers.LossScaleOptimizer)):
+                found = optimizers.LossScaleOptimizer(found, name="loss_scale_optimizer")
+            self.optimizer = found
         self.loss = compiled.loss
         self._compiled = compiled
+        self._compile_arguments = {
+            "optimizer": self.optimizer,
+            "loss": loss,
+            "loss_weights": loss_weights,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+            "run_eagerly": run_eagerly,
+            "steps_per_execution": steps_per_execution,
+            "jit_compile": jit_compile,
+        }
         self.compiled = True
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return what `compile` was given, as what JSON can hold."""
+        from pycollective.keras.saving import serialize_keras_object
+
+        return {
+            name: serialize_keras_object(value) for name, value in self._compile_arguments.items()
+        }
+
+    def compile_from_config(self, config: Mapping[str, Any]) -> None:
+        """Compile with what `get_compile_config` returned, here or in Keras."""
+        from pycollective.keras.saving import deserialize_keras_object
+
+        known = inspect.signature(self.compile).parameters
+        given = {
+            name: deserialize_keras_object(value)
+            for name, value in config.items()
+            if name in known or value is not None
+        }
+        self.compile(**given)
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
 
     def _check_scope(self, optimizer: Any, *metrics: Any) -> None:
         """Raise unless everything was made in the scope of the model's strategy."""
@@ -219,14 +270,14 @@ class Learner(Layer):
         ValueError
             If neither a loss was compiled nor one added.
         """
-        loss = self._settings("compute_loss").loss
-        parts = [] if loss is None else [loss_share(loss, y, y_pred, sample_weight)]
+        parts = self._settings("compute_loss").loss_shares(y, y_pred, sample_weight)
         added = self.losses
         if added:
             parts.append(share_of(ops.add_n([ops.reduce_sum(value) for value in added])))
         if not parts:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        dtype = parts[0].dtype
+        return parts[0] if len(parts) == 1 else ops.add_n([ops.cast(p, dtype) for p in parts])
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
@@ -251,7 +302,10 @@ class Learner(Layer):
     @property
     def metrics_names(self) -> list[str]:
         """The names of `metrics`."""
-        return [metric.name for metric in self.metrics]
+        return [self._reported(metric) for metric in self.metrics]
+
+    def _reported(self, metric: Metric) -> str:
+        return metric.name if self._compiled is None else self._compiled.reported(metric)
 
     def reset_metrics(self) -> None:
         """Let all `metrics` begin anew."""
@@ -272,7 +326,8 @@ class Learner(Layer):
         results: Logs = {}
         for metric in self.metrics:
             value: Any = metric.result()
-            results.update(value if isinstance(value, Mapping) else {metric.name: value})
+            name = self._reported(metric)
+            results.update(value if isinstance(value, Mapping) else {name: value})
         return results
 
 

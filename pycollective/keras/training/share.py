@@ -21,7 +21,7 @@ class Share(NamedTuple):
     rows
         The examples that this replica has; perhaps none.
     total
-        The examples of all replicas.
+        The examples of all replicas; of all batches that make the step.
     """
 
     rows: int

@@ -13,6 +13,7 @@ import numpy as np
 from pycollective.array_backend import Array
 from pycollective.distribute.values import DistributedValues
 from pycollective.keras.callbacks import CallbackList, History
+from pycollective.keras.optimizers.gathering import Gathering, gathered
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.inputs import (
     batches_of,
@@ -50,6 +51,8 @@ class Trainer(Learner):
 
     stop_training = False
     history: History
+    #: Set by a callback in ``on_train_begin``: where interrupted training goes on.
+    _initial_epoch: int = 0
 
     # Training --------------------------------------------------------------------------------
 
@@ -159,16 +162,21 @@ class Trainer(Learner):
         validation_freq: int | Sequence[int],
     ) -> None:
         step = self.train_step
-        execute = self._executor(step if prepare is None else lambda data: step(prepare(data)))
+        together = settings.accumulate_steps
+        execute = self._executor(
+            step if prepare is None else lambda data: step(prepare(data)), together
+        )
         self.stop_training = False
         finite = True
         epoch_logs: Logs = {}
+        self._initial_epoch = initial_epoch
         callbacks.on_train_begin()
+        initial_epoch = self._initial_epoch
         for epoch in range(initial_epoch, callbacks.params["epochs"]):
             self.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             logs: Logs | None = None
-            for first, batches in steps.epoch(settings.steps_per_execution):
+            for first, batches in steps.epoch(settings.steps_per_execution * together):
                 callbacks.on_train_batch_begin(first)
                 logs = _as_logs("train_step", execute(batches)[-1])
                 last = first + len(batches) - 1
@@ -193,6 +201,8 @@ class Trainer(Learner):
             callbacks.on_epoch_end(epoch, epoch_logs)
             if self.stop_training:
                 break
+        if self.optimizer is not None:
+            self.optimizer.finalize_variable_values(self.trainable_variables)
         callbacks.on_train_end(epoch_logs)
 
     def evaluate(
@@ -338,26 +348,51 @@ class Trainer(Learner):
 
     # Steps -----------------------------------------------------------------------------------
 
-    def _executor(self, step: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+    def _executor(
+        self, step: Callable[[Any], Any], together: int = 1
+    ) -> Callable[[list[Any]], list[Any]]:
         """Return what makes a step with each of several elements, and returns the replicas' results.
 
         The replicas make all of them without meeting in between, but where the steps do.
+
+        Parameters
+        ----------
+        step
+            What a replica does with an element.
+        together
+            So many elements in turn make one step of the optimizer, and one batch to the loss.
         """
         strategy = self.distribute_strategy
 
         def replica(work: list[tuple[Any, Share]]) -> list[Any]:
             results = []
-            for data, share in work:
-                with held(share):
+            gathering = Gathering() if together > 1 else None
+            for number, (data, share) in enumerate(work, 1):
+                if gathering is not None:
+                    gathering.last = number % together == 0 or number == len(work)
+                with held(share), gathered(gathering):
                     results.append(step(data))
             return results
 
         def execute(elements: list[Any]) -> list[Any]:
-            work = [(element, share_of_element(strategy, element)) for element in elements]
-            results: list[Any] = strategy.run(replica, args=(work,))
+            shares = [share_of_element(strategy, element) for element in elements]
+            shares = _joined_shares(shares, together)
+            results: list[Any] = strategy.run(
+                replica, args=(list(zip(elements, shares, strict=True)),)
+            )
             return results
 
         return execute
+
+
+def _joined_shares(shares: list[Share], together: int) -> list[Share]:
+    """Return shares in steps of so many batches each."""
+    joined = []
+    for first in range(0, len(shares), together):
+        step = shares[first : first + together]
+        total = sum(share.total for share in step)
+        joined += [Share(share.rows, total) for share in step]
+    return joined
 
 
 def _validation_parts(data: Any) -> tuple[Any, Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random as python_random
 from typing import Any
 
@@ -13,16 +14,37 @@ from pycollective.keras.utils.batches import (
     pack_x_y_sample_weight,
     unpack_x_y_sample_weight,
 )
+from pycollective.keras.utils.images import image_dataset_from_directory
+from pycollective.keras.utils.py_dataset import PyDataset
+from pycollective.keras.utils.splitting import split_dataset
 from pycollective.tensor import as_tensor
 from pycollective.tensor import random as tensor_random
 
 __all__ = [
+    "PyDataset",
+    "Sequence",
+    "CustomObjectScope",
+    "custom_object_scope",
+    "deserialize_keras_object",
     "experimental",
+    "get_custom_objects",
+    "get_registered_name",
+    "get_registered_object",
+    "image_dataset_from_directory",
+    "model_to_dot",
     "pack_x_y_sample_weight",
+    "plot_model",
+    "register_keras_serializable",
+    "serialize_keras_object",
     "set_random_seed",
+    "split_dataset",
     "to_categorical",
     "unpack_x_y_sample_weight",
 ]
+
+
+#: The older name.
+Sequence = PyDataset
 
 
 def set_random_seed(seed: int) -> None:
@@ -77,3 +99,28 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     rows = np.zeros((*whole.shape, num_classes), floatx())
     np.put_along_axis(rows, whole[..., None], 1, axis=-1)
     return rows
+
+
+#: Names whose modules need layers, which need this package: they are found when they are asked for.
+_ELSEWHERE = {
+    **dict.fromkeys(("model_to_dot", "plot_model"), "utils.plotting"),
+    **dict.fromkeys(
+        (
+            "CustomObjectScope",
+            "custom_object_scope",
+            "deserialize_keras_object",
+            "get_custom_objects",
+            "get_registered_name",
+            "get_registered_object",
+            "register_keras_serializable",
+            "serialize_keras_object",
+        ),
+        "saving",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pycollective.keras.{_ELSEWHERE[name]}"), name)

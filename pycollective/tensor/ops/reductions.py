@@ -246,16 +246,28 @@ def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False)
     def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
         by_left = by_right = None
         if need[0]:
-            by_left = sum_to_shape(np.matmul(g, right.swapaxes(-1, -2)), left.shape)
+            by_left = sum_to_shape(_product(g, right.swapaxes(-1, -2)), left.shape)
             if transpose_a:
                 by_left = by_left.swapaxes(-1, -2)
         if need[1]:
-            by_right = sum_to_shape(np.matmul(left.swapaxes(-1, -2), g), right.shape)
+            by_right = sum_to_shape(_product(left.swapaxes(-1, -2), g), right.shape)
             if transpose_b:
                 by_right = by_right.swapaxes(-1, -2)
         return by_left, by_right
 
-    return record(np.matmul(left, right), (x, y), vjp)
+    return record(_product(left, right), (x, y), vjp)
+
+
+def _product(left: Array, right: Array) -> Array:
+    """Return the product of matrices; that of halves is summed in float32, as BLAS has no halves."""
+    dtype = left.dtype
+    if isinstance(left, np.ndarray) and dtype.kind in "fV" and dtype.itemsize == 2:
+        halves = np.matmul(left.astype(np.float32), right.astype(np.float32))
+        with np.errstate(over="ignore"):
+            narrow: Array = halves.astype(dtype)
+        return narrow
+    product: Array = np.matmul(left, right)
+    return product
 
 
 @differentiable

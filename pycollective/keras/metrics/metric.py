@@ -1,13 +1,9 @@
-"""Metrics, under the names of ``tf.keras.metrics``.
-
-A metric keeps running sums. Under a strategy each replica has its own sums, and `Metric.result`
-adds them up.
-"""
+"""`Metric`: running sums; each replica has its own, and `Metric.result` adds them up."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,9 +11,9 @@ import numpy as np
 from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
-from pycollective.keras import initializers, losses
-from pycollective.keras.backend import find, floatx, name_of_class, unique_name
-from pycollective.keras.losses import broadcast_weights, matched
+from pycollective.keras import configs, initializers
+from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.losses.loss import broadcast_weights
 from pycollective.tensor import (
     Tensor,
     Variable,
@@ -27,20 +23,7 @@ from pycollective.tensor import (
 )
 from pycollective.train.trackable import Trackable
 
-__all__ = [
-    "BinaryAccuracy",
-    "CategoricalAccuracy",
-    "Mean",
-    "MeanMetricWrapper",
-    "Metric",
-    "SparseCategoricalAccuracy",
-    "Sum",
-    "accuracy",
-    "binary_accuracy",
-    "categorical_accuracy",
-    "get",
-    "sparse_categorical_accuracy",
-]
+__all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sum"]
 
 
 class Metric(Trackable):
@@ -50,13 +33,13 @@ class Metric(Trackable):
 
     Parameters
     ----------
-    name
-        By default the class's name with a number.
     dtype
         Of the sums and the result; by default ``floatx()``.
+    name
+        By default the class's name with a number.
     """
 
-    def __init__(self, name: str | None = None, dtype: Any = None) -> None:
+    def __init__(self, dtype: Any = None, name: str | None = None) -> None:
         self.name = unique_name(name_of_class(type(self))) if name is None else str(name)
         self._dtype = as_dtype(floatx() if dtype is None else dtype)
 
@@ -70,13 +53,36 @@ class Metric(Trackable):
         """The dtype of the sums and the result."""
         return self._dtype
 
-    def add_weight(
-        self, name: str, shape: Any = (), initializer: Any = "zeros", dtype: Any = None
+    def add_variable(
+        self,
+        shape: Any,
+        initializer: Any = "zeros",
+        dtype: Any = None,
+        aggregation: str = "sum",
+        name: str | None = None,
     ) -> Variable:
-        """Make a variable whose value is the sum of the replicas' values."""
+        """Make a variable whose value is the sum of the replicas' values.
+
+        Parameters
+        ----------
+        shape, dtype
+            What it holds; by default of the metric's dtype.
+        initializer
+            What it starts from.
+        aggregation
+            Must be ``"sum"``.
+        name
+            Its name inside the metric.
+        """
+        if aggregation != "sum":
+            raise ValueError(
+                f"metric {self.name!r}: aggregation must be 'sum', got {aggregation!r}: results are "
+                "computed from the sums of the replicas' variables"
+            )
+        name = "variable" if name is None else name
         sizes = tuple(int(n) for n in shape)
         kind = self._dtype if dtype is None else as_dtype(dtype)
-        start = initializers.get(initializer)
+        start = initializers.get("zeros" if initializer is None else initializer)
         assert start is not None
         return self._new_variable(
             name,
@@ -88,6 +94,16 @@ class Metric(Trackable):
             synchronization=VariableSynchronization.ON_READ,
             aggregation=VariableAggregation.SUM,
         )
+
+    def add_weight(
+        self,
+        shape: Any = (),
+        initializer: Any = "zeros",
+        dtype: Any = None,
+        name: str | None = None,
+    ) -> Variable:
+        """Make a variable; as `add_variable`."""
+        return self.add_variable(shape, initializer, dtype, name=name)
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Take values in; in a replica, into that replica's sums."""
@@ -121,6 +137,15 @@ class Metric(Trackable):
 
     weights = variables
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {"name": self.name, "dtype": str(self._dtype)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Return the metric that `get_config` described."""
+        return cls(**config)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
 
@@ -144,8 +169,8 @@ class Sum(Metric):
     """The sum of the values, each times its weight."""
 
     def __init__(self, name: str | None = "sum", dtype: Any = None) -> None:
-        super().__init__(name, dtype)
-        self.total = self.add_weight("total")
+        super().__init__(dtype=dtype, name=name)
+        self.total = self.add_weight(name="total")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Add values.
@@ -175,9 +200,9 @@ class Mean(Metric):
     """
 
     def __init__(self, name: str | None = "mean", dtype: Any = None) -> None:
-        super().__init__(name, dtype)
-        self.total = self.add_weight("total")
-        self.count = self.add_weight("count")
+        super().__init__(dtype=dtype, name=name)
+        self.total = self.add_weight(name="total")
+        self.count = self.add_weight(name="count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Take values in; parameters as those of `Sum.update_state`."""
@@ -231,86 +256,20 @@ class MeanMetricWrapper(Mean):
         """
         super().update_state(self._fn(y_true, y_pred, **self._fn_kwargs), sample_weight)
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        own = {"fn": configs.serialize(self._fn)} if type(self) is MeanMetricWrapper else {}
+        return {**super().get_config(), **own, **self._fn_kwargs}
 
-class SparseCategoricalAccuracy(MeanMetricWrapper):
-    """How often the class with the largest prediction is the label."""
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Return the metric that `get_config` described."""
+        from pycollective.keras.metrics import deserialize
 
-    def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(sparse_categorical_accuracy, name, dtype)
-
-
-class CategoricalAccuracy(MeanMetricWrapper):
-    """How often the largest prediction stands where the largest of ``y_true`` does."""
-
-    def __init__(self, name: str | None = "categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(categorical_accuracy, name, dtype)
-
-
-class BinaryAccuracy(MeanMetricWrapper):
-    """How often a prediction is on the right side of ``threshold``."""
-
-    def __init__(
-        self,
-        name: str | None = "binary_accuracy",
-        dtype: Any = None,
-        threshold: float = 0.5,
-    ) -> None:
-        super().__init__(binary_accuracy, name, dtype, threshold=float(threshold))
-
-
-def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return for each example whether its label has the largest prediction.
-
-    Parameters
-    ----------
-    y_true
-        Class numbers, of the shape of ``y_pred`` without its last axis (or with 1 there).
-    y_pred
-        ``[..., classes]``.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit.
-    """
-    labels, predicted = as_tensor(y_true).array, as_tensor(y_pred).array
-    if labels.ndim == predicted.ndim and labels.ndim > 0 and labels.shape[-1] == 1:
-        labels = labels[..., 0]
-    if labels.shape != predicted.shape[:-1]:
-        raise ValueError(
-            f"labels of shape {labels.shape} do not fit predictions of shape {predicted.shape}: "
-            "one label for each row of predictions is needed"
-        )
-    return Tensor(np.asarray(predicted.argmax(axis=-1) == labels))
-
-
-def categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return for each example whether the largest prediction stands in the right place."""
-    true, predicted = matched(y_true, y_pred)
-    return Tensor(np.asarray(predicted.array.argmax(axis=-1) == true.array.argmax(axis=-1)))
-
-
-def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
-    """Return for each example the share of predictions on the right side of ``threshold``."""
-    true, predicted = matched(y_true, y_pred)
-    right = (predicted.array > threshold) == (true.array > 0.5)
-    if not right.ndim or not right.shape[-1]:
-        return Tensor(np.asarray(right))
-    return Tensor(np.asarray(right.mean(axis=-1, dtype=predicted.dtype)))
-
-
-def accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Return for each example whether the prediction is right; shapes tell what is meant.
-
-    One prediction for each example is `binary_accuracy`, one label for several predictions
-    `sparse_categorical_accuracy`, everything else `categorical_accuracy`.
-    """
-    true, predicted = np.shape(as_tensor(y_true).array), np.shape(as_tensor(y_pred).array)
-    if len(predicted) < 2 or predicted[-1] == 1:
-        return binary_accuracy(y_true, y_pred)
-    if len(true) < len(predicted) or true[-1] == 1:
-        return sparse_categorical_accuracy(y_true, y_pred)
-    return categorical_accuracy(y_true, y_pred)
+        arguments = dict(config)
+        if "fn" in arguments:
+            arguments["fn"] = deserialize(arguments["fn"])
+        return cls(**arguments)
 
 
 def _weighted_sum(values: Any, sample_weight: Any, dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -329,46 +288,3 @@ def add_to_sum(variable: Variable, amount: Array) -> None:
     inside = mode is not None and mode.replica_context is not None
     target = variable._local() if inside else getattr(variable, "values", (variable,))[0]
     target.assign_add(amount)
-
-
-#: Losses whose mean is a metric.
-_LOSSES: dict[str, Callable[..., Tensor]] = {
-    "mse": losses.mean_squared_error,
-    "mae": losses.mean_absolute_error,
-    "mean_squared_error": losses.mean_squared_error,
-    "mean_absolute_error": losses.mean_absolute_error,
-    "binary_crossentropy": losses.binary_crossentropy,
-    "categorical_crossentropy": losses.categorical_crossentropy,
-    "sparse_categorical_crossentropy": losses.sparse_categorical_crossentropy,
-}
-
-_KNOWN: dict[str, Any] = {
-    "sparse_categorical_accuracy": SparseCategoricalAccuracy,
-    "categorical_accuracy": CategoricalAccuracy,
-    "binary_accuracy": BinaryAccuracy,
-    "accuracy": functools.partial(MeanMetricWrapper, accuracy, "accuracy"),
-    "acc": functools.partial(MeanMetricWrapper, accuracy, "acc"),
-    **{name: functools.partial(MeanMetricWrapper, fn, name) for name, fn in _LOSSES.items()},
-    "SparseCategoricalAccuracy": SparseCategoricalAccuracy,
-    "CategoricalAccuracy": CategoricalAccuracy,
-    "BinaryAccuracy": BinaryAccuracy,
-    "mean": Mean,
-    "sum": Sum,
-    "Mean": Mean,
-    "Sum": Sum,
-}
-
-
-def get(identifier: Any) -> Any:
-    """Return a metric: itself, or one by its name.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name, or what is neither a name nor callable.
-    """
-    if isinstance(identifier, str):
-        return find("metric", _KNOWN, identifier)()
-    if identifier is None or callable(identifier):
-        return identifier
-    raise ValueError(f"{identifier!r} is no metric; give a name or a Metric")

@@ -1,0 +1,138 @@
+"""TensorFlow's tutorial "Distributed training with Keras", with pycollective as tf.
+
+    python examples/keras_fit.py [--replicas 2] [--epochs 5] [--data DIR]
+
+A strategy's scope around model and compile, a dataset that is scaled, cached, shuffled and batched,
+callbacks (TensorBoard, ModelCheckpoint, a schedule of the learning rate, one that prints it), evaluate,
+and the model as a file that is loaded with and without a strategy. Without MNIST (in --data, the
+cache or by download) the digits of scikit-learn are used. The model has the tutorial's layers, and a
+second convolution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+
+import pycollective as tf
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--replicas", type=int, default=2)
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--examples", type=int, help="train on so many examples only")
+parser.add_argument("--data", help="folder of the MNIST files; 'digits': those of scikit-learn")
+parser.add_argument("--logs", help="where TensorBoard's files go; else they are not kept")
+args = parser.parse_args()
+
+# Data -----------------------------------------------------------------------------------------
+try:
+    if args.data == "digits":
+        raise tf.DataError("asked for")
+    (train_images, train_labels), (test_images, test_labels) = tf.keras.datasets.mnist.load_data(
+        args.data
+    )
+except tf.DataError as error:
+    if args.data not in (None, "digits"):
+        raise
+    print(f"The digits of scikit-learn instead of MNIST: {error}")
+    digits = tf.keras.datasets.digits.load_data()
+    (train_images, train_labels), (test_images, test_labels) = digits
+train_images = train_images[: args.examples, ..., None]
+train_labels = train_labels[: args.examples].astype("int64")
+test_images, test_labels = test_images[..., None], test_labels.astype("int64")
+
+strategy = tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(args.replicas)])
+print(f"Number of devices: {strategy.num_replicas_in_sync}")
+
+BUFFER_SIZE = 10000
+BATCH_SIZE_PER_REPLICA = 64
+BATCH_SIZE = BATCH_SIZE_PER_REPLICA * strategy.num_replicas_in_sync
+
+
+def scale(image, label):
+    image = tf.cast(image, tf.float32)
+    image /= 255
+    return image, label
+
+
+train_dataset = (
+    tf.data.Dataset.from_tensor_slices((train_images, train_labels))
+    .map(scale)
+    .cache()
+    .shuffle(BUFFER_SIZE)
+    .batch(BATCH_SIZE)
+)
+eval_dataset = (
+    tf.data.Dataset.from_tensor_slices((test_images, test_labels)).map(scale).batch(BATCH_SIZE)
+)
+
+# Model ----------------------------------------------------------------------------------------
+with strategy.scope():
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((28, 28, 1)),
+            tf.keras.layers.Conv2D(32, 3, activation="relu"),
+            tf.keras.layers.MaxPooling2D(),
+            tf.keras.layers.Conv2D(64, 3, activation="relu"),
+            tf.keras.layers.MaxPooling2D(),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(64, activation="relu"),
+            tf.keras.layers.Dense(10),
+        ]
+    )
+    model.compile(
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        optimizer=tf.keras.optimizers.Adam(learning_rate=0.001),
+        metrics=["accuracy"],
+    )
+model.summary()
+
+
+def decay(epoch):
+    if epoch < 3:
+        return 1e-3
+    if epoch < 7:
+        return 1e-4
+    return 1e-5
+
+
+class PrintLR(tf.keras.callbacks.Callback):  # noqa: D101
+    def on_epoch_end(self, epoch, logs=None):  # noqa: D102
+        print(f"\nLearning rate for epoch {epoch + 1} is {float(model.optimizer.lr)}")
+
+
+# Training -------------------------------------------------------------------------------------
+with tempfile.TemporaryDirectory() as folder:
+    checkpoint_dir = os.path.join(folder, "training_checkpoints")
+    checkpoint_prefix = os.path.join(checkpoint_dir, "ckpt_{epoch}")
+    callbacks = [
+        tf.keras.callbacks.TensorBoard(log_dir=args.logs or os.path.join(folder, "logs")),
+        tf.keras.callbacks.ModelCheckpoint(checkpoint_prefix, save_weights_only=True),
+        tf.keras.callbacks.LearningRateScheduler(decay),
+        PrintLR(),
+    ]
+
+    model.fit(train_dataset, epochs=args.epochs, callbacks=callbacks)
+
+    # The last checkpoint says the same as the model.
+    eval_loss, eval_acc = model.evaluate(eval_dataset)
+    print(f"Eval loss: {eval_loss}, Eval accuracy: {eval_acc}")
+    tf.train.Checkpoint(model=model).restore(tf.train.latest_checkpoint(checkpoint_dir))
+    if model.evaluate(eval_dataset, verbose=0) != [eval_loss, eval_acc]:
+        raise SystemExit("the restored checkpoint is another one")
+
+    # The model as a file, without and with a strategy -----------------------------------------
+    path = os.path.join(folder, "my_model.keras")
+    model.save(path)
+
+    unreplicated_model = tf.keras.models.load_model(path)
+    unreplicated_loss, unreplicated_acc = unreplicated_model.evaluate(eval_dataset)
+    print(f"Eval loss: {unreplicated_loss}, Eval accuracy: {unreplicated_acc}")
+
+    with strategy.scope():
+        replicated_model = tf.keras.models.load_model(path)
+    replicated_loss, replicated_acc = replicated_model.evaluate(eval_dataset)
+    print(f"Eval loss: {replicated_loss}, Eval accuracy: {replicated_acc}")
+    if not eval_acc == unreplicated_acc == replicated_acc:
+        raise SystemExit("the loaded model is another one")

@@ -1,0 +1,197 @@
+"""`TensorBoard`: the course of training as files that TensorBoard shows."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.keras.callbacks.base import Callback
+from pycollective.keras.callbacks.event_files import EventFile
+
+__all__ = ["TensorBoard"]
+
+Logs = dict[str, Any]
+
+#: The largest side of a picture of weights.
+_LARGEST_IMAGE = 512
+
+
+class TensorBoard(Callback):
+    """Writes event files; ``tensorboard --logdir=logs`` shows them.
+
+    Nothing is needed for it; the files are written by hand. ``train`` and ``validation`` below
+    ``log_dir`` have a number ``epoch_<name>`` for each number of an epoch.
+
+    Parameters
+    ----------
+    log_dir
+        Where to.
+    histogram_freq
+        After every so many-th epoch the distribution of each weight is written; 0: never.
+    write_graph
+        Whether the layers are written, as a graph and as the text of `Model.summary`.
+    write_images
+        Whether weights are written as pictures too, along with their distributions.
+    write_steps_per_second
+        Whether the speed is written.
+    update_freq
+        ``"epoch"``; ``"batch"``, or after how many batches, also ``batch_<name>`` is written.
+    profile_batch, embeddings_freq, embeddings_metadata
+        Must be 0, 0, None: profiles are made with ``PYCOLLECTIVE_TIMELINE``.
+
+    Raises
+    ------
+    ValueError
+        For what is not available, or an ``update_freq`` that is none.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: str | int = "epoch",
+        profile_batch: Any = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: Any = None,
+    ) -> None:
+        super().__init__()
+        if profile_batch not in (0, "0", None):
+            raise ValueError(
+                f"TensorBoard: profile_batch={profile_batch!r} is not available; the environment "
+                "variable PYCOLLECTIVE_TIMELINE makes a timeline"
+            )
+        if embeddings_freq or embeddings_metadata is not None:
+            raise ValueError(
+                "TensorBoard: embeddings_freq and embeddings_metadata are not available"
+            )
+        if update_freq == "batch":
+            update_freq = 1
+        if update_freq != "epoch" and (not isinstance(update_freq, int) or update_freq < 1):
+            raise ValueError(
+                f"TensorBoard: update_freq must be 'epoch', 'batch' or a positive integer, got "
+                f"{update_freq!r}"
+            )
+        self.log_dir = os.fspath(log_dir)
+        self.histogram_freq = histogram_freq
+        self.write_graph = write_graph
+        self.write_images = write_images
+        self.write_steps_per_second = write_steps_per_second
+        self.update_freq = update_freq
+        self._files: dict[str, EventFile] = {}
+        self._batches = 0
+        self._epoch_began = (0.0, 0)
+
+    def _file(self, run: str) -> EventFile:
+        if run not in self._files:
+            self._files[run] = EventFile(os.path.join(self.log_dir, run))
+        return self._files[run]
+
+    def _scalars(self, run: str, start: str, logs: Logs, step: int, end: str = "") -> None:
+        for name, value in logs.items():
+            if isinstance(value, (int, float)):
+                self._file(run).scalar(f"{start}{name}{end}", float(value), step)
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Begin the files."""
+        self._batches = 0
+        self._close()
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """End the files."""
+        self._close()
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Note the time."""
+        self._epoch_began = (time.perf_counter(), self._batches)
+
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Note the batch."""
+        self._first_batch = batch
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Write a step's numbers if it is time, and before the first the layers."""
+        before = self._batches
+        self._batches += batch - self._first_batch + 1
+        if self.write_graph and not before:
+            self._write_layers()
+        every = self.update_freq
+        if isinstance(every, int) and self._batches // every > before // every:
+            self._scalars("train", "batch_", logs or {}, self._batches)
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Write an evaluation's numbers."""
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            step = int(optimizer.iterations)
+            self._scalars("validation", "evaluation_", logs or {}, step, "_vs_iterations")
+            self._file("validation").flush()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Write an epoch's numbers and weights."""
+        found = logs or {}
+        train = {name: value for name, value in found.items() if not name.startswith("val_")}
+        if self.model.optimizer is not None:
+            train["learning_rate"] = float(self.model.optimizer.learning_rate)
+        if self.write_steps_per_second:
+            began, batches = self._epoch_began
+            seconds = time.perf_counter() - began
+            train["steps_per_second"] = (self._batches - batches) / max(seconds, 1e-9)
+        self._scalars("train", "epoch_", train, epoch)
+        held_out = {name[4:]: value for name, value in found.items() if name.startswith("val_")}
+        self._scalars("validation", "epoch_", held_out, epoch)
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            self._write_weights(epoch)
+        for file in self._files.values():
+            file.flush()
+
+    def _write_weights(self, epoch: int) -> None:
+        file = self._file("train")
+        for weight in self.model.weights:
+            values = np.asarray(weight.numpy(), np.float64)
+            file.histogram(f"{weight.name}/histogram", values, epoch)
+            picture = _picture(values) if self.write_images else None
+            if picture is not None:
+                file.image(f"{weight.name}/image", picture, epoch)
+
+    def _write_layers(self) -> None:
+        file = self._file("train")
+        lines: list[str] = []
+        if self.model.built:
+            self.model.summary(print_fn=lines.append)
+            file.text("model", "\n".join(["```", *lines, "```"]), 0)
+        before = ["input"]
+        nodes: list[Any] = [("input", "Input", [], {})]
+        for layer in self.model.layers:
+            shape = getattr(layer, "_output_shape", None)
+            texts = {} if shape is None else {"output_shape": str(shape)}
+            nodes.append((layer.name, type(layer).__name__, before, texts))
+            before = [layer.name]
+        file.graph(nodes)
+
+
+def _picture(values: Array) -> Array | None:
+    """Return a weight as numbers ``[height, width, 1]``, or None if it has too many or none."""
+    image = values.squeeze()
+    if image.ndim > 2:
+        # Filters of convolutions beside each other: the last axis is that of the filters.
+        image = np.moveaxis(image, -1, 0).reshape(image.shape[-1], -1)
+    elif image.ndim < 2:
+        image = image.reshape(1, -1)
+    if not math.prod(image.shape) or max(image.shape) > _LARGEST_IMAGE:
+        return None
+    if not np.isfinite(image).all():
+        return None
+    return np.asarray(image[..., None])

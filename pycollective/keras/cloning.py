@@ -1,0 +1,113 @@
+"""`clone_model`: the same layers once more, with weights of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pycollective.keras.graph.graph import Graph
+from pycollective.keras.graph.symbols import KerasTensor, leaves_of, map_symbols
+from pycollective.keras.layers import Input, InputLayer, Layer
+from pycollective.keras.models import Model, Sequential
+
+__all__ = ["clone_model"]
+
+
+def clone_model(
+    model: Model,
+    input_tensors: Any = None,
+    clone_function: Callable[[Any], Any] | None = None,
+    call_function: Callable[..., Any] | None = None,
+    recursive: bool = False,
+) -> Any:
+    """Return a model with layers like those of another one, and new weights.
+
+    Parameters
+    ----------
+    model
+        A `Sequential` or functional model; one of one's own with ``get_config`` if no functions are
+        given.
+    input_tensors
+        Symbolic tensors to begin with, instead of new inputs like those of the model.
+    clone_function
+        Makes the new layer for a layer; by default one with the same config. Not called for inputs.
+    call_function
+        ``f(layer, *args, **kwargs)``, which calls a new layer, and may do more; not for `Sequential`.
+    recursive
+        Whether models inside are cloned with these functions too, layer by layer.
+
+    Raises
+    ------
+    ValueError
+        For a model whose layers are not known, or ``call_function`` with a `Sequential`.
+    """
+
+    def cloned(layer: Any) -> Any:
+        if recursive and isinstance(layer, Model) and layer._graph is not None:
+            calls = None if isinstance(layer, Sequential) else call_function
+            return clone_model(layer, None, clone_function, calls, recursive)
+        if clone_function is None or not isinstance(layer, Layer):
+            return type(layer).from_config(layer.get_config())
+        return clone_function(layer)
+
+    if isinstance(model, Sequential):
+        if call_function is not None:
+            raise ValueError("`call_function` argument is not supported with Sequential models")
+        layers: list[Any] = [cloned(layer) for layer in model.layers]
+        if input_tensors is not None:
+            layers[:0] = leaves_of(input_tensors)
+        elif model._input_layer is not None:
+            layers.insert(0, _input_like(model._input_layer))
+        return Sequential(layers, name=model.name)
+    graph = model._graph
+    if graph is None:
+        if clone_function is not None or call_function is not None:
+            raise ValueError(
+                f"clone_model: the layers of {type(model).__name__} are not known, since it is "
+                "neither Sequential nor made of symbolic tensors"
+            )
+        return type(model).from_config(model.get_config())
+    return _cloned_graph(model, graph, input_tensors, cloned, call_function)
+
+
+def _cloned_graph(
+    model: Model,
+    graph: Graph,
+    input_tensors: Any,
+    cloned: Callable[[Any], Any],
+    call_function: Callable[..., Any] | None,
+) -> Any:
+    if input_tensors is None:
+        begin = [_input_like(tensor.history.operation) for tensor in graph.inputs]
+    else:
+        begin = leaves_of(input_tensors)
+        if len(begin) != len(graph.inputs):
+            raise ValueError(
+                f"clone_model: model {model.name!r} has {len(graph.inputs)} inputs, got {len(begin)}"
+            )
+    symbols: dict[int, KerasTensor] = {
+        id(old): new for old, new in zip(graph.inputs, begin, strict=True)
+    }
+
+    def again(tensor: KerasTensor) -> KerasTensor:
+        return symbols[id(tensor)]
+
+    layers: dict[int, Any] = {}
+    for node in graph.nodes:
+        if node.is_input:
+            continue
+        layer = layers.get(id(node.operation))
+        if layer is None:
+            layer = layers[id(node.operation)] = cloned(node.operation)
+        args, kwargs = map_symbols(again, node.args), map_symbols(again, node.kwargs)
+        if call_function is None:
+            results = layer(*args, **kwargs)
+        else:
+            results = call_function(layer, *args, **kwargs)
+        symbols.update(zip(map(id, node.output_tensors), leaves_of(results), strict=True))
+    outputs = map_symbols(again, graph.output_structure)
+    return type(model)(map_symbols(again, graph.input_structure), outputs, name=model.name)
+
+
+def _input_like(layer: InputLayer) -> KerasTensor:
+    return Input(batch_shape=layer.batch_shape, dtype=layer.dtype, name=layer.name)

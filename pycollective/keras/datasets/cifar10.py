@@ -1,0 +1,143 @@
+"""CIFAR-10: small colour photographs (Krizhevsky, 2009)."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from ...errors import DataError
+from ._files import Images, cache_folder, download
+
+__all__ = ["load_data"]
+
+# The "binary version" of the data set: the other ones are pickles, which may run code when they are
+# read. The SHA-256 goes with the size and the MD5 sum that the data set's page has.
+URL = "https://www.cs.toronto.edu/~kriz/"
+ARCHIVE = "cifar-10-binary.tar.gz"
+SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+_LARGEST = 256 << 20  # bytes of the archive, and of a file in it
+_NAMES = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
+_RECORD = 1 + 3 * 32 * 32  # the label, then the pixels of each colour
+
+
+def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
+    """Return 50,000 training and 10,000 test images, and what they show.
+
+    The classes 0 to 9 are airplane, automobile, bird, cat, deer, dog, frog, horse, ship and truck.
+
+    Parameters
+    ----------
+    path
+        The file ``cifar-10-binary.tar.gz``, or a folder with it or with the six ``.bin`` files that
+        are in it. By default the folder ``$PYCOLLECTIVE_DATA``, its subfolder ``cifar10`` and the
+        user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``, then ``pycollective/cifar10``) are looked
+        into, and with none of these the data is downloaded into the cache (170 MB).
+
+    Returns
+    -------
+    ((x_train, y_train), (x_test, y_test))
+        NumPy arrays of uint8: images [n, 32, 32, 3] from 0 to 255, labels [n, 1].
+
+    Raises
+    ------
+    DataError
+        If there are no files, or they are damaged; the message says what to do.
+    """
+    parts = [_records(name, data) for name, data in _files(_place(path))]
+    images, labels = (list(each) for each in zip(*parts, strict=True))
+    return (np.concatenate(images[:-1]), np.concatenate(labels[:-1])), (images[-1], labels[-1])
+
+
+def _place(path: str | os.PathLike[str] | None) -> Path:
+    """Return the archive, or the folder of the unpacked files."""
+    if path is not None:
+        given = Path(path)
+        found = given if given.is_file() else _in_folder(given)
+        if found is None:
+            raise DataError(
+                f"no files of CIFAR-10 at {str(given)!r}: give {ARCHIVE}, or a folder with it or with "
+                f"{', '.join(_NAMES)}; without a path they are downloaded"
+            )
+        return found
+    cache = cache_folder() / "cifar10"
+    named = os.environ.get("PYCOLLECTIVE_DATA")
+    folders = [Path(named).expanduser() / "cifar10", Path(named).expanduser()] if named else []
+    for folder in (*folders, cache):
+        found = _in_folder(folder)
+        if found is not None:
+            return found
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        download(URL + ARCHIVE, cache / ARCHIVE, SHA256, _LARGEST)
+    except (OSError, http.client.HTTPException, DataError) as error:
+        raise DataError(
+            f"CIFAR-10 was found neither in PYCOLLECTIVE_DATA ({named or 'not set'}) nor in "
+            f"{str(cache)!r}, and the download failed: {error}. Put {ARCHIVE} into a folder, and set "
+            "PYCOLLECTIVE_DATA to it (a subfolder 'cifar10' of it will do)"
+        ) from error
+    return cache / ARCHIVE
+
+
+def _in_folder(folder: Path) -> Path | None:
+    if (folder / ARCHIVE).is_file():
+        return folder / ARCHIVE
+    for inside in (folder, folder / "cifar-10-batches-bin"):
+        if any((inside / name).is_file() for name in _NAMES):
+            return inside
+    return None
+
+
+def _files(place: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the six files, in order, with what they are to be called in messages."""
+    if place.is_dir():
+        for name in _NAMES:
+            try:
+                yield str(place / name), (place / name).read_bytes()
+            except FileNotFoundError:
+                raise DataError(
+                    f"the folder {str(place)!r} lacks {name}; put all six files of CIFAR-10 there"
+                ) from None
+        return
+    found: dict[str, bytes] = {}
+    try:
+        # Read as a stream, and nothing is unpacked into files: names in it lead nowhere.
+        with tarfile.open(place, "r|gz") as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name
+                if name in _NAMES and member.isfile() and member.size <= _LARGEST:
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    found[name] = file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(
+            f"{str(place)!r} is truncated, or no archive of CIFAR-10's binary version ({error}); "
+            "delete it and get it anew"
+        ) from error
+    missing = [name for name in _NAMES if name not in found]
+    if missing:
+        raise DataError(
+            f"{str(place)!r} lacks {', '.join(missing)}; delete it and get {ARCHIVE} anew (the "
+            "'python version' holds pickles, and is not read)"
+        )
+    for name in _NAMES:
+        yield f"{name} in {str(place)!r}", found[name]
+
+
+def _records(where: str, data: bytes) -> Images:
+    if not data or len(data) % _RECORD:
+        raise DataError(
+            f"{where} is truncated: {len(data)} bytes are no whole number of records of {_RECORD} "
+            "bytes; get the files anew"
+        )
+    records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
+    labels = records[:, :1].copy()
+    if labels.max() > 9:
+        raise DataError(f"{where} has the label {labels.max()}, which is not in 0..9; get it anew")
+    pixels = records[:, 1:].reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels

@@ -1,0 +1,233 @@
+"""`KerasTensor`, a tensor without values, and `Node`, the record of what computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.dtypes import as_dtype
+from pycollective.keras.backend import unique_name
+
+__all__ = [
+    "History",
+    "KerasTensor",
+    "Node",
+    "has_symbols",
+    "leaves_of",
+    "map_symbols",
+    "shape_of",
+    "symbols_in",
+]
+
+Shape = tuple[int | None, ...]
+
+
+class History(NamedTuple):
+    """What computes a symbolic tensor.
+
+    Attributes
+    ----------
+    operation
+        The layer, or the operation, that was called.
+    node_index
+        Which of its calls it was.
+    tensor_index
+        Which of the results of that call.
+    """
+
+    operation: Any
+    node_index: int
+    tensor_index: int
+
+
+class KerasTensor:
+    """A tensor that is described, but has no values: what `Input` returns.
+
+    Layers that are called on it record the call, and return what describes their result; a `Model`
+    is made of what lies between inputs and outputs. ``+ - * /`` are recorded too.
+
+    Parameters
+    ----------
+    shape
+        The lengths of the axes; None: any.
+    dtype
+        Of the elements.
+    name
+        By default ``keras_tensor`` with a number.
+    """
+
+    # NumPy leaves operators with arrays on the left to this class.
+    __array_ufunc__ = None
+
+    def __init__(self, shape: Any, dtype: Any = "float32", name: str | None = None) -> None:
+        self.shape: Shape = tuple(None if n is None else int(n) for n in shape)
+        self.dtype = as_dtype(dtype)
+        self.name = unique_name("keras_tensor") if name is None else str(name)
+        self._keras_history: History | None = None
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def history(self) -> History:
+        """What computes this tensor.
+
+        Raises
+        ------
+        ValueError
+            If nothing does: it was made by hand, not by `Input` or the call of a layer.
+        """
+        if self._keras_history is None:
+            raise ValueError(f"{self} does not come from Input() or the call of a layer")
+        return self._keras_history
+
+    @property
+    def node(self) -> Node:
+        """The call that computes this tensor."""
+        operation, node_index, _ = self.history
+        node: Node = operation._inbound_nodes[node_index]
+        return node
+
+    def __repr__(self) -> str:
+        return f"<KerasTensor shape={self.shape}, dtype={self.dtype}, name={self.name}>"
+
+    # Without values ---------------------------------------------------------------------------
+
+    def _refuse(self, use: str) -> TypeError:
+        return TypeError(
+            f"{self} is symbolic: it has no values, so that it cannot be used {use}. Put what is to "
+            "be done with it into a layer, and call that layer on it"
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        raise self._refuse("as an array or in an operation on tensors")
+
+    def __tensor__(self) -> Any:
+        raise self._refuse("as an array or in an operation on tensors")
+
+    def __bool__(self) -> bool:
+        raise self._refuse("as a condition")
+
+    def __float__(self) -> float:
+        raise self._refuse("as a number")
+
+    def __int__(self) -> int:
+        raise self._refuse("as a number")
+
+    def __len__(self) -> int:
+        raise self._refuse("where a length is asked for")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._refuse("in a loop")
+
+    # Operators --------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return _operator("Add")(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _operator("Add")(other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _operator("Subtract")(self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _operator("Subtract")(other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _operator("Multiply")(self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _operator("Multiply")(other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _operator("TrueDivide")(self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _operator("TrueDivide")(other, self)
+
+    def __neg__(self) -> Any:
+        return _operator("Negative")(self)
+
+
+def _operator(name: str) -> Any:
+    from pycollective.keras.graph import operators
+
+    return getattr(operators, name)()
+
+
+class Node:
+    """One call of a layer or operation on symbolic tensors.
+
+    Parameters
+    ----------
+    operation
+        What was called; it notes the node.
+    args, kwargs
+        The arguments: nests with symbolic tensors in them.
+    outputs
+        A nest of the symbolic tensors that came out. They are told where they come from.
+    """
+
+    def __init__(
+        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+    ) -> None:
+        self.operation = operation
+        self.args = args
+        self.kwargs = kwargs
+        self.outputs = outputs
+        self.input_tensors = symbols_in((args, kwargs))
+        self.output_tensors: list[KerasTensor] = leaves_of(outputs)
+        number = len(operation._inbound_nodes)
+        operation._inbound_nodes.append(self)
+        for index, tensor in enumerate(self.output_tensors):
+            tensor._keras_history = History(operation, number, index)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether this is the call of no one: an input of a graph."""
+        return not self.input_tensors
+
+    def __repr__(self) -> str:
+        return f"<Node operation={self.operation.name}>"
+
+
+def leaves_of(structure: Any) -> list[Any]:
+    """Return the leaves of a nest as Keras orders them: those of dicts by their sorted keys."""
+    if isinstance(structure, Mapping):
+        return [leaf for key in sorted(structure) for leaf in leaves_of(structure[key])]
+    if isinstance(structure, (list, tuple)):
+        return [leaf for item in structure for leaf in leaves_of(item)]
+    return [structure]
+
+
+def symbols_in(structure: Any) -> list[KerasTensor]:
+    """Return the symbolic tensors in a nest."""
+    return [leaf for leaf in leaves_of(structure) if isinstance(leaf, KerasTensor)]
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether there is a symbolic tensor in a nest."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_symbols, value))
+    if isinstance(value, Mapping):
+        return any(map(has_symbols, value.values()))
+    return isinstance(value, KerasTensor)
+
+
+def map_symbols(function: Callable[[KerasTensor], Any], structure: Any) -> Any:
+    """Return a nest with ``function`` of each symbolic tensor in its place."""
+    return nest.map_structure(
+        lambda leaf: function(leaf) if isinstance(leaf, KerasTensor) else leaf, structure
+    )
+
+
+def shape_of(value: Any) -> Shape:
+    """Return the shape of a symbolic tensor, an array or a number."""
+    shape = getattr(value, "shape", None)
+    return tuple(np.shape(value) if shape is None else shape)

@@ -1,0 +1,182 @@
+"""Activation functions as layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pycollective.keras import activations, constraints, initializers, regularizers
+from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.tensor import Tensor, ops
+
+__all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
+
+
+class _Elementwise(Layer):
+    """Base of layers whose result has the shape of the input."""
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        return tuple(input_shape)
+
+
+class Activation(_Elementwise):
+    """Applies an activation function, given by name or as a function."""
+
+    _config_names = ("activation",)
+
+    def __init__(self, activation: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.activation = activations.get(activation)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the activation of the inputs."""
+        outputs: Tensor = self.activation(inputs)
+        return outputs
+
+
+class ReLU(_Elementwise):
+    """`activations.relu`, with its parameters.
+
+    Raises
+    ------
+    ValueError
+        If one of them is negative.
+    """
+
+    _config_names = ("max_value", "negative_slope", "threshold")
+
+    def __init__(
+        self,
+        max_value: float | None = None,
+        negative_slope: float = 0.0,
+        threshold: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.max_value = None if max_value is None else _positive("ReLU: max_value", max_value)
+        self.negative_slope = _positive("ReLU: negative_slope", negative_slope)
+        self.threshold = _positive("ReLU: threshold", threshold)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the activation of the inputs."""
+        return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
+
+
+class LeakyReLU(_Elementwise):
+    """``x`` where it is positive, else ``negative_slope * x``.
+
+    Raises
+    ------
+    ValueError
+        If the slope is negative.
+    """
+
+    _config_names = ("negative_slope",)
+
+    def __init__(self, negative_slope: float = 0.3, **options: Any) -> None:
+        super().__init__(**options)
+        self.negative_slope = _positive("LeakyReLU: negative_slope", negative_slope)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the activation of the inputs."""
+        return activations.leaky_relu(inputs, self.negative_slope)
+
+
+class PReLU(_Elementwise):
+    """``x`` where it is positive, else ``alpha * x`` with a trained ``alpha``.
+
+    Parameters
+    ----------
+    alpha_initializer, alpha_regularizer, alpha_constraint
+        For the variable ``alpha``, of the shape of an example.
+    shared_axes
+        Axes along which there is one ``alpha`` for all places, such as ``[1, 2]`` for images.
+    **options
+        As for `Layer`.
+    """
+
+    _config_names = ("alpha_initializer", "alpha_regularizer", "alpha_constraint", "shared_axes")
+
+    def __init__(
+        self,
+        alpha_initializer: Any = "Zeros",
+        alpha_regularizer: Any = None,
+        alpha_constraint: Any = None,
+        shared_axes: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.alpha_initializer = initializers.get(alpha_initializer)
+        self.alpha_regularizer = regularizers.get(alpha_regularizer)
+        self.alpha_constraint = constraints.get(alpha_constraint)
+        self.shared_axes = [shared_axes] if isinstance(shared_axes, int) else shared_axes
+
+    def build(self, input_shape: Any) -> None:
+        """Make ``alpha`` for inputs of this shape."""
+        shape = list(input_shape[1:])
+        for axis in self.shared_axes or ():
+            shape[axis - 1] = 1
+        if None in shape:
+            raise self._incompatible(
+                tuple(input_shape), "known lengths of all axes that are not shared"
+            )
+        self.alpha = self.add_weight(
+            "alpha",
+            shape,
+            initializer=self.alpha_initializer,
+            regularizer=self.alpha_regularizer,
+            constraint=self.alpha_constraint,
+        )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the activation of the inputs."""
+        if len(inputs.shape) != self.alpha.ndim + 1 or any(
+            n not in (1, m) for n, m in zip(self.alpha.shape, inputs.shape[1:], strict=True)
+        ):
+            raise self._incompatible(inputs.shape, f"examples for alpha of {self.alpha.shape}")
+        return activations.relu(inputs) - self.alpha * activations.relu(-inputs)
+
+
+class ELU(_Elementwise):
+    """``x`` where it is positive, else ``alpha * (exp(x) - 1)``."""
+
+    _config_names = ("alpha",)
+
+    def __init__(self, alpha: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.alpha = alpha
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the activation of the inputs."""
+        return activations.elu(inputs, self.alpha)
+
+
+class Softmax(_Elementwise):
+    """``exp(x)`` divided by the sum along ``axis``, or along several axes."""
+
+    _config_names = ("axis",)
+
+    def __init__(self, axis: Any = -1, **options: Any) -> None:
+        super().__init__(**options)
+        self.axis = axis
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the activation of the inputs."""
+        if isinstance(self.axis, int):
+            return activations.softmax(inputs, self.axis)
+        axes = [axis % inputs.ndim for axis in self.axis]
+        rest = [axis for axis in range(inputs.ndim) if axis not in axes]
+        moved = ops.transpose(inputs, [*rest, *axes])
+        lead = moved.shape[: len(rest)]
+        size = 1
+        for axis in axes:
+            size *= inputs.shape[axis]
+        flat = activations.softmax(ops.reshape(moved, (*lead, size)))
+        back = sorted(range(inputs.ndim), key=[*rest, *axes].__getitem__)
+        return ops.transpose(ops.reshape(flat, moved.shape), back)
+
+
+def _positive(name: str, value: Any) -> float:
+    if value is None or not value >= 0:
+        raise ValueError(f"{name} must be at least 0, got {value!r}")
+    return float(value)

@@ -1,0 +1,63 @@
+"""What layers that take images share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pycollective.keras.layers.layer import Layer, Shape
+
+__all__ = ["IMAGES", "ImageLayer", "data_format_of", "padding_of", "places"]
+
+IMAGES = "images of shape [n, height, width, channels]"
+
+
+def data_format_of(value: str | None) -> str:
+    """Return ``"channels_last"``, or raise ``ValueError`` for anything else."""
+    if value not in (None, "channels_last"):
+        raise ValueError(
+            f"data_format must be 'channels_last', got {value!r}; transpose images to "
+            "[n, height, width, channels] first"
+        )
+    return "channels_last"
+
+
+def padding_of(value: str) -> str:
+    """Return ``"valid"`` or ``"same"``, or raise ``ValueError``."""
+    padding = str(value).lower()
+    if padding not in ("valid", "same"):
+        raise ValueError(f"padding must be 'valid' or 'same', got {value!r}")
+    return padding
+
+
+def places(length: int | None, window: int, stride: int, padding: str) -> int | None:
+    """Return how many places a window has along an axis."""
+    if length is None:
+        return None
+    covered = length if padding == "same" else length - window + 1
+    return -(-covered // stride)
+
+
+class ImageLayer(Layer):
+    """A layer that takes images."""
+
+    def _check_images(self, shape: Any) -> None:
+        """Raise unless this is the shape of images."""
+        if len(shape) != 4:
+            raise self._incompatible(tuple(shape), IMAGES)
+
+    def _check_extent(self, shape: Any, height: int, width: int, padding: str) -> None:
+        """Raise unless this is the shape of images into which a window of this size fits."""
+        self._check_images(shape)
+        if padding == "same":
+            return
+        if (shape[1] is not None and shape[1] < height) or (
+            shape[2] is not None and shape[2] < width
+        ):
+            raise self._incompatible(
+                tuple(shape),
+                f"images at least as large as the window of {height} x {width} (or padding='same')",
+            )
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        raise NotImplementedError

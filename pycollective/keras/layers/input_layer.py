@@ -1,0 +1,119 @@
+"""`Input` and `InputLayer`: where a model begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pycollective.distribute.context import get_strategy
+from pycollective.keras.graph.symbols import KerasTensor, Node
+from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.tensor import Tensor
+
+__all__ = ["Input", "InputLayer"]
+
+
+class InputLayer(Layer):
+    """Where examples come in; it does nothing else.
+
+    Parameters
+    ----------
+    shape
+        The shape of an example; None: any length.
+    batch_size
+        Only looked at: batches may have any number of examples.
+    dtype
+        What inputs are converted to; by default ``floatx()``.
+    batch_shape
+        The batch size and the shape together.
+    name
+        By default ``input_layer`` with a number.
+    input_shape
+        The older name of ``shape``.
+    sparse, ragged, optional
+        Only False: there are no such tensors here, and no input may be missing.
+
+    Raises
+    ------
+    ValueError
+        If there is no shape or two, or the replicas of the strategy in force cannot share a batch
+        equally.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int | None] | None = None,
+        batch_size: int | None = None,
+        dtype: Any = None,
+        sparse: bool | None = None,
+        ragged: bool | None = None,
+        batch_shape: Sequence[int | None] | None = None,
+        name: str | None = None,
+        input_shape: Sequence[int | None] | None = None,
+        optional: bool = False,
+    ) -> None:
+        if sparse or ragged or optional:
+            raise ValueError("InputLayer: there are no sparse, ragged or optional inputs here")
+        shape = input_shape if shape is None else shape
+        if (shape is None) == (batch_shape is None):
+            raise ValueError(
+                "InputLayer needs the shape of an example, such as shape=(28, 28, 1), or batch_shape"
+            )
+        if batch_shape is not None:
+            batch_size, *shape = batch_shape
+        assert shape is not None
+        replicas = get_strategy().num_replicas_in_sync
+        if batch_size is not None and batch_size % replicas:
+            raise ValueError(
+                f"The `batch_size` argument ({batch_size}) must be divisible by the number of "
+                f"replicas ({replicas})"
+            )
+        super().__init__(dtype=dtype, name=name, input_shape=shape)
+        self.batch_shape: Shape = (batch_size, *shape)
+        self._output_shape = self._input_shape
+        self.built = True
+        Node(self, (), {}, KerasTensor(self.batch_shape, self._dtype, name=self._name))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets, by Keras 3's names."""
+        return {
+            "batch_shape": self.batch_shape,
+            "dtype": self._dtype.name,
+            "sparse": False,
+            "name": self._name,
+        }
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the inputs."""
+        return inputs
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        return tuple(input_shape)
+
+
+def Input(
+    shape: Sequence[int | None] | None = None,
+    batch_size: int | None = None,
+    dtype: Any = None,
+    sparse: bool | None = None,
+    ragged: bool | None = None,
+    batch_shape: Sequence[int | None] | None = None,
+    name: str | None = None,
+    tensor: Any = None,
+    optional: bool = False,
+) -> KerasTensor:
+    """Return a symbolic tensor for examples of a shape: where a functional model begins.
+
+    It may also stand first in a `Sequential`. The parameters are those of `InputLayer`; with
+    ``tensor``, a symbolic one, that is returned.
+    """
+    if tensor is not None:
+        if not isinstance(tensor, KerasTensor):
+            raise ValueError(f"Input: tensor must be a KerasTensor, got {tensor!r}")
+        return tensor
+    layer = InputLayer(
+        shape, batch_size, dtype, sparse, ragged, batch_shape, name=name, optional=optional
+    )
+    output: KerasTensor = layer.output
+    return output

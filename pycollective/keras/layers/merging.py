@@ -1,0 +1,211 @@
+"""Layers that make one tensor of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pycollective.keras.layers.layer import Layer, Shape, is_shape
+from pycollective.tensor import Tensor, ops
+
+__all__ = [
+    "Add",
+    "Average",
+    "Concatenate",
+    "Maximum",
+    "Minimum",
+    "Multiply",
+    "Subtract",
+    "add",
+    "average",
+    "concatenate",
+    "maximum",
+    "minimum",
+    "multiply",
+    "subtract",
+]
+
+
+class _Merge(Layer):
+    """Base of the layers that take a list of tensors."""
+
+    _config_names: tuple[str, ...] | None = ()
+
+    def _shapes_of(self, input_shape: Any) -> list[Shape]:
+        """Return the shapes, if they are those of a list of inputs."""
+        if is_shape(input_shape) or isinstance(input_shape, dict) or not input_shape:
+            raise ValueError(
+                f'layer "{self._name}" ({type(self).__name__}) should be called on a list of inputs, '
+                f"but received input with shape {input_shape}"
+            )
+        return [tuple(shape) for shape in input_shape]
+
+    def _mismatch(self, shapes: Sequence[Shape], needed: str) -> ValueError:
+        return ValueError(
+            f'Inputs of layer "{self._name}" ({type(self).__name__}) are incompatible: expected '
+            f"{needed}, but received inputs with shapes {list(shapes)}"
+        )
+
+
+class _Elementwise(_Merge):
+    """Base of those that combine the elements; examples broadcast, as in Keras."""
+
+    def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
+        raise NotImplementedError
+
+    def call(self, inputs: Any) -> Tensor:
+        """Return the combination of all inputs."""
+        single = isinstance(inputs, Tensor)
+        self.compute_output_shape(inputs.shape if single else [x.shape for x in inputs])
+        most = max(x.ndim for x in inputs)
+        # An example with fewer axes stands for all places along the first ones that it lacks.
+        return self._merged(
+            [
+                x
+                if x.ndim == most
+                else ops.reshape(x, (x.shape[0], *(1,) * (most - x.ndim), *x.shape[1:]))
+                for x in inputs
+            ]
+        )
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape that the shapes broadcast to (None: any length)."""
+        shapes = self._shapes_of(input_shape)
+        needed = "shapes that broadcast, and equal numbers of rows"
+        batches = {shape[0] if shape else 1 for shape in shapes} - {None}
+        if len(batches) > 1:
+            raise self._mismatch(shapes, needed)
+        most = max(len(shape) for shape in shapes)
+        merged: list[int | None] = []
+        for place in range(1 - most, 0):
+            lengths = {shape[place] for shape in shapes if len(shape) > -place} - {1}
+            known = lengths - {None}
+            if len(known) > 1:
+                raise self._mismatch(shapes, needed)
+            merged.append(None if None in lengths else known.pop() if known else 1)
+        return (batches.pop() if batches else None, *merged)
+
+
+def _folded(function: Callable[[Any, Any], Tensor], inputs: Sequence[Tensor]) -> Tensor:
+    total = inputs[0]
+    for tensor in inputs[1:]:
+        total = function(total, tensor)
+    return total
+
+
+class Add(_Elementwise):
+    """The sum."""
+
+    def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
+        return _folded(ops.add, inputs)
+
+
+class Subtract(_Elementwise):
+    """The first of two inputs minus the second."""
+
+    def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
+        return inputs[0] - inputs[1]
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape that the two shapes broadcast to (None: any length)."""
+        shapes = self._shapes_of(input_shape)
+        if len(shapes) != 2:
+            raise self._mismatch(shapes, "two inputs")
+        return super().compute_output_shape(input_shape)
+
+
+class Multiply(_Elementwise):
+    """The product."""
+
+    def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
+        return _folded(ops.multiply, inputs)
+
+
+class Average(_Elementwise):
+    """The mean."""
+
+    def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
+        return _folded(ops.add, inputs) / len(inputs)
+
+
+class Maximum(_Elementwise):
+    """The largest."""
+
+    def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
+        return _folded(ops.maximum, inputs)
+
+
+class Minimum(_Elementwise):
+    """The smallest."""
+
+    def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
+        return _folded(ops.minimum, inputs)
+
+
+class Concatenate(_Merge):
+    """The inputs one after the other along ``axis``."""
+
+    _config_names = ("axis",)
+
+    def __init__(self, axis: int = -1, **options: Any) -> None:
+        super().__init__(**options)
+        self.axis = int(axis)
+
+    def call(self, inputs: Any) -> Tensor:
+        """Return the joined tensor."""
+        single = isinstance(inputs, Tensor)
+        self.compute_output_shape(inputs.shape if single else [x.shape for x in inputs])
+        return ops.concat(inputs, self.axis)
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the first shape, with the sum of the lengths along the axis (None: any length)."""
+        shapes = self._shapes_of(input_shape)
+        needed = f"shapes that differ along axis {self.axis} only"
+        ranks = {len(shape) for shape in shapes}
+        if len(ranks) != 1 or not -(rank := ranks.pop()) <= self.axis < rank:
+            raise self._mismatch(shapes, needed)
+        joined: list[int | None] = []
+        for place, lengths in enumerate(zip(*shapes, strict=True)):
+            known = [n for n in lengths if n is not None]
+            if place == self.axis % rank:
+                joined.append(sum(known) if len(known) == len(lengths) else None)
+                continue
+            if len(set(known)) > 1:
+                raise self._mismatch(shapes, needed)
+            joined.append(known[0] if known else None)
+        return tuple(joined)
+
+
+def add(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return ``Add(**options)(inputs)``."""
+    return Add(**options)(inputs)
+
+
+def subtract(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return ``Subtract(**options)(inputs)``."""
+    return Subtract(**options)(inputs)
+
+
+def multiply(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return ``Multiply(**options)(inputs)``."""
+    return Multiply(**options)(inputs)
+
+
+def average(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return ``Average(**options)(inputs)``."""
+    return Average(**options)(inputs)
+
+
+def maximum(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return ``Maximum(**options)(inputs)``."""
+    return Maximum(**options)(inputs)
+
+
+def minimum(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return ``Minimum(**options)(inputs)``."""
+    return Minimum(**options)(inputs)
+
+
+def concatenate(inputs: Sequence[Any], axis: int = -1, **options: Any) -> Any:
+    """Return ``Concatenate(axis, **options)(inputs)``."""
+    return Concatenate(axis, **options)(inputs)

@@ -1,0 +1,369 @@
+"""`BatchNormalization` and `LayerNormalization`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pycollective import nn
+from pycollective.array_backend import asarray
+from pycollective.distribute.context import get_replica_context
+from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.keras import constraints, initializers, regularizers
+from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.tensor import (
+    Tensor,
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    ops,
+)
+
+__all__ = ["BatchNormalization", "LayerNormalization"]
+
+
+class _Normalization(Layer):
+    """What both have in common: ``gamma`` and ``beta``."""
+
+    gamma: Variable | None
+    beta: Variable | None
+
+    def __init__(
+        self,
+        epsilon: float,
+        center: bool,
+        scale: bool,
+        beta_initializer: Any,
+        gamma_initializer: Any,
+        beta_regularizer: Any,
+        gamma_regularizer: Any,
+        beta_constraint: Any,
+        gamma_constraint: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        # Computed in float32 at least: halves of the variables would not do.
+        self._reads_as = None
+        self.epsilon = float(epsilon)
+        self.center = bool(center)
+        self.scale = bool(scale)
+        self.beta_initializer = initializers.get(beta_initializer)
+        self.gamma_initializer = initializers.get(gamma_initializer)
+        self.beta_regularizer = regularizers.get(beta_regularizer)
+        self.gamma_regularizer = regularizers.get(gamma_regularizer)
+        self.beta_constraint = constraints.get(beta_constraint)
+        self.gamma_constraint = constraints.get(gamma_constraint)
+        self.gamma = self.beta = None
+
+    def _make_parameters(self, shape: tuple[int, ...]) -> None:
+        if self.scale:
+            self.gamma = self.add_weight(
+                "gamma",
+                shape,
+                initializer=self.gamma_initializer,
+                regularizer=self.gamma_regularizer,
+                constraint=self.gamma_constraint,
+            )
+        if self.center:
+            self.beta = self.add_weight(
+                "beta",
+                shape,
+                initializer=self.beta_initializer,
+                regularizer=self.beta_regularizer,
+                constraint=self.beta_constraint,
+            )
+
+    def _length(self, shape: Any, axis: int) -> int:
+        """Return the length of an axis, or raise what says that there is none."""
+        if not -len(shape) <= axis < len(shape) or shape[axis] is None:
+            raise self._incompatible(tuple(shape), f"a known length of axis {axis}")
+        return int(shape[axis])
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        return tuple(input_shape)
+
+
+class BatchNormalization(_Normalization):
+    """Normalizes each channel: in training by the batch, else by what was found in training.
+
+    Parameters
+    ----------
+    axis
+        The axis of the channels.
+    momentum
+        How slowly the moving mean and variance change.
+    epsilon
+        What is added to the variance.
+    center, scale
+        Whether ``beta`` is added, and ``gamma`` multiplied with.
+    beta_initializer, gamma_initializer, moving_mean_initializer, moving_variance_initializer
+        Where the variables, ``[channels]``, start.
+    beta_regularizer, gamma_regularizer
+        Penalties on them.
+    beta_constraint, gamma_constraint
+        What they are held to.
+    synchronized
+        Whether the batch is that of all replicas, or each replica's own.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        In a call, if the input's shape does not fit.
+
+    Notes
+    -----
+    With ``trainable = False`` the moving mean and variance are used in training too, as in Keras.
+    Every replica keeps its own; outside of the replicas they are the mean over them. A batch without
+    rows changes nothing. With ``synchronized`` all replicas must call the layer.
+    """
+
+    _config_names = (
+        "axis",
+        "momentum",
+        "epsilon",
+        "center",
+        "scale",
+        "beta_initializer",
+        "gamma_initializer",
+        "moving_mean_initializer",
+        "moving_variance_initializer",
+        "beta_regularizer",
+        "gamma_regularizer",
+        "beta_constraint",
+        "gamma_constraint",
+        "synchronized",
+    )
+    _fixed = (("renorm", False), ("renorm_clipping", None))
+
+    def __init__(
+        self,
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 0.001,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        moving_mean_initializer: Any = "zeros",
+        moving_variance_initializer: Any = "ones",
+        beta_regularizer: Any = None,
+        gamma_regularizer: Any = None,
+        beta_constraint: Any = None,
+        gamma_constraint: Any = None,
+        synchronized: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            epsilon,
+            center,
+            scale,
+            beta_initializer,
+            gamma_initializer,
+            beta_regularizer,
+            gamma_regularizer,
+            beta_constraint,
+            gamma_constraint,
+            **options,
+        )
+        self.axis = int(axis)
+        self.momentum = float(momentum)
+        self.moving_mean_initializer = initializers.get(moving_mean_initializer)
+        self.moving_variance_initializer = initializers.get(moving_variance_initializer)
+        self.synchronized = bool(synchronized)
+        self._channels = 0
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Make a layer of what `get_config` returned, here or in Keras."""
+        # It says something only with renorm=True, which is refused.
+        return super().from_config({k: v for k, v in config.items() if k != "renorm_momentum"})
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variables for inputs of this shape."""
+        self._channels = self._length(input_shape, self.axis)
+        shape = (self._channels,)
+        self._make_parameters(shape)
+        self.moving_mean = self._moving("moving_mean", self.moving_mean_initializer)
+        self.moving_variance = self._moving("moving_variance", self.moving_variance_initializer)
+
+    def _moving(self, name: str, initializer: Any) -> Variable:
+        return self.add_weight(
+            name,
+            (self._channels,),
+            initializer=initializer,
+            trainable=False,
+            synchronization=VariableSynchronization.ON_READ,
+            aggregation=VariableAggregation.MEAN,
+        )
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        """Return the normalized inputs."""
+        shape = inputs.array.shape
+        if self._length(shape, self.axis) != self._channels:
+            raise self._incompatible(
+                shape, f"axis {self.axis} of input shape to have value {self._channels}"
+            )
+        dtype = inputs.dtype
+        if dtype.kind != "f" or dtype.itemsize < 4:
+            inputs = ops.cast(inputs, np.float32)
+        last = len(shape) - 1
+        order = list(range(len(shape)))
+        order[self.axis], order[last] = order[last], order[self.axis]
+        swapped = order != sorted(order)
+        if swapped:
+            inputs = ops.transpose(inputs, order)
+        outputs = self._batch(inputs) if training and self._trainable else self._known(inputs)
+        if swapped:
+            outputs = ops.transpose(outputs, order)
+        return outputs if outputs.dtype == dtype else ops.cast(outputs, dtype)
+
+    def _known(self, inputs: Tensor) -> Tensor:
+        """Normalize by the moving mean and variance."""
+        mean, variance, beta, gamma = (
+            None if value is None else ops.cast(value, inputs.dtype)
+            for value in (self.moving_mean, self.moving_variance, self.beta, self.gamma)
+        )
+        return nn.batch_normalization(inputs, mean, variance, beta, gamma, self.epsilon)
+
+    def _batch(self, inputs: Tensor) -> Tensor:
+        """Normalize by the batch, and let the moving mean and variance follow."""
+        context = get_replica_context() if self.synchronized else None
+        counted: Any
+        if context is not None and context.num_replicas_in_sync > 1:
+            outputs, mean, variance, rows = self._all_batches(inputs, context)
+            counted = ops.minimum(ops.stop_gradient(rows), 1)
+        else:
+            outputs, mean, variance = nn.normalize_batch(
+                inputs, self.gamma, self.beta, self.epsilon
+            )
+            counted = min(math.prod(inputs.shape[:-1]), 1)
+        for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            now, new = ops.stop_gradient(moving), ops.stop_gradient(value)
+            # A batch without rows does not count.
+            step = (new - ops.cast(now, new.dtype)) * (counted * (1 - self.momentum))
+            moving.assign(now + ops.cast(step, now.dtype))
+        return outputs
+
+    def _all_batches(
+        self, inputs: Tensor, context: ReplicaContext
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Normalize by the batches of all replicas; the sums carry gradients to all of them.
+
+        Returns result, mean, variance, and how many rows all batches have.
+        """
+        axes = list(range(inputs.ndim - 1))
+        here = asarray(math.prod(inputs.shape[:-1]), inputs.dtype, like=inputs.array)
+        total, rows = context.all_reduce("SUM", [ops.reduce_sum(inputs, axes), Tensor(here)])
+        count = ops.maximum(rows, 1)
+        mean = total / count
+        squares = ops.reduce_sum(ops.squared_difference(inputs, mean), axes)
+        variance = context.all_reduce("SUM", squares) / count
+        beta, gamma = (
+            None if value is None else ops.cast(value, inputs.dtype)
+            for value in (self.beta, self.gamma)
+        )
+        outputs = nn.batch_normalization(inputs, mean, variance, beta, gamma, self.epsilon)
+        return outputs, mean, variance, rows
+
+
+class LayerNormalization(_Normalization):
+    """Normalizes each example by the mean and variance of its numbers along ``axis``.
+
+    Parameters
+    ----------
+    axis
+        An axis, or several.
+    epsilon
+        What is added to the variance.
+    center, scale
+        Whether ``beta`` is added, and ``gamma`` multiplied with; they have the lengths of ``axis``.
+    beta_initializer, gamma_initializer, beta_regularizer, gamma_regularizer, beta_constraint, gamma_constraint
+        For these variables.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    TypeError
+        If ``axis`` is neither an int nor a list of ints.
+    ValueError
+        In a call, if the input's shape does not fit.
+    """  # noqa: E501
+
+    _config_names = (
+        "axis",
+        "epsilon",
+        "center",
+        "scale",
+        "beta_initializer",
+        "gamma_initializer",
+        "beta_regularizer",
+        "gamma_regularizer",
+        "beta_constraint",
+        "gamma_constraint",
+    )
+    _fixed = (("rms_scaling", False),)
+
+    def __init__(
+        self,
+        axis: Any = -1,
+        epsilon: float = 0.001,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        beta_regularizer: Any = None,
+        gamma_regularizer: Any = None,
+        beta_constraint: Any = None,
+        gamma_constraint: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            epsilon,
+            center,
+            scale,
+            beta_initializer,
+            gamma_initializer,
+            beta_regularizer,
+            gamma_regularizer,
+            beta_constraint,
+            gamma_constraint,
+            **options,
+        )
+        if isinstance(axis, (list, tuple)):
+            self.axis: Any = list(axis)
+        elif isinstance(axis, int):
+            self.axis = axis
+        else:
+            raise TypeError(
+                f"LayerNormalization: axis must be an int or a list of them, got {axis!r}"
+            )
+        self._lengths: tuple[int, ...] = ()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets, by Keras 3's names."""
+        return {**super().get_config(), **dict(self._fixed)}
+
+    def _lengths_of(self, shape: Any) -> tuple[int, ...]:
+        axes = sorted(self.axis) if isinstance(self.axis, list) else [self.axis]
+        return tuple(self._length(shape, axis) for axis in axes)
+
+    def build(self, input_shape: Any) -> None:
+        """Make ``gamma`` and ``beta`` for inputs of this shape."""
+        self._lengths = self._lengths_of(input_shape)
+        self._make_parameters(self._lengths)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the normalized inputs."""
+        shape = inputs.array.shape
+        if self._lengths_of(shape) != self._lengths:
+            raise self._incompatible(
+                shape, f"axes {self.axis} of input shape to have values {self._lengths}"
+            )
+        return nn.layer_normalization(inputs, self.gamma, self.beta, self.axis, self.epsilon)

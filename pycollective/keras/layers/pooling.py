@@ -1,0 +1,142 @@
+"""Layers that make one number of many: of each window, or of whole images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pycollective import nn
+from pycollective.keras.layers.core import pair_of
+from pycollective.keras.layers.images import ImageLayer, data_format_of, padding_of, places
+from pycollective.keras.layers.layer import Shape
+from pycollective.tensor import Tensor, ops
+
+__all__ = [
+    "AveragePooling2D",
+    "GlobalAveragePooling2D",
+    "GlobalMaxPooling2D",
+    "MaxPooling2D",
+]
+
+
+class _Pooling(ImageLayer):
+    """Base of the layers with windows."""
+
+    _config_names = ("pool_size", "padding", "strides", "data_format")
+
+    def __init__(
+        self,
+        pool_size: Any,
+        strides: Any = None,
+        padding: str = "valid",
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.pool_size = pair_of("pool_size", pool_size)
+        self.strides = self.pool_size if strides is None else pair_of("strides", strides)
+        self.padding = padding_of(padding)
+        self.data_format = data_format_of(data_format)
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        self._check_extent(input_shape, *self.pool_size, self.padding)
+        height, width = (
+            places(n, k, s, self.padding)
+            for n, k, s in zip(input_shape[1:3], self.pool_size, self.strides, strict=True)
+        )
+        return (input_shape[0], height, width, input_shape[3])
+
+
+class MaxPooling2D(_Pooling):
+    """The largest number in each window, channel by channel.
+
+    Parameters
+    ----------
+    pool_size
+        The window: an int, or (height, width).
+    strides
+        The steps of the window; by default its size.
+    padding
+        ``"valid"``: windows stay inside the image. ``"same"``: they may reach beyond it.
+    data_format
+        Only ``"channels_last"``.
+    **options
+        As for `Layer`.
+    """
+
+    def __init__(
+        self,
+        pool_size: Any = (2, 2),
+        strides: Any = None,
+        padding: str = "valid",
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(pool_size, strides, padding, data_format, **options)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return ``[n, out height, out width, channels]``."""
+        self._check_extent(inputs.array.shape, *self.pool_size, self.padding)
+        return nn.max_pool2d(inputs, self.pool_size, self.strides, self.padding.upper())
+
+
+class AveragePooling2D(_Pooling):
+    """The mean of the numbers in each window, channel by channel; as `MaxPooling2D`.
+
+    What lies outside of the image does not count.
+    """
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return ``[n, out height, out width, channels]``."""
+        self._check_extent(inputs.array.shape, *self.pool_size, self.padding)
+        return nn.avg_pool2d(inputs, self.pool_size, self.strides, self.padding.upper())
+
+
+class _GlobalPooling(ImageLayer):
+    """Base of the layers that take whole images.
+
+    Parameters
+    ----------
+    data_format
+        Only ``"channels_last"``.
+    keepdims
+        Whether height and width stay, with length 1.
+    **options
+        As for `Layer`.
+    """
+
+    _config_names = ("data_format", "keepdims")
+
+    def __init__(
+        self, data_format: str | None = None, keepdims: bool = False, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.data_format = data_format_of(data_format)
+        self.keepdims = bool(keepdims)
+
+    def _check_pixels(self, shape: Any) -> None:
+        self._check_extent(shape, 1, 1, "valid")
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        self._check_pixels(input_shape)
+        middle = (1, 1) if self.keepdims else ()
+        return (input_shape[0], *middle, input_shape[3])
+
+
+class GlobalAveragePooling2D(_GlobalPooling):
+    """The mean of all pixels, channel by channel."""
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return ``[n, channels]``, or with ``keepdims`` ``[n, 1, 1, channels]``."""
+        self._check_pixels(inputs.array.shape)
+        return ops.reduce_mean(inputs, axis=[1, 2], keepdims=self.keepdims)
+
+
+class GlobalMaxPooling2D(_GlobalPooling):
+    """The largest of all pixels, channel by channel."""
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return ``[n, channels]``, or with ``keepdims`` ``[n, 1, 1, channels]``."""
+        self._check_pixels(inputs.array.shape)
+        return ops.reduce_max(inputs, axis=[1, 2], keepdims=self.keepdims)

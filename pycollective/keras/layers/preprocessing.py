@@ -1,0 +1,299 @@
+"""Layers that prepare inputs: scaling, and images that are changed by chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pycollective import nn
+from pycollective.array_backend import asarray
+from pycollective.keras import initializers
+from pycollective.keras.backend import epsilon
+from pycollective.keras.layers.core import positive
+from pycollective.keras.layers.images import ImageLayer, data_format_of
+from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.seeded import Seeded
+from pycollective.tensor import Tensor, Variable, ops, random
+
+__all__ = ["Normalization", "RandomCrop", "RandomFlip", "Rescaling"]
+
+
+class Rescaling(Layer):
+    """``inputs * scale + offset``, in the layer's dtype.
+
+    Parameters
+    ----------
+    scale, offset
+        Numbers, or arrays that broadcast against the inputs.
+    **options
+        As for `Layer`.
+    """
+
+    _config_names = ("scale", "offset")
+
+    def __init__(self, scale: Any, offset: Any = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.scale = initializers.array_or_number(scale)
+        self.offset = initializers.array_or_number(offset)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the scaled inputs."""
+        x = ops.cast(inputs, self._dtype)
+        scale, offset = (
+            Tensor(asarray(value, self._dtype, like=x.array)) for value in (self.scale, self.offset)
+        )
+        return x * scale + offset
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        return tuple(input_shape)
+
+
+class Normalization(Layer):
+    """``(inputs - mean) / sqrt(variance)``, with mean and variance of data.
+
+    Parameters
+    ----------
+    axis
+        The axis, or axes, whose places have a mean and variance each; None: one for all.
+    mean, variance
+        What is known of the data. Without them, `adapt` finds out; before, nothing is changed.
+    invert
+        Whether the layer goes back: ``mean + inputs * sqrt(variance)``.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If only one of mean and variance is given; in a call, if the input's shape does not fit.
+    """
+
+    _config_names = ("axis", "invert")
+
+    def __init__(
+        self,
+        axis: Any = -1,
+        mean: Any = None,
+        variance: Any = None,
+        invert: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.axis = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+        if (mean is None) != (variance is None):
+            raise ValueError("Normalization needs both mean and variance, or neither")
+        self.input_mean = None if mean is None else np.asarray(mean)
+        self.input_variance = None if variance is None else np.asarray(variance)
+        self.invert = bool(invert)
+        self._kept: tuple[int, ...] = ()
+        self._lengths: tuple[int, ...] = ()
+        self._adapted: list[Variable] = []
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets, by Keras 3's names."""
+        mean, variance = (
+            None if value is None else value.tolist()
+            for value in (self.input_mean, self.input_variance)
+        )
+        return {**super().get_config(), "mean": mean, "variance": variance}
+
+    def _lengths_of(self, shape: Any) -> tuple[int, ...]:
+        rank = len(shape)
+        if any(not -rank <= axis < rank or shape[axis] is None for axis in self.axis):
+            raise self._incompatible(tuple(shape), f"known lengths of axes {self.axis}")
+        return tuple(int(shape[axis]) for axis in sorted(axis % rank for axis in self.axis))
+
+    def build(self, input_shape: Any) -> None:
+        """Make ``mean``, ``variance`` and ``count``, if they are not given."""
+        self._lengths = self._lengths_of(input_shape)
+        self._kept = tuple(sorted(axis % len(input_shape) for axis in self.axis))
+        if self.input_mean is None:
+            self._adapted = [
+                self.add_weight("mean", self._lengths, initializer="zeros", trainable=False),
+                self.add_weight("variance", self._lengths, initializer="ones", trainable=False),
+                self.add_weight("count", (), np.int32, initializer="zeros", trainable=False),
+            ]
+
+    def adapt(self, data: Any) -> None:
+        """Find mean and variance of data.
+
+        Parameters
+        ----------
+        data
+            An array, or batches of inputs (a `Dataset`, say); of tuples the first part counts.
+
+        Raises
+        ------
+        ValueError
+            If the layer was made with mean and variance, or there is no data.
+        """
+        if self.input_mean is not None:
+            raise ValueError(
+                f'layer "{self._name}" was made with mean and variance; it has nothing to adapt'
+            )
+        batches = [data] if hasattr(data, "shape") else data
+        count, mean, squares = 0, np.zeros(()), np.zeros(())
+        for batch in batches:
+            values = np.asarray(batch[0] if isinstance(batch, tuple) else batch, np.float64)
+            self._ensure_built(values.shape)
+            if self._lengths_of(values.shape) != self._lengths:
+                raise self._incompatible(values.shape, f"axes {self.axis} to have {self._lengths}")
+            axes = tuple(i for i in range(values.ndim) if i not in self._kept)
+            rows = int(np.prod([values.shape[i] for i in axes]))
+            if not rows:
+                continue
+            here = values.mean(axis=axes)
+            # Chan et al., 1979: the squares about the new mean, of those about the old ones.
+            apart = here - mean
+            total = count + rows
+            squares = squares + values.var(axis=axes) * rows + apart**2 * (count * rows / total)
+            mean = mean + apart * (rows / total)
+            count = total
+        if not count:
+            raise ValueError(f'layer "{self._name}": there is no data to adapt to')
+        for variable, value in zip(self._adapted, (mean, squares / count), strict=False):
+            variable.assign(value)
+
+    def _statistics(self, inputs: Tensor) -> list[Tensor]:
+        """Return mean and standard deviation in shapes that broadcast against the inputs."""
+        shape = [n if i in self._kept else 1 for i, n in enumerate(inputs.shape)]
+        if self.input_mean is None:
+            values = [ops.cast(variable, self._dtype) for variable in self._adapted[:2]]
+        else:
+            values = [
+                Tensor(
+                    asarray(np.broadcast_to(value, self._lengths), self._dtype, like=inputs.array)
+                )
+                for value in (self.input_mean, self.input_variance)
+                if value is not None
+            ]
+        mean, variance = (ops.reshape(value, shape) for value in values)
+        return [mean, ops.maximum(ops.sqrt(variance), epsilon())]
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the normalized inputs."""
+        if self._lengths_of(inputs.shape) != self._lengths:
+            raise self._incompatible(inputs.shape, f"axes {self.axis} to have {self._lengths}")
+        x = ops.cast(inputs, self._dtype)
+        mean, deviation = self._statistics(x)
+        return mean + x * deviation if self.invert else (x - mean) / deviation
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        return tuple(input_shape)
+
+
+_MODES = ("horizontal_and_vertical", "horizontal", "vertical")
+
+
+class RandomFlip(Seeded, ImageLayer):
+    """Mirrors each image by chance, in training (and where nothing says that it is not).
+
+    Parameters
+    ----------
+    mode
+        ``"horizontal"``: left and right change places; ``"vertical"``: top and bottom; or
+        ``"horizontal_and_vertical"``: both or neither.
+    seed
+        Where the random numbers start; each replica draws its own.
+    data_format
+        Only ``"channels_last"``.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If the mode is unknown; in a call, if the input is not images.
+    """
+
+    _config_names = ("data_format", "seed", "mode")
+
+    def __init__(
+        self,
+        mode: str = "horizontal_and_vertical",
+        seed: int | None = None,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, **options)
+        if mode not in _MODES:
+            raise ValueError(f"RandomFlip: mode must be one of {_MODES}, got {mode!r}")
+        self.mode = mode
+        self.data_format = data_format_of(data_format)
+
+    def call(self, inputs: Tensor, training: bool = True) -> Tensor:
+        """Return the images, mirrored or not."""
+        self._check_images(inputs.shape)
+        x = ops.cast(inputs, self._dtype)
+        if not training:
+            return x
+        with self._drawing():
+            drawn = random.uniform((x.shape[0], 1, 1, 1)).array
+        flips = Tensor(asarray(drawn <= 0.5, like=x.array))
+        if self.mode != "vertical":
+            x = ops.where(flips, x[:, :, ::-1], x)
+        return x if self.mode == "horizontal" else ops.where(flips, x[:, ::-1], x)
+
+
+class RandomCrop(Seeded, ImageLayer):
+    """Cuts a window out of images: by chance in training, the middle otherwise.
+
+    All images of a batch get the same window. Where images are smaller than it, and outside of
+    training, the largest part of them with the window's proportions is taken, and scaled.
+
+    Parameters
+    ----------
+    height, width
+        The size of the window.
+    seed
+        Where the random numbers start; each replica draws its own.
+    data_format
+        Only ``"channels_last"``.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If a size is not positive; in a call, if the input is not images.
+    """
+
+    _config_names = ("data_format", "height", "width", "seed")
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        seed: int | None = None,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, **options)
+        self.height = positive("height", height)
+        self.width = positive("width", width)
+        self.data_format = data_format_of(data_format)
+
+    def call(self, inputs: Tensor, training: bool = True) -> Tensor:
+        """Return ``[n, self.height, self.width, channels]``."""
+        self._check_extent(inputs.shape, 1, 1, "valid")
+        x = ops.cast(inputs, self._dtype)
+        _, height, width, _ = x.shape
+        if training and height >= self.height and width >= self.width:
+            with self._drawing():
+                down, across = random.uniform((2,)).numpy().tolist()
+            top = int(down * (height - self.height + 1))
+            left = int(across * (width - self.width + 1))
+            return x[:, top : top + self.height, left : left + self.width]
+        high = max(min(height, width * self.height // self.width), 1)
+        wide = max(min(width, height * self.width // self.height), 1)
+        top, left = (height - high) // 2, (width - wide) // 2
+        middle = x[:, top : top + high, left : left + wide]
+        return nn.resize_bilinear(middle, self.height, self.width)
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        self._check_images(input_shape)
+        return (input_shape[0], self.height, self.width, input_shape[3])

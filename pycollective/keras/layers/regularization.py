@@ -1,0 +1,90 @@
+"""Layers that change nothing outside of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pycollective import nn
+from pycollective.keras import regularizers
+from pycollective.keras.layers.core import positive
+from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.seeded import Seeded
+from pycollective.tensor import Tensor
+
+__all__ = ["ActivityRegularization", "Dropout"]
+
+
+class Dropout(Seeded):
+    """In training, sets elements to 0 by chance and divides the others by ``1 - rate``.
+
+    Parameters
+    ----------
+    rate
+        The share of elements that become 0.
+    noise_shape
+        The shape in which is drawn: along axes of length 1 elements become 0 together; None for an
+        axis: its own length.
+    seed
+        Where the random numbers start. Each replica draws its own, which follow from the seed and
+        the replica's number, so that a run can be repeated.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If ``rate`` is not in 0 to 1, without 1, or ``noise_shape`` has other numbers than positive
+        ones; in a call, if it does not fit the input.
+    """
+
+    _config_names = ("rate", "seed", "noise_shape")
+
+    def __init__(
+        self,
+        rate: float,
+        noise_shape: Sequence[int | None] | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, **options)
+        if not 0 <= float(rate) < 1:
+            raise ValueError(f"Dropout: rate must be at least 0 and below 1, got {rate}")
+        self.rate = float(rate)
+        if noise_shape is not None:
+            noise_shape = tuple(
+                n if n is None else positive("Dropout: noise_shape", n) for n in noise_shape
+            )
+        self.noise_shape = noise_shape
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        """Return the inputs, with elements dropped if ``training``."""
+        if not training or self.rate == 0:
+            return inputs
+        with self._drawing():
+            return nn.dropout(inputs, self.rate, self.noise_shape)
+
+
+class ActivityRegularization(Layer):
+    """Returns its inputs, on which there is a penalty: `regularizers.L1L2`."""
+
+    _config_names = ("l1", "l2")
+
+    def __init__(self, l1: float = 0.0, l2: float = 0.0, **options: Any) -> None:
+        super().__init__(activity_regularizer=regularizers.L1L2(l1, l2), **options)
+        self.l1 = l1
+        self.l2 = l2
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets, by Keras 3's names."""
+        config = super().get_config()
+        del config["activity_regularizer"]
+        return config
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the inputs."""
+        return inputs
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        return tuple(input_shape)

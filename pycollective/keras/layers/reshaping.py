@@ -1,0 +1,236 @@
+"""Layers that put the same numbers into other shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pycollective import nn
+from pycollective.keras.layers.core import pair_of
+from pycollective.keras.layers.images import ImageLayer, data_format_of
+from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.tensor import Tensor, ops
+
+__all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
+
+
+class Flatten(Layer):
+    """Joins all axes but the first; ``data_format`` can only be ``"channels_last"``."""
+
+    _keeps_dtype = True
+
+    _config_names = ("data_format",)
+
+    def __init__(self, data_format: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.data_format = data_format_of(data_format)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the inputs as ``[n, numbers per example]``."""
+        shape = inputs.array.shape
+        if not shape:
+            raise self._incompatible(shape, "at least one axis")
+        return ops.reshape(inputs, (shape[0], math.prod(shape[1:])))
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the batch and the product of the other lengths."""
+        batch, *rest = input_shape
+        return (batch, None if None in rest else math.prod(rest))
+
+
+class Reshape(Layer):
+    """Gives each example another shape.
+
+    Parameters
+    ----------
+    target_shape
+        The shape of an example; one length may be -1 and follows from the others.
+    **options
+        As for `Layer`.
+    """
+
+    _keeps_dtype = True
+
+    _config_names = ("target_shape",)
+
+    def __init__(self, target_shape: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.target_shape = tuple(int(n) for n in target_shape)
+        if self.target_shape.count(-1) > 1 or any(n < -1 for n in self.target_shape):
+            raise ValueError(
+                f"Reshape: target_shape {self.target_shape} must have lengths of at least 0, and "
+                "at most one -1"
+            )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the inputs as ``[n, *target_shape]``."""
+        shape = inputs.array.shape
+        # Not left to reshape(): an empty batch does not say what -1 stands for.
+        return ops.reshape(inputs, self.compute_output_shape(shape))
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the batch and the target shape, with -1 replaced."""
+        batch, *rest = input_shape
+        target = self.target_shape
+        if None in rest:
+            return (batch, *(None if n == -1 else n for n in target))
+        size = math.prod(rest)
+        known = math.prod(n for n in target if n != -1)
+        if -1 in target:
+            fits = known > 0 and size % known == 0
+            target = tuple(size // known if n == -1 and fits else n for n in target)
+        else:
+            fits = size == known
+        if not fits:
+            raise self._incompatible(
+                tuple(input_shape), f"examples that can be reshaped to {self.target_shape}"
+            )
+        return (batch, *target)
+
+
+class Permute(Layer):
+    """Puts the axes of each example in another order.
+
+    Parameters
+    ----------
+    dims
+        The axes, counted from 1.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If ``dims`` is not a permutation; in a call, if the input has another number of axes.
+    """
+
+    _keeps_dtype = True
+
+    _config_names = ("dims",)
+
+    def __init__(self, dims: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.dims = tuple(int(n) for n in dims)
+        if sorted(self.dims) != list(range(1, len(self.dims) + 1)):
+            raise ValueError(
+                f"Permute: dims must hold each of 1 to {len(self.dims)} once, got {self.dims}"
+            )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the inputs with their axes in the new order."""
+        self.compute_output_shape(inputs.shape)
+        return ops.transpose(inputs, (0, *self.dims))
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the lengths in the new order."""
+        if len(input_shape) != len(self.dims) + 1:
+            raise self._incompatible(tuple(input_shape), f"examples with {len(self.dims)} axes")
+        return (input_shape[0], *(input_shape[axis] for axis in self.dims))
+
+
+class ZeroPadding2D(ImageLayer):
+    """Zeros around images.
+
+    Parameters
+    ----------
+    padding
+        An int, (height, width), or ((top, bottom), (left, right)).
+    data_format
+        Only ``"channels_last"``.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If ``padding`` is none of these, or negative; in a call, if the input is not images.
+    """
+
+    _config_names = ("padding", "data_format")
+
+    def __init__(self, padding: Any = (1, 1), data_format: str | None = None, **options: Any):
+        super().__init__(**options)
+        sides = (padding, padding) if isinstance(padding, int) else tuple(padding)
+        pairs = [(n, n) if isinstance(n, int) else tuple(n) for n in sides]
+        if [len(pair) for pair in pairs] != [2, 2] or any(
+            not isinstance(n, int) or n < 0 for pair in pairs for n in pair
+        ):
+            raise ValueError(
+                "ZeroPadding2D: padding must be an int, (height, width) or ((top, bottom), (left, "
+                f"right)), not negative, got {padding!r}"
+            )
+        self.padding = tuple(pairs)
+        self.data_format = data_format_of(data_format)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the larger images."""
+        self._check_images(inputs.shape)
+        return ops.pad(inputs, [(0, 0), *self.padding, (0, 0)])
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        self._check_images(input_shape)
+        n, *lengths, channels = input_shape
+        height, width = (
+            None if length is None else length + sum(pair)
+            for length, pair in zip(lengths, self.padding, strict=True)
+        )
+        return (n, height, width, channels)
+
+
+class UpSampling2D(ImageLayer):
+    """Images that are larger by whole factors.
+
+    Parameters
+    ----------
+    size
+        The factors of height and width: an int, or two.
+    data_format
+        Only ``"channels_last"``.
+    interpolation
+        ``"nearest"``: pixels are repeated; or ``"bilinear"``.
+    **options
+        As for `Layer`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range; in a call, if the input is not images.
+    """
+
+    _config_names = ("size", "data_format", "interpolation")
+
+    def __init__(
+        self,
+        size: Any = (2, 2),
+        data_format: str | None = None,
+        interpolation: str = "nearest",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.size = pair_of("size", size)
+        self.data_format = data_format_of(data_format)
+        self.interpolation = str(interpolation).lower()
+        if self.interpolation not in ("nearest", "bilinear"):
+            raise ValueError(
+                f"UpSampling2D: interpolation must be 'nearest' or 'bilinear', got {interpolation!r}"
+            )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the larger images."""
+        _, height, width, _ = self.compute_output_shape(inputs.shape)
+        if self.interpolation == "nearest":
+            return nn.upsample_nearest(inputs, self.size)
+        assert height is not None and width is not None
+        return nn.resize_bilinear(inputs, height, width)
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the shape of the result for images of a shape (None: any length)."""
+        self._check_images(input_shape)
+        n, *lengths, channels = input_shape
+        height, width = (
+            None if length is None else length * factor
+            for length, factor in zip(lengths, self.size, strict=True)
+        )
+        return (n, height, width, channels)

@@ -1,0 +1,53 @@
+"""The base of layers that draw random numbers."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from pycollective.distribute.context import current_mode
+from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.tensor.random import default_generator, generator_scope
+
+__all__ = ["Seeded"]
+
+
+class Seeded(Layer):
+    """A layer with a seed, from which each replica's own random numbers follow.
+
+    Parameters
+    ----------
+    seed
+        Where the random numbers start. Without one, it comes from the default generator.
+    **options
+        As for `Layer`.
+    """
+
+    def __init__(self, seed: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.seed = seed
+        self._generators: dict[int, np.random.Generator] = {}
+        self._entropy = seed
+
+    def build(self, input_shape: Any) -> None:
+        """Settle the seed, if none was given, by the default generator."""
+        if self._entropy is None:
+            self._entropy = int(default_generator().integers(0, 2**63))
+
+    def _drawing(self) -> AbstractContextManager[Any]:
+        """Return the scope in which everything random comes from this replica's generator."""
+        mode = current_mode()
+        context = None if mode is None else mode.replica_context
+        replica = 0 if context is None else int(context.replica_id_in_sync_group)
+        generator = self._generators.get(replica)
+        if generator is None:
+            assert self._entropy is not None
+            generator = np.random.default_rng([self._entropy, replica])
+            self._generators[replica] = generator
+        return generator_scope(generator)
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        return tuple(input_shape)

@@ -1,0 +1,282 @@
+"""Losses as functions: one value for each example."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pycollective import nn
+from pycollective.keras.backend import epsilon
+from pycollective.keras.losses.loss import matched
+from pycollective.tensor import Tensor, as_tensor, ops
+
+__all__ = [
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "categorical_hinge",
+    "cosine_similarity",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "log_cosh",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "poisson",
+    "sparse_categorical_crossentropy",
+    "squared_hinge",
+]
+
+
+def sparse_categorical_crossentropy(
+    y_true: Any,
+    y_pred: Any,
+    from_logits: bool = False,
+    ignore_class: int | None = None,
+    axis: int = -1,
+) -> Tensor:
+    """Return the cross-entropy of class numbers and predictions.
+
+    Parameters
+    ----------
+    y_true
+        Class numbers from 0, of the shape of ``y_pred`` without its last axis (or with 1 there).
+    y_pred
+        ``[..., classes]``.
+    from_logits
+        Whether predictions are logits; otherwise they are probabilities.
+    ignore_class
+        Must be None.
+    axis
+        Where the classes are in ``y_pred``.
+
+    Raises
+    ------
+    ValueError
+        If a label is out of range or no whole number, or the shapes do not fit; for an
+        ``ignore_class``.
+    """
+    if ignore_class is not None:
+        raise ValueError(
+            f"ignore_class={ignore_class} is not available; give the examples of that class the "
+            "sample_weight 0, and any valid label"
+        )
+    predicted = _classes_last(as_tensor(y_pred), axis)
+    labels = as_tensor(y_true).array
+    if labels.ndim == predicted.ndim and labels.ndim > 0 and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    if labels.shape != predicted.shape[:-1]:
+        raise ValueError(
+            f"labels of shape {labels.shape} do not fit predictions of shape {predicted.shape}: "
+            "one label for each row of predictions is needed"
+        )
+    classes = predicted.shape[-1] if predicted.ndim else 0
+    numbers = _class_numbers(labels, classes)
+    logits = predicted if from_logits else ops.log(_probabilities(predicted))
+    return nn.sparse_softmax_cross_entropy_with_logits(Tensor(numbers), logits)
+
+
+def _class_numbers(labels: Any, classes: int) -> Any:
+    """Return labels as integers, each of which has been seen to be in range."""
+    if labels.dtype.kind in "iu":
+        if not labels.size or (labels.min() >= 0 and labels.max() < classes):
+            return labels
+        wrong = (labels < 0) | (labels >= classes)
+    else:
+        with np.errstate(invalid="ignore"):
+            numbers = labels.astype(np.int64)
+        wrong = (numbers != labels) | (numbers < 0) | (numbers >= classes)
+        if not wrong.any():
+            return numbers
+    place = tuple(int(axis[0]) for axis in wrong.nonzero())
+    raise ValueError(
+        f"label {labels[place].item()} at position {list(place)} is out of range: with {classes} "
+        f"classes labels are whole numbers from 0 to {classes - 1}"
+    )
+
+
+def categorical_crossentropy(
+    y_true: Any,
+    y_pred: Any,
+    from_logits: bool = False,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> Tensor:
+    """Return the cross-entropy of distributions over classes and predictions.
+
+    Parameters
+    ----------
+    y_true
+        The probability of each class, in the shape of ``y_pred``.
+    y_pred
+        ``[..., classes]``.
+    from_logits
+        Whether predictions are logits; otherwise they are probabilities.
+    label_smoothing
+        The share of ``y_true`` that is spread over all classes.
+    axis
+        Where the classes are.
+    """
+    true, predicted = (_classes_last(value, axis) for value in matched(y_true, y_pred))
+    if label_smoothing:
+        true = true * (1.0 - label_smoothing) + label_smoothing / true.shape[-1]
+    if from_logits:
+        return nn.softmax_cross_entropy_with_logits(true, predicted)
+    share = predicted / ops.maximum(ops.reduce_sum(predicted, axis=-1, keepdims=True), epsilon())
+    return -ops.reduce_sum(true * ops.log(_probabilities(share)), axis=-1)
+
+
+def binary_crossentropy(
+    y_true: Any,
+    y_pred: Any,
+    from_logits: bool = False,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> Tensor:
+    """Return the cross-entropy of yes-or-no answers, as the mean over an axis.
+
+    Parameters
+    ----------
+    y_true
+        The probability of yes, in the shape of ``y_pred``.
+    y_pred
+        Predictions.
+    from_logits
+        Whether predictions are logits; otherwise they are probabilities.
+    label_smoothing
+        How far answers are moved towards one half.
+    axis
+        Which one the mean is over.
+    """
+    true, predicted = matched(y_true, y_pred)
+    if label_smoothing:
+        true = true * (1.0 - label_smoothing) + 0.5 * label_smoothing
+    if from_logits:
+        values = nn.sigmoid_cross_entropy_with_logits(true, predicted)
+    else:
+        yes = _probabilities(predicted)
+        values = -(true * ops.log(yes) + (1.0 - true) * ops.log(1.0 - yes))
+    return _mean_of_last(_classes_last(values, axis))
+
+
+def mean_squared_error(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean squared difference along the last axis."""
+    true, predicted = matched(y_true, y_pred)
+    return _mean_of_last(ops.square(predicted - true))
+
+
+def mean_absolute_error(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean absolute difference along the last axis."""
+    true, predicted = matched(y_true, y_pred)
+    return _mean_of_last(ops.abs(predicted - true))
+
+
+def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> Tensor:
+    """Return 100 times the mean of ``|y_true - y_pred| / |y_true|`` along the last axis."""
+    true, predicted = matched(y_true, y_pred)
+    share = ops.abs((true - predicted) / ops.maximum(ops.abs(true), epsilon()))
+    return 100.0 * _mean_of_last(share)
+
+
+def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of ``(log(y_pred + 1) - log(y_true + 1))²`` along the last axis.
+
+    What is below ``epsilon()`` counts as that.
+    """
+    true, predicted = matched(y_true, y_pred)
+    logs = [ops.log1p(ops.maximum(value, epsilon())) for value in (predicted, true)]
+    return _mean_of_last(ops.square(logs[0] - logs[1]))
+
+
+def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> Tensor:
+    """Return the mean along the last axis of what is a parabola near 0 and straight beyond.
+
+    ``d² / 2`` of the difference ``d`` where ``|d| <= delta``, ``delta |d| - delta² / 2`` elsewhere
+    (Huber, 1964).
+    """
+    true, predicted = matched(y_true, y_pred)
+    error = predicted - true
+    size = ops.abs(error)
+    straight = delta * size - 0.5 * delta * delta
+    return _mean_of_last(ops.where(size <= delta, 0.5 * ops.square(error), straight))
+
+
+def log_cosh(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of ``log(cosh(y_pred - y_true))`` along the last axis."""
+    true, predicted = matched(y_true, y_pred)
+    error = predicted - true
+    return _mean_of_last(error + nn.softplus(-2.0 * error) - math.log(2))
+
+
+def kl_divergence(y_true: Any, y_pred: Any) -> Tensor:
+    """Return ``sum(y_true * log(y_true / y_pred))`` along the last axis."""
+    true, predicted = (ops.clip_by_value(v, epsilon(), 1.0) for v in matched(y_true, y_pred))
+    return ops.reduce_sum(true * ops.log(true / predicted), axis=-1)
+
+
+def poisson(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of ``y_pred - y_true * log(y_pred)`` along the last axis."""
+    true, predicted = matched(y_true, y_pred)
+    return _mean_of_last(predicted - true * ops.log(predicted + epsilon()))
+
+
+def hinge(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of ``max(0, 1 - y_true * y_pred)`` along the last axis.
+
+    Answers are -1 and 1; if all are 0 or 1, 0 stands for -1.
+    """
+    return _mean_of_last(_below_margin(y_true, y_pred))
+
+
+def squared_hinge(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of ``max(0, 1 - y_true * y_pred)²`` along the last axis; as `hinge`."""
+    return _mean_of_last(ops.square(_below_margin(y_true, y_pred)))
+
+
+def _below_margin(y_true: Any, y_pred: Any) -> Tensor:
+    true, predicted = matched(y_true, y_pred)
+    if bool(((true.array == 0) | (true.array == 1)).all()):
+        true = 2.0 * true - 1.0
+    return ops.maximum(1.0 - true * predicted, 0.0)
+
+
+def categorical_hinge(y_true: Any, y_pred: Any) -> Tensor:
+    """Return how far the right class is from being 1 ahead of the best other one."""
+    true, predicted = matched(y_true, y_pred)
+    right = ops.reduce_sum(true * predicted, axis=-1)
+    other = ops.reduce_max((1.0 - true) * predicted, axis=-1)
+    return ops.maximum(other - right + 1.0, 0.0)
+
+
+def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
+    """Return the negative cosine of the angle between vectors along an axis."""
+    true, predicted = (_unit(value, axis) for value in matched(y_true, y_pred))
+    return -ops.reduce_sum(true * predicted, axis=axis)
+
+
+def _unit(value: Tensor, axis: int) -> Tensor:
+    square = ops.reduce_sum(ops.square(value), axis=axis, keepdims=True)
+    return value * ops.rsqrt(ops.maximum(square, epsilon() ** 2))
+
+
+def _classes_last(values: Tensor, axis: int) -> Tensor:
+    """Move an axis to the end."""
+    if axis in (-1, values.ndim - 1):
+        return values
+    order = list(range(values.ndim))
+    order.append(order.pop(axis))
+    return ops.transpose(values, order)
+
+
+def _mean_of_last(values: Tensor) -> Tensor:
+    if not values.ndim:
+        return values
+    return ops.reduce_sum(values, axis=-1) / float(max(1, values.shape[-1]))
+
+
+def _probabilities(values: Tensor) -> Tensor:
+    """Keep probabilities away from 0 and 1, whose logarithms would be infinite."""
+    return ops.clip_by_value(values, epsilon(), 1.0 - epsilon())

@@ -1,0 +1,212 @@
+"""`Loss`: how the values of the examples become one number."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pycollective.distribute.context import has_strategy
+from pycollective.dtypes import as_dtype
+from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.tensor import Tensor, as_tensor, ops
+
+__all__ = ["Loss", "Reduction", "broadcast_weights", "in_loss_dtype", "matched", "same_rank"]
+
+
+class Reduction(str, enum.Enum):
+    """How a loss makes one number of its values for the examples."""
+
+    #: As SUM_OVER_BATCH_SIZE.
+    AUTO = "auto"
+    #: One value per example.
+    NONE = "none"
+    SUM = "sum"
+    #: The sum, divided by the number of values; 0 for none.
+    SUM_OVER_BATCH_SIZE = "sum_over_batch_size"
+    #: As SUM_OVER_BATCH_SIZE.
+    MEAN = "mean"
+
+    @classmethod
+    def of(cls, value: Any) -> Reduction:
+        """Return a reduction given as itself, by its value, or as None (`NONE`)."""
+        if value is None:
+            return cls.NONE
+        try:
+            return cls(value)
+        except ValueError:
+            raise ValueError(
+                f"reduction must be one of {', '.join(repr(r.value) for r in cls)}, got {value!r}"
+            ) from None
+
+
+class Loss:
+    """Base class: one of your own overrides `call`.
+
+    Parameters
+    ----------
+    name
+        By default the class's name with a number.
+    reduction
+        How the values of the examples become one.
+    dtype
+        What predictions are converted to before anything is computed. By default float16 and
+        bfloat16 become ``floatx()``, everything else stays.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        reduction: Any = Reduction.SUM_OVER_BATCH_SIZE,
+        dtype: Any = None,
+    ) -> None:
+        self.reduction = Reduction.of(reduction)
+        self.name = unique_name(name_of_class(type(self))) if name is None else name
+        self._dtype = None if dtype is None else as_dtype(dtype)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What the loss is computed in."""
+        return as_dtype(floatx()) if self._dtype is None else self._dtype
+
+    def call(self, y_true: Any, y_pred: Any) -> Tensor:
+        """Return the loss of each example, without weights and reduction."""
+        raise NotImplementedError(f"{type(self).__name__} must override call()")
+
+    def values(self, y_true: Any, y_pred: Any) -> Tensor:
+        """Return what `call` does, in the dtype of the loss."""
+        return as_tensor(self.call(y_true, in_loss_dtype(y_pred, self._dtype)))
+
+    @property
+    def averages(self) -> bool:
+        """Whether the values are averaged."""
+        return self.reduction not in (Reduction.NONE, Reduction.SUM)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        reduction = self.reduction
+        if reduction is Reduction.AUTO:
+            reduction = Reduction.SUM_OVER_BATCH_SIZE
+        return {"name": self.name, "reduction": reduction.value}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Return the loss that `get_config` described."""
+        return cls(**config)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        """Return the loss.
+
+        Parameters
+        ----------
+        y_true
+            What should come out.
+        y_pred
+            What came out.
+        sample_weight
+            A weight for each example, or a scalar.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit, a label is out of range, or the loss divides by the batch
+            size although a strategy is in force: one replica knows only its own part of the batch.
+        """
+        if self.averages and has_strategy():
+            raise ValueError(_USE_SUM_OR_NONE)
+        losses = self.values(y_true, y_pred)
+        if sample_weight is not None:
+            losses = losses * broadcast_weights(sample_weight, losses)
+        if self.reduction is Reduction.NONE:
+            return losses
+        total = ops.reduce_sum(losses)
+        return total / float(max(1, math.prod(losses.shape))) if self.averages else total
+
+
+_USE_SUM_OR_NONE = (
+    "Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for loss "
+    "reduction when losses are used with `tf.distribute.Strategy`, except for specifying losses in "
+    "`Model.compile()` for use by the built-in training looop `Model.fit()`.\nPlease see "
+    "https://www.tensorflow.org/tutorials/distribute/custom_training for more details."
+)
+
+
+def broadcast_weights(sample_weight: Any, values: Tensor) -> Tensor:
+    """Return weights in the dtype and rank of values: one for each, or one for each example.
+
+    Raises
+    ------
+    ValueError
+        If they do not fit.
+    """
+    weights = as_tensor(sample_weight, like=values)
+    if weights.dtype != values.dtype:
+        weights = ops.cast(weights, values.dtype)
+    if weights.ndim == values.ndim + 1 and weights.shape[-1] == 1:
+        weights = ops.squeeze(weights, -1)
+    shape = weights.shape
+    while 0 < weights.ndim < values.ndim:
+        weights = ops.expand_dims(weights, -1)
+    fits = weights.ndim == 0 or all(
+        w in (1, n) for w, n in zip(weights.shape, values.shape, strict=False)
+    )
+    if weights.ndim > values.ndim or not fits:
+        raise ValueError(
+            f"sample_weight of shape {shape} does not fit values of shape {values.shape}"
+        )
+    return weights
+
+
+def in_loss_dtype(y_pred: Any, dtype: np.dtype[Any] | None = None) -> Tensor:
+    """Return predictions in the dtype that losses are computed in: halves are too coarse."""
+    predicted = as_tensor(y_pred)
+    if dtype is None:
+        kind = predicted.dtype
+        if kind.kind not in "fV" or kind.itemsize >= 4:
+            return predicted
+        dtype = as_dtype(floatx())
+    return ops.cast(predicted, dtype)
+
+
+def same_rank(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both with as many axes, as far as one of length 1 at the end of one decides that.
+
+    Where the other one has only one axis, it gets the second one.
+    """
+    if true.ndim == predicted.ndim + 1 and true.shape[-1] == 1:
+        if predicted.ndim == 1:
+            return true, ops.expand_dims(predicted, -1)
+        return ops.squeeze(true, -1), predicted
+    if predicted.ndim == true.ndim + 1 and predicted.shape[-1] == 1:
+        if true.ndim == 1:
+            return ops.expand_dims(true, -1), predicted
+        return true, ops.squeeze(predicted, -1)
+    return true, predicted
+
+
+def matched(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
+    """Return both as tensors of one floating-point dtype and shape.
+
+    A last axis of length 1 that only one has does not count.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ; broadcasting would pair examples with the answers of others.
+    """
+    predicted = as_tensor(y_pred)
+    if predicted.dtype.kind not in "fV":
+        predicted = ops.cast(predicted, np.float32)
+    true = as_tensor(y_true, like=predicted)
+    if true.dtype != predicted.dtype:
+        true = ops.cast(true, predicted.dtype)
+    true, predicted = same_rank(true, predicted)
+    if true.shape != predicted.shape:
+        raise ValueError(
+            f"y_true of shape {true.shape} does not fit y_pred of shape {predicted.shape}: they "
+            "must have the same shape"
+        )
+    return true, predicted

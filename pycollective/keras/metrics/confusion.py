@@ -1,0 +1,487 @@
+"""Metrics that count right and wrong yes-or-no answers at thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array, asarray, to_numpy
+from pycollective.keras.backend import epsilon
+from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.losses.loss import broadcast_weights, same_rank
+from pycollective.keras.metrics.metric import Metric, add_to_sum
+from pycollective.nn import sigmoid
+from pycollective.tensor import Tensor, Variable, as_tensor, ops
+
+__all__ = [
+    "AUC",
+    "FalseNegatives",
+    "FalsePositives",
+    "Precision",
+    "Recall",
+    "TrueNegatives",
+    "TruePositives",
+]
+
+#: The four ways in which an answer can be right or wrong, in the order of `counts`.
+_CASES = ("true_positives", "false_positives", "true_negatives", "false_negatives")
+#: Below every prediction: with ``top_k`` whatever is among the best counts as yes.
+_LOWEST = -1e10
+
+
+def counts(
+    y_true: Any,
+    y_pred: Any,
+    thresholds: Sequence[float],
+    sample_weight: Any,
+    dtype: np.dtype[Any],
+    top_k: int | None = None,
+    class_id: int | None = None,
+    label_weights: Any = None,
+    by_label: bool = False,
+) -> list[Array]:
+    """Return the weights of true positives, false positives, true and false negatives.
+
+    Parameters
+    ----------
+    y_true
+        Zero is no, everything else yes.
+    y_pred
+        Predictions, of the same shape; above a threshold they are yes.
+    thresholds
+        In any order.
+    sample_weight
+        A weight for each example, or each prediction, or None.
+    dtype
+        What is compared and returned.
+    top_k
+        Only the largest so many along the last axis may be yes.
+    class_id
+        Only this place of the last axis is looked at.
+    label_weights
+        A weight for each place of the last axis.
+    by_label
+        Whether the places of the last axis are counted each by itself.
+
+    Returns
+    -------
+    list of ndarray
+        Of shape ``[thresholds]``, or ``[thresholds, labels]``.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit.
+    """
+    predicted = ops.cast(y_pred, dtype)
+    true, predicted = same_rank(as_tensor(y_true), predicted)
+    if true.shape != predicted.shape:
+        raise ValueError(
+            f"y_true of shape {true.shape} does not fit y_pred of shape {predicted.shape}: they "
+            "must have the same shape"
+        )
+    weights = _weights(predicted, sample_weight, label_weights)
+    values = predicted.array
+    yes = asarray(true.array, like=values) != 0
+    if top_k is not None:
+        values = _only_top(values, top_k)
+    if class_id is not None:
+        if values.ndim < 2 or not 0 <= class_id < values.shape[-1]:
+            raise ValueError(
+                f"class_id={class_id} is no class of predictions of shape {values.shape}"
+            )
+        yes, values, weights = (a[..., class_id : class_id + 1] for a in (yes, values, weights))
+    if not by_label:
+        yes, values, weights = (a.reshape(-1, 1) for a in (yes, values, weights))
+    elif values.ndim != 2:
+        raise ValueError(
+            "`y_pred` must have rank 2 when `multi_label=True`. Found rank "
+            f"{values.ndim}. Full shape received for `y_pred`: {values.shape}"
+        )
+    columns = [
+        _column(yes[:, k], values[:, k], weights[:, k], np.asarray(thresholds, dtype))
+        for k in range(values.shape[1])
+    ]
+    found = [np.stack(case, axis=-1).astype(dtype) for case in zip(*columns, strict=True)]
+    return found if by_label else [case[:, 0] for case in found]
+
+
+def _weights(predicted: Tensor, sample_weight: Any, label_weights: Any) -> Array:
+    values = predicted.array
+    weights = np.ones_like(values)
+    if sample_weight is not None:
+        weights = weights * broadcast_weights(sample_weight, predicted).array
+    if label_weights is not None:
+        per_label = asarray(np.asarray(label_weights, values.dtype), like=values)
+        if values.ndim < 2 or per_label.shape != values.shape[-1:]:
+            raise ValueError(
+                f"label_weights of shape {per_label.shape} do not fit predictions of shape "
+                f"{values.shape}"
+            )
+        weights = weights * per_label
+    return weights
+
+
+def _only_top(values: Array, k: int) -> Array:
+    """Put what is not among the ``k`` largest of a row out of reach; of equal ones the first wins."""
+    best = np.argsort(-values, axis=-1, kind="stable")[..., :k]
+    kept = np.full_like(values, _LOWEST)
+    np.put_along_axis(kept, best, np.take_along_axis(values, best, axis=-1), axis=-1)
+    return kept
+
+
+def _column(yes: Array, values: Array, weights: Array, thresholds: Array) -> tuple[Array, ...]:
+    """Return the four cases at each threshold, for one label."""
+    order = np.argsort(thresholds, kind="stable")
+    # How many thresholds lie below each prediction: at those it is a yes.
+    below = np.searchsorted(asarray(thresholds[order], like=values), values, side="left")
+    size = len(thresholds) + 1
+    positive, all_of = [], []
+    for kind in (yes, ~yes):
+        share = np.bincount(below, weights=weights * kind, minlength=size)
+        from_here = share[::-1].cumsum()[::-1]
+        at = np.empty_like(from_here[1:])
+        at[order] = from_here[1:]
+        positive.append(at)
+        all_of.append(from_here[0])
+    return positive[0], positive[1], all_of[1] - positive[1], all_of[0] - positive[0]
+
+
+def _thresholds(given: Any, default: float) -> list[float]:
+    if given is None:
+        return [default]
+    found = [float(t) for t in given] if isinstance(given, (list, tuple)) else [float(given)]
+    wrong = [t for t in found if not 0 <= t <= 1]
+    if wrong:
+        raise ValueError(f"Threshold values must be in [0, 1]. Received: {wrong}")
+    return found
+
+
+def _ratio(numerator: Any, denominator: Any) -> Array:
+    """Return the quotient, 0 where the denominator is."""
+    safe = np.where(denominator == 0, 1, denominator)
+    return np.asarray(np.where(denominator == 0, 0, numerator / safe))
+
+
+# Counts -------------------------------------------------------------------------------------------
+
+
+class _Counted(Metric):
+    """A metric that keeps some of the four cases at some thresholds."""
+
+    _kept: tuple[str, ...]
+
+    def __init__(
+        self,
+        thresholds: Any,
+        top_k: int | None,
+        class_id: int | None,
+        name: str | None,
+        dtype: Any,
+    ) -> None:
+        super().__init__(dtype=dtype, name=name)
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"{self.name}: top_k must be at least 1, got {top_k}")
+        self.init_thresholds = thresholds
+        self.thresholds = _thresholds(thresholds, 0.5 if top_k is None else _LOWEST)
+        self.top_k = top_k
+        self.class_id = class_id
+        for case in self._kept:
+            setattr(self, case, self.add_weight((len(self.thresholds),), name=case))
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Take a batch in.
+
+        Parameters
+        ----------
+        y_true
+            0 or 1, in the shape of ``y_pred``.
+        y_pred
+            Predictions.
+        sample_weight
+            A weight for each example, or each prediction.
+        """
+        found = counts(
+            y_true,
+            y_pred,
+            self.thresholds,
+            sample_weight,
+            self.dtype,
+            self.top_k,
+            self.class_id,
+        )
+        for case, amount in zip(_CASES, found, strict=True):
+            if case in self._kept:
+                add_to_sum(getattr(self, case), amount)
+
+    def _alone(self, values: Array) -> Tensor:
+        """Return a number for each threshold, or one."""
+        return Tensor(np.asarray(values[0] if len(self.thresholds) == 1 else values))
+
+
+class _Count(_Counted):
+    def __init__(self, thresholds: Any = None, name: str | None = None, dtype: Any = None) -> None:
+        super().__init__(thresholds, None, None, name, dtype)
+
+    def result(self) -> Tensor:
+        """Return the count: a number, or one for each threshold."""
+        return self._alone(as_tensor(getattr(self, self._kept[0])).array)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "thresholds": self.init_thresholds}
+
+
+class TruePositives(_Count):
+    """How many yes are right, by weight."""
+
+    _kept = ("true_positives",)
+
+
+class FalsePositives(_Count):
+    """How many yes are wrong, by weight."""
+
+    _kept = ("false_positives",)
+
+
+class TrueNegatives(_Count):
+    """How many no are right, by weight."""
+
+    _kept = ("true_negatives",)
+
+
+class FalseNegatives(_Count):
+    """How many no are wrong, by weight."""
+
+    _kept = ("false_negatives",)
+
+
+class _Ratio(_Counted):
+    """The share of the true positives in these and another case."""
+
+    def __init__(
+        self,
+        thresholds: Any = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(thresholds, top_k, class_id, name, dtype)
+
+    def result(self) -> Tensor:
+        """Return the share, 0 of nothing: a number, or one for each threshold."""
+        right, wrong = (as_tensor(getattr(self, case)).array for case in self._kept)
+        return self._alone(_ratio(right, right + wrong))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "thresholds": self.init_thresholds,
+            "top_k": self.top_k,
+            "class_id": self.class_id,
+        }
+
+
+class Precision(_Ratio):
+    """How many of the yes are right.
+
+    Parameters
+    ----------
+    thresholds
+        Above which a prediction is a yes: a number, or several, each of which has a result; 0.5.
+    top_k
+        Only the largest so many predictions of an example may be yes; without thresholds they are.
+    class_id
+        Only this class is looked at.
+    name, dtype
+        As for `Metric`.
+    """
+
+    _kept = ("true_positives", "false_positives")
+
+
+class Recall(_Ratio):
+    """How many of what should be yes are; parameters as those of `Precision`."""
+
+    _kept = ("true_positives", "false_negatives")
+
+
+# Curves -------------------------------------------------------------------------------------------
+
+
+class AUC(Metric):
+    """The area under a curve that thresholds draw, as a sum over the steps between them.
+
+    Parameters
+    ----------
+    num_thresholds
+        How many there are, evenly from 0 to 1.
+    curve
+        ``"ROC"``: true positives over false ones, as shares; ``"PR"``: precision over recall.
+    summation_method
+        ``"interpolation"``: trapezoids (for ``"PR"`` the formula of Davis and Goadrich, 2006);
+        ``"majoring"``, ``"minoring"``: rectangles, from above and below.
+    name, dtype
+        As for `Metric`.
+    thresholds
+        In place of ``num_thresholds``: those between 0 and 1, which are added.
+    multi_label
+        Whether each label has a curve of its own; the result is the mean of their areas.
+    num_labels
+        How many labels there are, if they are to be known before the first batch.
+    label_weights
+        By label: with ``multi_label`` of its area, else of its predictions.
+    from_logits
+        Whether predictions are logits; otherwise they are probabilities.
+
+    Raises
+    ------
+    ValueError
+        For an unknown curve or method, fewer than 2 thresholds, or thresholds outside of 0 to 1.
+    """
+
+    def __init__(
+        self,
+        num_thresholds: int = 200,
+        curve: str = "ROC",
+        summation_method: str = "interpolation",
+        name: str | None = None,
+        dtype: Any = None,
+        thresholds: Sequence[float] | None = None,
+        multi_label: bool = False,
+        num_labels: int | None = None,
+        label_weights: Sequence[float] | None = None,
+        from_logits: bool = False,
+    ) -> None:
+        super().__init__(dtype=dtype, name=name)
+        self.curve = _one_of("curve", str(curve).upper(), ("ROC", "PR"))
+        self.summation_method = _one_of(
+            "summation_method",
+            str(summation_method).lower(),
+            ("interpolation", "majoring", "minoring"),
+        )
+        self._given = thresholds is not None
+        if thresholds is not None:
+            inner = sorted(_thresholds(list(thresholds), 0.5))
+        else:
+            if num_thresholds <= 1:
+                raise ValueError(
+                    "Argument `num_thresholds` must be an integer > 1. Received: num_thresholds="
+                    f"{num_thresholds}"
+                )
+            inner = [(i + 1) / (num_thresholds - 1) for i in range(num_thresholds - 2)]
+        self.thresholds = [-epsilon(), *inner, 1 + epsilon()]
+        self.num_thresholds = len(self.thresholds)
+        if num_labels and not multi_label:
+            raise ValueError("`num_labels` is needed only when `multi_label` is True.")
+        self.multi_label = bool(multi_label)
+        self.num_labels = num_labels
+        self.label_weights = None if label_weights is None else [float(w) for w in label_weights]
+        self.from_logits = bool(from_logits)
+        self._creation = build_scope_of_new()
+        if not multi_label or num_labels:
+            self._build(num_labels)
+
+    def _build(self, labels: int | None) -> None:
+        shape = (self.num_thresholds,) if labels is None else (self.num_thresholds, labels)
+        for case in _CASES:
+            setattr(self, case, self.add_weight(shape, name=case))
+
+    true_positives: Variable | None = None
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Take a batch in.
+
+        Parameters
+        ----------
+        y_true
+            0 or 1, in the shape of ``y_pred``.
+        y_pred
+            Predictions.
+        sample_weight
+            A weight for each example.
+        """
+        predicted = as_tensor(y_pred)
+        if self.true_positives is None:
+            with self._creation(self):
+                if self.true_positives is None:
+                    self._build(predicted.shape[-1])
+        # Rounding may have brought a probability a little beyond 0 or 1.
+        chances = sigmoid(predicted) if self.from_logits else predicted
+        found = counts(
+            y_true,
+            Tensor(np.clip(chances.array, 0, 1)),
+            self.thresholds,
+            sample_weight,
+            self.dtype,
+            label_weights=None if self.multi_label else self.label_weights,
+            by_label=self.multi_label,
+        )
+        for case, amount in zip(_CASES, found, strict=True):
+            add_to_sum(getattr(self, case), amount)
+
+    def result(self) -> Tensor:
+        """Return the area: a scalar."""
+        if self.true_positives is None:
+            return Tensor(np.zeros((), self.dtype))
+        found = (to_numpy(as_tensor(getattr(self, case)).array) for case in _CASES)
+        area = self._area(*found).sum(axis=0)
+        if self.multi_label:
+            area = np.average(area, weights=self.label_weights)
+        return Tensor(np.asarray(area, self.dtype))
+
+    def _area(self, tp: Array, fp: Array, tn: Array, fn: Array) -> Array:
+        """Return the areas of the steps from each threshold to the next."""
+        recall = _ratio(tp, tp + fn)
+        if self.curve == "ROC":
+            x, y = _ratio(fp, fp + tn), recall
+        elif self.summation_method == "interpolation":
+            return _interpolated(tp, fp, fn)
+        else:
+            x, y = recall, _ratio(tp, tp + fp)
+        if self.summation_method == "interpolation":
+            height = (y[:-1] + y[1:]) / 2
+        else:
+            pick = np.minimum if self.summation_method == "minoring" else np.maximum
+            height = pick(y[:-1], y[1:])
+        return np.asarray((x[:-1] - x[1:]) * height)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            **super().get_config(),
+            "num_thresholds": self.num_thresholds,
+            "curve": self.curve,
+            "summation_method": self.summation_method,
+            "multi_label": self.multi_label,
+            "num_labels": self.num_labels,
+            "label_weights": self.label_weights,
+            "from_logits": self.from_logits,
+        }
+        if self._given:
+            config["thresholds"] = self.thresholds[1:-1]
+        return config
+
+
+def _interpolated(tp: Array, fp: Array, fn: Array) -> Array:
+    """Return the steps of the area under precision over recall (Davis and Goadrich, 2006).
+
+    Between two thresholds true positives are taken to grow linearly with the positives.
+    """
+    positives = tp + fp
+    more = tp[:-1] - tp[1:]
+    slope = _ratio(more, np.maximum(positives[:-1] - positives[1:], 0))
+    intercept = tp[1:] - slope * positives[1:]
+    both = (positives[:-1] > 0) & (positives[1:] > 0)
+    ratio = np.where(both, _ratio(positives[:-1], np.maximum(positives[1:], 0)), 1)
+    return _ratio(slope * (more + intercept * np.log(ratio)), np.maximum(tp[1:] + fn[1:], 0))
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"Invalid AUC {what} value: {value!r}. Expected values are {list(known)}")
+    return value

@@ -1,0 +1,20 @@
+"""Half precision where it is fast, float32 where it matters; names of ``tf.keras.mixed_precision``."""
+
+from __future__ import annotations
+
+from pycollective.keras.optimizers import LossScaleOptimizer
+from pycollective.keras.policy import DTypePolicy, dtype_policy, set_dtype_policy
+
+__all__ = [
+    "DTypePolicy",
+    "LossScaleOptimizer",
+    "Policy",
+    "dtype_policy",
+    "global_policy",
+    "set_dtype_policy",
+    "set_global_policy",
+]
+
+Policy = DTypePolicy
+global_policy = dtype_policy
+set_global_policy = set_dtype_policy

@@ -1,0 +1,137 @@
+"""Adagrad (Duchi et al., 2011) and Adadelta (Zeiler, 2012)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.keras.optimizers.optimizer import Optimizer
+
+__all__ = ["Adadelta", "Adagrad"]
+
+
+class Adagrad(Optimizer):
+    """Steps divided by the root of the sum of all squared gradients (Duchi et al., 2011).
+
+    ``a += g²``, ``w -= learning_rate g / sqrt(a + epsilon)``.
+
+    Parameters
+    ----------
+    learning_rate
+        A number, a `LearningRateSchedule`, or a function without arguments.
+    initial_accumulator_value
+        What the sum starts from.
+    epsilon
+        What keeps the step finite.
+    *options, **named
+        As for `Optimizer`, from ``weight_decay`` on.
+
+    Raises
+    ------
+    ValueError
+        If ``initial_accumulator_value`` is negative.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-7,
+        *options: Any,
+        **named: Any,
+    ) -> None:
+        super().__init__(learning_rate, *options, **named)
+        if not initial_accumulator_value >= 0:
+            raise ValueError(
+                "Adagrad: initial_accumulator_value must be at least 0, got "
+                f"{initial_accumulator_value}"
+            )
+        self.initial_accumulator_value = float(initial_accumulator_value)
+        self.epsilon = float(epsilon)
+
+    def slot_names(self) -> tuple[str, ...]:
+        """Return the sum of squared gradients."""
+        return ("accumulator",)
+
+    def _slot_start(self, name: str) -> float:
+        return self.initial_accumulator_value if name == "accumulator" else 0.0
+
+    def update_step(
+        self,
+        parameter: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update one parameter in place."""
+        accumulator = slots["accumulator"]
+        accumulator += gradient * gradient
+        parameter -= learning_rate * gradient / np.sqrt(accumulator + self.epsilon)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "initial_accumulator_value": self.initial_accumulator_value,
+            "epsilon": self.epsilon,
+        }
+
+
+class Adadelta(Optimizer):
+    """Steps in the unit of the weights, from two running means (Zeiler, 2012).
+
+    ``a = rho a + (1 - rho) g²``, ``d = g sqrt(b + epsilon) / sqrt(a + epsilon)``,
+    ``b = rho b + (1 - rho) d²``, ``w -= learning_rate d``.
+
+    Parameters
+    ----------
+    learning_rate
+        A number, a `LearningRateSchedule`, or a function without arguments; 1 is the paper's.
+    rho
+        How slowly the means change.
+    epsilon
+        What keeps the step finite, and lets it begin.
+    *options, **named
+        As for `Optimizer`, from ``weight_decay`` on.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        rho: float = 0.95,
+        epsilon: float = 1e-7,
+        *options: Any,
+        **named: Any,
+    ) -> None:
+        super().__init__(learning_rate, *options, **named)
+        self.rho = float(rho)
+        self.epsilon = float(epsilon)
+
+    def slot_names(self) -> tuple[str, ...]:
+        """Return the means of squared gradients and of squared steps."""
+        return ("accumulated_grad", "accumulated_delta_var")
+
+    def update_step(
+        self,
+        parameter: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update one parameter in place."""
+        gradients, deltas = slots["accumulated_grad"], slots["accumulated_delta_var"]
+        gradients *= self.rho
+        gradients += (1 - self.rho) * gradient * gradient
+        delta = np.sqrt(deltas + self.epsilon) * gradient / np.sqrt(gradients + self.epsilon)
+        deltas *= self.rho
+        deltas += (1 - self.rho) * delta * delta
+        parameter -= learning_rate * delta
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "rho": self.rho, "epsilon": self.epsilon}

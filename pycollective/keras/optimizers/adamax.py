@@ -1,0 +1,137 @@
+"""Relatives of Adam: Adamax (Kingma and Ba, 2015) and Nadam (Dozat, 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.keras.optimizers.adam import check_betas
+from pycollective.keras.optimizers.optimizer import Optimizer, with_arrays
+from pycollective.tensor import Variable
+
+__all__ = ["Adamax", "Nadam"]
+
+#: By which Nadam's momentum grows: 0.5 times this to the power of the step is missing.
+_GROWTH = 0.96
+
+
+class _TwoMeans(Optimizer):
+    """What the relatives have in common."""
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        *options: Any,
+        **named: Any,
+    ) -> None:
+        super().__init__(learning_rate, *options, **named)
+        check_betas(self, beta_1, beta_2)
+        self.beta_1 = float(beta_1)
+        self.beta_2 = float(beta_2)
+        self.epsilon = float(epsilon)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        own = {name: getattr(self, name) for name in ("beta_1", "beta_2", "epsilon")}
+        return {**super().get_config(), **own}
+
+
+class Adamax(_TwoMeans):
+    """`Adam` with the largest gradient of late in place of the mean square.
+
+    ``m += (g - m)(1 - beta_1)``, ``u = max(beta_2 u, |g|)``,
+    ``w -= learning_rate m / ((1 - beta_1**t)(u + epsilon))`` in step ``t`` = 1, 2, …
+
+    Parameters
+    ----------
+    learning_rate, beta_1, beta_2, epsilon
+        As for `Adam`.
+    *options, **named
+        As for `Optimizer`, from ``weight_decay`` on.
+    """
+
+    def slot_names(self) -> tuple[str, ...]:
+        """Return the running mean, and the largest gradient."""
+        return ("m", "u")
+
+    def update_step(
+        self,
+        parameter: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update one parameter in place."""
+        m, u = slots["m"], slots["u"]
+        m += (gradient - m) * (1 - self.beta_1)
+        u *= self.beta_2
+        np.maximum(u, abs(gradient), out=u)
+        parameter -= learning_rate / (1 - self.beta_1**step) * m / (u + self.epsilon)
+
+
+class Nadam(_TwoMeans):
+    """`Adam` with Nesterov's momentum (Dozat, 2015).
+
+    Parameters
+    ----------
+    learning_rate, beta_1, beta_2, epsilon
+        As for `Adam`.
+    *options, **named
+        As for `Optimizer`, from ``weight_decay`` on.
+    """
+
+    _product: Variable | None = None
+
+    def slot_names(self) -> tuple[str, ...]:
+        """Return the two running means."""
+        return ("m", "v")
+
+    def build(self, var_list: Iterable[Variable]) -> None:
+        """Make what the optimizer keeps for these variables, where it has not yet."""
+        variables = list(var_list)
+        super().build(variables)
+        with self._creation(self):
+            if self._product is None and variables:
+                self._product = self._make_like(variables[0], "u_product", (), 1.0)
+
+    def _momentum(self, step: int) -> float:
+        return self.beta_1 * (1 - 0.5 * _GROWTH**step)
+
+    def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
+        assert self._product is not None
+        factor = self._momentum(int(self.iterations) + 1)
+
+        def multiply(arrays: list[Array]) -> None:
+            arrays[0] *= factor
+
+        with_arrays([self._product], multiply)
+        super()._update(gradients, variables)
+
+    def update_step(
+        self,
+        parameter: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update one parameter in place."""
+        assert self._product is not None
+        product, now, after = (
+            float(self._product),
+            self._momentum(step),
+            self._momentum(step + 1),
+        )
+        m, v = slots["m"], slots["v"]
+        m += (gradient - m) * (1 - self.beta_1)
+        v += (gradient * gradient - v) * (1 - self.beta_2)
+        mean = after / (1 - product * after) * m + (1 - now) / (1 - product) * gradient
+        square = v / (1 - self.beta_2**step)
+        parameter -= learning_rate * mean / (np.sqrt(square) + self.epsilon)

@@ -1,0 +1,153 @@
+"""`LossScaleOptimizer`: gradients of float16 that neither vanish nor overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.keras import configs
+from pycollective.keras.optimizers.optimizer import Optimizer, with_arrays
+from pycollective.tensor import Variable
+
+__all__ = ["LossScaleOptimizer"]
+
+
+class LossScaleOptimizer(Optimizer):
+    """Lets another optimizer work on gradients of a loss that is scaled as far up as it can be.
+
+    The scale is halved, and the step left out, when a gradient is no longer finite; it is doubled
+    after ``dynamic_growth_steps`` steps in a row. Gradients are looked at when they are summed over
+    the replicas: all of them decide alike.
+
+    Parameters
+    ----------
+    inner_optimizer
+        What makes the steps.
+    initial_scale
+        The scale at first; too high is soon corrected.
+    dynamic_growth_steps
+        After how many steps with finite gradients it is doubled.
+    name
+        By default the class's name with a number.
+
+    Attributes
+    ----------
+    dynamic_scale, step_counter : Variable
+        The scale, and the steps since it was changed.
+
+    Raises
+    ------
+    ValueError
+        If ``inner_optimizer`` is no optimizer, or a number is not positive.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Optimizer,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(inner_optimizer, Optimizer):
+            raise ValueError(f"LossScaleOptimizer: {inner_optimizer!r} is no optimizer")
+        for key, value in {
+            "initial_scale": initial_scale,
+            "dynamic_growth_steps": dynamic_growth_steps,
+        }.items():
+            if not 0 < value < np.inf:
+                raise ValueError(f"LossScaleOptimizer: {key} must be positive, got {value}")
+        super().__init__(0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self.initial_scale = float(initial_scale)
+        self.dynamic_growth_steps = int(dynamic_growth_steps)
+        # Gradients would be divided twice.
+        inner_optimizer.loss_scale_factor = None
+        self.step_counter = self._make("step_counter", lambda: np.zeros((), np.int64), np.int64)
+        self.dynamic_scale = self._make(
+            "dynamic_scale", lambda: np.asarray(self.initial_scale), np.float32
+        )
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The scale, its counter, and those of the inner optimizer."""
+        return [*super().variables, *self.inner_optimizer.variables]
+
+    @property
+    def built(self) -> bool:
+        """Whether there is a slot for any variable yet."""
+        return self.inner_optimizer.built
+
+    @property
+    def iterations(self) -> Any:
+        """How many steps were made, without those that were left out."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """That of the inner optimizer."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    lr = learning_rate
+
+    def build(self, var_list: Iterable[Variable]) -> None:
+        """Make what the inner optimizer keeps for these variables."""
+        self.inner_optimizer.build(var_list)
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Variable:
+        """Update variables by gradients of the scaled loss; as `Optimizer.apply_gradients`."""
+        super().apply_gradients(*args, **kwargs)
+        return self.inner_optimizer._iterations
+
+    def _step(self, gradients: list[Array], variables: list[Variable]) -> None:
+        scale = float(self.dynamic_scale)
+        if all(bool(np.isfinite(gradient).all()) for gradient in gradients):
+            unscaled = [gradient / gradient.dtype.type(scale) for gradient in gradients]
+            self.inner_optimizer._step(unscaled, variables)
+            count = int(self.step_counter) + 1
+            if count >= self.dynamic_growth_steps:
+                scale, count = 2 * scale, 0
+        else:
+            scale, count = scale / 2, 0
+
+        def note(arrays: list[Array]) -> None:
+            arrays[0][...], arrays[1][...] = scale, count
+
+        with_arrays([self.dynamic_scale, self.step_counter], note)
+
+    def _loss_scale(self) -> float:
+        return float(self.dynamic_scale)
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """Say which variables have no weight decay; as the inner optimizer's."""
+        self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
+
+    def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
+        """Give variables the values that training ends with."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, as what JSON can hold."""
+        return {
+            "name": self.name,
+            "inner_optimizer": configs.serialize(self.inner_optimizer),
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.dynamic_growth_steps,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return the optimizer that `get_config` described."""
+        from pycollective.keras.optimizers import deserialize
+
+        arguments = dict(config)
+        inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
+        return cls(inner, **arguments)

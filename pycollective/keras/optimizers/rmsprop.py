@@ -1,0 +1,105 @@
+"""RMSprop (Hinton, 2012)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.keras.optimizers.optimizer import Optimizer
+
+__all__ = ["RMSprop"]
+
+
+class RMSprop(Optimizer):
+    """Steps divided by the root of a running mean of the squared gradient (Hinton, 2012).
+
+    ``v = rho v + (1 - rho) g²``, ``w -= learning_rate g / sqrt(v + epsilon)``.
+
+    Parameters
+    ----------
+    learning_rate
+        A number, a `LearningRateSchedule`, or a function without arguments.
+    rho
+        How slowly the mean changes.
+    momentum
+        With it, ``w -= s`` with ``s = momentum s + learning_rate g / sqrt(v + epsilon)``.
+    epsilon
+        What keeps the step finite.
+    centered
+        Whether the square of the gradient's running mean is taken off ``v``: what is left is the
+        gradient's variance.
+    *options, **named
+        As for `Optimizer`, from ``weight_decay`` on.
+
+    Raises
+    ------
+    ValueError
+        If ``rho`` or ``momentum`` is not in 0 to 1.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        rho: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+        *options: Any,
+        **named: Any,
+    ) -> None:
+        super().__init__(learning_rate, *options, **named)
+        for name, value in (("rho", rho), ("momentum", momentum)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"RMSprop: {name} must be from 0 to 1, got {value}")
+        self.rho = float(rho)
+        self.momentum = float(momentum)
+        self.epsilon = float(epsilon)
+        self.centered = bool(centered)
+
+    def slot_names(self) -> tuple[str, ...]:
+        """Return the means of squares, the running step, and the mean of gradients, if they are."""
+        names = ["velocity"]
+        if self.momentum:
+            names.append("momentum")
+        if self.centered:
+            names.append("average_gradient")
+        return tuple(names)
+
+    def _slot_order(self) -> Sequence[Sequence[str]]:
+        return [(name,) for name in self.slot_names()]
+
+    def update_step(
+        self,
+        parameter: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update one parameter in place."""
+        rho, velocity = self.rho, slots["velocity"]
+        velocity *= rho
+        velocity += (1 - rho) * gradient * gradient
+        denominator = velocity + self.epsilon
+        if self.centered:
+            mean = slots["average_gradient"]
+            mean *= rho
+            mean += (1 - rho) * gradient
+            denominator -= mean * mean
+        np.sqrt(denominator, out=denominator)
+        increment = learning_rate * gradient
+        increment /= denominator
+        if self.momentum:
+            momentum = slots["momentum"]
+            momentum *= self.momentum
+            momentum += increment
+            increment = momentum
+        parameter -= increment
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        own = {name: getattr(self, name) for name in ("rho", "momentum", "epsilon", "centered")}
+        return {**super().get_config(), **own}

@@ -1,0 +1,41 @@
+"""Models and objects as files and dictionaries, in the formats of Keras 3, under its names.
+
+`registration` knows classes of one's own; `public` ours by Keras's names; `objects` makes
+dictionaries of objects, and back; `graphs` those of functional models; `weights` is the HDF5 layout
+of weights, `archive` the ``.keras`` file around it, `models` what users call.
+"""
+
+from __future__ import annotations
+
+from pycollective.keras.saving.models import (
+    load_model,
+    load_weights,
+    model_from_json,
+    save_model,
+    save_weights,
+)
+from pycollective.keras.saving.objects import deserialize_keras_object, serialize_keras_object
+from pycollective.keras.saving.registration import (
+    CustomObjectScope,
+    custom_object_scope,
+    get_custom_objects,
+    get_registered_name,
+    get_registered_object,
+    register_keras_serializable,
+)
+
+__all__ = [
+    "CustomObjectScope",
+    "custom_object_scope",
+    "deserialize_keras_object",
+    "get_custom_objects",
+    "get_registered_name",
+    "get_registered_object",
+    "load_model",
+    "load_weights",
+    "model_from_json",
+    "register_keras_serializable",
+    "save_model",
+    "save_weights",
+    "serialize_keras_object",
+]

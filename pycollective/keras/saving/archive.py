@@ -1,0 +1,128 @@
+"""The ``.keras`` file of Keras 3: a zip archive of metadata, a config and weights."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import zipfile
+import zlib
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from pycollective import __version__
+from pycollective.errors import CheckpointError
+
+__all__ = ["Parts", "pack", "unpack"]
+
+_METADATA = "metadata.json"
+_CONFIG = "config.json"
+_WEIGHTS = "model.weights.h5"
+#: The version of Keras whose format is written.
+_KERAS_VERSION = "3.8.0"
+_LARGEST_CONFIG = 64 << 20  # bytes
+_LARGEST_METADATA = 1 << 20  # bytes
+_MOST_MEMBERS = 10_000
+#: Weights are stored without compression: an archive that promises more than this is none of Keras's.
+_MOST_EXPANSION = 100
+
+
+class Parts(NamedTuple):
+    """What is in a ``.keras`` file.
+
+    Attributes
+    ----------
+    config
+        The model as a dictionary.
+    weights
+        The file of the weights.
+    """
+
+    config: dict[str, Any]
+    weights: bytes
+
+
+def pack(parts: Parts) -> bytes:
+    """Return the file."""
+    now = datetime.datetime.now()
+    metadata = {
+        "keras_version": _KERAS_VERSION,
+        "date_saved": now.strftime("%Y-%m-%d@%H:%M:%S"),
+        "pycollective_version": __version__,
+    }
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr(_METADATA, json.dumps(metadata))
+        archive.writestr(_CONFIG, json.dumps(parts.config))
+        archive.writestr(_WEIGHTS, parts.weights)
+    return target.getvalue()
+
+
+def unpack(path: str) -> Parts:
+    """Read and check a file.
+
+    Raises
+    ------
+    CheckpointError
+        If it is truncated or damaged, something is missing, a name in it leads out of it, or it is
+        larger unpacked than it may be.
+    FileNotFoundError
+        If it is not there.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_names(path, archive)
+            config = _read(path, archive, _CONFIG, _LARGEST_CONFIG)
+            if _METADATA in archive.namelist():
+                _read(path, archive, _METADATA, _LARGEST_METADATA)
+            weights = _read(path, archive, _WEIGHTS, None)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path!r} is truncated, damaged, or no .keras file: {error}"
+        ) from None
+    try:
+        body = json.loads(config)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path!r} is damaged: its {_CONFIG} is no JSON ({error})") from None
+    if not isinstance(body, dict) or "class_name" not in body:
+        raise CheckpointError(f"{path!r} is no model: its {_CONFIG} describes none")
+    return Parts(body, weights)
+
+
+def _check_names(path: str, archive: zipfile.ZipFile) -> None:
+    names = archive.namelist()
+    if len(names) > _MOST_MEMBERS:
+        raise CheckpointError(
+            f"{path!r} is refused: it has {len(names)} members, at most {_MOST_MEMBERS} are allowed"
+        )
+    if len(set(names)) != len(names):
+        raise CheckpointError(f"{path!r} is refused: two of its members have the same name")
+    for name in names:
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name:
+            raise CheckpointError(
+                f"{path!r} is refused: the name {name!r} in it leads out of the archive"
+            )
+
+
+def _read(path: str, archive: zipfile.ZipFile, name: str, largest: int | None) -> bytes:
+    """Return a member of the archive, if it is not larger than allowed."""
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise CheckpointError(f"{path!r} is no .keras file: there is no {name} in it") from None
+    if largest is None:
+        largest = max(_LARGEST_CONFIG, _MOST_EXPANSION * info.compress_size)
+    if info.file_size > largest:
+        raise CheckpointError(
+            f"{path!r} is refused: {name} has {info.compress_size} bytes and would be "
+            f"{info.file_size} unpacked, at most {largest} are allowed"
+        )
+    with archive.open(info) as member:
+        # What the directory of the archive says need not be true.
+        data = member.read(largest + 1)
+    if len(data) != info.file_size:
+        raise CheckpointError(
+            f"{path!r} is damaged: {name} has {len(data)} bytes, its directory says {info.file_size}"
+        )
+    return data

@@ -1,0 +1,199 @@
+"""Functional models as dictionaries: layers, and which of their calls reads what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pycollective import nest
+from pycollective.keras.graph.graph import Graph
+from pycollective.keras.graph.symbols import KerasTensor, Node
+from pycollective.keras.layers import Layer
+from pycollective.keras.saving.objects import (
+    StoredSymbol,
+    deserialize_keras_object,
+    serialize_keras_object,
+    stored_symbol,
+)
+
+__all__ = ["graph_config", "is_graph_config", "tensors_of"]
+
+_PARTS = ("layers", "input_layers", "output_layers")
+
+
+def graph_config(graph: Graph) -> dict[str, Any]:
+    """Return the parts of a functional model's config that describe its graph.
+
+    The calls of a layer are counted among those that are in the graph.
+    """
+    numbers: dict[int, int] = {}
+    for operation in graph.operations:
+        inside = {id(node) for node in graph.nodes if node.operation is operation}
+        known = [node for node in operation._inbound_nodes if id(node) in inside]
+        numbers.update((id(node), number) for number, node in enumerate(known))
+
+    def stored(leaf: Any) -> Any:
+        if not isinstance(leaf, KerasTensor):
+            return leaf
+        operation, _, tensor_index = leaf.history
+        return stored_symbol(leaf, operation.name, numbers[id(leaf.node)], tensor_index)
+
+    def calls(operation: Any) -> list[dict[str, Any]]:
+        found = [
+            node
+            for node in operation._inbound_nodes
+            if id(node) in numbers and node.operation is operation and not node.is_input
+        ]
+        return [
+            {
+                "args": serialize_keras_object(_mapped(stored, node.args)),
+                "kwargs": serialize_keras_object(_mapped(stored, node.kwargs)),
+            }
+            for node in found
+        ]
+
+    layers = [
+        {**serialize_keras_object(each), "name": each.name, "inbound_nodes": calls(each)}
+        for each in graph.operations
+    ]
+
+    def place(tensor: KerasTensor) -> list[Any]:
+        operation, _, tensor_index = tensor.history
+        # For Keras, models inside begin with a call of their own.
+        first = 1 if _is_functional(operation) else 0
+        return [operation.name, numbers[id(tensor.node)] + first, tensor_index]
+
+    return {
+        "layers": layers,
+        "input_layers": nest.map_structure(place, graph.input_structure),
+        "output_layers": nest.map_structure(place, graph.output_structure),
+    }
+
+
+def _is_functional(operation: Any) -> bool:
+    from pycollective.keras.models import Model, Sequential
+
+    return (
+        isinstance(operation, Model)
+        and not isinstance(operation, Sequential)
+        and operation._graph is not None
+    )
+
+
+def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Map leaves; what ``function`` returns may be a dict."""
+    if isinstance(structure, Mapping):
+        return {key: _mapped(function, value) for key, value in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return [_mapped(function, item) for item in structure]
+    return function(structure)
+
+
+def is_graph_config(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config has a graph in it."""
+    return all(part in config for part in _PARTS)
+
+
+def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Make the layers of a config, call them as it says, and return inputs and outputs.
+
+    Raises
+    ------
+    ValueError
+        If it refers to layers or calls that are not there.
+    """
+    layers: dict[str, Any] = {}
+    waiting: dict[str, list[Any]] = {}
+    for stored in config["layers"]:
+        name = stored["name"]
+        if name in layers:
+            raise ValueError(f"the config of a model has two layers named {name!r}")
+        layers[name] = deserialize_keras_object(
+            {key: value for key, value in stored.items() if key not in ("name", "inbound_nodes")}
+        )
+        waiting[name] = list(stored["inbound_nodes"])
+    while any(waiting.values()):
+        progress = False
+        for name, calls in waiting.items():
+            while calls:
+                try:
+                    args, kwargs = _arguments(calls[0], layers)
+                except _NotThereYetError:
+                    break
+                layers[name](*args, **_known_kwargs(layers[name], kwargs))
+                calls.pop(0)
+                progress = True
+        if not progress:
+            left = ", ".join(f'"{name}"' for name, calls in waiting.items() if calls)
+            raise ValueError(
+                f"the config of a model has loops or refers to calls that are not in it: the inputs "
+                f"of {left} are missing"
+            )
+
+    def tensor(place: list[Any]) -> Any:
+        name, number, index = place
+        if name not in layers:
+            raise ValueError(f'the config of a model refers to a layer "{name}" that is not in it')
+        first = 1 if _is_functional(layers[name]) else 0
+        return _result(layers[name], number - first, index)
+
+    def tensors(structure: Any) -> Any:
+        if isinstance(structure, Mapping):
+            return {key: tensors(value) for key, value in structure.items()}
+        if len(structure) == 3 and isinstance(structure[0], str):
+            return tensor(structure)
+        return [tensors(item) for item in structure]
+
+    return tensors(config["input_layers"]), tensors(config["output_layers"])
+
+
+class _NotThereYetError(Exception):
+    """A call refers to another one that was not made yet."""
+
+
+def _result(layer: Any, number: int, index: int) -> KerasTensor:
+    nodes: list[Node] = layer._inbound_nodes
+    if not 0 <= number < len(nodes):
+        raise _NotThereYetError
+    results = nodes[number].output_tensors
+    if not 0 <= index < len(results):
+        raise ValueError(
+            f'the config of a model refers to result {index} of layer "{layer.name}", which has '
+            f"{len(results)}"
+        )
+    return results[index]
+
+
+def _arguments(call: Any, layers: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    if isinstance(call, list):
+        # The older form: rows of layer, call, result, and further arguments.
+        inputs = [_revived(row[:3], layers) for row in call]
+        kwargs = call[-1][3] if call and len(call[-1]) > 3 else {}
+        return [inputs[0] if len(inputs) == 1 else inputs], dict(kwargs)
+
+    def revived(leaf: Any) -> Any:
+        return _revived(leaf.history, layers) if isinstance(leaf, StoredSymbol) else leaf
+
+    args = _mapped(revived, deserialize_keras_object(call["args"]))
+    return args, _mapped(revived, deserialize_keras_object(call["kwargs"]))
+
+
+def _revived(history: Any, layers: Mapping[str, Any]) -> KerasTensor:
+    name, number, index = history
+    if name not in layers:
+        raise ValueError(f'the config of a model refers to a layer "{name}" that is not in it')
+    return _result(layers[name], number, index)
+
+
+def _known_kwargs(layer: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call without what Keras notes although nobody gave it."""
+    from pycollective.keras.models import Model
+
+    given = dict(kwargs)
+    if given.get("mask", 0) is None:
+        del given["mask"]
+    # Layers for which training matters have a default that is noted, and then not kept to; only
+    # for models inside, training=False is somebody's wish.
+    if isinstance(layer, Layer) and not isinstance(layer, Model):
+        given.pop("training", None)
+    return given

@@ -1,0 +1,219 @@
+"""`save_model`, `load_model` and what belongs to them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pycollective.errors import CheckpointError
+from pycollective.keras.saving.archive import Parts, pack, unpack
+from pycollective.keras.saving.objects import (
+    deserialize_keras_object,
+    serialize_shared,
+    sharing,
+)
+from pycollective.keras.saving.weights import read_weights, write_weights
+from pycollective.train.files import write_atomically
+
+if TYPE_CHECKING:
+    from pycollective.keras.models import Model
+
+__all__ = ["load_model", "load_weights", "model_from_json", "save_model", "save_weights"]
+
+_Path = str | os.PathLike[str]
+
+
+def save_model(
+    model: Model, filepath: _Path, overwrite: bool = True, zipped: bool | None = None
+) -> None:
+    """Write a model to a ``.keras`` file, in the format of Keras 3, which Keras loads.
+
+    The file has the layers, the weights, what `compile` was given, and the optimizer's variables. It
+    appears under its name when all of it is written. Strategies are not stored: a model is loaded
+    with any number of replicas.
+
+    Parameters
+    ----------
+    model
+        What is saved.
+    filepath
+        Where to; the name ends in ``.keras``.
+    overwrite
+        Whether a file that is there is replaced.
+    zipped
+        Only True: there are no folders of this format here.
+
+    Raises
+    ------
+    ValueError
+        For another ending, and for parts that cannot be stored, such as lambdas.
+    TypeError, NotImplementedError
+        If a layer of one's own does not say how it is stored (``get_config``).
+    FileExistsError
+        If the file is there and is not to be replaced.
+    ImportError
+        If h5py is not installed.
+    """
+    path = os.fspath(filepath)
+    if zipped is False or not path.endswith(".keras"):
+        raise ValueError(
+            "Invalid filepath extension for saving. Please add a `.keras` extension for the native "
+            f"Keras format; folders and other formats are not written. Received: filepath={path}"
+        )
+    _check_overwrite(path, overwrite)
+    _write(path, pack(Parts(serialize_shared(model), write_weights(model))))
+
+
+def load_model(
+    filepath: _Path,
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,
+    safe_mode: bool = True,
+) -> Any:
+    """Return the model of a ``.keras`` file, which this package or Keras 3 wrote.
+
+    In the scope of a strategy it is made for its replicas.
+
+    Parameters
+    ----------
+    filepath
+        The file.
+    custom_objects
+        Classes and functions of one's own in it, by name, unless they are registered.
+    compile
+        Whether the model is compiled, with the optimizer's variables, if it was saved so.
+    safe_mode
+        Accepted for Keras's sake: code in files (lambdas) is never run here.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is not there.
+    CheckpointError
+        If it is truncated or damaged, leads out of itself, or would be larger unpacked than 100
+        times its size; or if its weights do not fit its layers.
+    TypeError
+        If it has a layer, or another class or function, that is unknown.
+    ValueError
+        If a layer cannot have the settings that it has in the file.
+    """
+    path = os.fspath(filepath)
+    if not path.endswith(".keras"):
+        raise ValueError(
+            f"File format not supported: filepath={path}. What is loaded are V3 `.keras` files; for "
+            "weights alone, give a model and use model.load_weights('….weights.h5')"
+        )
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"File not found: filepath={path}. There is no such `.keras` file")
+    parts = unpack(path)
+    config = parts.config if compile else {**parts.config, "compile_config": None}
+    try:
+        with sharing():
+            model = deserialize_keras_object(config, custom_objects, safe_mode)
+    except (KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path!r} is damaged, or of a version that is not known: its config cannot be read "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if not hasattr(model, "load_weights"):
+        raise CheckpointError(f"{path!r} has no model in it, but a {type(model).__name__}")
+    read_weights(model, parts.weights, repr(path))
+    return model
+
+
+def save_weights(model: Model, filepath: _Path, overwrite: bool = True) -> None:
+    """Write a model's weights, and its optimizer's variables, to a ``.weights.h5`` file.
+
+    Parameters
+    ----------
+    model
+        It must be built.
+    filepath
+        Where to; the name ends in ``.weights.h5``. The file appears when all of it is written.
+    overwrite
+        Whether a file that is there is replaced.
+
+    Raises
+    ------
+    ValueError
+        For another ending, and if the model is not built.
+    FileExistsError
+        If the file is there and is not to be replaced.
+    ImportError
+        If h5py is not installed.
+    """
+    path = os.fspath(filepath)
+    if not path.endswith(".weights.h5"):
+        raise ValueError(f"The filename must end in `.weights.h5`. Received: filepath={path}")
+    _require_built(model, "saving", "of")
+    _check_overwrite(path, overwrite)
+    _write(path, write_weights(model))
+
+
+def load_weights(model: Model, filepath: _Path, skip_mismatch: bool = False) -> None:
+    """Give a model the weights of a ``.weights.h5`` or ``.keras`` file, and its optimizer its own.
+
+    Parameters
+    ----------
+    model
+        It must be built.
+    filepath
+        The file, which this package or Keras 3 wrote.
+    skip_mismatch
+        Whether layers that do not fit are left as they are, with a warning; otherwise they are an
+        error, and nothing is changed.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is not there.
+    CheckpointError
+        If it is damaged or does not fit; the message lists what does not.
+    ValueError
+        For another ending, and if the model is not built.
+    """
+    path = os.fspath(filepath)
+    if not path.endswith((".weights.h5", ".keras")):
+        raise ValueError(
+            f"File format not supported: filepath={path}. Weights are taken from `.weights.h5` and "
+            "`.keras` files; checkpoints are restored by tf.train.Checkpoint(model=model).restore()"
+        )
+    _require_built(model, "loading", "into")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"File not found: filepath={path}")
+    data = unpack(path).weights if path.endswith(".keras") else Path(path).read_bytes()
+    read_weights(model, data, repr(path), skip_mismatch)
+
+
+def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the model that `Model.to_json` described, with new weights.
+
+    Parameters
+    ----------
+    json_string
+        What it returned, here or in Keras.
+    custom_objects
+        Classes and functions of one's own in it, by name.
+    """
+    return deserialize_keras_object(json.loads(json_string), custom_objects)
+
+
+def _require_built(model: Model, doing: str, how: str) -> None:
+    if not model.built:
+        raise ValueError(
+            f"You are {doing} weights {how} a model that has not yet been built. Try building the "
+            "model first by calling it on some data or by using `build()`."
+        )
+
+
+def _check_overwrite(path: str, overwrite: bool) -> None:
+    if not overwrite and os.path.exists(path):
+        raise FileExistsError(f"{path!r} exists, and overwrite=False was given")
+
+
+def _write(path: str, data: bytes) -> None:
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    write_atomically(path, data)

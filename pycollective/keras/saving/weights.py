@@ -1,0 +1,320 @@
+"""The HDF5 layout in which Keras 3 stores weights, and how weights are taken from it.
+
+Each layer, and the optimizer, has a group ``<path>/vars`` with its own variables as ``0``, ``1``, …;
+the path goes along attributes, in lists by the names of classes. Before anything is assigned,
+everything is compared: a file that does not fit changes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.errors import CheckpointError
+from pycollective.keras.backend import name_of_class
+from pycollective.keras.layers import Layer
+from pycollective.keras.optimizers import Optimizer
+from pycollective.tensor import Variable
+from pycollective.train.trackable import Trackable
+
+__all__ = ["read_weights", "write_weights"]
+
+#: What Keras stores besides weights and optimizer, or stored once: nothing here takes it.
+_ELSEWHERE = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
+_MOST_NAMED = 10  # of the differences in a message
+
+
+# Which object has which path ----------------------------------------------------------------------
+
+
+def _owners(model: Layer) -> Iterator[tuple[str, Any]]:
+    """Yield layers and optimizers with their paths, as Keras comes upon them, each once."""
+    seen: set[int] = set()
+
+    def visit(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, (list, tuple, Mapping)):
+            names: Counter[str] = Counter()
+            for item in value.values() if isinstance(value, Mapping) else value:
+                if isinstance(item, (Layer, Optimizer)):
+                    name = name_of_class(type(item))
+                elif isinstance(item, (list, tuple, Mapping)):
+                    name = "container"
+                else:
+                    continue
+                number = names[name]
+                names[name] += 1
+                yield from visit(_joined(path, f"{name}_{number}" if number else name), item)
+            return
+        if not isinstance(value, (Layer, Optimizer)):
+            return
+        yield path, value
+        for name, child in _attributes(value):
+            yield from visit(_joined(path, name), child)
+
+    return visit("", model)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _attributes(value: Trackable) -> Iterable[tuple[str, Any]]:
+    """Return what belongs to an object: first the layers of a model, private names last."""
+    attributes = {name: getattr(value, name, None) for name in value._tracked}
+    layers = getattr(value, "layers", None) if hasattr(value, "get_layer") else None
+    if layers is not None:
+        attributes["layers"] = layers
+    first = getattr(value, "_graph", None) is not None or hasattr(value, "_stack")
+
+    def order(name: str) -> tuple[bool, bool, str]:
+        return not (first and name == "layers"), name.startswith("_"), name
+
+    return [(name, attributes[name]) for name in sorted(attributes, key=order)]
+
+
+def _variables_of(owner: Any) -> list[Variable]:
+    """Return an object's own variables in the order of the file."""
+    if isinstance(owner, Optimizer):
+        return list(owner.variables)
+    own = list(owner._own_variables())
+    return [v for v in own if v.trainable] + [v for v in own if not v.trainable]
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def write_weights(model: Layer) -> bytes:
+    """Return the file of a model's weights, and of its optimizer's variables.
+
+    Raises
+    ------
+    ImportError
+        If h5py is not installed.
+    """
+    h5py = _h5py()
+    target = io.BytesIO()
+    with h5py.File(target, "w") as file:
+        for path, owner in _owners(model):
+            group = file.require_group(_joined(path, "vars"))
+            group.attrs["name"] = owner.name
+            for number, variable in enumerate(_variables_of(owner)):
+                value = np.asarray(variable.numpy())
+                dataset = group.create_dataset(str(number), data=value)
+                if value.dtype.name == "bfloat16":
+                    dataset.attrs["dtype"] = "bfloat16"
+    return target.getvalue()
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def read_weights(
+    model: Layer, data: bytes, where: str, skip_mismatch: bool = False, optimizer: bool = True
+) -> None:
+    """Give a model the weights of a file.
+
+    Parameters
+    ----------
+    model
+        It must be built.
+    data
+        The file.
+    where
+        Its name, for messages.
+    skip_mismatch
+        Whether what does not fit is left as it is, with a warning; otherwise it is an error.
+    optimizer
+        Whether the optimizer's variables are taken too.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged, has links in it, or does not fit the model. Nothing is changed then.
+    ImportError
+        If h5py is not installed.
+    """
+    h5py = _h5py()
+    pairs: list[tuple[Variable, Array]] = []
+    problems: list[str] = []
+    taken: set[str] = set()
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            for path, owner in _owners(model):
+                stored = _group(h5py, file, _joined(path, "vars"), where)
+                taken.add(path)
+                if isinstance(owner, Optimizer):
+                    if optimizer:
+                        pairs += _optimizer_pairs(h5py, owner, stored, path, where)
+                    continue
+                found, wrong = _pairs(h5py, owner, stored, path, where)
+                pairs += found
+                problems += wrong
+            problems += _left_over(h5py, file, taken, where)
+    except (OSError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{where} is truncated or damaged: its weights cannot be read ({error})"
+        ) from None
+    if problems:
+        most = "\n  ".join(problems[:_MOST_NAMED])
+        more = len(problems) - _MOST_NAMED
+        text = f"{where} does not fit model {model.name!r}:\n  {most}" + (
+            f"\n  and {more} more" if more > 0 else ""
+        )
+        if not skip_mismatch:
+            raise CheckpointError(f"{text}\nNothing was changed")
+        warnings.warn(f"{text}\nThese were skipped", stacklevel=4)
+    for variable, value in pairs:
+        variable.assign(value)
+
+
+def _pairs(
+    h5py: Any, layer: Layer, stored: Any, path: str, where: str
+) -> tuple[list[tuple[Variable, Array]], list[str]]:
+    """Return a layer's variables with their values, or what does not fit."""
+    variables = _variables_of(layer)
+    keys = [] if stored is None else list(stored.keys())
+    label = f"layer {layer.name!r} ({path or 'the model itself'})"
+    if len(keys) != len(variables):
+        shapes = ", ".join(f"{_short(v, layer)} {v.shape}" for v in variables) or "none"
+        hint = "" if layer.built else ", which is not built,"
+        return [], [
+            f"{label}{hint} has {len(variables)} variables ({shapes}), the file {len(keys)}"
+        ]
+    pairs, problems = [], []
+    for number, variable in enumerate(variables):
+        dataset = _dataset(h5py, stored, str(number), where)
+        if tuple(dataset.shape) != variable.shape:
+            problems.append(
+                f"{label}: {_short(variable, layer)} has shape {variable.shape}, in the file "
+                f"{tuple(dataset.shape)}"
+            )
+        else:
+            pairs.append((variable, _value(dataset, variable, where)))
+    return ([], problems) if problems else (pairs, [])
+
+
+def _short(variable: Variable, layer: Layer) -> str:
+    return variable.name.removeprefix(f"{layer.name}/")
+
+
+def _optimizer_pairs(
+    h5py: Any, optimizer: Optimizer, stored: Any, path: str, where: str
+) -> list[tuple[Variable, Array]]:
+    """Return an optimizer's variables with their values; none if it is another one's file."""
+    variables = _variables_of(optimizer)
+    keys = [] if stored is None else list(stored.keys())
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    slots = sum(len(kept) for _, kept in inner._slots.values())
+    if len(keys) == len(variables) - slots:
+        # Saved before its first step: what it keeps for each variable was not there yet.
+        variables = variables[: len(keys)]
+    datasets = [_dataset(h5py, stored, key, where) for key in map(str, range(len(keys)))]
+    shapes = [tuple(dataset.shape) for dataset in datasets]
+    if shapes != [variable.shape for variable in variables]:
+        warnings.warn(
+            f"{where}: the saved optimizer has {len(keys)} variables that do not fit the "
+            f"{len(variables)} of {optimizer.name!r} ({path}); it starts anew",
+            stacklevel=5,
+        )
+        return []
+    return [(v, _value(d, v, where)) for v, d in zip(variables, datasets, strict=True)]
+
+
+def _left_over(h5py: Any, file: Any, taken: set[str], where: str) -> list[str]:
+    """Return which variables of the file nothing in the model took."""
+    left: list[str] = []
+
+    def search(group: Any, path: str) -> None:
+        for name in group:
+            child = _child(h5py, group, name, where)
+            if not isinstance(child, h5py.Group) or name in _ELSEWHERE:
+                continue
+            inside = _joined(path, name)
+            if name != "vars":
+                # The optimizer of a model that is not compiled here is nobody's.
+                if inside != "optimizer":
+                    search(child, inside)
+            elif len(child) and path not in taken:
+                left.append(f"the file has {len(child)} variables for {path or 'the model itself'}")
+
+    search(file, "")
+    return [f"{text}, where the model has no layer" for text in left]
+
+
+# HDF5, without its ways out of the file -------------------------------------------------------------
+
+
+def _child(h5py: Any, group: Any, name: str, where: str) -> Any:
+    kind = group.get(name, getclass=True, getlink=True)
+    if kind is not h5py.HardLink:
+        raise CheckpointError(
+            f"{where} is refused: {name!r} in its weights is a {kind.__name__}, and may lead out of "
+            "the file"
+        )
+    return group[name]
+
+
+def _group(h5py: Any, file: Any, path: str, where: str) -> Any:
+    """Return the group with a path, or None."""
+    group = file
+    for name in path.split("/"):
+        if name not in group:
+            return None
+        group = _child(h5py, group, name, where)
+        if not isinstance(group, h5py.Group):
+            raise CheckpointError(f"{where} is damaged: {path!r} in its weights is no group")
+    return group
+
+
+def _dataset(h5py: Any, group: Any, name: str, where: str) -> Any:
+    dataset = _child(h5py, group, name, where) if name in group else None
+    if not isinstance(dataset, h5py.Dataset):
+        raise CheckpointError(
+            f"{where} is damaged: there is no variable {name} in {group.name!r} of its weights"
+        )
+    if dataset.external or dataset.is_virtual:
+        raise CheckpointError(
+            f"{where} is refused: the values of {dataset.name!r} are in another file"
+        )
+    return dataset
+
+
+def _value(dataset: Any, variable: Variable, where: str) -> Array:
+    """Return a stored value in its variable's dtype; it has the variable's shape."""
+    value = np.asarray(dataset[()])
+    if dataset.attrs.get("dtype") == "bfloat16":
+        value = value.view("V2").view(_bfloat16())
+    if value.dtype.kind not in "biufV":
+        raise CheckpointError(
+            f"{where}: the values of {dataset.name!r} have dtype {value.dtype}, which are no numbers"
+        )
+    return value.astype(np.dtype(variable.dtype))
+
+
+def _bfloat16() -> Any:
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(
+            "weights of type bfloat16 need the package ml_dtypes: pip install 'pycollective[bf16]'"
+        ) from error
+    return ml_dtypes.bfloat16
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(
+            "saving and loading models needs the package h5py: pip install 'pycollective[files]'"
+        ) from error
+    return h5py

@@ -1,0 +1,318 @@
+"""`image_dataset_from_directory`: folders of pictures as a `Dataset`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.data import Dataset
+from pycollective.errors import DataError
+
+__all__ = ["image_dataset_from_directory"]
+
+_ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+_MODES = {"grayscale": ("L", 1), "rgb": ("RGB", 3), "rgba": ("RGBA", 4)}
+_INTERPOLATIONS = {
+    "area": "BOX",
+    "bicubic": "BICUBIC",
+    "bilinear": "BILINEAR",
+    "lanczos3": "LANCZOS",
+    "lanczos5": "LANCZOS",
+    "nearest": "NEAREST",
+}
+_LABEL_MODES = ("int", "categorical", "binary", None)
+_SUBSETS = ("training", "validation", "both", None)
+
+
+def image_dataset_from_directory(
+    directory: str | os.PathLike[str],
+    labels: Any = "inferred",
+    label_mode: str | None = "int",
+    class_names: Sequence[str] | None = None,
+    color_mode: str = "rgb",
+    batch_size: int | None = 32,
+    image_size: Sequence[int] = (256, 256),
+    shuffle: bool = True,
+    seed: int | None = None,
+    validation_split: float | None = None,
+    subset: str | None = None,
+    interpolation: str = "bilinear",
+    follow_links: bool = False,
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    data_format: str | None = None,
+    verbose: bool = True,
+) -> Any:
+    """Return a dataset of the pictures in a folder, read when they are needed.
+
+    Parameters
+    ----------
+    directory
+        With a subfolder for each class; ``.jpg``, ``.jpeg``, ``.png``, ``.bmp`` and ``.gif`` count.
+    labels
+        ``"inferred"``: the subfolders, in alphabetical order. A list of ints: one for each file, in
+        the order of their paths. None: no labels.
+    label_mode
+        ``"int"``: int32 ``[n]``; ``"categorical"``: float32 ``[n, classes]``; ``"binary"``: float32
+        ``[n, 1]``, of two classes; None: no labels.
+    class_names
+        Which subfolders are classes, in this order.
+    color_mode
+        ``"grayscale"``, ``"rgb"`` or ``"rgba"``: 1, 3 or 4 channels.
+    batch_size
+        None: single pictures.
+    image_size
+        (height, width) to which pictures are resized.
+    shuffle
+        Whether files are in a random order, another one in each pass; else in that of their paths.
+    seed
+        Where the random order begins.
+    validation_split, subset
+        The share of the files, their end, that are for validation; and which part to return:
+        ``"training"``, ``"validation"`` or ``"both"``.
+    interpolation
+        How pictures are resized: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"area"``,
+        ``"lanczos3"``.
+    follow_links
+        Whether folders that are links are looked into.
+    crop_to_aspect_ratio, pad_to_aspect_ratio
+        Whether pictures are cut, or get black margins, instead of being stretched.
+    data_format
+        Only ``"channels_last"``.
+    verbose
+        Whether to print how many files there are.
+
+    Returns
+    -------
+    Dataset
+        Of ``(images, labels)``, or of images: float32 ``[n, height, width, channels]`` from 0 to 255.
+        Its attributes ``class_names`` and ``file_paths`` say what it has. With ``"both"``, two of
+        them.
+
+    Raises
+    ------
+    ValueError
+        For arguments that do not fit together.
+    DataError
+        If there are no pictures; later, if one cannot be read, which is named.
+    ImportError
+        If Pillow is not installed.
+    """
+    _pillow()
+    _check(labels, label_mode, class_names, color_mode, interpolation, data_format)
+    if crop_to_aspect_ratio and pad_to_aspect_ratio:
+        raise ValueError("Only one of `pad_to_aspect_ratio`, `crop_to_aspect_ratio` can be True.")
+    _check_split(validation_split, subset, shuffle, seed)
+    if labels is None or label_mode is None:
+        labels = label_mode = None
+    top = os.fspath(directory)
+    paths, numbers, names = _found(top, labels, class_names, follow_links)
+    if not paths:
+        raise DataError(
+            f"No images found in directory {top!r}. Allowed formats: {', '.join(_ENDINGS)}"
+        )
+    if label_mode == "binary" and len(names) != 2:
+        raise ValueError(
+            'When passing `label_mode="binary"`, there must be exactly 2 class_names. Received: '
+            f"class_names={names}"
+        )
+    if verbose:
+        classes = "" if label_mode is None else f" belonging to {len(names)} classes"
+        print(f"Found {len(paths)} files{classes}.")
+    order = np.arange(len(paths))
+    if shuffle:
+        start = np.random.randint(10**6) if seed is None else seed  # noqa: NPY002  (Keras's order)
+        order = np.random.RandomState(start).permutation(len(paths))
+    held_out = int((validation_split or 0) * len(paths))
+    if validation_split and not 0 < held_out < len(paths):
+        raise ValueError(
+            f"validation_split={validation_split} of {len(paths)} files leaves a part empty"
+        )
+    split = len(paths) - held_out
+    reader = _Reader(
+        color_mode, image_size, interpolation, crop_to_aspect_ratio, pad_to_aspect_ratio
+    )
+    parts = {"training": order[:split], "validation": order[split:], None: order}
+
+    def dataset(part: str | None) -> Dataset:
+        files = [paths[place] for place in parts[part]]
+        again = shuffle and part != "validation"
+        made = _dataset(
+            files,
+            _targets(numbers[parts[part]], label_mode, len(names)),
+            reader,
+            batch_size,
+            again,
+            seed,
+        )
+        made.class_names = names  # type: ignore[attr-defined]
+        made.file_paths = files  # type: ignore[attr-defined]
+        if verbose and part is not None:
+            print(f"Using {len(files)} files for {part}.")
+        return made
+
+    return [dataset("training"), dataset("validation")] if subset == "both" else dataset(subset)
+
+
+def _check(
+    labels: Any,
+    label_mode: str | None,
+    class_names: Any,
+    color_mode: str,
+    interpolation: str,
+    data_format: str | None,
+) -> None:
+    if not (labels is None or labels == "inferred" or isinstance(labels, (list, tuple))):
+        raise ValueError(
+            "`labels` argument should be a list/tuple of integer labels, of the same size as the "
+            "number of image files in the target directory, 'inferred', or None. Received: "
+            f"labels={labels!r}"
+        )
+    if class_names is not None and labels != "inferred":
+        raise ValueError("`class_names` goes with labels='inferred' only")
+    for name, value, allowed in (
+        ("label_mode", label_mode, _LABEL_MODES),
+        ("color_mode", color_mode, tuple(_MODES)),
+        ("interpolation", interpolation, tuple(_INTERPOLATIONS)),
+        ("data_format", data_format, ("channels_last", None)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
+
+
+def _check_split(
+    validation_split: float | None, subset: str | None, shuffle: bool, seed: int | None
+) -> None:
+    if subset not in _SUBSETS:
+        raise ValueError(
+            '`subset` must be either "training", "validation" or "both". Received: '
+            f"subset={subset!r}"
+        )
+    if validation_split and not 0 < validation_split < 1:
+        raise ValueError(
+            "`validation_split` must be between 0 and 1. Received: "
+            f"validation_split={validation_split}"
+        )
+    if bool(validation_split) != (subset is not None):
+        raise ValueError("`validation_split` and `subset` must be set together, or neither")
+    if validation_split and shuffle and seed is None:
+        raise ValueError(
+            "If using `validation_split` and shuffling the data, you must provide a `seed` argument, "
+            "to make sure that there is no overlap between the training and validation subset."
+        )
+
+
+def _found(
+    top: str, labels: Any, class_names: Sequence[str] | None, follow_links: bool
+) -> tuple[list[str], Array, list[str]]:
+    """Return paths, class numbers and class names."""
+    if not os.path.isdir(top):
+        raise DataError(f"there is no folder {top!r}")
+    if labels != "inferred":
+        paths = _pictures(top, follow_links)
+        if labels is None:
+            return paths, np.zeros(len(paths), np.int32), []
+        if len(labels) != len(paths):
+            raise ValueError(
+                "Expected the lengths of `labels` to match the number of files in the target "
+                f"directory. len(labels) is {len(labels)} while we found {len(paths)} files in "
+                f"directory {top}."
+            )
+        return paths, np.asarray(labels, np.int32), [str(label) for label in sorted(set(labels))]
+    with os.scandir(top) as entries:
+        found = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    names = found if class_names is None else list(class_names)
+    if not set(names) <= set(found):
+        raise ValueError(
+            "The `class_names` passed did not match the names of the subdirectories of the target "
+            f"directory. Expected: {found} (or a subset of it), but received: class_names={names}"
+        )
+    per_class = [_pictures(os.path.join(top, name), follow_links) for name in names]
+    numbers = np.repeat(np.arange(len(names), dtype=np.int32), [len(each) for each in per_class])
+    return [path for each in per_class for path in each], numbers, names
+
+
+def _pictures(folder: str, follow_links: bool) -> list[str]:
+    walked = sorted(os.walk(folder, followlinks=follow_links), key=lambda entry: entry[0])
+    return [
+        os.path.join(inside, name)
+        for inside, _, files in walked
+        for name in sorted(files)
+        if name.lower().endswith(_ENDINGS)
+    ]
+
+
+def _targets(numbers: Array, label_mode: str | None, classes: int) -> Array | None:
+    if label_mode == "categorical":
+        return np.eye(classes, dtype=np.float32)[numbers]
+    if label_mode == "binary":
+        return numbers.astype(np.float32)[:, None]
+    return numbers if label_mode == "int" else None
+
+
+def _dataset(
+    files: list[str],
+    targets: Array | None,
+    reader: _Reader,
+    batch_size: int | None,
+    shuffle: bool,
+    seed: int | None,
+) -> Dataset:
+    places = np.arange(len(files))
+    dataset = Dataset.from_tensor_slices(places if targets is None else (places, targets))
+    if shuffle:
+        dataset = dataset.shuffle(len(files), seed)
+    if targets is None:
+        dataset = dataset.map(lambda place: reader(files[int(place)]), num_parallel_calls=-1)
+    else:
+        dataset = dataset.map(
+            lambda place, target: (reader(files[int(place)]), target), num_parallel_calls=-1
+        )
+    if batch_size is not None:
+        dataset = dataset.batch(batch_size)
+    return dataset.prefetch(-1)
+
+
+class _Reader:
+    """Reads a picture in the size and colours that were asked for."""
+
+    def __init__(
+        self, color_mode: str, image_size: Sequence[int], interpolation: str, crop: bool, pad: bool
+    ) -> None:
+        if len(image_size) != 2 or min(image_size) < 1:
+            raise ValueError(f"image_size must be (height, width), got {image_size!r}")
+        self._mode, self._channels = _MODES[color_mode]
+        self._size = int(image_size[1]), int(image_size[0])
+        self._filter = _INTERPOLATIONS[interpolation]
+        self._crop, self._pad = crop, pad
+
+    def __call__(self, path: str) -> Array:
+        pillow, operations = _pillow()
+        how = getattr(pillow.Resampling, self._filter)
+        try:
+            with pillow.open(path) as file:
+                picture = file.convert(self._mode)
+        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+            raise DataError(f"the picture {path!r} cannot be read: {error}") from error
+        if self._crop:
+            picture = operations.fit(picture, self._size, how)
+        elif self._pad:
+            picture = operations.pad(picture, self._size, how)
+        elif picture.size != self._size:
+            picture = picture.resize(self._size, how)
+        width, height = self._size
+        return np.asarray(picture, np.float32).reshape(height, width, self._channels)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ImportError(
+            "reading pictures needs the package Pillow: pip install 'pycollective[files]'"
+        ) from error
+    return Image, ImageOps

@@ -1,0 +1,302 @@
+"""`plot_model`: the layers of a model, and what reads what, as a picture."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pycollective.keras.layers import Layer
+from pycollective.train.files import write_atomically
+
+__all__ = ["model_to_dot", "plot_model"]
+
+_LETTER = 7.5  # pixels, the width of a letter of 13 pixels in a font like Helvetica
+_LINE = 18  # pixels
+_GAP = 36  # pixels between boxes
+_SECONDS = 60  # how long Graphviz may draw
+
+
+def plot_model(
+    model: Any,
+    to_file: str | os.PathLike[str] = "model.png",
+    show_shapes: bool = False,
+    show_dtype: bool = False,
+    show_layer_names: bool = False,
+    rankdir: str = "TB",
+    expand_nested: bool = False,
+    dpi: int = 200,
+    show_layer_activations: bool = False,
+    show_trainable: bool = False,
+) -> Any:
+    """Write a picture of a model.
+
+    Graphviz draws it, if its program ``dot`` is installed. Without it there are ``.svg``, in a simple
+    arrangement, and ``.dot``, the text that Graphviz reads.
+
+    Parameters
+    ----------
+    model
+        It must be built.
+    to_file
+        Where to; the ending says in what format.
+    show_shapes, show_dtype, show_layer_names, show_layer_activations, show_trainable
+        What boxes say besides the class.
+    rankdir
+        ``"TB"``: from top to bottom; ``"LR"``: from left to right.
+    expand_nested
+        Whether the layers of models inside are shown instead of one box.
+    dpi
+        Dots per inch of pictures made of dots.
+
+    Returns
+    -------
+    IPython.display.Image, IPython.display.SVG or None
+        Inside of a notebook, what shows the picture.
+
+    Raises
+    ------
+    ValueError
+        If the model is not built.
+    ImportError
+        If Graphviz is needed and not installed.
+    """
+    path = os.fspath(to_file)
+    ending = os.path.splitext(path)[1].lstrip(".").lower() or "png"
+    options = _Options(
+        show_shapes,
+        show_dtype,
+        show_layer_names,
+        show_layer_activations,
+        show_trainable,
+        expand_nested,
+    )
+    boxes, arrows = _drawing(model, options)
+    if ending == "dot":
+        write_atomically(path, _dot(boxes, arrows, rankdir, dpi).encode())
+        return None
+    program = shutil.which("dot")
+    if program is not None:
+        _draw(program, _dot(boxes, arrows, rankdir, dpi), path, ending)
+    elif ending == "svg":
+        write_atomically(path, _svg(boxes, arrows, rankdir).encode())
+    else:
+        raise ImportError(
+            f"plot_model: a picture of type {ending!r} needs Graphviz (https://graphviz.org), whose "
+            "program 'dot' was not found; install it, or give a name that ends in .svg or .dot"
+        )
+    return _shown(path, ending)
+
+
+def model_to_dot(
+    model: Any,
+    show_shapes: bool = False,
+    show_dtype: bool = False,
+    show_layer_names: bool = True,
+    rankdir: str = "TB",
+    expand_nested: bool = False,
+    dpi: int = 200,
+    show_layer_activations: bool = False,
+    show_trainable: bool = False,
+) -> str:
+    """Return what Graphviz draws for `plot_model`, whose parameters these are, as text."""
+    options = _Options(
+        show_shapes,
+        show_dtype,
+        show_layer_names,
+        show_layer_activations,
+        show_trainable,
+        expand_nested,
+    )
+    boxes, arrows = _drawing(model, options)
+    return _dot(boxes, arrows, rankdir, dpi)
+
+
+class _Options(NamedTuple):
+    shapes: bool
+    dtype: bool
+    names: bool
+    activations: bool
+    trainable: bool
+    nested: bool
+
+
+class _Box(NamedTuple):
+    """A layer: which one, and what is written in its box."""
+
+    key: int
+    lines: list[str]
+
+
+def _drawing(model: Any, options: _Options) -> tuple[list[_Box], list[tuple[int, int]]]:
+    """Return the boxes, each after those it reads, and the arrows between their keys."""
+    if not model.built:
+        raise ValueError(
+            "This model has not yet been built. Build the model first by calling `build()` or by "
+            "calling the model on a batch of data."
+        )
+    boxes: dict[int, _Box] = {}
+    arrows: dict[tuple[int, int], None] = {}
+    _collect(model, options, boxes, arrows)
+    return list(boxes.values()), list(arrows)
+
+
+def _collect(
+    model: Any, options: _Options, boxes: dict[int, _Box], arrows: dict[tuple[int, int], None]
+) -> tuple[list[int], list[int]]:
+    """Add a model's layers; return the keys of those that read its inputs and make its outputs."""
+    graph = model._graph
+    if graph is None:
+        # What a model of one's own does with its layers is not known: they stand in a row.
+        keys = [_add(layer, options, boxes) for layer in model.layers]
+        arrows.update(dict.fromkeys(itertools.pairwise(keys)))
+        return keys[:1], keys[-1:]
+    ends: dict[int, tuple[list[int], list[int]]] = {}
+    for node in graph.nodes:
+        operation = node.operation
+        if id(operation) not in ends:
+            if options.nested and getattr(operation, "_graph", None) is not None:
+                ends[id(operation)] = _collect(operation, options, boxes, arrows)
+            else:
+                key = _add(operation, options, boxes)
+                ends[id(operation)] = [key], [key]
+        for tensor in node.input_tensors:
+            for source in ends[id(tensor.history.operation)][1]:
+                arrows.update({(source, target): None for target in ends[id(operation)][0]})
+    first = [key for tensor in graph.inputs for key in ends[id(tensor.history.operation)][0]]
+    last = [key for tensor in graph.outputs for key in ends[id(tensor.history.operation)][1]]
+    return first, last
+
+
+def _add(layer: Any, options: _Options, boxes: dict[int, _Box]) -> int:
+    boxes.setdefault(id(layer), _Box(id(layer), list(_lines(layer, options))))
+    return id(layer)
+
+
+def _lines(layer: Any, options: _Options) -> Iterator[str]:
+    kind = type(layer).__name__
+    yield f"{layer.name} ({kind})" if options.names else kind
+    activation = getattr(layer, "activation", None)
+    if options.activations and activation is not None:
+        yield f"Activation: {getattr(activation, '__name__', activation)}"
+    if options.dtype:
+        dtype = layer.dtype if isinstance(layer, Layer) else layer._inbound_nodes[0].outputs.dtype
+        yield f"Dtype: {dtype}"
+    if options.shapes:
+        if layer._inbound_nodes:
+            node = layer._inbound_nodes[0]
+            if node.input_tensors:
+                yield f"Input shape: {', '.join(str(t.shape) for t in node.input_tensors)}"
+            yield f"Output shape: {', '.join(str(t.shape) for t in node.output_tensors)}"
+        else:
+            shape = layer._output_shape
+            yield f"Output shape: {'?' if shape is None else shape}"
+    if options.trainable and isinstance(layer, Layer) and layer.weights:
+        yield "Trainable" if layer.trainable else "Non-trainable"
+
+
+# Graphviz -----------------------------------------------------------------------------------------
+
+
+def _dot(boxes: Sequence[_Box], arrows: Sequence[tuple[int, int]], rankdir: str, dpi: int) -> str:
+    if rankdir not in ("TB", "LR"):
+        raise ValueError(f"rankdir must be 'TB' or 'LR', got {rankdir!r}")
+    number = {box.key: place for place, box in enumerate(boxes)}
+    lines = [
+        "digraph model {",
+        f"  graph [rankdir={rankdir}, dpi={int(dpi)}];",
+        '  node [shape=box, fontname="Helvetica"];',
+    ]
+    for box in boxes:
+        text = "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in box.lines)
+        lines.append(f'  n{number[box.key]} [label="{text}"];')
+    lines += [f"  n{number[source]} -> n{number[target]};" for source, target in arrows]
+    return "\n".join([*lines, "}", ""])
+
+
+def _draw(program: str, text: str, path: str, ending: str) -> None:
+    made = subprocess.run(
+        [program, f"-T{ending}"],
+        input=text.encode(),
+        capture_output=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    if made.returncode:
+        raise ValueError(
+            f"plot_model: Graphviz cannot draw {path!r}: {made.stderr.decode(errors='replace')}"
+        )
+    write_atomically(path, made.stdout)
+
+
+# Without Graphviz ---------------------------------------------------------------------------------
+
+
+def _svg(boxes: Sequence[_Box], arrows: Sequence[tuple[int, int]], rankdir: str) -> str:
+    """Return a picture with a row of boxes for each number of steps from the inputs."""
+    level = {box.key: 0 for box in boxes}
+    for box in boxes:
+        before = [level[source] for source, target in arrows if target == box.key]
+        level[box.key] = max(before, default=-1) + 1
+    sizes = {
+        box.key: (max(map(len, box.lines)) * _LETTER + 20, len(box.lines) * _LINE + 12)
+        for box in boxes
+    }
+    down = rankdir == "TB"
+    rows = [[b.key for b in boxes if level[b.key] == n] for n in range(max(level.values()) + 1)]
+    along, across = (1, 0) if down else (0, 1)
+    lengths = [sum(sizes[key][across] for key in row) + _GAP * (len(row) - 1) for row in rows]
+    places: dict[int, tuple[float, float]] = {}
+    begin = float(_GAP)
+    for row, length in zip(rows, lengths, strict=True):
+        side = _GAP + (max(lengths) - length) / 2
+        for key in row:
+            places[key] = (side, begin) if down else (begin, side)
+            side += sizes[key][across] + _GAP
+        begin += max(sizes[key][along] for key in row) + _GAP
+    total = (max(lengths) + 2 * _GAP, begin) if down else (begin, max(lengths) + 2 * _GAP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total[0]:.0f}" height="{total[1]:.0f}" '
+        'font-family="Helvetica, Arial, sans-serif" font-size="13">',
+        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto">'
+        '<path d="M0,0 L7,3 L0,6 z"/></marker></defs>',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for source, target in arrows:
+        (x1, y1), (w1, h1) = places[source], sizes[source]
+        (x2, y2), (w2, h2) = places[target], sizes[target]
+        ends = (
+            (x1 + w1 / 2, y1 + h1, x2 + w2 / 2, y2)
+            if down
+            else (x1 + w1, y1 + h1 / 2, x2, y2 + h2 / 2)
+        )
+        parts.append(
+            '<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="black" '
+            'marker-end="url(#tip)"/>'.format(*ends)
+        )
+    for box in boxes:
+        (x, y), (w, h) = places[box.key], sizes[box.key]
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" fill="#f4f6fa" '
+            'stroke="black"/>'
+        )
+        parts += [
+            f'<text x="{x + w / 2:.1f}" y="{y + 20 + row * _LINE:.1f}" text-anchor="middle">'
+            f"{html.escape(line)}</text>"
+            for row, line in enumerate(box.lines)
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _shown(path: str, ending: str) -> Any:
+    try:
+        from IPython import display, get_ipython
+    except ImportError:
+        return None
+    if get_ipython() is None:
+        return None
+    return display.SVG(path) if ending == "svg" else display.Image(path)

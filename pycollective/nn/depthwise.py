@@ -1,0 +1,152 @@
+"""Convolution of each channel with filters of its own, or of groups of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..array_backend import Array, array_module
+from ..tensor import ops
+from ..tensor.tape import record
+from ..tensor.tensor import Tensor, as_tensor
+from .conv import conv2d
+from .halves import in_float32
+from .taps import checked_window, padded_zeros, taps, unpadded
+from .window import Pair, Window, padded
+
+__all__ = ["depthwise_conv2d", "grouped_conv2d"]
+
+
+def _forward(x: Array, w: Array, window: Window) -> Array:
+    n, channels, multiplier = x.shape[0], w.shape[2], w.shape[3]
+    shape = (n, window.out_h, window.out_w, channels, multiplier)
+    y: Array = array_module(x).zeros(shape, x.dtype)
+    for i, j, tap in taps(padded(x, window, 0), window):
+        y += tap[..., None] * w[i, j]
+    return y.reshape(*shape[:3], channels * multiplier)
+
+
+def _by_images(g: Array, w: Array, shape: tuple[int, ...], window: Window) -> Array:
+    total = padded_zeros(shape, window, g)
+    for i, j, tap in taps(total, window):
+        tap += np.einsum("nhwcm,cm->nhwc", g, w[i, j])
+    return unpadded(total, shape, window)
+
+
+def _by_filters(g: Array, x: Array, w: Array, window: Window) -> Array:
+    dw = np.empty_like(w)
+    for i, j, tap in taps(padded(x, window, 0), window):
+        dw[i, j] = np.einsum("nhwcm,nhwc->cm", g, tap)
+    return dw
+
+
+@in_float32
+def depthwise_conv2d(
+    input: Any, filter: Any, strides: Pair = 1, padding: str = "VALID", dilations: Pair = 1
+) -> Tensor:
+    """Convolve each channel of images with its own filters, as ``tf.nn.depthwise_conv2d`` does.
+
+    Parameters
+    ----------
+    input
+        Images ``[n, height, width, channels]``; ``n`` may be 0.
+    filter
+        ``[kernel_h, kernel_w, channels, multiplier]`` of the same dtype.
+    strides, dilations
+        Steps of the window and between its taps: an int, ``(height, width)`` or
+        ``(1, height, width, 1)``.
+    padding
+        ``"VALID"`` or ``"SAME"``, as for `conv2d`.
+
+    Returns
+    -------
+    Tensor
+        ``[n, out_h, out_w, channels * multiplier]``: the results of a channel stand side by side.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, a size is not positive, or the kernel is larger than the image.
+    TypeError
+        If dtypes differ.
+    """
+    images, filters = as_tensor(input), as_tensor(filter)
+    x, w = images.array, filters.array
+    if w.ndim != 4 or min(w.shape) < 1:
+        raise ValueError(
+            "depthwise_conv2d needs filters [kernel_h, kernel_w, channels, multiplier], got shape "
+            f"{w.shape}"
+        )
+    window = checked_window("depthwise_conv2d", x, w.shape[:2], strides, padding, dilations)
+    if x.shape[3] != w.shape[2]:
+        raise ValueError(
+            f"images of shape {x.shape} have {x.shape[3]} channels, filters of shape {w.shape} "
+            f"expect {w.shape[2]}"
+        )
+    if x.dtype != w.dtype:
+        raise TypeError(f"images have dtype {x.dtype}, filters {w.dtype}; cast one of them")
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
+        gradient = g.reshape(*g.shape[:3], *w.shape[2:])
+        return (
+            _by_images(gradient, w, x.shape, window) if need[0] else None,
+            _by_filters(gradient, x, w, window) if need[1] else None,
+        )
+
+    return record(_forward(x, w, window), (images, filters), vjp)
+
+
+@in_float32
+def grouped_conv2d(
+    x: Any,
+    w: Any,
+    groups: int,
+    bias: Any = None,
+    strides: Pair = 1,
+    padding: str = "VALID",
+    dilations: Pair = 1,
+    activation: str | None = None,
+) -> Tensor:
+    """Convolve groups of channels, each with its share of the filters.
+
+    Parameters
+    ----------
+    x
+        Images ``[n, height, width, channels]``.
+    w
+        Filters ``[kernel_h, kernel_w, channels / groups, filters]``: those of the first group, then
+        those of the second one, and so on.
+    groups
+        How many; both channels and filters must be divisible by it.
+    bias, strides, padding, dilations, activation
+        As for `conv2d`.
+
+    Returns
+    -------
+    Tensor
+        ``[n, out_h, out_w, filters]``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `conv2d`, and if channels or filters cannot be divided.
+    """
+    images, filters = as_tensor(x), as_tensor(w)
+    channels, count = images.shape[-1], filters.shape[-1]
+    if channels % groups or count % groups:
+        raise ValueError(
+            f"{groups} groups share neither {channels} channels nor {count} filters out equally"
+        )
+    if groups == 1:
+        return conv2d(images, filters, bias, strides, padding, dilations, activation)
+    parts = zip(
+        ops.split(images, groups, axis=-1),
+        ops.split(filters, groups, axis=-1),
+        [None] * groups if bias is None else ops.split(bias, groups),
+        strict=True,
+    )
+    return ops.concat(
+        [conv2d(*part, strides, padding, dilations, activation) for part in parts], axis=-1
+    )

@@ -1,0 +1,293 @@
+"""Means, variances, and what is divided by them: batch and layer normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..array_backend import Array, array_module
+from ..tensor import ops
+from ..tensor.ops._define import differentiable
+from ..tensor.ops.reductions import axes_of
+from ..tensor.tape import record
+from ..tensor.tensor import Tensor, as_tensor
+from .workspace import workspace
+
+__all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
+
+# Blocks of rows take about so many bytes: what is read again soon is still in cache then.
+_BLOCK_BYTES = 1 << 18
+# More rows than this are not summed in float32 in one go.
+_BLOCK_ROWS = 4096
+
+
+@differentiable
+def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """Return mean and variance over ``axes``, as ``tf.nn.moments`` does.
+
+    Parameters
+    ----------
+    x
+        A floating-point tensor.
+    axes
+        An axis, or several; None: all.
+    shift
+        Accepted for TensorFlow's sake; the mean itself is what is subtracted.
+    keepdims
+        Whether the axes stay, with length 1.
+
+    Returns
+    -------
+    tuple of Tensor
+        The mean, and the mean of the squared distances from it.
+    """
+    values = as_tensor(x)
+    mean = ops.reduce_mean(values, axes, keepdims=True)
+    # The distances from the mean have mean 0, so that no gradient comes through it.
+    squares = ops.squared_difference(values, ops.stop_gradient(mean))
+    variance = ops.reduce_mean(squares, axes, keepdims=keepdims)
+    return (mean if keepdims else ops.reshape(mean, variance.shape)), variance
+
+
+@differentiable
+def batch_normalization(
+    x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: float
+) -> Tensor:
+    """Return ``scale * (x - mean) / sqrt(variance + variance_epsilon) + offset``.
+
+    As ``tf.nn.batch_normalization``: the four broadcast against ``x``, ``offset`` and ``scale`` may
+    be None.
+    """
+    factor = ops.rsqrt(as_tensor(variance) + variance_epsilon)
+    if scale is not None:
+        factor = factor * scale
+    shift = as_tensor(mean) * factor
+    return as_tensor(x) * factor + (-shift if offset is None else offset - shift)
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which statistics of a dtype are computed."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def _empty(like: Array) -> Array:
+    if like.__class__ is np.ndarray:
+        return workspace.empty(like.shape, like.dtype)
+    return np.empty_like(like)
+
+
+def _blocks(rows: Array) -> Iterator[slice]:
+    """Yield blocks of rows; on a device all of them are one."""
+    count = len(rows)
+    step = max(count, 1)
+    if rows.__class__ is np.ndarray:
+        step = _BLOCK_BYTES // max(rows.itemsize * rows.shape[1], 1)
+        step = min(max(step, 1), _BLOCK_ROWS)
+    for first in range(0, count, step):
+        yield slice(first, min(first + step, count))
+
+
+def _column_sums(blocks: Iterator[Array], like: Array) -> Array:
+    """Return the sums of the columns of blocks of rows; BLAS adds the rows of a block."""
+    xp = array_module(like)
+    total = xp.zeros(like.shape[1], np.float64)
+    for block in blocks:
+        total += np.matmul(xp.ones(len(block), like.dtype), block)
+    return total.astype(like.dtype, copy=False)  # type: ignore[no-any-return]
+
+
+def _optional(value: Any, dtype: np.dtype[Any]) -> tuple[tuple[Tensor, ...], Array | None]:
+    """Return a tensor that may be None as inputs of an operation, and as an array."""
+    if value is None:
+        return (), None
+    tensor = as_tensor(value)
+    return (tensor,), tensor.array.astype(dtype, copy=False).reshape(-1)
+
+
+def _parameters(
+    name: str, size: int, scale: Any, offset: Any, dtype: np.dtype[Any]
+) -> tuple[tuple[Tensor, ...], Array | None, Array | None]:
+    scales, factor = _optional(scale, dtype)
+    offsets, shift = _optional(offset, dtype)
+    for array in (factor, shift):
+        if array is not None and array.size != size:
+            raise ValueError(f"{name}: scale and offset need {size} numbers, got {array.size}")
+    return (*scales, *offsets), factor, shift
+
+
+def _like(gradients: Sequence[Array | None], inputs: Sequence[Tensor]) -> list[Array | None]:
+    """Return gradients in the shapes and dtypes of the inputs that they belong to."""
+    return [
+        None if g is None else g.astype(t.dtype, copy=False).reshape(t.shape)
+        for g, t in zip(gradients, inputs, strict=True)
+    ]
+
+
+@differentiable
+def normalize_batch(
+    x: Any, scale: Any = None, offset: Any = None, epsilon: float = 1e-3
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize each place of the last axis by its mean and variance over all others.
+
+    ``scale * (x - mean) / sqrt(variance + epsilon) + offset`` with gradients through mean and
+    variance, in few passes over memory (Ioffe and Szegedy, 2015).
+
+    Parameters
+    ----------
+    x
+        ``[..., channels]``, floating point. Halves are computed in float32.
+    scale, offset
+        ``[channels]`` or None.
+    epsilon
+        What is added to the variance.
+
+    Returns
+    -------
+    tuple of Tensor
+        The result, in the shape and dtype of ``x``; mean and variance, ``[channels]``, as constants
+        in float32 or float64. Those of nothing are 0.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit.
+    TypeError
+        If ``x`` is not of a floating-point dtype.
+    """
+    images = as_tensor(x)
+    a = images.array
+    if a.dtype.kind not in "fV":
+        raise TypeError(f"normalize_batch needs a floating-point tensor, got {a.dtype}; use cast()")
+    if not a.ndim:
+        raise ValueError("normalize_batch needs at least one axis, the channels")
+    channels = a.shape[-1]
+    dtype = _wide(a.dtype)
+    parameters, factor, shift = _parameters("normalize_batch", channels, scale, offset, dtype)
+    rows = a.astype(dtype, copy=False).reshape(a.size // max(channels, 1), channels)
+    count = dtype.type(max(len(rows), 1))
+    mean = _column_sums((rows[block] for block in _blocks(rows)), rows) / count
+    # What stays for the backward pass: the distances from the mean.
+    centered = _empty(rows)
+
+    def squares() -> Iterator[Array]:
+        for block in _blocks(rows):
+            distance = centered[block]
+            np.subtract(rows[block], mean, out=distance)
+            yield distance * distance
+
+    variance = _column_sums(squares(), rows) / count
+    inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
+    slope = inverse if factor is None else inverse * factor
+    y = _empty(rows)
+    for block in _blocks(rows):
+        np.multiply(centered[block], slope, out=y[block])
+        if shift is not None:
+            y[block] += shift
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
+        upstream = g.astype(dtype, copy=False).reshape(rows.shape)
+        sums = _column_sums((upstream[block] for block in _blocks(rows)), rows)
+        products = _column_sums(
+            (upstream[block] * centered[block] for block in _blocks(rows)), rows
+        )
+        dx = None
+        if need[0]:
+            dx = _empty(rows)
+            along = products * (inverse * inverse / count)
+            constant = sums / count
+            for block in _blocks(rows):
+                part = dx[block]
+                np.multiply(centered[block], along, out=part)
+                np.subtract(upstream[block], part, out=part)
+                part -= constant
+                part *= slope
+            dx = dx.reshape(a.shape)
+        by_factor = [] if factor is None else [products * inverse]
+        by_shift = [] if shift is None else [sums]
+        return _like([dx, *by_factor, *by_shift], inputs)
+
+    inputs = (images, *parameters)
+    result = record(y.reshape(a.shape).astype(a.dtype, copy=False), inputs, vjp)
+    return result, Tensor(mean), Tensor(variance)
+
+
+@differentiable
+def layer_normalization(
+    x: Any, scale: Any = None, offset: Any = None, axis: Any = -1, epsilon: float = 1e-3
+) -> Tensor:
+    """Normalize each example by the mean and variance of its numbers along ``axis``.
+
+    ``scale * (x - mean) / sqrt(variance + epsilon) + offset`` (Ba et al., 2016).
+
+    Parameters
+    ----------
+    x
+        Floating point. Halves are computed in float32.
+    scale, offset
+        As many numbers as there are along ``axis``, or None.
+    axis
+        An axis, or several.
+    epsilon
+        What is added to the variance.
+
+    Returns
+    -------
+    Tensor
+        The shape and dtype of ``x``.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit.
+    TypeError
+        If ``x`` is not of a floating-point dtype.
+    """
+    values = as_tensor(x)
+    axes = sorted(axes_of(axis, values.ndim, "layer_normalization"))
+    rest = [i for i in range(values.ndim) if i not in axes]
+    order = rest + axes
+    if order == list(range(values.ndim)):
+        return _normalize_rows(values, scale, offset, len(rest), epsilon)
+    moved = _normalize_rows(ops.transpose(values, order), scale, offset, len(rest), epsilon)
+    return ops.transpose(moved, np.argsort(order).tolist())
+
+
+def _normalize_rows(x: Tensor, scale: Any, offset: Any, lead: int, epsilon: float) -> Tensor:
+    """Normalize over all axes from number ``lead`` on."""
+    a = x.array
+    if a.dtype.kind not in "fV":
+        raise TypeError(
+            f"layer_normalization needs a floating-point tensor, got {a.dtype}; use cast()"
+        )
+    dtype = _wide(a.dtype)
+    size = int(np.prod(a.shape[lead:]))
+    parameters, factor, shift = _parameters("layer_normalization", size, scale, offset, dtype)
+    rows = a.astype(dtype, copy=False).reshape(a.size // max(size, 1), size)
+    count = dtype.type(max(size, 1))
+
+    def mean_of(values: Array) -> Array:
+        mean: Array = values.sum(axis=1, keepdims=True) / count
+        return mean
+
+    normal = rows - mean_of(rows)
+    inverse = 1 / np.sqrt(mean_of(normal * normal) + dtype.type(epsilon))
+    normal *= inverse
+    y = normal if factor is None else normal * factor
+    if shift is not None:
+        y = y + shift
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
+        upstream = g.astype(dtype, copy=False).reshape(rows.shape)
+        dx = None
+        if need[0]:
+            scaled = upstream if factor is None else upstream * factor
+            along = normal * mean_of(scaled * normal)
+            dx = (inverse * (scaled - mean_of(scaled) - along)).reshape(a.shape)
+        by_factor = [] if factor is None else [(upstream * normal).sum(axis=0)]
+        by_shift = [] if shift is None else [upstream.sum(axis=0)]
+        return _like([dx, *by_factor, *by_shift], inputs)
+
+    inputs = (x, *parameters)
+    return record(y.reshape(a.shape).astype(a.dtype, copy=False), inputs, vjp)

@@ -1,0 +1,130 @@
+"""The transpose of a convolution: what carries its gradient back to the images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..array_backend import Array, array_module
+from ..tensor.ops import transpose
+from ..tensor.tape import record
+from ..tensor.tensor import Tensor, as_tensor
+from .conv import conv2d
+from .halves import in_float32
+from .window import Pair, is_same, pair
+
+__all__ = ["conv2d_transpose", "spread_conv2d"]
+
+#: Rows above and below, or columns left and right.
+Sides = tuple[int, int]
+
+
+def _spread(x: Tensor, strides: tuple[int, int], sides: Sequence[Sides]) -> Tensor:
+    """Return images with ``stride - 1`` zeros between pixels, and zeros around them."""
+    a = x.array
+    n, height, width, channels = a.shape
+    lengths, places = [], []
+    for length, stride, (before, after) in zip((height, width), strides, sides, strict=True):
+        end = before + max((length - 1) * stride + 1, 0)
+        places.append(slice(before, end, stride))
+        lengths.append(end + after)
+    where = (slice(None), *places)
+    result = array_module(a).zeros((n, *lengths, channels), a.dtype)
+    result[where] = a
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        return (g[where],)
+
+    return record(result, (x,), vjp)
+
+
+@in_float32
+def spread_conv2d(
+    x: Any, w: Any, strides: tuple[int, int], sides: Sequence[Sides], dilations: tuple[int, int]
+) -> Tensor:
+    """Convolve images that are spread by the strides with filters turned by half a turn.
+
+    Parameters
+    ----------
+    x
+        Images ``[n, height, width, channels]``.
+    w
+        Filters ``[kernel_h, kernel_w, filters, channels]``.
+    strides
+        The distance of the pixels in the spread images.
+    sides
+        How many rows of zeros are put above and below, and columns left and right.
+    dilations
+        Steps between the taps of the filters.
+
+    Returns
+    -------
+    Tensor
+        ``[n, out_h, out_w, filters]``.
+    """
+    images, filters = as_tensor(x), as_tensor(w)
+    if images.ndim != 4 or filters.ndim != 4 or images.shape[3] != filters.shape[3]:
+        raise ValueError(
+            "conv2d_transpose needs images [n, height, width, channels] and filters [kernel_h, "
+            f"kernel_w, filters, channels], got shapes {images.shape} and {filters.shape}"
+        )
+    turned = transpose(filters[::-1, ::-1], [0, 1, 3, 2])
+    return conv2d(_spread(images, strides, sides), turned, dilations=dilations)
+
+
+def conv2d_transpose(
+    input: Any,
+    filters: Any,
+    output_shape: Any,
+    strides: Pair,
+    padding: str = "SAME",
+    dilations: Pair = 1,
+) -> Tensor:
+    """Return the gradient of a `conv2d` by its images, as ``tf.nn.conv2d_transpose`` does.
+
+    Parameters
+    ----------
+    input
+        What stands for the gradient of the convolution's result: ``[n, height, width, channels]``.
+    filters
+        The convolution's filters: ``[kernel_h, kernel_w, filters, channels]``.
+    output_shape
+        The shape of the convolution's images, ``[n, out_h, out_w, filters]``, or its two lengths
+        in the middle.
+    strides, padding, dilations
+        Those of the convolution.
+
+    Returns
+    -------
+    Tensor
+        An array of ``output_shape``.
+
+    Raises
+    ------
+    ValueError
+        If the convolution of images of that shape does not have the shape of ``input``.
+    """
+    images, kernel = as_tensor(input), as_tensor(filters)
+    steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")
+    same = is_same(padding)
+    whole = tuple(int(n) for n in output_shape)
+    lengths = whole[1:3] if len(whole) == 4 else whole
+    sides = []
+    for place in range(2):
+        n, length, step = images.shape[place + 1], lengths[place], steps[place]
+        extent = (kernel.shape[place] - 1) * gaps[place] + 1
+        if n != -(-(length if same else length - extent + 1) // step):
+            raise ValueError(
+                f"conv2d_transpose: a convolution of images of shape {whole} with filters "
+                f"{kernel.shape}, strides {steps} and padding {padding!r} does not have a result of "
+                f"shape {images.shape}"
+            )
+        top = max((n - 1) * step + extent - length, 0) // 2 if same else 0
+        before = extent - 1 - top
+        sides.append((before, length + extent - 2 - (n - 1) * step - before))
+    result = spread_conv2d(images, kernel, steps, sides, gaps)
+    if len(whole) == 4 and result.shape != whole:
+        raise ValueError(
+            f"conv2d_transpose: the result has shape {result.shape}, output_shape is {whole}"
+        )
+    return result

@@ -1,0 +1,152 @@
+"""A small stand-in for CuPy: arrays of a device, and the module they belong to."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+
+__all__ = ["DeviceArray", "make_cupy"]
+
+
+class DeviceArray:
+    """A NumPy array that behaves as CuPy's do: it takes part in NumPy's functions through their
+    protocols, and refuses to become a NumPy array or to mix with one silently."""
+
+    def __init__(self, host):
+        assert isinstance(host, (np.ndarray, np.generic))
+        self._host = np.asarray(host)
+
+    shape = property(lambda self: self._host.shape)
+    dtype = property(lambda self: self._host.dtype)
+    ndim = property(lambda self: self._host.ndim)
+    size = property(lambda self: self._host.size)
+    flags = property(lambda self: self._host.flags)
+    base = property(lambda self: None)
+    strides = property(lambda self: self._host.strides)
+    itemsize = property(lambda self: self._host.itemsize)
+    T = property(lambda self: DeviceArray(self._host.T))
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
+        assert method in ("__call__", "at")
+        if out is not None:
+            kwargs["out"] = tuple(host_of(o) for o in out)
+        result = getattr(ufunc, method)(*(host_of(i) for i in inputs), **kwargs)
+        return out[0] if out is not None else device_of(result)
+
+    def __array_function__(self, function, kinds, args, kwargs):
+        return device_of(function(*deep(args), **deep(kwargs)))
+
+    def __getattr__(self, name):
+        method = getattr(self._host, name)
+        assert callable(method), name
+        return lambda *args, **kwargs: device_of(method(*deep(args), **deep(kwargs)))
+
+    def __getitem__(self, index):
+        return device_of(np.asarray(self._host[deep(index)]))
+
+    def __setitem__(self, index, value):
+        self._host[deep(index)] = host_of(value)
+
+    def item(self):
+        return self._host.item()
+
+    def tolist(self):
+        return self._host.tolist()
+
+    def __bool__(self):
+        return bool(self._host)
+
+    def __int__(self):
+        return int(self._host)
+
+    def __len__(self):
+        return len(self._host)
+
+
+def _operator(name):
+    def operator(self, *others):
+        return device_of(getattr(self._host, name)(*(host_of(other) for other in others)))
+
+    return operator
+
+
+for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]:
+    for _full in (f"__{_name}__", f"__r{_name}__", f"__i{_name}__"):
+        setattr(DeviceArray, _full, _operator(_full))
+for _full in [
+    "__matmul__",
+    "__neg__",
+    "__invert__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__eq__",
+    "__ne__",
+]:
+    setattr(DeviceArray, _full, _operator(_full))
+
+
+def host_of(value):
+    if isinstance(value, DeviceArray):
+        return value._host
+    if isinstance(value, np.ndarray):
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+    return value
+
+
+def deep(value):
+    if isinstance(value, (list, tuple)):
+        return type(value)(deep(v) for v in value)
+    if isinstance(value, dict):
+        return {k: deep(v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return value
+    return host_of(value)
+
+
+def device_of(value):
+    if isinstance(value, (np.ndarray, np.generic)):
+        return DeviceArray(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(device_of(v) for v in value)
+    return value
+
+
+def on_device(function):
+    return lambda *args, **kwargs: DeviceArray(function(*deep(args), **deep(kwargs)))
+
+
+def make_cupy():
+    """Return a module that looks like CuPy."""
+    module = types.ModuleType("cupy")
+    module.ndarray = DeviceArray
+
+    def asarray(value, dtype=None):
+        return DeviceArray(
+            np.asarray(value._host if isinstance(value, DeviceArray) else value, dtype)
+        )
+
+    def array(value, dtype=None, copy=True, order="K", subok=False):
+        host = value._host if isinstance(value, DeviceArray) else value
+        return DeviceArray(np.array(host, dtype=dtype, copy=copy, order=order))
+
+    module.asarray, module.array = asarray, array
+
+    module.fetched = 0
+
+    def asnumpy(value):
+        module.fetched += 1
+        return value._host.copy()
+
+    module.asnumpy = asnumpy
+    for name in ("zeros", "ones", "arange", "pad", "take_along_axis"):
+        setattr(module, name, on_device(getattr(np, name)))
+    module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
+    tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))
+    module.lib = types.SimpleNamespace(stride_tricks=tricks)
+    return module

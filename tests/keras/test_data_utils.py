@@ -1,0 +1,322 @@
+"""Folders of pictures, CIFAR-10, parts of data sets."""
+
+import hashlib
+import io
+import tarfile
+
+import numpy as np
+import pytest
+
+from pycollective import keras
+from pycollective.data import Dataset
+from pycollective.errors import DataError
+from pycollective.keras.datasets import _files, cifar10
+
+RANDOM = np.random.default_rng(2)
+
+
+# CIFAR-10 -----------------------------------------------------------------------------------------
+
+
+def records(n):
+    images = RANDOM.integers(0, 256, (n, 32, 32, 3)).astype(np.uint8)
+    labels = RANDOM.integers(0, 10, (n, 1)).astype(np.uint8)
+    rows = np.concatenate([labels, images.transpose(0, 3, 1, 2).reshape(n, -1)], axis=1)
+    return images, labels, rows.tobytes()
+
+
+def packed(files, folder="cifar-10-batches-bin/"):
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(folder + name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return target.getvalue()
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Return the arrays of a small CIFAR-10, and its files; there is no data, and no network."""
+    monkeypatch.delenv("PYCOLLECTIVE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def refuse(url):
+        raise ConnectionRefusedError(f"no network for {url}")
+
+    monkeypatch.setattr(_files, "_open_url", refuse)
+    parts = [records(n) for n in (2, 1, 1, 1, 1, 3)]
+    files = dict(zip(cifar10._NAMES, (part[2] for part in parts), strict=True))
+    images, labels = ([part[k] for part in parts] for k in (0, 1))
+    train = np.concatenate(images[:5]), np.concatenate(labels[:5])
+    return (train, (images[5], labels[5])), files
+
+
+def check(loaded, expected):
+    for part, wanted in zip(loaded, expected, strict=True):
+        for array, value in zip(part, wanted, strict=True):
+            assert array.dtype == np.uint8
+            np.testing.assert_array_equal(array, value)
+
+
+def test_cifar10_from_files_folders_and_the_cache(made, tmp_path, monkeypatch):
+    expected, files = made
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / cifar10.ARCHIVE).write_bytes(packed(files))
+    check(cifar10.load_data(given), expected)
+    check(cifar10.load_data(given / cifar10.ARCHIVE), expected)
+    plain = tmp_path / "data" / "cifar10"
+    plain.mkdir(parents=True)
+    for name, data in files.items():
+        (plain / name).write_bytes(data)
+    check(cifar10.load_data(plain), expected)
+    monkeypatch.setenv("PYCOLLECTIVE_DATA", str(tmp_path / "data"))
+    check(cifar10.load_data(), expected)
+    monkeypatch.delenv("PYCOLLECTIVE_DATA")
+    with pytest.raises(DataError, match=r"(?s)not set.*no network.*Put cifar-10-binary"):
+        cifar10.load_data()
+    cache = tmp_path / "cache/pycollective/cifar10"
+    (cache / cifar10.ARCHIVE).write_bytes(packed(files))
+    check(keras.datasets.cifar10.load_data(), expected)
+
+
+def test_cifar10_is_downloaded_once(made, tmp_path, monkeypatch):
+    expected, files = made
+    archive = tmp_path / "served.tar.gz"
+    archive.write_bytes(packed(files))
+    asked = []
+
+    def open_url(url):
+        asked.append(url)
+        import urllib.request
+
+        return urllib.request.urlopen(archive.as_uri())
+
+    monkeypatch.setattr(_files, "_open_url", open_url)
+    with pytest.raises(DataError, match="SHA-256"):
+        cifar10.load_data()
+    monkeypatch.setattr(cifar10, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    check(cifar10.load_data(), expected)
+    check(cifar10.load_data(), expected)
+    assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda files: packed(files)[:-3000], "truncated"),
+        (lambda files: b"no archive", "no archive of CIFAR-10"),
+        (
+            lambda files: packed({**files, "test_batch.bin": files["test_batch.bin"][:-1]}),
+            "records",
+        ),
+        (lambda files: packed({**files, "test_batch.bin": b"\x0a" * 3073}), "label 10"),
+        (lambda files: packed({"data_batch_1": b"\x80\x04."}), "lacks data_batch_1.bin.*pickles"),
+    ],
+)
+def test_wrong_archives_of_cifar10(made, tmp_path, change, message):
+    _, files = made
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(change(files))
+    with pytest.raises(DataError, match=message):
+        cifar10.load_data(path)
+
+
+def test_wrong_places_of_cifar10(made, tmp_path):
+    with pytest.raises(DataError, match="no files of CIFAR-10 at"):
+        cifar10.load_data(tmp_path)
+    (tmp_path / "test_batch.bin").write_bytes(b"")
+    with pytest.raises(DataError, match="lacks data_batch_1.bin"):
+        cifar10.load_data(tmp_path)
+
+
+# Pictures -----------------------------------------------------------------------------------------
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Return a folder of pictures, each of one brightness, and that of each class."""
+    levels = {"cats": [10, 20, 30], "dogs": [110, 120], "eels": [210]}
+    for name, values in levels.items():
+        (tmp_path / name / "deep").mkdir(parents=True)
+        for number, value in enumerate(values):
+            place = tmp_path / name / ("deep" if number == 1 else "") / f"{number}.png"
+            Image.new("RGB", (6, 4), (value, value, value)).save(place)
+    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / ".hidden").mkdir()
+    return tmp_path
+
+
+def load(folder, **options):
+    options = {"image_size": (5, 7), "shuffle": False, "verbose": False, **options}
+    return keras.utils.image_dataset_from_directory(folder, **options)
+
+
+def test_images_and_inferred_labels(pictures, capsys):
+    dataset = load(pictures, batch_size=4, verbose=True)
+    assert capsys.readouterr().out == "Found 6 files belonging to 3 classes.\n"
+    assert dataset.class_names == ["cats", "dogs", "eels"] and len(dataset.file_paths) == 6
+    batches = [(x.numpy(), y.numpy()) for x, y in dataset]
+    assert [x.shape for x, _ in batches] == [(4, 5, 7, 3), (2, 5, 7, 3)]
+    x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
+    assert x.dtype == np.float32 and y.dtype == np.int32
+    assert y.tolist() == [0, 0, 0, 1, 1, 2]
+    assert x[:, 2, 3, 1].tolist() == [10, 30, 20, 110, 120, 210]
+
+
+def test_kinds_of_labels_and_colours(pictures):
+    def first(**options):
+        return next(iter(load(pictures, **options)))
+
+    assert first(label_mode="categorical")[1].numpy()[3].tolist() == [0, 1, 0]
+    two = first(label_mode="binary", class_names=["eels", "cats"])
+    assert two[1].numpy().tolist() == [[0], [1], [1], [1]]
+    assert first(labels=None).shape == (6, 5, 7, 3)
+    assert first(labels=[5, 4, 3, 2, 1, 0])[1].numpy().tolist() == [5, 4, 3, 2, 1, 0]
+    assert first(color_mode="grayscale")[0].shape == (6, 5, 7, 1)
+    assert first(color_mode="rgba")[0].shape == (6, 5, 7, 4)
+    assert first(batch_size=None)[0].shape == (5, 7, 3)
+    padded = first(pad_to_aspect_ratio=True, image_size=(12, 6))[0].numpy()
+    assert padded[0, 0, 0, 0] == 0 and padded[0, 6, 3, 0] == 10
+    assert first(crop_to_aspect_ratio=True, image_size=(8, 2))[0].shape == (6, 8, 2, 3)
+
+
+def test_parts_do_not_overlap_and_come_again(pictures):
+    options = {"validation_split": 0.34, "seed": 3, "shuffle": True}
+    train, held_out = load(pictures, subset="both", **options)
+    assert sorted(train.file_paths + held_out.file_paths) == sorted(load(pictures).file_paths)
+    assert len(held_out.file_paths) == 2
+    assert load(pictures, subset="training", **options).file_paths == train.file_paths
+    labels = {y for _, batch in held_out for y in batch.numpy().tolist()}
+    assert labels == {"cde".index(path[len(str(pictures)) + 1]) for path in held_out.file_paths}
+
+
+def test_a_model_is_trained_on_pictures(pictures):
+    model = keras.Sequential(
+        [keras.Input((5, 7, 3)), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(load(pictures, shuffle=True, seed=1).map(lambda x, y: (x / 255, y)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": "guess"}, "`labels` argument should be"),
+        ({"labels": [1, 2]}, "lengths of `labels`"),
+        ({"label_mode": "words"}, "`label_mode` must be one of"),
+        ({"label_mode": "binary"}, "exactly 2 class_names"),
+        ({"color_mode": "cmyk"}, "`color_mode` must be one of"),
+        ({"interpolation": "sinc"}, "`interpolation` must be one of"),
+        ({"class_names": ["cats", "birds"]}, "did not match the names of the subdirectories"),
+        ({"validation_split": 0.5}, "must be set together"),
+        ({"validation_split": 2.0, "subset": "both"}, "between 0 and 1"),
+        ({"validation_split": 0.5, "subset": "test"}, "`subset` must be either"),
+        ({"validation_split": 0.5, "subset": "both", "shuffle": True}, "provide a `seed`"),
+        ({"validation_split": 0.01, "subset": "both"}, "leaves a part empty"),
+        ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "Only one of"),
+        ({"image_size": (0, 3)}, "image_size must be"),
+        ({"data_format": "channels_first"}, "`data_format` must be one of"),
+    ],
+)
+def test_wrong_arguments_for_pictures(pictures, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(pictures, **options)
+
+
+def test_missing_and_damaged_pictures(pictures, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="there is no folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="No images found"):
+        load(tmp_path / "cats" / "deep", class_names=[])
+    (pictures / "dogs" / "0.png").write_bytes(b"\x89PNG no")
+    with pytest.raises(DataError, match=r"dogs/0\.png' cannot be read"):
+        list(load(pictures))
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"pip install 'pycollective\[files\]'"):
+        load(pictures)
+
+
+# Parts of data sets -------------------------------------------------------------------------------
+
+
+def numbers(dataset):
+    return [int(value) for value in dataset]
+
+
+def test_split_dataset():
+    for given in (np.arange(10), Dataset.range(10)):
+        left, right = keras.utils.split_dataset(given, left_size=0.7)
+        assert numbers(left) == list(range(7)) and numbers(right) == [7, 8, 9]
+    left, right = keras.utils.split_dataset(np.arange(10), 3, 2)
+    assert numbers(left) == [0, 1, 2] and numbers(right) == [3, 4]
+    left, right = keras.utils.split_dataset(np.arange(10), right_size=4, shuffle=True, seed=1)
+    assert sorted(numbers(left) + numbers(right)) == list(range(10))
+    assert numbers(left) == numbers(left) != list(range(6))
+    left, _ = keras.utils.split_dataset((np.arange(4), np.arange(4) * 2), left_size=1)
+    assert [tuple(map(int, pair)) for pair in left] == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({}, "At least one"),
+        ({"left_size": 1.5}, "between 0 and 1"),
+        ({"left_size": 10}, "do not go into a dataset of 10"),
+        ({"left_size": 6, "right_size": 5}, "do not go into"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        keras.utils.split_dataset(np.arange(10), **sizes)
+
+
+# Pictures of models -------------------------------------------------------------------------------
+
+
+def branched():
+    layers = keras.layers
+    x = keras.Input((4,), name="x")
+    inner = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(3, "relu", name="deep")], name="inner"
+    )
+    y = inner(x)
+    return keras.Model(x, layers.Add(name="sum")([y, layers.Dense(3, name="side")(y)]))
+
+
+def test_plot_model_as_text_and_svg(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    model = branched()
+    options = {"show_layer_names": True, "show_shapes": True, "show_trainable": True}
+    keras.utils.plot_model(model, tmp_path / "m.dot", **options)
+    text = (tmp_path / "m.dot").read_text()
+    assert text == keras.utils.model_to_dot(model, show_shapes=True, show_trainable=True)
+    assert 'label="side (Dense)\\nInput shape: (None, 3)\\nOutput shape: (None, 3)\\nTrain' in text
+    assert text.count("->") == 4
+    keras.utils.plot_model(model, tmp_path / "m.svg", expand_nested=True, show_dtype=True)
+    import xml.etree.ElementTree
+
+    drawn = xml.etree.ElementTree.parse(tmp_path / "m.svg").getroot()
+    found = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert found.count("Dense") == 2 and "Dtype: float32" in found
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}line"))) == 5
+    keras.utils.plot_model(model, tmp_path / "wide.svg", rankdir="LR", show_layer_activations=True)
+    assert "Activation: linear" in (tmp_path / "wide.svg").read_text()
+    with pytest.raises(ImportError, match=r"needs Graphviz.*\.svg or \.dot"):
+        keras.utils.plot_model(model, tmp_path / "m.png")
+    with pytest.raises(ValueError, match="not yet been built"):
+        keras.utils.plot_model(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "m.dot")
+
+
+def test_plot_model_draws_with_graphviz(tmp_path, monkeypatch):
+    program = tmp_path / "dot"
+    program.write_text('#!/bin/sh\n[ "$1" = -Tpng ] || { echo bad >&2; exit 3; }\ncat\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    keras.utils.plot_model(branched(), tmp_path / "m.png", dpi=50)
+    assert "dpi=50" in (tmp_path / "m.png").read_text()
+    with pytest.raises(ValueError, match="Graphviz cannot draw.*bad"):
+        keras.utils.plot_model(branched(), tmp_path / "m.pdf")

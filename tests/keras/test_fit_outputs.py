@@ -1,0 +1,367 @@
+"""Several outputs, steps of several batches, kinds of input, half precision: numbers that must agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fitting import LABELS, STRATEGIES, TARGETS, WEIGHTS, X, dense, linear, mirrored
+
+import pycollective as tf
+from pycollective import keras
+
+SOME = ["default", "mirrored 1", "mirrored 2", "mirrored 3", "central storage 2"]
+CLASSES = LABELS.astype(np.int64)
+
+
+class Two(keras.Model):
+    """A classifier and a regression on one layer; its outputs in a list or a dict."""
+
+    def __init__(self, named):
+        super().__init__()
+        random = np.random.default_rng(3)
+        self.body = keras.layers.Dense(5, "tanh", dtype="float64")
+        self.kind = keras.layers.Dense(4, dtype="float64")
+        self.size = keras.layers.Dense(2, dtype="float64")
+        self.named = named
+        self(X[:1])
+        self.set_weights([random.standard_normal(w.shape) for w in self.get_weights()])
+
+    def call(self, x):
+        x = self.body(x)
+        outputs = {"kind": self.kind(x), "size": self.size(x)}
+        return outputs if self.named else list(outputs.values())
+
+
+def crossentropy():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def two(named, **more):
+    model = Two(named)
+    names = ("kind", "size")
+
+    def of(*values):
+        return dict(zip(names, values, strict=True)) if named else list(values)
+
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        of(crossentropy(), "mse"),
+        of(0.5, 2.0),
+        metrics=of(["accuracy"], ["mae", "mse"]),
+        weighted_metrics=of([], "mae"),
+        **more,
+    )
+    return model, of(CLASSES, TARGETS)
+
+
+def by_hand():
+    """Return what one epoch of batches of 8 gives, from the formulas."""
+    model = Two(True)
+    optimizer = keras.optimizers.SGD(0.1)
+    sums, count, weight = {}, 0, 0.0
+    for first in range(0, len(X), 8):
+        part = slice(first, first + 8)
+        x, labels, targets, w = X[part], CLASSES[part], TARGETS[part], WEIGHTS[part]
+        with tf.GradientTape() as tape:
+            out = model(x)
+            logs = tf.nn.log_softmax(out["kind"])
+            kind = -tf.reduce_sum(logs * np.eye(4)[labels], axis=-1)
+            size = tf.reduce_mean(tf.square(out["size"] - targets), axis=-1)
+            losses = [tf.reduce_mean(each * w) for each in (kind, size)]
+            loss = 0.5 * losses[0] + 2.0 * losses[1]
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+        error = abs(out["size"].numpy() - targets).mean(-1)
+        amounts = {
+            "loss": len(x) * float(loss),
+            "kind_loss": len(x) * float(losses[0]),
+            "size_loss": len(x) * float(losses[1]),
+            "kind_accuracy": (out["kind"].numpy().argmax(-1) == labels).sum(),
+            "size_mae": error.sum(),
+            "size_mse": float(tf.reduce_sum(size)),
+            "size_weighted_mae": (error * w).sum(),
+        }
+        for name, amount in amounts.items():
+            sums[name] = sums.get(name, 0) + amount
+        count, weight = count + len(x), weight + w.sum()
+    divisors = {"size_weighted_mae": weight}
+    return {n: s / divisors.get(n, count) for n, s in sums.items()}, model.get_weights()
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("named", [True, False])
+def test_several_outputs(name, named):
+    with STRATEGIES[name]().scope():
+        model, y = two(named)
+    logs = model.fit(X, y, 8, shuffle=False, verbose=0, sample_weight=WEIGHTS).history
+    expected, weights = by_hand()
+    if not named:
+        expected = {
+            k.replace("kind", "output_1").replace("size", "output_2"): v
+            for k, v in expected.items()
+        }
+    assert list(logs) == list(expected)
+    for key, value in expected.items():
+        np.testing.assert_allclose(logs[key], [value], rtol=1e-6, err_msg=key)
+    for found, right in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-9)
+    if named:
+        both = {"kind": WEIGHTS, "size": WEIGHTS}
+        again = model.evaluate(X, y, sample_weight=both, verbose=0, return_dict=True)
+        assert again == model.evaluate(X, y, sample_weight=WEIGHTS, verbose=0, return_dict=True)
+    predicted = model.predict(X, verbose=0)
+    assert (predicted["kind"] if named else predicted[0]).shape == (21, 4)
+
+
+def test_outputs_without_a_loss():
+    model, _ = two(True)
+    model.compile("sgd", {"size": "mse"}, metrics={"size": "mae"})
+    with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
+        logs = model.fit(X, {"size": TARGETS}, verbose=0).history
+    assert list(logs) == ["loss", "size_mae"]
+    model.compile("sgd", "mse", [1.0, 3.0])
+    y = {"kind": np.eye(4)[CLASSES], "size": TARGETS}
+    found = model.evaluate(X, y, verbose=0, return_dict=True)
+    assert found["loss"] == pytest.approx(found["kind_loss"] + 3 * found["size_loss"])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"y": TARGETS}, r"the model has 2 outputs \(kind, size\), but of y there is one"),
+        ({"y": {"kind": CLASSES, "sise": TARGETS}}, r"y names \['sise'\]; the outputs are"),
+        ({"loss": {"kind": "mse", "sise": "mse"}}, r"loss names \['sise'\]"),
+        ({"loss": ["mse"] * 3}, "of loss there is 3 in a list"),
+        ({"metrics": ["mae"]}, "of metrics there is 1 in a list"),
+        ({"loss_weights": 3.0}, "of loss_weights there is one"),
+    ],
+)
+def test_what_does_not_fit_the_outputs(change, text):
+    model, y = two(True)
+    y = change.pop("y", y)
+    model.compile("sgd", **{"loss": {"kind": crossentropy(), "size": "mse"}, **change})
+    with pytest.raises(ValueError, match=text):
+        model.evaluate(X, y, verbose=0)
+
+
+def test_names_that_are_there_twice():
+    model = linear(metrics=["mae", "mae"], weighted_metrics=["mae"])
+    logs = model.fit(X[:, :1], X[:, :1], verbose=0).history
+    assert list(logs) == ["loss", "mae", "mae_1", "weighted_mae"]
+    assert model.metrics_names == list(logs)
+
+
+def test_crossentropy_by_shape():
+    labels = {"sparse": CLASSES, "column": CLASSES[:, None], "one hot": np.eye(4)[CLASSES]}
+    found = set()
+    for y in labels.values():
+        model = keras.Sequential([dense(4, "float64"), keras.layers.Activation("softmax")])
+        model.compile(loss="crossentropy", metrics=["acc"])
+        found.add(tuple(np.round(model.evaluate(X, y, verbose=0), 6)))
+    assert len(found) == 1
+
+
+# Steps of several batches -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+def test_gradients_of_several_batches(name, reduction):
+    def trained(size, **more):
+        with STRATEGIES[name]().scope():
+            model = dense(2, "float64")
+            loss = keras.losses.MeanSquaredError(reduction)
+            model.compile(keras.optimizers.Adam(0.1), loss, metrics=["mae"], **more)
+        logs = model.fit(
+            X, TARGETS, size, epochs=2, shuffle=False, verbose=0, sample_weight=WEIGHTS
+        ).history
+        return model, logs
+
+    # 21 rows: batches of 4 in threes, the last three of 4, 4 and 1.
+    joined, expected = trained(12)
+    for more in {"steps_per_execution": 1}, {"steps_per_execution": 2}:
+        model, logs = trained(4, accumulate_steps=3, **more)
+        assert int(model.optimizer.iterations) == 4 == int(joined.optimizer.iterations)
+        for found, right in zip(model.get_weights(), joined.get_weights(), strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-7)
+        np.testing.assert_allclose(logs["loss"], expected["loss"], rtol=1e-9)
+        np.testing.assert_allclose(logs["mae"], expected["mae"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_step_of_ones_own_gathers_too(count):
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            variables = self.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            # What has no gradient in one batch has one in another.
+            seen.append(len(x))
+            if len(seen) % 2:
+                gradients[1] = None
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return {"loss": loss}
+
+    seen = []
+    with mirrored(count).scope():
+        model = Own([keras.layers.Dense(2, input_shape=(3,), dtype="float64")])
+        start = [w.copy() for w in model.get_weights()]
+        model.compile(keras.optimizers.SGD(1.0), "mse", accumulate_steps=2)
+    if count == 2:
+        seen.extend([0])
+        return
+    model.fit(X[:8], TARGETS[:8], 4, shuffle=False, verbose=0)
+    error = 2 * (X[:8] @ start[0] + start[1] - TARGETS[:8]) / 16
+    np.testing.assert_allclose(model.get_weights()[0], start[0] - X[:8].T @ error, rtol=1e-9)
+    np.testing.assert_allclose(model.get_weights()[1], start[1] - error[4:].sum(0), rtol=1e-9)
+
+
+# Kinds of input -----------------------------------------------------------------------------------
+
+
+class Parts(keras.utils.PyDataset):
+    def __init__(self):
+        super().__init__(workers=2)
+        self.heard = []
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        part = slice(8 * i, 8 * i + 8)
+        return X[part], TARGETS[part]
+
+    def on_epoch_end(self):
+        self.heard.append("end")
+
+
+class Loader:
+    """What ``torch.utils.data.DataLoader`` looks like: lists, and again for each epoch."""
+
+    def __iter__(self):
+        return ([*Parts()[i]] for i in range(3))
+
+
+@pytest.mark.parametrize("name", ["default", "mirrored 2"])
+def test_kinds_of_input(name):
+    def trained(make, **options):
+        with STRATEGIES[name]().scope():
+            model = dense(2, "float64")
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model.fit(*make, epochs=2, shuffle=False, verbose=0, **options).history["loss"]
+
+    expected = trained((X, TARGETS), batch_size=8)
+    parts = Parts()
+    np.testing.assert_allclose(trained((parts,)), expected, rtol=1e-12)
+    assert parts.heard == ["end", "end"]
+    np.testing.assert_allclose(trained((Loader(),)), expected, rtol=1e-12)
+    forever = (parts[i % 3] for i in range(10**9))
+    np.testing.assert_allclose(trained((forever,), steps_per_epoch=3), expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="`y` argument is not supported when using a Parts"):
+        trained((parts, TARGETS))
+    with pytest.raises(ValueError, match="`validation_split` is only supported"):
+        trained((Loader(),), validation_split=0.5)
+
+
+def test_batches_in_a_new_order():
+    class Numbers(Parts):
+        def __getitem__(self, i):
+            order.append(i)
+            return super().__getitem__(i)
+
+    keras.utils.set_random_seed(3)
+    order = []
+    model = dense(2)
+    model.compile("sgd", "mse")
+    model.fit(Numbers(), epochs=4, verbose=0)
+    epochs = [order[i : i + 3] for i in range(0, 12, 3)]
+    assert all(sorted(epoch) == [0, 1, 2] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+# Half precision -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policy(request):
+    keras.mixed_precision.set_global_policy(request.param)
+    yield request.param
+    keras.mixed_precision.set_global_policy(None)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"], indirect=True)
+@pytest.mark.parametrize("count", [1, 2])
+def test_half_precision(policy, count):
+    if policy.endswith("bfloat16"):
+        pytest.importorskip("ml_dtypes")
+    seen = []
+
+    class Watch(keras.layers.Layer):
+        def call(self, x):
+            seen.append((str(x.dtype), str(first.kernel.value().dtype)))
+            return x
+
+    with mirrored(count).scope():
+        first = keras.layers.Dense(5, "relu", input_shape=(3,))
+        last = keras.layers.Dense(2, dtype="float32")
+        model = keras.Sequential([first, Watch(), last])
+        model.set_weights([np.full(w.shape, 0.1) for w in model.get_weights()])
+        model.compile("sgd", "mse")
+    half = policy.removeprefix("mixed_")
+    assert {str(v.dtype) for v in model.weights} == {"float32"}
+    assert model.dtype_policy.name == first.dtype_policy.name == policy
+    assert first.compute_dtype == half and first.dtype == "float32" == last.compute_dtype
+    scaled = isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
+    assert scaled == (policy == "mixed_float16")
+    model.fit(X, TARGETS, 8, shuffle=False, verbose=0)
+    assert set(seen) == {(half, half)}
+    assert first.kernel.value().dtype == "float32"
+    weights = model.get_weights()
+    keras.mixed_precision.set_global_policy("float32")
+    plain = keras.Sequential(
+        [keras.layers.Dense(5, "relu", input_shape=(3,)), keras.layers.Dense(2)]
+    )
+    plain.set_weights([np.full(w.shape, 0.1) for w in plain.get_weights()])
+    plain.compile("sgd", "mse")
+    plain.fit(X, TARGETS, 8, shuffle=False, verbose=0)
+    for found, right in zip(weights, plain.get_weights(), strict=True):
+        np.testing.assert_allclose(found, right, rtol=0.05, atol=2e-3)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_step_that_overflows_is_left_out(count):
+    with mirrored(count).scope():
+        model = keras.Sequential(
+            [keras.layers.Dense(1, input_shape=(1,), use_bias=False, dtype="mixed_float16")]
+        )
+        model.set_weights([[[1.0]]])
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), 2.0**15), "mse"
+        )
+    # 2 x² of the last example times the scale is more than float16 holds, in one replica only.
+    x = np.array([[1.0], [1.0], [1.0], [8.0]], np.float32)
+    scales = []
+    step = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_: scales.append(float(model.optimizer.dynamic_scale))
+    )
+    model.fit(x, 0 * x, verbose=0, epochs=4, callbacks=[step])
+    assert scales[0] == 2**14 and scales[-1] < 2**15
+    done = int(model.optimizer.iterations)
+    assert done == len(scales) - sum(b < a for a, b in zip([2**15, *scales], scales, strict=False))
+    np.testing.assert_allclose(
+        model.get_weights()[0], [[np.prod([1 - (x**2).mean()] * done)]], rtol=0.02
+    )
+
+
+def test_policies():
+    mixed = keras.mixed_precision.Policy("mixed_float16")
+    assert (mixed.name, mixed.compute_dtype, mixed.variable_dtype) == (
+        "mixed_float16",
+        "float16",
+        "float32",
+    )
+    assert keras.DTypePolicy.from_config(mixed.get_config()) == mixed != keras.DTypePolicy()
+    assert keras.mixed_precision.global_policy().name == "float32"
+    with pytest.raises(ValueError, match="Cannot convert 'mixed_int8' to a mixed precision"):
+        keras.mixed_precision.set_global_policy("mixed_int8")

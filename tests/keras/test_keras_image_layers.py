@@ -1,0 +1,312 @@
+"""Convolutions, poolings, shapes, merging and preparation as layers: shapes, values, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fitting import mirrored
+
+from pycollective import keras, nn
+from pycollective.data import Dataset
+from pycollective.keras import layers
+
+RANDOM = np.random.default_rng(8)
+IMAGES = RANDOM.standard_normal((2, 7, 6, 4))
+
+
+SHAPES = [
+    *(
+        lambda p=p, s=s, d=d: layers.Conv2D(6, (3, 2), s, p, dilation_rate=d, groups=2)
+        for p, s, d in (("valid", 1, 1), ("same", 2, 1), ("valid", 1, 2))
+    ),
+    *(
+        lambda p=p, s=s, m=m: layers.DepthwiseConv2D((2, 3), s, p, m)
+        for p, s, m in (("valid", 1, 1), ("same", 2, 3), ("valid", 3, 2))
+    ),
+    *(
+        lambda k=k, s=s, p=p, o=o: layers.Conv2DTranspose(3, k, s, p, o)
+        for k in (1, 2, 3, 4)
+        for s in (1, 2, 3)
+        for p in ("valid", "same")
+        for o in (None, 0)
+        if (k, s, p, o) != (1, 3, "same", 0)
+    ),
+    lambda: layers.Conv2DTranspose(3, 2, 1, "same", dilation_rate=(2, 3)),
+    lambda: layers.Conv2DTranspose(3, 3, (3, 2), "valid", (2, 1)),
+    *(
+        lambda p=p, s=s: layers.AveragePooling2D((2, 3), s, p)
+        for p in ("valid", "same")
+        for s in (None, 1, 3)
+    ),
+    *(lambda k=k: layers.GlobalAveragePooling2D(keepdims=k) for k in (False, True)),
+    *(lambda k=k: layers.GlobalMaxPooling2D(keepdims=k) for k in (False, True)),
+    lambda: layers.ZeroPadding2D(2),
+    lambda: layers.ZeroPadding2D(((1, 0), (2, 3))),
+    lambda: layers.UpSampling2D((2, 3)),
+    lambda: layers.UpSampling2D(3, interpolation="bilinear"),
+    lambda: layers.Permute((3, 1, 2)),
+    lambda: layers.RandomCrop(4, 5),
+    lambda: layers.RandomCrop(9, 9),
+    lambda: layers.RandomFlip(),
+    lambda: layers.BatchNormalization(axis=1),
+    lambda: layers.LayerNormalization(axis=[1, 3]),
+]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *SHAPES[:6],
+        SHAPES[8],
+        lambda: layers.AveragePooling2D(2),
+        lambda: layers.GlobalAveragePooling2D(),
+        lambda: layers.UpSampling2D(2, interpolation="bilinear"),
+        lambda: layers.PReLU(),
+        lambda: layers.Rescaling(0.5),
+        lambda: layers.Normalization(),
+        lambda: layers.Normalization(mean=[0.0] * 4, variance=[1.0] * 4),
+        lambda: layers.RandomFlip(),
+        lambda: layers.RandomCrop(3, 3),
+    ],
+)
+def test_mixed_precision(make):
+    layer = make()
+    mixed = type(layer).from_config({**layer.get_config(), "dtype": "mixed_float16"})
+    layer(IMAGES)
+    y = mixed(IMAGES)
+    assert y.dtype == np.float16
+    assert {w.dtype.name for w in mixed.get_weights()} <= {"float32", "int32"}
+    mixed.set_weights(layer.get_weights())
+    if not isinstance(layer, (layers.RandomFlip, layers.RandomCrop)):
+        expected = layer(IMAGES).numpy()
+        np.testing.assert_allclose(mixed(IMAGES).numpy(), expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("make", SHAPES)
+def test_shapes_are_known_before(make):
+    layer = make()
+    expected = layer.compute_output_shape((None, *IMAGES.shape[1:]))
+    assert layer.compute_output_shape(IMAGES.shape) == (2, *expected[1:])
+    y = layer(IMAGES)
+    assert y.shape == (2, *expected[1:])
+    assert layer.output_shape == expected
+    assert y.dtype == np.float32
+    assert layer(IMAGES[:0]).shape == (0, *expected[1:])
+    unknown = (None, None, None, 4)
+    if not isinstance(layer, (layers.BatchNormalization, layers.LayerNormalization)):
+        known = [n for n in layer.compute_output_shape(unknown) if n is not None]
+        assert all(n in expected for n in known)
+
+
+def test_global_pooling():
+    for cls, name in ((layers.GlobalAveragePooling2D, "mean"), (layers.GlobalMaxPooling2D, "max")):
+        y = cls(dtype="float64")(IMAGES).numpy()
+        np.testing.assert_allclose(y, getattr(IMAGES, name)(axis=(1, 2)), rtol=1e-14)
+
+
+def test_a_transposed_convolution_goes_back():
+    forth = layers.Conv2D(5, 3, 2, "same", use_bias=False, dtype="float64")
+    y = forth(RANDOM.standard_normal((2, 8, 6, 4)))
+    back = layers.Conv2DTranspose(4, 3, 2, "same", use_bias=False, dtype="float64")
+    x = back(y)
+    back.set_weights(forth.get_weights())
+    assert x.shape == (2, 8, 6, 4)
+    expected = nn.conv2d_transpose(y, forth.kernel, (2, 8, 6, 4), 2, "SAME")
+    np.testing.assert_allclose(back(y).numpy(), expected.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_bias_and_activation():
+    for layer in (
+        layers.DepthwiseConv2D(2, activation="relu", bias_initializer="ones", dtype="float64"),
+        layers.Conv2DTranspose(3, 2, activation="relu", bias_initializer="ones", dtype="float64"),
+        layers.Conv2D(4, 2, groups=2, activation="tanh", bias_initializer="ones", dtype="float64"),
+    ):
+        y = layer(IMAGES).numpy()
+        function = layer.activation
+        layer.activation = keras.activations.linear
+        plain = layer(IMAGES)
+        np.testing.assert_allclose(function(plain).numpy(), y, rtol=1e-14)
+        layer.set_weights([layer.get_weights()[0], np.zeros(layer.bias.shape)])
+        np.testing.assert_allclose(layer(IMAGES).numpy() + 1, plain.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_convolutions_in_groups_are_not_fused():
+    x = IMAGES.astype(np.float32)
+    model = keras.Sequential(
+        [layers.Conv2D(4, 2, groups=2, activation="relu"), layers.MaxPooling2D()]
+    )
+    y = model(x)
+    single = model.layers[1](model.layers[0](x))
+    np.testing.assert_array_equal(y.numpy(), single.numpy())
+
+
+# Merging ------------------------------------------------------------------------------------------
+
+A, B = RANDOM.standard_normal((2, 3, 4)), RANDOM.standard_normal((2, 3, 4))
+C = RANDOM.standard_normal((2, 4))
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (layers.Add, lambda a, b: a + b),
+        (layers.Subtract, lambda a, b: a - b),
+        (layers.Multiply, lambda a, b: a * b),
+        (layers.Average, lambda a, b: (a + b) / 2),
+        (layers.Maximum, np.maximum),
+        (layers.Minimum, np.minimum),
+    ],
+)
+def test_merging(layer, expected):
+    merge = layer(dtype="float64")
+    np.testing.assert_allclose(merge([A, B]).numpy(), expected(A, B), rtol=1e-14)
+    np.testing.assert_allclose(merge([A, B[:, :1]]).numpy(), expected(A, B[:, :1]), rtol=1e-14)
+    np.testing.assert_allclose(merge([A, C]).numpy(), expected(A, C[:, None]), rtol=1e-14)
+    assert merge.compute_output_shape([(None, 3, 4), (None, 1, 4)]) == (None, 3, 4)
+    assert merge.compute_output_shape([(None, None, 4), (5, 4)]) == (5, None, 4)
+    if layer is not layers.Subtract:
+        np.testing.assert_allclose(merge([A]).numpy(), A)
+    function = getattr(layers, layer.__name__.lower())
+    np.testing.assert_allclose(function([A, B], dtype="float64").numpy(), expected(A, B))
+
+
+def test_concatenate():
+    y = layers.concatenate([A, B[:, :, :2]], dtype="float64")
+    np.testing.assert_array_equal(y.numpy(), np.concatenate([A, B[:, :, :2]], axis=-1))
+    assert layers.Concatenate(1)([A, B]).shape == (2, 6, 4)
+    shape = layers.Concatenate(1).compute_output_shape([(None, None, 4), (None, 3, 4)])
+    assert shape == (None, None, 4)
+
+
+# Preparation --------------------------------------------------------------------------------------
+
+
+def test_rescaling():
+    pixels = RANDOM.integers(0, 256, (2, 3, 3, 3)).astype(np.uint8)
+    y = layers.Rescaling(1 / 255, offset=-0.5)(pixels)
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y.numpy(), pixels / 255 - 0.5, rtol=1e-5, atol=1e-6)
+    by_channel = layers.Rescaling(np.array([1.0, 2.0, 3.0]))
+    np.testing.assert_allclose(by_channel(pixels).numpy(), pixels * [1.0, 2.0, 3.0], rtol=1e-6)
+
+
+def test_normalization():
+    data = RANDOM.standard_normal((50, 3)) * [1, 2, 3] + [5, 0, -5]
+    expected = (data - data.mean(axis=0)) / data.std(axis=0)
+    whole, batches = layers.Normalization(dtype="float64"), layers.Normalization(dtype="float64")
+    np.testing.assert_array_equal(layers.Normalization(dtype="float64")(data).numpy(), data)
+    whole.adapt(data)
+    batches.adapt(Dataset.from_tensor_slices((data, data)).batch(8))
+    for layer in (whole, batches):
+        np.testing.assert_allclose(layer(data).numpy(), expected, rtol=1e-10, atol=1e-10)
+    given = layers.Normalization(
+        mean=data.mean(axis=0), variance=data.var(axis=0), invert=True, dtype="float64"
+    )
+    np.testing.assert_allclose(given(expected).numpy(), data, rtol=1e-10, atol=1e-10)
+    one = layers.Normalization(axis=None, dtype="float64")
+    one.adapt(data)
+    np.testing.assert_allclose(one(data).numpy(), (data - data.mean()) / data.std(), rtol=1e-10)
+    with pytest.raises(ValueError, match="nothing to adapt"):
+        given.adapt(data)
+    with pytest.raises(ValueError, match="no data"):
+        layers.Normalization().adapt(data[:0])
+    with pytest.raises(ValueError, match="both mean and variance"):
+        layers.Normalization(mean=1.0)
+
+
+@pytest.mark.parametrize("mode", ["horizontal", "vertical", "horizontal_and_vertical"])
+def test_random_flip(mode):
+    images = RANDOM.standard_normal((40, 3, 4, 2)).astype(np.float32)
+    layer = layers.RandomFlip(mode, seed=1)
+    y = layer(images, training=True).numpy()
+    ways = {
+        "": images,
+        "horizontal": images[:, :, ::-1],
+        "vertical": images[:, ::-1],
+        "horizontal_and_vertical": images[:, ::-1, ::-1],
+    }
+    found = [
+        next(name for name, way in ways.items() if np.array_equal(y[i], way[i])) for i in range(40)
+    ]
+    assert set(found) == {"", mode}
+    assert 8 < found.count(mode) < 32
+    np.testing.assert_array_equal(layer(images, training=False).numpy(), images)
+    again = layers.RandomFlip(mode, seed=1)(images, training=True).numpy()
+    np.testing.assert_array_equal(again, y)
+
+
+def test_random_crop():
+    images = np.arange(2 * 6 * 8, dtype=np.float32).reshape(2, 6, 8, 1)
+    layer = layers.RandomCrop(3, 4, seed=2)
+    corners = set()
+    for _ in range(60):
+        y = layer(images, training=True).numpy()
+        top, left = divmod(int(y[0, 0, 0, 0]), 8)
+        np.testing.assert_array_equal(y, images[:, top : top + 3, left : left + 4])
+        corners.add((top, left))
+    assert {top for top, _ in corners} == set(range(4))
+    assert {left for _, left in corners} == set(range(5))
+    middle = layers.RandomCrop(6, 4)(images, training=False).numpy()
+    np.testing.assert_array_equal(middle, images[:, :, 2:6])
+    assert layers.RandomCrop(12, 4)(images, training=True).shape == (2, 12, 4, 1)
+
+
+def test_replicas_flip_their_own_images():
+    strategy = mirrored(2)
+    with strategy.scope():
+        layer = layers.RandomFlip(seed=1)
+    images = RANDOM.standard_normal((20, 3, 4, 2)).astype(np.float32)
+    first, second = strategy.run(lambda: layer(images, training=True)).values
+    assert not np.array_equal(first.numpy(), second.numpy())
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: layers.Conv2D(6, 3, groups=4), r"filters \(6\) must be divisible by groups \(4\)"),
+        (lambda: layers.Conv2D(6, 3, groups=3, name="g")(IMAGES), r'"g".*3 groups.*\(2, 7, 6, 4\)'),
+        (
+            lambda: layers.DepthwiseConv2D(8, name="d")(IMAGES),
+            r'"d".*window of 8 x 8.*\(2, 7, 6, 4\)',
+        ),
+        (lambda: layers.DepthwiseConv2D(2, name="d")(C), r'"d".*\[n, height.*\(2, 4\)'),
+        (lambda: layers.Conv2DTranspose(2, 3, 2, dilation_rate=2), "both be larger than 1"),
+        (lambda: layers.Conv2DTranspose(2, 3, 2, output_padding=2), "output_padding"),
+        (lambda: layers.AveragePooling2D(9, name="p")(IMAGES), r'"p".*9 x 9'),
+        (lambda: layers.GlobalMaxPooling2D(name="p")(IMAGES[:, :0]), r'"p".*\(2, 0, 6, 4\)'),
+        (lambda: layers.ZeroPadding2D(((1, 2), (3, -1))), "padding"),
+        (lambda: layers.ZeroPadding2D(name="z")(A), r'"z".*\(2, 3, 4\)'),
+        (lambda: layers.UpSampling2D(interpolation="cubic"), "'cubic'"),
+        (lambda: layers.Permute((1, 3)), "each of 1 to 2 once"),
+        (lambda: layers.Permute((2, 1), name="t")(C), r'"t".*\(2, 4\)'),
+        (lambda: layers.Add(name="s")([A, B[:, :2]]), r'"s" \(Add\).*\(2, 3, 4\), \(2, 2, 4\)'),
+        (lambda: layers.Add(name="s")([A, B[:1]]), r'"s".*numbers of rows'),
+        (lambda: layers.Add(name="s")(A), r'"s".*on a list of inputs'),
+        (lambda: layers.Subtract(name="s")([A, B, A]), r'"s".*two inputs'),
+        (lambda: layers.Concatenate(name="c")([A, B[:, :2]]), r'"c".*axis -1 only'),
+        (lambda: layers.Concatenate(5, name="c")([A, B]), r'"c".*axis 5'),
+        (lambda: layers.RandomFlip("diagonal"), "'diagonal'"),
+        (lambda: layers.RandomCrop(0, 3), "height must be a positive integer"),
+        (lambda: layers.Dropout(0.5, noise_shape=(0,)), "noise_shape"),
+        (lambda: layers.BatchNormalization(axis=3, name="b")(A), r'"b".*axis 3.*\(2, 3, 4\)'),
+        (lambda: layers.LayerNormalization(axis=[3], name="l")(A), r'"l".*axis 3.*\(2, 3, 4\)'),
+    ],
+)
+def test_what_does_not_fit(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()
+
+
+def test_inputs_that_changed():
+    for layer, first, second, text in (
+        (layers.BatchNormalization(name="b"), A, A[..., :2], r'"b".*value 4.*\(2, 3, 2\)'),
+        (layers.LayerNormalization(name="l"), A, A[..., :2], r'"l".*\(4,\).*\(2, 3, 2\)'),
+        (layers.DepthwiseConv2D(2, name="d"), IMAGES, IMAGES[..., :2], r'"d".*\(2, 2, 4, 1\)'),
+        (layers.Conv2DTranspose(3, 2, name="t"), IMAGES, IMAGES[..., :2], r'"t".*\(2, 2, 3, 4\)'),
+    ):
+        layer(first)
+        with pytest.raises(ValueError, match=text):
+            layer(second)

@@ -1,0 +1,210 @@
+"""What weights start from, are held to, and cost."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from fitting import STRATEGIES, mirrored
+
+from pycollective import keras
+from pycollective.keras import activations, constraints, initializers, layers, regularizers
+from pycollective.tensor import GradientTape, Tensor, ops
+
+RANDOM = np.random.default_rng(6)
+W = RANDOM.standard_normal((4, 3))
+
+
+# Constraints --------------------------------------------------------------------------------------
+
+
+def norms(w, axis=0):
+    return np.sqrt((w**2).sum(axis=axis, keepdims=True))
+
+
+def test_constraints():
+    large = W * 3
+    np.testing.assert_array_equal(constraints.NonNeg()(W).numpy(), np.maximum(W, 0))
+    held = constraints.MaxNorm(2.0)(large).numpy()
+    np.testing.assert_allclose(held, large * np.minimum(1, 2 / norms(large)), rtol=1e-6)
+    by_row = constraints.MaxNorm(2.0, axis=1)(large).numpy()
+    assert (norms(by_row, 1) <= 2 + 1e-9).all()
+    np.testing.assert_allclose(norms(constraints.UnitNorm()(W).numpy()), 1, rtol=1e-6)
+    np.testing.assert_allclose(norms(constraints.MinMaxNorm(0.5, 1.0)(large).numpy()), 1, rtol=1e-6)
+    half = constraints.MinMaxNorm(0.5, 1.0, rate=0.5)(large).numpy()
+    np.testing.assert_allclose(norms(half), (1 + norms(large)) / 2, rtol=1e-6)
+    assert constraints.NonNeg()(W.astype(np.float32)).dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_optimizers_hold_every_copy_to_the_constraint(kind, optimizer):
+    strategy = STRATEGIES[kind]()
+    with strategy.scope():
+        layer = layers.Dense(2, kernel_constraint="non_neg", bias_constraint="unit_norm")
+        layer.build((None, 3))
+        layer.set_weights([np.ones((3, 2)), np.ones(2)])
+        step_maker = keras.optimizers.get(optimizer)
+        step_maker.learning_rate = 10.0
+
+    def step():
+        with GradientTape() as tape:
+            loss = ops.reduce_sum(layer(np.ones((1, 3), np.float32)))
+        step_maker.apply_gradients(
+            zip(tape.gradient(loss, layer.variables), layer.variables, strict=True)
+        )
+
+    strategy.run(step)
+    kernel, bias = layer.get_weights()
+    np.testing.assert_array_equal(kernel, 0)
+    np.testing.assert_allclose(bias, -np.sqrt(0.5), rtol=1e-5)
+    for copied in getattr(layer.kernel, "values", ()):
+        np.testing.assert_array_equal(copied.numpy(), 0)
+
+
+def test_a_copied_layer_keeps_its_constraints():
+    layer = layers.Dense(2, kernel_constraint=constraints.MaxNorm(1))
+    layer.build((None, 3))
+    assert copy.deepcopy(layer.kernel).constraint is layer.kernel.constraint is not None
+    with mirrored(2).scope():
+        layer = layers.Dense(2, kernel_constraint=lambda w: w)
+        layer.build((None, 3))
+    assert copy.deepcopy(layer.kernel).constraint is layer.kernel.constraint is not None
+    assert layer.bias.constraint is None
+
+
+# Penalties ----------------------------------------------------------------------------------------
+
+
+def test_activity_regularizer_is_divided_by_the_rows():
+    layer = layers.Dense(2, activity_regularizer=regularizers.L2(0.5), dtype="float64")
+    model = keras.Sequential([layer, layers.ActivityRegularization(l1=0.25, dtype="float64")])
+    x = RANDOM.standard_normal((5, 3))
+    with GradientTape() as tape:
+        y = model(x)
+        losses = model.losses
+        total = ops.add_n(losses)
+    assert float(losses[0]) == pytest.approx(0.5 * (y.numpy() ** 2).sum() / 5)
+    assert float(losses[1]) == pytest.approx(0.25 * np.abs(y.numpy()).sum() / 5)
+    gradient = tape.gradient(total, layer.bias).numpy()
+    expected = (y.numpy() + 0.25 * np.sign(y.numpy())).sum(axis=0) / 5
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+    model(x[:0])
+    assert [float(loss) for loss in model.losses] == [0, 0]
+    model(x)
+    assert len(model.losses) == 2
+
+
+def test_an_activity_regularizer_is_not_fused_away():
+    x = RANDOM.standard_normal((2, 6, 6, 1)).astype(np.float32)
+    for first, second in (
+        ({"activity_regularizer": "l2"}, {}),
+        ({}, {"activity_regularizer": "l2"}),
+    ):
+        model = keras.Sequential(
+            [layers.Conv2D(4, 3, activation="relu", **first), layers.MaxPooling2D(**second)]
+        )
+        model(x)
+        assert len(model.losses) == 1 and float(model.losses[0]) > 0
+
+
+def test_orthogonal_regularizer():
+    unit = W / norms(W, 1)
+    cosines = np.abs(unit @ unit.T)
+    expected = 0.1 * (cosines.sum() - 4) / 12
+    assert float(regularizers.OrthogonalRegularizer(0.1)(W)) == pytest.approx(expected)
+    assert float(regularizers.OrthogonalRegularizer(0.1, "columns")(W.T)) == pytest.approx(expected)
+    assert float(regularizers.OrthogonalRegularizer()(W[:1])) == 0
+    with pytest.raises(ValueError, match=r"\(2, 2, 2\)"):
+        regularizers.OrthogonalRegularizer()(np.zeros((2, 2, 2)))
+
+
+# Beginnings ---------------------------------------------------------------------------------------
+
+
+def test_orthogonal_and_identity():
+    for shape in ((6, 4), (4, 6), (3, 2, 5)):
+        w = initializers.Orthogonal(2.0, seed=1)(shape, "float64").numpy().reshape(-1, shape[-1])
+        square = w.T @ w if w.shape[0] >= w.shape[1] else w @ w.T
+        np.testing.assert_allclose(square, 4 * np.eye(len(square)), atol=1e-12)
+    w = initializers.Identity(3.0)((2, 3)).numpy()
+    np.testing.assert_array_equal(w, [[3, 0, 0], [0, 3, 0]])
+    np.testing.assert_array_equal(initializers.get(W)((4, 3), "float64").numpy(), W)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "variance"),
+    [
+        (initializers.VarianceScaling(2.0, "fan_in", "untruncated_normal", seed=0), 2 / 400),
+        (initializers.VarianceScaling(2.0, "fan_out", "normal", seed=0), 2 / 250),
+        (initializers.VarianceScaling(input_axes=[1], output_axes=[0], seed=0), 1 / 250),
+        (initializers.GlorotUniform(seed=0), 2 / 650),
+        (initializers.LecunNormal(seed=0), 1 / 400),
+    ],
+)
+def test_variances(initializer, variance):
+    w = initializer((400, 250), "float64").numpy()
+    assert abs(w.mean()) < 4 * np.sqrt(variance / w.size)
+    assert w.var() == pytest.approx(variance, rel=0.02)
+
+
+# Activations --------------------------------------------------------------------------------------
+
+
+def test_relu_in_all_forms():
+    x = np.array([-3.0, -0.5, 0.0, 0.5, 1.0, 4.0, 9.0])
+
+    def expected(slope, top, threshold):
+        y = np.where(x > threshold, x, slope * (x - threshold))
+        return y if top is None else np.where(x > threshold, np.minimum(y, top), y)
+
+    for slope in (0.0, 0.2):
+        for top in (None, 6, 3.5):
+            for threshold in (0.0, 0.75):
+                y = activations.relu(x, slope, top, threshold).numpy()
+                np.testing.assert_allclose(y, expected(slope, top, threshold), rtol=1e-14)
+                layer = layers.ReLU(top, slope, threshold, dtype="float64")
+                np.testing.assert_array_equal(layer(x).numpy(), y)
+    with pytest.raises(ValueError, match="negative_slope must be at least 0, got -1"):
+        layers.ReLU(negative_slope=-1)
+
+
+def test_activation_layers():
+    x = RANDOM.standard_normal((2, 3, 4))
+
+    def apply(layer):
+        return layer(x).numpy()
+
+    np.testing.assert_allclose(
+        apply(layers.LeakyReLU(dtype="float64")), np.where(x > 0, x, 0.3 * x)
+    )
+    np.testing.assert_allclose(
+        apply(layers.ELU(0.5, dtype="float64")), np.where(x > 0, x, 0.5 * np.expm1(x))
+    )
+    both = apply(layers.Softmax(axis=(1, 2), dtype="float64"))
+    np.testing.assert_allclose(both, np.exp(x) / np.exp(x).sum(axis=(1, 2), keepdims=True))
+    np.testing.assert_allclose(
+        apply(layers.Softmax(1, dtype="float64")), np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+    )
+    prelu = layers.PReLU("ones", shared_axes=1, dtype="float64")
+    np.testing.assert_allclose(apply(prelu), x)
+    assert prelu.alpha.shape == (1, 4)
+    with pytest.raises(ValueError, match=r"alpha of \(1, 4\).*\(2, 3, 5\)"):
+        prelu(np.zeros((2, 3, 5)))
+
+
+def test_an_embedding():
+    table = RANDOM.standard_normal((5, 3)).astype(np.float32)
+    layer = layers.Embedding(5, 3, weights=[table])
+    numbers = np.array([[0, 4], [4, 2]])
+    with GradientTape() as tape:
+        y = layer(numbers)
+    np.testing.assert_array_equal(y.numpy(), table[numbers])
+    gradient = tape.gradient(y, layer.embeddings).numpy()
+    np.testing.assert_array_equal(gradient[:, 0], [1, 0, 1, 0, 2])
+    np.testing.assert_array_equal(layer(numbers.astype(np.float64)).numpy(), table[numbers])
+    assert layer.compute_output_shape((None, 7)) == (None, 7, 3)
+    with pytest.raises(IndexError, match="to 5"):
+        layer(np.array([5]))
+    assert layer(Tensor(numbers[:0])).shape == (0, 2, 3)

@@ -1,0 +1,58 @@
+"""Layers on a device: what comes out lies there, and nothing is fetched on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from device_arrays import DeviceArray
+from test_zero_rows import INPUTS, exported, fitting, make
+
+from pycollective import nest
+from pycollective.keras import layers
+from pycollective.tensor import GradientTape, Tensor, ops
+
+RANDOM = np.random.default_rng(2)
+
+
+def gradients(layer, x):
+    with GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x, training=True)
+        total = ops.reduce_sum(y * y)
+    sources = [*nest.flatten(x), *layer.trainable_variables]
+    return [y, *tape.gradient(total, sources)]
+
+
+@pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
+def test_layers(cupy, cls):
+    def inputs(shape):
+        if isinstance(shape, list):
+            return [inputs(one) for one in shape]
+        return Tensor(RANDOM.random((3, *shape)))
+
+    def use(shape):
+        y = make(cls, dtype="float64")(inputs(shape))
+        if isinstance(y, list) or len(y) != 3:
+            raise ValueError("the list was not taken for several inputs")
+
+    options = {"seed": 1} if cls in (layers.Dropout, layers.RandomCrop, layers.RandomFlip) else {}
+    for shape in fitting(INPUTS, use)[:2]:
+        x = inputs(shape)
+        here, there = (make(cls, dtype="float64", **options) for _ in range(2))
+        for layer in (here, there):
+            layer(x, training=False)
+        there.set_weights(here.get_weights())
+        for variable in there.weights:
+            variable._set_array(cupy.asarray(variable.numpy()))
+        moved = nest.map_structure(lambda t: Tensor(cupy.asarray(t.array)), x)
+        fetched = cupy.fetched
+        found = gradients(there, moved)
+        assert cupy.fetched == fetched
+        for ours, theirs in zip(found, gradients(here, x), strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                assert type(ours.array) is DeviceArray
+                np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-12)
+        for ours, theirs in zip(there.weights, here.weights, strict=True):
+            assert type(ours._current().array) is DeviceArray
+            np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10)

@@ -1,0 +1,184 @@
+"""Channelwise, grouped and transposed convolution, averages and resizing against definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nn_reference as reference
+import numpy as np
+import pytest
+
+from pycollective import nn
+from pycollective.tensor import GradientTape, Tensor, as_tensor, ops
+
+RANDOM = np.random.default_rng(3)
+
+
+def numbers(*shape: int) -> Any:
+    return RANDOM.standard_normal(shape)
+
+
+def gradients(function: Any, arrays: Any, g: Any) -> Any:
+    tensors = [as_tensor(a) for a in arrays]
+    with GradientTape() as tape:
+        tape.watch(tensors)
+        y = function(*tensors)
+    return [t.numpy() for t in tape.gradient(y, tensors, Tensor(g))]
+
+
+def check_gradients(function: Any, arrays: Any) -> Any:
+    """Compare with finite differences along random directions; all functions are linear in each."""
+    y = function(*arrays).numpy()
+    g = numbers(*y.shape)
+    for k, gradient in enumerate(gradients(function, arrays, g)):
+        assert gradient.shape == arrays[k].shape
+        for _ in range(3):
+            direction = numbers(*arrays[k].shape)
+            moved = [
+                [a + sign * direction if i == k else a for i, a in enumerate(arrays)]
+                for sign in (1, -1)
+            ]
+            ends = [float((function(*m).numpy() * g).sum()) for m in moved]
+            along = float((gradient * direction).sum())
+            np.testing.assert_allclose(along, (ends[0] - ends[1]) / 2, rtol=1e-9, atol=1e-9)
+    return y
+
+
+WINDOWS = [
+    ((2, 6, 7, 3), (3, 2), (1, 1), "VALID", (1, 1)),
+    ((2, 6, 7, 3), (3, 3), (2, 2), "SAME", (1, 1)),
+    ((2, 7, 8, 2), (2, 3), (1, 3), "SAME", (1, 1)),
+    ((1, 9, 9, 2), (3, 2), (1, 1), "SAME", (2, 3)),
+    ((1, 9, 9, 2), (2, 2), (4, 4), "VALID", (1, 1)),  # gaps between windows
+    ((0, 6, 6, 3), (2, 2), (2, 2), "VALID", (1, 1)),
+]
+
+
+@pytest.mark.parametrize("multiplier", [1, 3])
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_depthwise(case: Any, multiplier: int) -> None:
+    shape, kernel, strides, padding, dilations = case
+    x, w = numbers(*shape), numbers(*kernel, shape[3], multiplier)
+    y = check_gradients(lambda x, w: nn.depthwise_conv2d(x, w, strides, padding, dilations), [x, w])
+    for channel in range(shape[3]):
+        expected = reference.conv2d(
+            x[..., channel : channel + 1],
+            w[:, :, channel : channel + 1],
+            None,
+            strides,
+            padding,
+            dilations,
+        )
+        own = y[..., channel * multiplier : (channel + 1) * multiplier]
+        np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_grouped(groups: int) -> None:
+    x, w, b = numbers(2, 5, 6, 4), numbers(3, 2, 4 // groups, 8), numbers(8)
+    y = check_gradients(lambda x, w, b: nn.grouped_conv2d(x, w, groups, b, 2, "SAME", 1), [x, w, b])
+    n, m = 4 // groups, 8 // groups
+    for k in range(groups):
+        mine = slice(k * m, (k + 1) * m)
+        expected = reference.conv2d(
+            x[..., k * n : (k + 1) * n], w[..., mine], b[mine], (2, 2), "SAME", (1, 1)
+        )
+        np.testing.assert_allclose(y[..., mine], expected, rtol=1e-12, atol=1e-12)
+    relu = nn.grouped_conv2d(x, w, groups, b, 2, "SAME", 1, "relu").numpy()
+    np.testing.assert_allclose(relu, np.maximum(y, 0), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_transpose_is_the_gradient_of_a_convolution(case: Any) -> None:
+    shape, kernel, strides, padding, dilations = case
+    w = numbers(*kernel, shape[3], 4)
+    x = numbers(*nn.conv2d(numbers(*shape), w, None, strides, padding, dilations).shape)
+    y = check_gradients(
+        lambda x, w: nn.conv2d_transpose(x, w, shape, strides, padding, dilations), [x, w]
+    )
+    expected = gradients(
+        lambda z: nn.conv2d(z, w, None, strides, padding, dilations), [np.zeros(shape)], x
+    )
+    np.testing.assert_allclose(y, expected[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_average_pooling(case: Any) -> None:
+    shape, kernel, strides, padding, _ = case
+    x = numbers(*shape)
+    y = check_gradients(lambda x: nn.avg_pool2d(x, kernel, strides, padding), [x])
+    rows = reference.places(shape[1], kernel[0], strides[0], 1, padding)
+    columns = reference.places(shape[2], kernel[1], strides[1], 1, padding)
+    assert y.shape == (shape[0], len(rows), len(columns), shape[3])
+    for i, inside in enumerate(rows):
+        for j, across in enumerate(columns):
+            ys = [k for k in inside if 0 <= k < shape[1]]
+            xs = [k for k in across if 0 <= k < shape[2]]
+            expected = x[:, ys][:, :, xs].mean(axis=(1, 2))
+            np.testing.assert_allclose(y[:, i, j], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_dtypes_are_kept(dtype: str) -> None:
+    x, w = numbers(1, 4, 4, 2).astype(dtype), numbers(2, 2, 2, 2).astype(dtype)
+    for y in (
+        nn.depthwise_conv2d(x, w),
+        nn.grouped_conv2d(x, w[:, :, :1], 2),
+        nn.conv2d_transpose(x, w, (1, 8, 8, 2), 2),
+        nn.avg_pool2d(x),
+        nn.upsample_nearest(x, (2, 2)),
+        nn.resize_bilinear(x, 3, 5),
+        nn.normalize_batch(x)[0],
+        nn.layer_normalization(x),
+    ):
+        assert y.dtype == dtype
+
+
+def test_resizing() -> None:
+    x = np.arange(12.0).reshape(1, 2, 3, 2)
+    large = check_gradients(lambda x: nn.upsample_nearest(x, (3, 2)), [x])
+    np.testing.assert_array_equal(large, x.repeat(3, axis=1).repeat(2, axis=2))
+    same = nn.resize_bilinear(x, 2, 3).numpy()
+    np.testing.assert_array_equal(same, x)
+    double = check_gradients(lambda x: nn.resize_bilinear(x, 4, 3), [x])
+    mixed = [x[0, 0], 0.75 * x[0, 0] + 0.25 * x[0, 1], 0.25 * x[0, 0] + 0.75 * x[0, 1], x[0, 1]]
+    np.testing.assert_allclose(double[0], mixed, rtol=1e-14)
+    half = nn.resize_bilinear(np.arange(4.0).reshape(1, 1, 4, 1), 1, 2).numpy()
+    np.testing.assert_allclose(half.ravel(), [0.5, 2.5], rtol=1e-14)
+    assert nn.resize_bilinear(x[:0], 4, 4).shape == (0, 4, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: nn.depthwise_conv2d(numbers(2, 3, 3), numbers(2, 2, 3, 1)), r"\(2, 3, 3\)"),
+        (lambda: nn.depthwise_conv2d(numbers(2, 3, 3, 2), numbers(2, 2, 2)), "multiplier"),
+        (lambda: nn.depthwise_conv2d(numbers(2, 3, 3, 2), numbers(2, 2, 3, 1)), "2 channels"),
+        (lambda: nn.depthwise_conv2d(numbers(2, 3, 3, 2), numbers(4, 2, 2, 1)), "depthwise"),
+        (lambda: nn.grouped_conv2d(numbers(1, 3, 3, 3), numbers(2, 2, 1, 4), 2), "3 channels"),
+        (lambda: nn.conv2d_transpose(numbers(1, 3, 3, 2), numbers(2, 2, 3, 2), (1, 9, 9, 3), 2),
+         r"\(1, 9, 9, 3\).*\(1, 3, 3, 2\)"),
+        (lambda: nn.conv2d_transpose(numbers(1, 3, 3, 2), numbers(2, 2, 3, 2), (1, 6, 6, 5), 2),
+         "output_shape"),
+        (lambda: nn.conv2d_transpose(numbers(1, 3, 3, 4), numbers(2, 2, 3, 2), (6, 6), 2),
+         r"\(1, 3, 3, 4\)"),
+        (lambda: nn.avg_pool2d(numbers(1, 3, 3, 2), 4), r"avg_pool2d of images \(1, 3, 3, 2\)"),
+        (lambda: nn.avg_pool2d(numbers(3, 3, 2)), r"\(3, 3, 2\)"),
+        (lambda: nn.avg_pool2d(np.ones((1, 2, 2, 1), int)), "floating-point"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(call: Any, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        call()
+
+
+def test_averages_of_many_blocks_are_those_of_one() -> None:
+    # More rows than one block holds; the sums of blocks add up.
+    x = RANDOM.standard_normal((40_000, 3)).astype(np.float32) + np.float32(100)
+    y, mean, variance = nn.normalize_batch(x, np.full(3, 2.0), np.ones(3), 0.0)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(mean.numpy(), wide.mean(axis=0), rtol=5e-6)
+    np.testing.assert_allclose(variance.numpy(), wide.var(axis=0), rtol=1e-5)
+    expected = 2 * (wide - wide.mean(axis=0)) / wide.std(axis=0) + 1
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-4, atol=1e-4)
+    assert float(ops.reduce_mean(y)) == pytest.approx(1, abs=1e-4)
