@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import nn
 from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.layers.layer import Layer, Shape
 from pycollective.nn.dense import dense
