@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples/multi_worker.py")
 
 
-def started(commands, **more):
+def started(commands):
     """Run commands at the same time, and return the workers' last lines, sorted."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     processes = [
