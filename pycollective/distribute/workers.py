@@ -7,6 +7,7 @@ same calls in the same order.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import threading
@@ -20,7 +21,7 @@ from pycollective.array_backend import Array
 from pycollective.communicator import Communicator
 from pycollective.distribute.cross_device_ops import finished, work_dtype
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.errors import CollectiveError, CollectiveTimeoutError
+from pycollective.errors import CheckpointError, CollectiveError, CollectiveTimeoutError
 from pycollective.tensor import IndexedSlices, Tensor
 
 __all__ = ["JoinedWorkers", "Workers"]
@@ -45,6 +46,28 @@ class Workers:
     count = 1
     index = 0
     communicator: Communicator | None = None
+
+    def write_once(self, path: str, write: Callable[[], None]) -> None:
+        """Write files: the first worker, and every one that means another path, calls ``write``.
+
+        Returns when all is written, or raises on every worker.
+        """
+        name = hashlib.sha256(os.path.abspath(path).encode()).digest()[:8]
+        names, _ = self.gather(np.frombuffer(name, np.int64), 0)
+        error: Exception | None = None
+        if self.index == 0 or names[self.index] != names[0]:
+            try:
+                write()
+            except Exception as failure:
+                error = failure
+        failed, _ = self.gather(np.asarray([error is not None]), 0)
+        if error is not None:
+            raise error
+        if failed.any():
+            others = ", ".join(str(w) for w in np.flatnonzero(failed))
+            raise CheckpointError(
+                f"{path!r} was not written: worker {others} could not; its error says why"
+            )
 
     def wait_at_most(self, seconds: float) -> None:
         """Set how long a call waits for the other workers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections import deque
@@ -126,24 +125,13 @@ class Checkpoint(Trackable):
         """
         workers = workers_of(self)
         contents = _collect(self)
-        name = hashlib.sha256(os.path.abspath(path).encode()).digest()[:8]
-        names, _ = workers.gather(np.frombuffer(name, np.int64), 0)
-        error: Exception | None = None
-        if workers.index == 0 or names[workers.index] != names[0]:
-            try:
-                write_files(path, contents)
-                if note:
-                    add_to_state(path)
-            except Exception as failure:
-                error = failure
-        failed, _ = workers.gather(np.asarray([error is not None]), 0)
-        if error is not None:
-            raise error
-        if failed.any():
-            others = ", ".join(str(w) for w in np.flatnonzero(failed))
-            raise CheckpointError(
-                f"checkpoint {path!r} was not written: worker {others} could not; its error says why"
-            )
+
+        def write() -> None:
+            write_files(path, contents)
+            if note:
+                add_to_state(path)
+
+        workers.write_once(path, write)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
         """Restore a checkpoint of `save`: now what exists, the rest when it is made.
