@@ -312,6 +312,34 @@ def test_the_form_of_graphs_is_that_of_keras():
     assert inside["output_layers"] == [third["name"], 0, 0]
 
 
+def test_defaults_that_keras_notes_in_calls_are_not_kept_to():
+    x = keras.Input((4,), name="x")
+    inner = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5)], name="inner")
+    model = keras.Model(x, inner(layers.Dropout(0.5, name="drop")(x)))
+    config = json.loads(model.to_json())
+    inside = config["config"]
+    assert inside["output_layers"] == ["inner", 0, 0]
+    for layer in inside["layers"][1:]:
+        # As Keras writes it; for a model inside it is what somebody asked for.
+        layer["inbound_nodes"][0]["kwargs"] = {"training": False, "mask": None}
+    loaded = keras.saving.deserialize_keras_object(config)
+    share = (loaded(np.ones((100, 4)), training=True).numpy() == 0).mean()
+    assert 0.4 < share < 0.6
+
+
+def test_outputs_of_models_inside_are_counted_as_keras_does():
+    first = keras.Input((4,))
+    inner = keras.Model(first, layers.Dense(2)(first), name="inner")
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, [inner(x), inner(x * 2.0)])
+    stored = json.loads(model.to_json())
+    assert stored["config"]["output_layers"] == [["inner", 1, 0], ["inner", 2, 0]]
+    loaded = keras.saving.deserialize_keras_object(stored)
+    loaded.set_weights(model.get_weights())
+    for a, b in zip(loaded(A), model(A), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -446,6 +474,7 @@ def text(file):
             TypeError,
             "class 'set_random_seed'",
         ),
+        (rename(1, module="keras.models", class_name="Trainer"), TypeError, "class 'Trainer'"),
         (with_config(lambda_layer), ValueError, "potential risk of arbitrary code execution"),
         (with_config(lambda c: c["config"].pop("layers")), ValueError, "'layers' keys"),
         (with_config(lambda c: c.pop("class_name")), CheckpointError, "describes none"),
