@@ -72,7 +72,7 @@ class Adamax(_TwoMeans):
         m, u = slots["m"], slots["u"]
         m += (gradient - m) * (1 - self.beta_1)
         u *= self.beta_2
-        np.maximum(u, abs(gradient), out=u)
+        np.maximum(u, np.abs(gradient), out=u)
         parameter -= learning_rate / (1 - self.beta_1**step) * m / (u + self.epsilon)
 
 
