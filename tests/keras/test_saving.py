@@ -253,6 +253,16 @@ def test_saving_is_all_or_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["m.keras"]
 
 
+def test_a_replica_does_not_save(tmp_path):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = row()
+    for method, name in (("save", "m.keras"), ("save_weights", "m.weights.h5")):
+        with pytest.raises(RuntimeError, match=f"Model.{method}.. was called in a replica"):
+            strategy.run(getattr(model, method), args=(tmp_path / name,))
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_h5py(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[files\]'"):
