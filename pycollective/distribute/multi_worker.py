@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,13 +30,21 @@ from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.workers import JoinedWorkers, Workers
-from pycollective.errors import RendezvousError
+from pycollective.errors import (
+    AbortedError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    RendezvousError,
+)
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
 
 _log = logging.getLogger("pycollective")
 
 JOIN_TIMEOUT = rendezvous.JOIN_TIMEOUT
+
+PATIENCE = 30.0
+_MEETING_SECONDS = 30.0
 
 
 class MultiWorkerExtended(MirroredExtended):
@@ -220,6 +228,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         names = tuple(map(str, local))
         how = options.implementation.value
         workers = Workers()
+        self._member = member
         if member is None or member.size == 1:
             _log.info(
                 "Single-worker MultiWorkerMirroredStrategy with local_devices = %r, "
@@ -239,11 +248,75 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"{member.source}, which was given" if given else member.source,
             )
             _log.info("Waiting for the cluster, timeout = %s", rendezvous_timeout)
-            meet = partial(join_workers, member, rendezvous_timeout)
-            workers = JoinedWorkers(meet(), member.names, meet)
+            workers = _joined(join_workers(member, rendezvous_timeout), member, len(local))
             _log.info("Cluster is ready.")
-            _check_replicas(workers, len(local), member)
         super().__init__(MultiWorkerExtended(local, options, workers, resolver))
+
+    def run_elastic(
+        self,
+        train_fn: Callable[[MultiWorkerMirroredStrategy], Any],
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        *,
+        patience: float = PATIENCE,
+    ) -> Any:
+        """Train, and begin again with the survivors or replacements when a worker is lost.
+
+        Parameters
+        ----------
+        train_fn : callable
+            ``train_fn(strategy)``. It is called anew each time: it makes model, optimizer and input
+            in the strategy's scope, restores the last checkpoint that all workers can read, goes on
+            from there, and saves. All that belongs to an earlier call is void.
+        min_workers : int, optional
+            How many are enough to go on; by default all, so that lost workers must be started again,
+            with the same command. With fewer, those whose network is cut from the others may go on
+            among themselves, unless this is more than half of all.
+        max_workers : int, optional
+            Accepted where it is not less than the cluster's number of workers.
+        patience : float
+            Seconds to wait for lost workers to come back, before fewer go on.
+
+        Returns
+        -------
+        any
+            What ``train_fn`` returned.
+
+        Raises
+        ------
+        ValueError
+            If the numbers do not fit the cluster.
+        RuntimeError
+            Where the workers have no addresses of their own at which they could meet again.
+        RendezvousError
+            If fewer than ``min_workers`` come.
+        Exception
+            What ``train_fn`` raises but for the loss of a worker.
+        """
+        member = self._member
+        if member is None:
+            return train_fn(self)
+        least = member.size if min_workers is None else min_workers
+        if not 1 <= least <= member.size <= (max_workers or member.size):
+            raise ValueError(
+                f"run_elastic: min_workers={min_workers} and max_workers={max_workers} do not fit a "
+                f"cluster of {member.size} workers"
+            )
+        if len(member.addresses) < member.size:
+            raise RuntimeError(
+                f"run_elastic needs an address for each worker, which {member.source} does not give; "
+                "describe the cluster by TF_CONFIG"
+            )
+        while True:
+            try:
+                return train_fn(self)
+            except (PeerLostError, AbortedError, CollectiveTimeoutError) as error:
+                _log.warning("%s: meets the others again after: %s", self, error)
+            self.extended.workers.close()
+            met = _survivors(member, least, patience)
+            self.extended.workers = _joined(met, member, self.extended.num_local_replicas)
+            self.extended.workers.wait_at_most(self.extended.timeout)
+            _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
 
     def close(self) -> None:
         """Leave the other workers; the strategy cannot be used any more. The end of the process does."""
@@ -278,9 +351,42 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
         ) from None
 
 
-def _check_replicas(workers: Workers, replicas: int, member: Membership) -> None:
-    counts, _ = workers.gather(np.asarray([replicas]), 0)
-    if len(set(counts.tolist())) > 1:
-        workers.close()
-        each = ", ".join(f"{name} has {n}" for name, n in zip(member.names, counts, strict=True))
+def _survivors(member: Membership, least: int, patience: float) -> Communicator:
+    """Meet those who are left, or come back, at the first of their addresses.
+
+    If nobody comes to an address for the length of the patience, its worker is taken for lost.
+    """
+    last = member.size - least
+    for first in range(min(member.rank, last) + 1):
+        try:
+            return rendezvous.meet(
+                member.rank - first,
+                member.size - first,
+                member.addresses[first:],
+                member.source,
+                join_timeout=patience + _MEETING_SECONDS,
+                least=least,
+                patience=patience,
+            )
+        except RendezvousError:
+            if first == min(member.rank, last):
+                raise
+    raise AssertionError("a worker meets at its own address at the latest")
+
+
+def _joined(communicator: Communicator, member: Membership, replicas: int) -> Workers:
+    """Return those who have met, having compared what they are."""
+    table = communicator.all_gather(np.asarray([[member.rank, replicas]]))
+    names = tuple(member.names[r] for r in table[:, 0])
+    if len(set(table[:, 1].tolist())) > 1:
+        communicator.close()
+        each = ", ".join(f"{name} has {n}" for name, n in zip(names, table[:, 1], strict=True))
         raise ValueError(f"every worker must have the same number of replicas: {each}")
+    if communicator.size == 1:
+        communicator.close()
+        return Workers()
+    addresses = member.addresses
+    if len(addresses) == member.size:
+        addresses = tuple(addresses[r] for r in table[:, 0])
+    present = Membership(member.source, communicator.rank, communicator.size, addresses, names)
+    return JoinedWorkers(communicator, names, partial(join_workers, present, JOIN_TIMEOUT))

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -133,41 +134,12 @@ class JoinedWorkers(Workers):
         self.communicator: Communicator = communicator
         self.count = communicator.size
         self.index = communicator.rank
-        self._names = names
-        self._closed = threading.Event()
-        self._silence = _seconds_of_silence()
-        self._pulse: Communicator | None = None
-        if math.isfinite(self._silence):
-            self._pulse = meet()
-            threading.Thread(target=self._watch, name="pycollective-pulse", daemon=True).start()
-
-    def _watch(self) -> None:
-        """Meet the others every second until the group ends."""
-        pulse = self._pulse
-        assert pulse is not None
-        while not self._closed.wait(PULSE_SECONDS):
-            try:
-                pulse.barrier(timeout=self._silence)
-            except CollectiveTimeoutError:
-                self._lose([r for r in range(self.count) if pulse._group.calls(r) < self._beats()])
-                return
-            except CollectiveError:  # a worker has left, or died, of which the group itself hears
-                return
-
-    def _beats(self) -> int:
-        assert self._pulse is not None
-        return self._pulse._group.calls(self.index)
-
-    def _lose(self, silent: list[int]) -> None:
-        """Tell everyone who has not been heard of, and what all were doing."""
-        group = self.communicator._group
-        who = ", ".join(f"rank {r} ({self._names[r]}{_at(group.address(r))})" for r in silent)
-        group.abort(
-            f"{who or 'a worker'} is lost to rank {self.index}: not heard of for "
-            f"{self._silence:g} s, so it is stopped or cut off ({SILENCE} sets these seconds); "
-            f"{group.describe()}",
-            peer_lost=True,
-        )
+        self._over = threading.Event()
+        self._over_when_dropped = weakref.finalize(self, self._over.set)
+        self._pulse: _Pulse | None = None
+        silence = _seconds_of_silence()
+        if math.isfinite(silence):
+            self._pulse = _Pulse(communicator, meet(), names, silence, self._over)
 
     def wait_at_most(self, seconds: float) -> None:
         """Set how long a call waits for the other workers."""
@@ -193,8 +165,9 @@ class JoinedWorkers(Workers):
         """Return the workers' rows one after the other, for a mean divided by their number."""
         rows, _ = self.gather(slices.values.array, 0)
         indices, _ = self.gather(slices.indices.array, 0)
-        if op is ReduceOp.MEAN:
-            rows = (rows / self.count).astype(rows.dtype, copy=False)
+        if op is ReduceOp.MEAN:  # of ints a fraction, as every mean of ints
+            mean = rows / self.count
+            rows = mean if rows.dtype.kind in "iub" else mean.astype(rows.dtype, copy=False)
         return IndexedSlices(Tensor(rows), Tensor(indices), slices.dense_shape)
 
     def gather(self, array: Array, axis: int) -> tuple[Array, int]:
@@ -229,10 +202,71 @@ class JoinedWorkers(Workers):
 
     def close(self) -> None:
         """Leave the other workers in good order."""
-        self._closed.set()
+        self._over.set()
         if self._pulse is not None:
             self._pulse.close()
         self.communicator.close()
+
+
+class _Pulse:
+    """A thread in which the workers meet every second.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        What fails when somebody does not come.
+    own : Communicator
+        In which they meet.
+    names : sequence of str
+        The workers, by rank.
+    silence : float
+        Seconds after which somebody is lost.
+    over : Event
+        Ends this.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        own: Communicator,
+        names: Sequence[str],
+        silence: float,
+        over: threading.Event,
+    ) -> None:
+        self._communicator = communicator
+        self._own = own
+        self._names = names
+        self._silence = silence
+        self._over = over
+        self._thread = threading.Thread(target=self._beat, name="pycollective-pulse", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(PULSE_SECONDS):
+            try:
+                self._own.barrier(timeout=self._silence)
+            except CollectiveTimeoutError:
+                self._lose()
+                return
+            except CollectiveError:  # a worker has left, or died, of which the group itself hears
+                return
+
+    def _lose(self) -> None:
+        """Tell everyone who has not been heard of, and what all were doing."""
+        group, beats = self._communicator._group, self._own._group
+        here = self._own.rank
+        silent = [r for r in range(self._own.size) if beats.calls(r) < beats.calls(here)]
+        who = ", ".join(f"rank {r} ({self._names[r]}{_at(group.address(r))})" for r in silent)
+        group.abort(
+            f"{who or 'a worker'} is lost to rank {here}: not heard of for {self._silence:g} s, so it "
+            f"is stopped or cut off ({SILENCE} sets these seconds); {group.describe()}",
+            peer_lost=True,
+        )
+
+    def close(self) -> None:
+        """Leave in good order; the others are there within a second."""
+        self._thread.join(2 * PULSE_SECONDS)
+        self._own.close()
 
 
 def _at(address: str) -> str:

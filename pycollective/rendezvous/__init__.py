@@ -184,6 +184,8 @@ def meet(
     timeout: float = DEFAULT_TIMEOUT,
     join_timeout: float = JOIN_TIMEOUT,
     environment: Mapping[str, str] | None = None,
+    least: int = 0,
+    patience: float = 0.0,
 ) -> Communicator:
     """Return this process's communicator in a group whose addresses are given, not looked for.
 
@@ -197,6 +199,9 @@ def meet(
         Where this was found, for the log.
     timeout, join_timeout, environment
         As of `init`; the environment has the secret and the like.
+    least, patience : int, float
+        After so many seconds so many ranks are enough, if rank 0 is among them. They are numbered
+        anew, in their order. All must come where ``least`` is 0.
 
     Raises
     ------
@@ -211,6 +216,7 @@ def meet(
         about = _described(env, rank, size, host, port, own)
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
+    about.least, about.patience = least, patience
     return _met(about, source, timeout, join_timeout)
 
 

@@ -28,3 +28,5 @@ class Description:
     host_id: str = ""  # what equals on ranks that may share memory; empty: TCP only
     choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
     own: tuple[str, int] | None = None  # where this rank listens for its peers; None: any port
+    least: int = 0  # ranks that are enough when `patience` is over, renumbered; 0: all must come
+    patience: float = 0.0  # seconds

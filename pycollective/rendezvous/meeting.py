@@ -274,15 +274,40 @@ class Meeting:
             raise
         finally:
             front.close()
+        present = [r for r in range(self.about.size) if r not in self._gone()]
+        if len(present) < self.about.size:
+            for rank in self.joined.keys() - set(present):
+                self.joined[rank].close()
+            self.joined = {i: self.joined[r] for i, r in enumerate(present) if r}
+            self.places = {i: self.places[r] for i, r in enumerate(present) if r}
+            self.claims = {i: self.claims[r] for i, r in enumerate(present) if r}
+            self._renumber(present)
         door = self._peer_door(own, name)
         self.places[0] = door.address
         self.claims[0] = self._claim()
         places = [[*self.places[r], self.claims[r]] for r in range(self.about.size)]
         choices = tuning.as_json(self.about.choices)
         self._tell_all(
-            {"group": name, "streams": self.streams, "places": places, "choices": choices}
+            {
+                "group": name,
+                "streams": self.streams,
+                "places": places,
+                "choices": choices,
+                "ranks": present,
+            }
         )
         return name, door
+
+    def _gone(self) -> list[int]:
+        """Those who have not come, where not all must."""
+        if not self.about.least:
+            return []
+        others = range(1, self.about.size)
+        return [r for r in others if r not in self.joined or self.joined[r].ended()]
+
+    def _renumber(self, ranks: list[int]) -> None:
+        """Go on as one of those who have come."""
+        self.about.rank, self.about.size = ranks.index(self.about.rank), len(ranks)
 
     def _inherited(self) -> socket.socket | None:
         """The launcher's listening socket, if it is still the one that was meant."""
@@ -360,7 +385,8 @@ class Meeting:
                 raise
             return channel
 
-        self.store = self._until_reached(reach, f"rank 0 at {where}")
+        patience = self.about.patience if self.about.least else None
+        self.store = self._until_reached(reach, f"rank 0 at {where}", patience)
         self.cleanup.callback(self.store.close)
         own = self._own_address(str(self.store.socket.getsockname()[0]))
         # The name of the group is not known yet: who comes early waits for it.
@@ -373,6 +399,14 @@ class Meeting:
         places = table.get("places")
         if not isinstance(name, str) or not isinstance(places, list):
             raise HandshakeError("no table of the group")
+        ranks = table.get("ranks")
+        if not isinstance(ranks, list) or self.about.rank not in ranks:
+            raise HandshakeError("a table without this rank")
+        if len(ranks) < max(self.about.least, 1) or (
+            not self.about.least and len(ranks) < self.about.size
+        ):
+            raise HandshakeError("a table of too few ranks")
+        self._renumber(ranks)
         if len(places) != self.about.size:
             raise HandshakeError("a table of another size")
         self.streams = _int(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
@@ -395,7 +429,11 @@ class Meeting:
 
     name = ""
 
-    def _until_reached(self, reach: Callable[[], Channel], whom: str) -> Channel:
+    def _until_reached(
+        self, reach: Callable[[], Channel], whom: str, seconds: float | None = None
+    ) -> Channel:
+        seconds = self.seconds if seconds is None else seconds
+        deadline = self.deadline - self.seconds + seconds
         pause, say = 0.02, time.monotonic() + LOG_EVERY
         while True:
             try:
@@ -407,17 +445,16 @@ class Meeting:
                     raise
                 self._watch()
                 now = time.monotonic()
-                if now >= self.deadline:
+                if now >= deadline:
                     raise RendezvousError(
-                        f"rank {self.about.rank} did not reach {whom} within {self.seconds:g} s: "
-                        f"{error}"
+                        f"rank {self.about.rank} did not reach {whom} within {seconds:g} s: {error}"
                     ) from None
                 if now >= say:
                     _log.warning(
                         "rank %d still tries to reach %s: %s", self.about.rank, whom, error
                     )
                     say = now + LOG_EVERY
-                time.sleep(min(pause, max(0.0, self.deadline - now)))
+                time.sleep(min(pause, max(0.0, deadline - now)))
                 pause = min(2 * pause, 0.5)
 
     def _introduce(self, family: Any, address: Any, hello: dict[str, Any]) -> Channel:
@@ -538,6 +575,9 @@ class Meeting:
             who = _ranks(absent) + f" of {self.about.size}"
             away = front.turned_away if front else 0
             strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
+            if front is not None and self._are_enough(self.about.size - len(absent)):
+                _log.warning("rank %d goes on without %s", self.about.rank, who)
+                return
             if now >= self.deadline:
                 raise RendezvousError(
                     f"rank {self.about.rank} waited {self.seconds:g} s for {who} {what}{strangers}"
@@ -545,6 +585,10 @@ class Meeting:
             if now >= say:
                 _log.warning("rank %d waits for %s %s%s", self.about.rank, who, what, strangers)
                 say = now + LOG_EVERY
+
+    def _are_enough(self, ranks: int) -> bool:
+        late = time.monotonic() >= self.deadline - self.seconds + self.about.patience
+        return bool(self.about.least) and late and ranks >= self.about.least
 
     def _leave_together(self, leader: int) -> list[int]:
         """Nobody goes before everybody has all connections; return each rank's host, by number.

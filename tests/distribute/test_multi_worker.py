@@ -384,3 +384,73 @@ print("total", float(second.reduce("SUM", tf.constant(1.5), axis=None)))
         check=False,
     )
     assert done.stdout == "total 3.0\n" * 2, done
+
+
+_EVERYTHING = """
+import shutil
+tf.keras.backend.set_floatx("float64")
+def everything():
+    rng = np.random.default_rng(11)
+    model = tf.keras.Sequential([
+        tf.keras.layers.Dense(6, activation="relu", kernel_regularizer=tf.keras.regularizers.L2(0.01)),
+        tf.keras.layers.BatchNormalization(synchronized=True),
+        tf.keras.layers.Dense(1),
+    ])
+    optimizer = tf.keras.optimizers.LossScaleOptimizer(
+        tf.keras.optimizers.AdamW(0.01, clipnorm=1.0), initial_scale=8.0, dynamic_growth_steps=3)
+    model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=2, accumulate_steps=2)
+    model.build((None, 4))
+    model.set_weights([rng.normal(size=w.shape) ** 2 for w in model.get_weights()])
+    return model
+def trained(model, **options):
+    rng = np.random.default_rng(12)
+    x, y = rng.normal(size=(44, 4)), rng.normal(size=(44, 1))
+    options |= {"shuffle": False, "verbose": 0, "validation_data": (x[:9], y[:9])}
+    history = model.fit(x, y, batch_size=8, **options)
+    return {name: values for name, values in history.history.items()} | {
+        "weights": np.concatenate([np.ravel(w) for w in model.get_weights()])}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 1), (2, 2)])
+def test_all_that_fit_can_do(tmp_path, workers, replicas):
+    """Synchronized batch normalization, accumulated steps, a loss scale, clipping, interrupted."""
+    body = (
+        _EVERYTHING
+        + """
+strategy = strategy_of()
+with strategy.scope():
+    model = everything()
+say(**trained(model, epochs=4))
+class Stop(tf.keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            raise KeyboardInterrupt
+with strategy.scope():
+    model = everything()
+backup = tf.keras.callbacks.BackupAndRestore("backup")
+try:
+    trained(model, epochs=4, callbacks=[backup, Stop()])
+except KeyboardInterrupt:
+    pass
+with strategy.scope():
+    model = everything()
+again = trained(model, epochs=4, callbacks=[tf.keras.callbacks.BackupAndRestore("backup")])
+say(again=again["weights"], epochs=len(again["loss"]))
+"""
+    )
+    said = run(tmp_path, workers, body, replicas).said
+    before = keras.backend.floatx()
+    here = {"np": np, "tf": tf}
+    try:
+        exec(_EVERYTHING, here)
+        alone = here["trained"](here["everything"](), epochs=4)
+    finally:
+        keras.backend.set_floatx(before)
+    for own in said:
+        assert own == said[0]
+        for name, value in alone.items():
+            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-9, err_msg=name)
+        assert own["again"] == own["weights"]
+        assert own["epochs"] == 2

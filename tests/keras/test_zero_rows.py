@@ -70,7 +70,7 @@ def fitting(candidates, use):
     for candidate in candidates:
         try:
             use(candidate)
-        except (ValueError, TypeError, IndexError, AttributeError):
+        except (ValueError, TypeError, IndexError):
             continue
         fits.append(candidate)
     assert fits, "none of the inputs of this file fits: add one that does"

@@ -41,6 +41,8 @@ class Dense(Layer):
         If ``units`` is not positive; in a call, if the last axis does not fit the kernel.
     """
 
+    _takes_one = True
+
     _config_names = (
         "units",
         "activation",
@@ -160,6 +162,8 @@ class Embedding(Layer):
     IndexError
         In a call, if an integer is no row of the table.
     """
+
+    _takes_one = True
 
     _config_names = (
         "input_dim",

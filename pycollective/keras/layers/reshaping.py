@@ -18,6 +18,8 @@ __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
 class Flatten(Layer):
     """Joins all axes but the first; ``data_format`` can only be ``"channels_last"``."""
 
+    _takes_one = True
+
     _keeps_dtype = True
 
     _config_names = ("data_format",)
@@ -49,6 +51,8 @@ class Reshape(Layer):
     **options
         As for `Layer`.
     """
+
+    _takes_one = True
 
     _keeps_dtype = True
 
@@ -104,6 +108,8 @@ class Permute(Layer):
     ValueError
         If ``dims`` is not a permutation; in a call, if the input has another number of axes.
     """
+
+    _takes_one = True
 
     _keeps_dtype = True
 

@@ -388,8 +388,10 @@ class AUC(Metric):
 
     def _build(self, labels: int | None) -> None:
         shape = (self.num_thresholds,) if labels is None else (self.num_thresholds, labels)
-        for case in _CASES:
-            setattr(self, case, self.add_weight(shape, name=case))
+        made = {case: self.add_weight(shape, name=case) for case in _CASES}
+        # Another replica takes the first one to say that all are there: it comes last.
+        for case in reversed(_CASES):
+            setattr(self, case, made[case])
 
     true_positives: Variable | None = None
 

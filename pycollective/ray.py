@@ -1,0 +1,185 @@
+"""Workers as Ray actors: `run` starts them, tells them who they are, and returns what they return.
+
+Needs Ray (``pip install 'pycollective[ray]'``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pycollective.errors import CollectiveError, RendezvousError
+
+__all__ = ["run"]
+
+_PLACEMENT_TIMEOUT = 300.0
+
+
+def run(
+    train_fn: Callable[..., Any],
+    num_workers: int = 2,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    cpus_per_worker: float = 1,
+    gpus_per_worker: float = 0,
+    max_failures: int = 0,
+    placement_timeout: float = _PLACEMENT_TIMEOUT,
+) -> list[Any]:
+    """Call a function in several Ray actors, in which `MultiWorkerMirroredStrategy` finds its cluster.
+
+    The actors are placed together (one placement group); each one's address, and a secret for all, are
+    handed out through Ray, as ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. Ray is started on this machine
+    if it does not run yet.
+
+    Parameters
+    ----------
+    train_fn : callable
+        ``train_fn(*args, **kwargs)`` makes the strategy and trains. With ``max_failures`` it restores
+        its last checkpoint itself, or does so in ``strategy.run_elastic``.
+    num_workers : int
+        How many actors.
+    args, kwargs
+        For every worker the same.
+    cpus_per_worker, gpus_per_worker : float
+        What Ray reserves for each.
+    max_failures : int
+        How many lost workers are replaced. A replacement begins ``train_fn`` anew, and so does a worker
+        whose ``train_fn`` ended because another one was lost.
+    placement_timeout : float
+        Seconds to wait for Ray to have room for all workers.
+
+    Returns
+    -------
+    list
+        What the workers returned, by rank.
+
+    Raises
+    ------
+    ImportError
+        Without Ray.
+    RendezvousError
+        If Ray has no room for the workers.
+    Exception
+        The first exception of a worker; the others are ended. Ray's ``RayActorError`` for one that is
+        lost, if it is not replaced.
+    """
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise ImportError("pycollective.ray needs Ray: pip install 'pycollective[ray]'") from None
+    if not ray.is_initialized():
+        ray.init()
+    bundle = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker} if gpus_per_worker else {})}
+    workers = _Workers(ray, num_workers, bundle, placement_timeout)
+    try:
+        return workers.call(train_fn, tuple(args), dict(kwargs or {}), max_failures)
+    finally:
+        workers.end()
+
+
+class _Worker:
+    """What runs in an actor's process."""
+
+    def address(self) -> str:
+        """Return where this worker can listen: a port that nobody listens at now."""
+        import socket
+
+        host = importlib.import_module("ray").util.get_node_ip_address()
+        with socket.create_server((host, 0)) as sock:
+            return f"{host}:{sock.getsockname()[1]}"
+
+    def call(
+        self,
+        environment: dict[str, str],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a function in an environment."""
+        import os
+
+        os.environ.update(environment)
+        return function(*args, **kwargs)
+
+
+class _Workers:
+    """The actors, and the calls that are under way."""
+
+    def __init__(self, ray: Any, count: int, bundle: dict[str, float], timeout: float) -> None:
+        self._ray = ray
+        self._bundle = bundle
+        self._actors: list[Any] = []
+        self._group = ray.util.placement_group([bundle] * count, strategy="PACK")
+        try:
+            ray.get(self._group.ready(), timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            ray.util.remove_placement_group(self._group)
+            raise RendezvousError(
+                f"Ray has no room for {count} workers of {bundle} within {timeout:g} s; it has "
+                f"{ray.available_resources()}"
+            ) from None
+        self._actors = [self._actor(rank) for rank in range(count)]
+
+    def _actor(self, rank: int) -> Any:
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        placed = strategies.PlacementGroupSchedulingStrategy(self._group, rank)
+        kind = self._ray.remote(
+            num_cpus=self._bundle["CPU"],
+            num_gpus=self._bundle.get("GPU", 0),
+            scheduling_strategy=placed,
+        )(_Worker)
+        return kind.remote()
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        max_failures: int,
+    ) -> list[Any]:
+        """Call the function on all of them, and return the results by rank."""
+        ray, errors = self._ray, self._ray.exceptions
+        addresses = ray.get([actor.address.remote() for actor in self._actors])
+        secret = secrets.token_hex(32)
+
+        def begin(rank: int) -> Any:
+            task = {"type": "worker", "index": rank}
+            config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+            environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
+            return self._actors[rank].call.remote(environment, function, args, kwargs)
+
+        under_way = {begin(rank): rank for rank in range(len(self._actors))}
+        results: list[Any] = [None] * len(self._actors)
+        lost, repeated = 0, [0] * len(self._actors)
+        while under_way:
+            (done, *_), _ = ray.wait(list(under_way))
+            rank = under_way.pop(done)
+            try:
+                results[rank] = ray.get(done)
+                continue
+            except errors.RayActorError:
+                lost += 1
+                if lost > max_failures:
+                    raise
+                # In its place of the group, which is a host: its address stays.
+                self._actors[rank] = self._actor(rank)
+            except errors.RayTaskError as error:
+                cause = error.cause if isinstance(error.cause, Exception) else error
+                # Because of a loss that is, or will be, heard of here.
+                if not isinstance(cause, CollectiveError) or repeated[rank] >= max_failures:
+                    raise cause from None
+                repeated[rank] += 1
+            under_way[begin(rank)] = rank
+        return results
+
+    def end(self) -> None:
+        """End the actors, and give back their places."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._ray.util.remove_placement_group(self._group)

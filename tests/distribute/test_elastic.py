@@ -1,0 +1,106 @@
+"""`run_elastic`: training goes on from the last checkpoint when a worker is lost."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from workers import ended, free_ports, start
+
+from pycollective import distribute
+from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
+
+_TRAINING = """
+import time
+STEPS, LEAST = 30, int(os.environ["LEAST"])
+rows = np.random.default_rng(3).normal(size=(STEPS, 12, 4))
+def train(strategy):
+    with strategy.scope():
+        w, step = tf.Variable(np.zeros(4)), tf.Variable(np.int64(0))
+        optimizer = tf.keras.optimizers.Adam(0.1)
+        optimizer.build([w])
+    checkpoint = tf.train.Checkpoint(w=w, step=step, optimizer=optimizer)
+    checkpoint.restore(tf.train.latest_checkpoint("saved"))
+    begun, losses = int(step), []
+    while int(step) < STEPS:
+        if int(step) == 13 and os.environ.get("DIES") and strategy.extended.workers.count == 3:
+            os.kill(os.getpid(), 9)
+        data = tf.data.Dataset.from_tensors(rows[int(step)])
+        def replica(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((x - w) ** 2) / 12.0
+            optimizer.minimize(loss, [w], tape=tape)
+            return loss
+        for x in strategy.experimental_distribute_dataset(data):
+            losses.append(float(strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)))
+        step.assign_add(1)
+        if int(step) % 5 == 0:
+            checkpoint.save("saved/ckpt")
+    return {"begun": begun, "losses": losses, "w": w.numpy(), "n": strategy.num_replicas_in_sync}
+strategy = strategy_of()
+say(**strategy.run_elastic(train, min_workers=LEAST, patience=float(os.environ["PATIENCE"])))
+strategy.close()
+"""
+
+
+def undisturbed(tmp_path):
+    """Return what a single worker's training gives."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    (own,) = ended(start(folder, [("worker", 0)], _TRAINING, LEAST="1", PATIENCE="1")).said
+    return own
+
+
+def check(own, alone, workers):
+    assert (own["begun"], own["n"]) == (10, workers)
+    assert own["losses"] == pytest.approx(alone["losses"][10:], rel=1e-9)
+    assert own["w"] == pytest.approx(alone["w"], rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_fewer_go_on(tmp_path, lost):
+    """Also where it is the first one that is lost, at whose address all have met."""
+    alone = undisturbed(tmp_path)
+    tasks = [("worker", index) for index in range(3)]
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
+    processes = []
+    for task in tasks:
+        dies = {"DIES": "1"} if task[1] == lost else {}
+        more = {"LEAST": "2", "PATIENCE": "2", **dies}
+        processes += start(tmp_path, [task], _TRAINING, cluster=cluster, **more)
+    done = ended(processes)
+    assert done.codes[lost] == -9
+    del done.codes[lost], done.outputs[lost], done.errors[lost]
+    first, second = done.said
+    assert first == second
+    check(first, alone, 2)
+
+
+@pytest.mark.slow
+def test_a_replacement_is_waited_for(tmp_path):
+    alone = undisturbed(tmp_path)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
+    more = {"LEAST": "3", "PATIENCE": "30"}
+    processes = []
+    for index in range(3):
+        dies = {"DIES": "1"} if index == 1 else {}
+        processes += start(
+            tmp_path, [("worker", index)], _TRAINING, cluster=cluster, **more, **dies
+        )
+    assert processes[1].wait(60) == -9
+    processes[1].communicate()
+    processes[1:2] = start(tmp_path, [("worker", 1)], _TRAINING, cluster=cluster, **more)
+    said = ended(processes).said
+    assert said[0] == said[1] == said[2]
+    check(said[0], alone, 3)
+
+
+def test_numbers_that_do_not_fit():
+    resolver = SimpleClusterResolver(ClusterSpec({"worker": ["w:1"]}), "", "worker", 0)
+    strategy = distribute.MultiWorkerMirroredStrategy(resolver)
+    with pytest.raises(ValueError, match="min_workers=2 and max_workers=None do not fit a cluster"):
+        strategy.run_elastic(lambda s: 1, 2)
+    assert strategy.run_elastic(lambda s: s.num_replicas_in_sync) == 1

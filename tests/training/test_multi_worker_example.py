@@ -1,0 +1,81 @@
+"""examples/multi_worker.py gives two workers the same numbers, however it is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples/multi_worker.py")
+
+
+def started(commands):
+    """Run commands at the same time, and return the workers' last lines, sorted."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            words,
+            env={**env, **own},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words, own in commands
+    ]
+    said = [process.communicate(timeout=120) for process in processes]
+    assert all(process.returncode == 0 for process in processes), said
+    lines = [line for out, _ in said for line in out.splitlines() if line.startswith("worker ")]
+    assert len(lines) == 2, said
+    return sorted(lines)
+
+
+@pytest.fixture(scope="module")
+def words(mnist_dir):
+    return [EXAMPLE, "--epochs", "1", "--examples", "1024", "--data", str(mnist_dir)]
+
+
+@pytest.fixture(scope="module")
+def by_hand(words):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    workers = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    commands = []
+    for index in range(2):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": {"worker": workers}, "task": task})
+        commands.append(([sys.executable, *words], {"TF_CONFIG": config}))
+    return started(commands)
+
+
+def test_workers_agree(by_hand):
+    first, second = by_hand
+    assert first.removeprefix("worker 0") == second.removeprefix("worker 1")
+
+
+def test_pycollective_run(words, by_hand):
+    run = [sys.executable, "-m", "pycollective", "run", "-n", "2"]
+    assert started([([*run, *words], {})]) == by_hand
+
+
+@pytest.mark.parametrize("program", ["mpirun", "mpiexec.hydra"])
+def test_mpi(words, by_hand, program):
+    if shutil.which(program) is None:
+        pytest.skip(f"no {program}")
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    allowed["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    assert started([([program, "-n", "2", sys.executable, *words], allowed)]) == by_hand
+
+
+def test_ray(words, by_hand):
+    pytest.importorskip("ray")
+    env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    assert started([([sys.executable, *words, "--ray", "2"], env)]) == by_hand
