@@ -1,14 +1,16 @@
-"""Training throughput of the tutorial's CNN, beside TensorFlow and PyTorch in the same run.
+"""Training throughput of two models, beside TensorFlow and PyTorch in the same run.
 
-    python benchmarks/compare_training.py [--data DIR] [--rounds 3] [--json FILE]
-                                          [--peer-python PYTHON]
+    python benchmarks/compare_training.py [--model tutorial|resnet20] [--data DIR] [--rounds 3]
+                                          [--json FILE] [--peer-python PYTHON]
 
-Every contestant trains the same model (121,930 parameters) with Adam and L2 regularization on the same
-MNIST images in float32, 64 examples per replica, through the loop its users write: next batch from a
-shuffled dataset, step, loss read every step. Each runs in a process of its own; the contestants take
-turns, round after round, because shared machines change their speed; the number is the median over all
-windows of all rounds. Peers that are not installed are left out (extra `peers`, or another
-interpreter by --peer-python). A contestant whose loss has not come down has no number.
+Every contestant trains the same model with Adam and L2 regularization on the same images in float32,
+64 examples per replica, through the loop its users write: next batch from a shuffled dataset, step,
+loss read every step. The models are the tutorial's CNN (121,930 parameters) on MNIST, and ResNet-20
+(He et al., 2016; 1 x 1 convolutions where shapes change) on generated images of 32 x 32 x 3. Each
+contestant runs in a process of its own; they take turns, round after round, because shared machines
+change their speed; the number is the median over all windows of all rounds. The memory is the
+process's peak, libraries and data included. Peers that are not installed are left out (extra `peers`,
+or another interpreter by --peer-python). A contestant whose loss has not come down has no number.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import gzip
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,22 +33,25 @@ BATCH = 64
 WARMUP_STEPS = 30
 WINDOWS = 5
 WINDOW_SECONDS = 1.5
+# Of an image; how many there are.
+SIZES = {"tutorial": ((28, 28, 1), 20_000), "resnet20": ((32, 32, 3), 10_000)}
 
 
-def digits(folder: str | None) -> tuple[Any, Any]:
-    """MNIST's training images as float32 NHWC, or generated digits where there is no MNIST."""
+def images_of(model: str, folder: str | None) -> tuple[Any, Any]:
+    """MNIST's training images as float32 NHWC, or generated images where there is no MNIST."""
     import numpy as np
 
-    if folder:
+    if folder and model == "tutorial":
         with gzip.open(Path(folder) / "train-images-idx3-ubyte.gz") as f:
             x = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, 28, 28, 1)
         with gzip.open(Path(folder) / "train-labels-idx1-ubyte.gz") as f:
             y = np.frombuffer(f.read(), np.uint8, offset=8)
         return x.astype(np.float32) / np.float32(255), y.astype(np.int32)
+    shape, count = SIZES[model]
     random = np.random.default_rng(0)
-    prototypes = random.random((10, 28, 28, 1), dtype=np.float32)
-    y = random.integers(0, 10, 20_000).astype(np.int32)
-    noise = random.standard_normal((len(y), 28, 28, 1), dtype=np.float32)
+    prototypes = random.random((10, *shape), dtype=np.float32)
+    y = random.integers(0, 10, count).astype(np.int32)
+    noise = random.standard_normal((len(y), *shape), dtype=np.float32)
     return prototypes[y] + np.float32(0.3) * noise, y
 
 
@@ -83,7 +89,41 @@ def tutorial_model(tf: Any) -> Any:
     )
 
 
-def tutorial_steps(tf: Any, strategy: Any, data: tuple[Any, Any], compiled: bool) -> Iterator[Any]:
+def resnet20(tf: Any) -> Any:
+    layers, l2 = tf.keras.layers, tf.keras.regularizers.L2
+
+    def conv(filters: int, size: int, strides: int) -> Any:
+        return layers.Conv2D(
+            filters,
+            size,
+            strides=strides,
+            padding="same",
+            use_bias=False,
+            kernel_regularizer=l2(1e-5),
+        )
+
+    inputs = tf.keras.Input((32, 32, 3))
+    x = layers.BatchNormalization()(conv(16, 3, 1)(inputs))
+    x = layers.Activation("relu")(x)
+    for stage, filters in enumerate((16, 32, 64)):
+        for block in range(3):
+            strides = 2 if stage and not block else 1
+            y = layers.BatchNormalization()(conv(filters, 3, strides)(x))
+            y = layers.Activation("relu")(y)
+            y = layers.BatchNormalization()(conv(filters, 3, 1)(y))
+            if strides > 1:
+                x = conv(filters, 1, strides)(x)
+            x = layers.Activation("relu")(layers.Add()([x, y]))
+    x = layers.GlobalAveragePooling2D()(x)
+    return tf.keras.Model(inputs, layers.Dense(10, kernel_regularizer=l2(1e-5))(x))
+
+
+MODELS = {"tutorial": tutorial_model, "resnet20": resnet20}
+
+
+def tutorial_steps(
+    tf: Any, strategy: Any, model_name: str, data: tuple[Any, Any], compiled: bool
+) -> Iterator[Any]:
     """The tutorial's custom loop; the same lines run on TensorFlow and on pycollective."""
     replicas = strategy.num_replicas_in_sync
     batch = BATCH * replicas
@@ -93,8 +133,8 @@ def tutorial_steps(tf: Any, strategy: Any, data: tuple[Any, Any], compiled: bool
         cross_entropy = tf.keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction="none"
         )
-        model = tutorial_model(tf)
-        model.build((None, 28, 28, 1))
+        model = MODELS[model_name](tf)
+        model.build((None, *SIZES[model_name][0]))
         optimizer = tf.keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
         accuracy = tf.keras.metrics.SparseCategoricalAccuracy()
@@ -120,15 +160,15 @@ def tutorial_steps(tf: Any, strategy: Any, data: tuple[Any, Any], compiled: bool
         yield run(images, labels)
 
 
-def run_pycollective(replicas: int, folder: str | None) -> dict[str, Any]:
+def run_pycollective(replicas: int, model_name: str, folder: str | None) -> dict[str, Any]:
     import pycollective as tf
 
     strategy = tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
-    steps = tutorial_steps(tf, strategy, digits(folder), compiled=False)
+    steps = tutorial_steps(tf, strategy, model_name, images_of(model_name, folder), compiled=False)
     return timed(lambda: float(next(steps)), BATCH * replicas)
 
 
-def run_tensorflow(replicas: int, folder: str | None) -> dict[str, Any]:
+def run_tensorflow(replicas: int, model_name: str, folder: str | None) -> dict[str, Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -142,11 +182,11 @@ def run_tensorflow(replicas: int, folder: str | None) -> dict[str, Any]:
         if replicas
         else tf.distribute.get_strategy()
     )
-    steps = tutorial_steps(tf, strategy, digits(folder), compiled=True)
+    steps = tutorial_steps(tf, strategy, model_name, images_of(model_name, folder), compiled=True)
     return timed(lambda: float(next(steps)), BATCH * count)
 
 
-def run_tensorflow_fit(replicas: int, folder: str | None) -> dict[str, Any]:
+def run_tensorflow_fit(replicas: int, model_name: str, folder: str | None) -> dict[str, Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -155,12 +195,12 @@ def run_tensorflow_fit(replicas: int, folder: str | None) -> dict[str, Any]:
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(replicas)]
     )
     strategy = tf.distribute.MirroredStrategy([f"/cpu:{i}" for i in range(replicas)])
-    x, y = digits(folder)
+    x, y = images_of(model_name, folder)
     batch = BATCH * replicas
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat()
     dataset = dataset.batch(batch, drop_remainder=True).prefetch(2)
     with strategy.scope():
-        model = tutorial_model(tf)
+        model = MODELS[model_name](tf)
         model.compile(
             optimizer=tf.keras.optimizers.Adam(1e-3),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -177,18 +217,54 @@ def run_tensorflow_fit(replicas: int, folder: str | None) -> dict[str, Any]:
     return {"samples_per_s": rates, "loss": float(history.history["loss"][0])}
 
 
-def run_torch(batch: int, folder: str | None) -> dict[str, Any]:
+def torch_resnet20() -> Any:
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, before: int, filters: int, stride: int) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(
+                nn.Conv2d(before, filters, 3, stride, 1, bias=False), nn.BatchNorm2d(filters),
+                nn.ReLU(),
+                nn.Conv2d(filters, filters, 3, 1, 1, bias=False), nn.BatchNorm2d(filters),
+            )  # fmt: skip
+            self.beside = (
+                nn.Conv2d(before, filters, 1, stride, bias=False) if stride > 1 else nn.Identity()
+            )
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(self.beside(x) + self.inner(x))
+
+    blocks, before = [], 16
+    for stage, filters in enumerate((16, 32, 64)):
+        for block in range(3):
+            blocks.append(Block(before, filters, 2 if stage and not block else 1))
+            before = filters
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), *blocks,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def torch_tutorial() -> Any:
     import torch
 
-    x, y = digits(folder)
-    images = torch.from_numpy(x.transpose(0, 3, 1, 2).copy())
-    labels = torch.from_numpy(y.astype("int64"))
-    model = torch.nn.Sequential(
+    return torch.nn.Sequential(
         torch.nn.Conv2d(1, 32, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
         torch.nn.Conv2d(32, 64, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
         torch.nn.Flatten(), torch.nn.Linear(1600, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
     )  # fmt: skip
-    weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
+
+
+def run_torch(batch: int, model_name: str, folder: str | None) -> dict[str, Any]:
+    import torch
+
+    x, y = images_of(model_name, folder)
+    images = torch.from_numpy(x.transpose(0, 3, 1, 2).copy())
+    labels = torch.from_numpy(y.astype("int64"))
+    model = torch_tutorial() if model_name == "tutorial" else torch_resnet20()
+    weights = [p for p in model.parameters() if p.dim() > 1]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
 
     def batches() -> Iterator[Any]:
@@ -211,7 +287,7 @@ def run_torch(batch: int, folder: str | None) -> dict[str, Any]:
     return timed(step, batch)
 
 
-CONTESTANTS: dict[str, tuple[Callable[[int, str | None], dict[str, Any]], int, str]] = {
+CONTESTANTS: dict[str, tuple[Callable[[int, str, str | None], dict[str, Any]], int, str]] = {
     "pycollective x1": (run_pycollective, 1, "own"),
     "pycollective x2": (run_pycollective, 2, "own"),
     "TensorFlow, no strategy": (run_tensorflow, 0, "tensorflow"),
@@ -232,6 +308,7 @@ def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    p.add_argument("--model", choices=list(MODELS), default="tutorial", help="(tutorial)")
     p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
     p.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
     p.add_argument("--json", type=Path, help="write the results there too")
@@ -240,7 +317,9 @@ def main() -> None:
     args = p.parse_args()
     if args.contestant:
         run, number, _ = CONTESTANTS[args.contestant]
-        print(json.dumps(run(number, args.data)))
+        result = run(number, args.model, args.data)
+        result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(result))
         return
 
     python = {
@@ -255,10 +334,11 @@ def main() -> None:
             print(f"# {name}: not installed", file=sys.stderr)
     rates: dict[str, list[float]] = {name: [] for name in there}
     loss: dict[str, float] = {}
+    peak: dict[str, float] = {}
     for turn in range(args.rounds):
         for name, interpreter in there.items():
             print(f"# round {turn + 1}/{args.rounds}: {name}", file=sys.stderr, flush=True)
-            command = [interpreter, __file__, "--contestant", name]
+            command = [interpreter, __file__, "--contestant", name, "--model", args.model]
             command += ["--data", args.data] if args.data else []
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
             if done.returncode:
@@ -268,20 +348,26 @@ def main() -> None:
                 raise SystemExit(f"{name} does not learn: its loss is {result['loss']}")
             rates[name] += result["samples_per_s"]
             loss[name] = result["loss"]
+            peak[name] = max(peak.get(name, 0.0), result["peak_mib"])
     median = {name: statistics.median(r) for name, r in rates.items()}
     peers = [v for k, v in median.items() if not k.startswith("pycollective")]
     best = max(peers, default=float("nan"))
-    print(f"\n{'':26} {'samples/s':>10} {'range':>17} {'of best peer':>13} {'loss':>7}")
+    print(f"\n{'':26} {'samples/s':>10} {'range':>17} {'of best peer':>13} {'loss':>7} {'MiB':>6}")
     for name, value in median.items():
         spread = f"{min(rates[name]):,.0f} to {max(rates[name]):,.0f}"
-        print(f"{name:26} {value:>10,.0f} {spread:>17} {value / best:>12.2f}x {loss[name]:>7.3f}")
+        print(
+            f"{name:26} {value:>10,.0f} {spread:>17} {value / best:>12.2f}x {loss[name]:>7.3f} "
+            f"{peak[name]:>6,.0f}"
+        )
     if args.json:
         report = {
             "benchmark": "compare_training",
             "machine": platform.machine(),
             "cores": os.cpu_count(),
-            "data": "MNIST" if args.data else "generated",
+            "model": args.model,
+            "data": "MNIST" if args.data and args.model == "tutorial" else "generated",
             "batch_per_replica": BATCH,
+            "peak_mib": {name: round(value) for name, value in peak.items()},
             "samples_per_s": {
                 name: {"median": median[name], "min": min(r), "max": max(r)}
                 for name, r in rates.items()

@@ -37,6 +37,11 @@ SIZES = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 32 << 20)
 NAMES = algorithms.names("all_reduce")
 
 
+def names_over(transport: str) -> list[str]:
+    """Return the algorithms whose schedule runs: ranks that share memory do `direct` by another path."""
+    return [name for name in NAMES if transport == "tcp" or name != "direct"]
+
+
 # Threads ----------------------------------------------------------------------------------------
 
 
@@ -103,15 +108,16 @@ def group_as_cluster(comm: Communicator, size: int, tcp: bool) -> Cluster:
     return made
 
 
-def rank_of_processes(tcp: bool, turns: int, sizes: list[int]) -> None:
+def rank_of_processes(transport: str, turns: int, sizes: list[int]) -> None:
     """Measure as one rank; rank 0 prints the results of all sizes as a line of JSON."""
     comm = pycollective.init()
     found = [
         in_turns(
+            transport,
             comm.size,
             size,
             turns,
-            lambda size=size: group_as_cluster(comm, size, tcp),
+            lambda size=size: group_as_cluster(comm, size, transport == "tcp"),
             lambda name, size=size: time_processes(comm, name, size),
         )
         for size in sizes
@@ -138,6 +144,7 @@ def described(cluster: Cluster, size: int) -> dict[str, float | None]:
 
 
 def in_turns(
+    transport: str,
     ranks: int,
     size: int,
     turns: int,
@@ -145,13 +152,14 @@ def in_turns(
     time_of: Callable[[str], float],
 ) -> dict[str, Any]:
     """Predict and measure all algorithms."""
-    predictions: dict[str, list[float]] = {name: [] for name in NAMES}
-    real: dict[str, list[float]] = {name: [] for name in NAMES}
+    names = names_over(transport)
+    predictions: dict[str, list[float]] = {name: [] for name in names}
+    real: dict[str, list[float]] = {name: [] for name in names}
     clusters = []
     for _ in range(turns):
         cluster = cluster_of()
         clusters.append(described(cluster, size))
-        for name in NAMES:
+        for name in names:
             predictions[name].append(simulate(name, cluster, size).seconds * 1e6)
             real[name].append(time_of(name) * 1e6)
     rows = [
@@ -163,7 +171,7 @@ def in_turns(
             "measured_us": min(real[name]),
             "ratio": min(predictions[name]) / min(real[name]),
         }
-        for name in NAMES
+        for name in names
     ]
     return {"rows": rows, "clusters": clusters}
 
@@ -171,6 +179,7 @@ def in_turns(
 def of_threads(ranks: int, turns: int, sizes: list[int]) -> list[dict[str, Any]]:
     return [
         in_turns(
+            "threads",
             ranks,
             size,
             turns,
@@ -223,14 +232,14 @@ def main() -> None:
     p.add_argument("--as-rank", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.as_rank:
-        rank_of_processes(args.as_rank == "tcp", args.turns, args.sizes)
+        rank_of_processes(args.as_rank, args.turns, args.sizes)
         return
     rows, clusters = [], []
     for transport in args.transports.split(","):
         print(f"# float32 sum in place, {transport}, µs: predicted / measured (ratio)")
         of_transport: list[dict[str, Any]] = []
         for ranks in args.ranks:
-            print(f"# {ranks} ranks {'':>6} " + " ".join(f"{name:>25}" for name in NAMES))
+            print(f"# {ranks} ranks {'':>6} " + " ".join(f"{n:>25}" for n in names_over(transport)))
             if transport == "threads":
                 found = of_threads(ranks, args.turns, args.sizes)
             else:

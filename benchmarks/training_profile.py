@@ -3,7 +3,8 @@
 The model is Conv 32 3x3 relu, pool 2x2, Conv 64 3x3 relu, pool 2x2, Dense 64 relu, Dense 10 on
 images of 28x28x1, trained with Adam. The operations are those of the package on plain arrays,
 without tape, layers and strategy: this is what is left when those cost nothing. Each replica is a
-thread with one BLAS thread and its own copy of the parameters; all_reduce sums the gradients.
+thread with its share of the cores and its own copy of the parameters; all_reduce sums the
+gradients.
 
 Run: ``python benchmarks/training_profile.py [--replicas 1 2] [--batch-size 64] [--separate]``
 """
@@ -20,9 +21,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import pycollective
+from pycollective.distribute.blas_threads import shared_among
 from pycollective.nn import conv, cross_entropy, pooling, update
 from pycollective.nn.window import make_window
 
@@ -90,6 +91,9 @@ def inside_convolutions(seconds: dict[str, float]) -> Iterator[None]:
         "relu_gradient": "relu gradient",
         "direct_forward": "direct forward",
         "direct_gradient": "direct gradient",
+        "winograd_forward": "Winograd forward",
+        "winograd_gradient": "Winograd gradient",
+        "sparse_gradient": "sparse gradient",
     }
     kernels, numpy = conv.kernels, conv.np
     conv.kernels = Timed(kernels, names, seconds)
@@ -240,27 +244,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch-size", type=int, default=64, help="per replica")
+    parser.add_argument(
+        "--share", type=int, help="how many share the cores; 1 replica has them all"
+    )
     parser.add_argument("--steps", type=int, default=40, help="per run; 5 runs count")
     parser.add_argument(
         "--separate", action="store_true", help="pooling as an operation of its own"
     )
     args = parser.parse_args()
-    with threadpool_limits(1):
-        for replicas in args.replicas:
+    for replicas in args.replicas:
+        with shared_among(args.share or replicas):
             rate, seconds, loss = measure(replicas, args.batch_size, args.steps, not args.separate)
-            whole = sum(seconds.values())
-            samples = 5 * args.steps * args.batch_size
-            print(
-                f"{replicas} replica(s) of {args.batch_size} samples: {rate:.0f} samples/s, "
-                f"an epoch of {EPOCH} in {EPOCH / rate:.1f} s, last loss {loss:.3f}"
-            )
-            print(f"  {'operation':32s} {'us/sample':>9s} {'share':>7s}")
-            show(seconds, samples, whole)
-        parts: dict[str, float] = defaultdict(float)
-        with inside_convolutions(parts):
-            _, seconds, _ = measure(1, args.batch_size, args.steps, not args.separate)
-        print("inside the convolutions, 1 replica (the warm-up run counts too)")
-        show(parts, 6 * args.steps * args.batch_size, sum(seconds.values()) * 6 / 5)
+        whole = sum(seconds.values())
+        samples = 5 * args.steps * args.batch_size
+        print(
+            f"{replicas} replica(s) of {args.batch_size} samples: {rate:.0f} samples/s, "
+            f"an epoch of {EPOCH} in {EPOCH / rate:.1f} s, last loss {loss:.3f}"
+        )
+        print(f"  {'operation':32s} {'us/sample':>9s} {'share':>7s}")
+        show(seconds, samples, whole)
+    parts: dict[str, float] = defaultdict(float)
+    with inside_convolutions(parts), shared_among(args.share or 1):
+        _, seconds, _ = measure(1, args.batch_size, args.steps, not args.separate)
+    print("inside the convolutions, 1 replica (the warm-up run counts too)")
+    show(parts, 6 * args.steps * args.batch_size, sum(seconds.values()) * 6 / 5)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 A strategy's scope around model and compile, a dataset that is scaled, cached, shuffled and batched,
 callbacks (TensorBoard, ModelCheckpoint, a schedule of the learning rate, one that prints it), evaluate,
 and the model as a file that is loaded with and without a strategy. Without MNIST (in --data, the
-cache or by download) the digits of scikit-learn are used.
+cache or by download) the digits of scikit-learn are used. The model has the tutorial's layers, and a
+second convolution.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ with strategy.scope():
             tf.keras.Input((28, 28, 1)),
             tf.keras.layers.Conv2D(32, 3, activation="relu"),
             tf.keras.layers.MaxPooling2D(),
+            tf.keras.layers.Conv2D(64, 3, activation="relu"),
+            tf.keras.layers.MaxPooling2D(),
             tf.keras.layers.Flatten(),
             tf.keras.layers.Dense(64, activation="relu"),
             tf.keras.layers.Dense(10),
@@ -104,12 +107,11 @@ with tempfile.TemporaryDirectory() as folder:
     checkpoint_dir = os.path.join(folder, "training_checkpoints")
     checkpoint_prefix = os.path.join(checkpoint_dir, "ckpt_{epoch}")
     callbacks = [
+        tf.keras.callbacks.TensorBoard(log_dir=args.logs or os.path.join(folder, "logs")),
         tf.keras.callbacks.ModelCheckpoint(checkpoint_prefix, save_weights_only=True),
         tf.keras.callbacks.LearningRateScheduler(decay),
         PrintLR(),
     ]
-    if args.logs is not None:
-        callbacks.insert(0, tf.keras.callbacks.TensorBoard(log_dir=args.logs))
 
     model.fit(train_dataset, epochs=args.epochs, callbacks=callbacks)
 

@@ -11,6 +11,8 @@
 #include "bindings/bindings.h"
 #include "bindings/interpreter_release.h"
 #include "nn/kernels.h"
+#include "nn/parallel.h"
+#include "nn/processor.h"
 
 namespace pycollective {
 namespace {
@@ -316,6 +318,201 @@ void direct_gradient(const Array& x, const Array& g, const MaybeArray& y, const 
   });
 }
 
+void check_winograd(const Window& w) {
+  if (w.kernel_h != 3 || w.kernel_w != 3 || w.stride_h != 1 || w.stride_w != 1 ||
+      w.dilation_h != 1 || w.dilation_w != 1) {
+    throw py::value_error("the window must be 3 x 3 with stride and dilation 1");
+  }
+}
+
+void winograd_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                      MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                      bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  check_winograd(w);
+  if (pool) {
+    check_fused(w, *pool, filters);
+    if (pool->kernel_h != 2 || pool->kernel_w != 2 || pool->stride_h != 2 || pool->stride_w != 2) {
+      throw py::value_error("the pooling window must be 2 x 2 with stride 2");
+    }
+    if (!relu) throw py::value_error("pooling goes with relu");
+  }
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  const nn::DirectForward<float> a{in<float>(x, "x", x.size()),
+                                   in<float>(weights, "weights", weights.size()),
+                                   in<float>(bias, "bias", filters),
+                                   out<float>(y, "y", size),
+                                   out<std::uint8_t>(codes, "codes", size),
+                                   w,
+                                   pool ? &*pool : nullptr,
+                                   images,
+                                   filters,
+                                   relu};
+  InterpreterRelease release;
+  nn::winograd_forward(a);
+}
+
+void winograd_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
+                       MaybeArray x_gradient, MaybeArray weight_gradient, MaybeArray bias_gradient,
+                       const Window& w) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  check_winograd(w);
+  const Index size = area(images * w.out_h * w.out_w, filters);
+  const nn::WinogradGradient a{in<float>(x, "x", x.size()),
+                               in<float>(weights, "weights", weights.size()),
+                               in<float>(g, "g", size),
+                               in<float>(y, "y", size),
+                               out<float>(x_gradient, "x_gradient", x.size()),
+                               out<float>(weight_gradient, "weight_gradient", weights.size()),
+                               out<float>(bias_gradient, "bias_gradient", filters),
+                               w,
+                               images,
+                               filters};
+  InterpreterRelease release;
+  nn::winograd_gradient(a);
+}
+
+void sparse_gradient(const Array& x, const Array& weights, const Array& g, const Array& codes,
+                     MaybeArray x_gradient, MaybeArray weight_gradient, MaybeArray bias_gradient,
+                     const Window& w, const Window& pool) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  check_fused(w, pool, filters);
+  if (!nn::sparse_fits(w, filters)) {
+    throw py::value_error("images or weights are too large for the lists of places");
+  }
+  const Index size = area(images * pool.out_h * pool.out_w, filters);
+  const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
+  const nn::SparseGradient a{in<float>(x, "x", x.size()),
+                             in<float>(weights, "weights", weights.size()),
+                             in<float>(g, "g", size),
+                             tap,
+                             out<float>(x_gradient, "x_gradient", x.size()),
+                             out<float>(weight_gradient, "weight_gradient", weights.size()),
+                             out<float>(bias_gradient, "bias_gradient", filters),
+                             w,
+                             pool,
+                             images,
+                             filters};
+  InterpreterRelease release;
+  check_codes(tap, size, pool);
+  nn::sparse_gradient(a);
+}
+
+struct DenseSizes {
+  Index rows, inputs, units;
+};
+
+DenseSizes check_dense(const Array& x, const Array& weights) {
+  if (x.ndim() != 2 || weights.ndim() != 2 || x.shape(1) != weights.shape(0)) {
+    throw py::value_error("x of shape " + shape_text(x) + " does not fit weights of shape " +
+                          shape_text(weights));
+  }
+  return {x.shape(0), x.shape(1), weights.shape(1)};
+}
+
+void dense_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                   bool relu) {
+  const DenseSizes s = check_dense(x, weights);
+  const float* from = in<float>(x, "x", x.size());
+  const float* factors = in<float>(weights, "weights", weights.size());
+  const float* shift = in<float>(bias, "bias", s.units);
+  float* to = out<float>(y, "y", area(s.rows, s.units));
+  InterpreterRelease release;
+  nn::dense_forward(from, factors, shift, to, s.rows, s.inputs, s.units, relu);
+}
+
+void dense_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
+                    MaybeArray x_gradient, MaybeArray weight_gradient, MaybeArray bias_gradient) {
+  const DenseSizes s = check_dense(x, weights);
+  const Index size = area(s.rows, s.units);
+  const nn::DenseGradient a{in<float>(x, "x", x.size()),
+                            in<float>(weights, "weights", weights.size()),
+                            in<float>(g, "g", size),
+                            in<float>(y, "y", size),
+                            out<float>(x_gradient, "x_gradient", x.size()),
+                            out<float>(weight_gradient, "weight_gradient", weights.size()),
+                            out<float>(bias_gradient, "bias_gradient", s.units),
+                            s.rows,
+                            s.inputs,
+                            s.units};
+  InterpreterRelease release;
+  nn::dense_gradient(a);
+}
+
+// How many rows of so many channels an array has.
+Index rows_of(const Array& a, const char* name, Index channels) {
+  if (channels < 1) throw py::value_error("there must be at least one channel");
+  return count(a, name, channels);
+}
+
+void batch_moments(const Array& x, Array& mean, Array& variance) {
+  const Index channels = mean.size(), rows = rows_of(x, "x", channels);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    T* means = out<T>(mean, "mean", channels);
+    T* variances = out<T>(variance, "variance", channels);
+    InterpreterRelease release;
+    nn::batch_moments(from, means, variances, rows, channels);
+  });
+}
+
+void batch_scale(const Array& x, const Array& mean, const Array& factor, const Array& shift,
+                 Array& y) {
+  const Index channels = factor.size(), rows = rows_of(x, "x", channels);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    const T* means = in<T>(mean, "mean", channels);
+    const T* factors = in<T>(factor, "factor", channels);
+    const T* shifts = in<T>(shift, "shift", channels);
+    T* to = out<T>(y, "y", x.size());
+    InterpreterRelease release;
+    nn::batch_scale(from, means, factors, shifts, to, rows, channels);
+  });
+}
+
+void batch_sums(const Array& g, const Array& x, const Array& mean, Array& sums, Array& products) {
+  const Index channels = mean.size(), rows = rows_of(x, "x", channels);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* gradient = in<T>(g, "g", x.size());
+    const T* from = in<T>(x, "x", x.size());
+    const T* means = in<T>(mean, "mean", channels);
+    T* first = out<T>(sums, "sums", channels);
+    T* second = out<T>(products, "products", channels);
+    InterpreterRelease release;
+    nn::batch_sums(gradient, from, means, first, second, rows, channels);
+  });
+}
+
+void batch_combine(const Array& g, const Array& x, const Array& mean, const Array& by_g,
+                   const Array& by_x, const Array& shift, Array& dx) {
+  const Index channels = by_g.size(), rows = rows_of(x, "x", channels);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* gradient = in<T>(g, "g", x.size());
+    const T* from = in<T>(x, "x", x.size());
+    const T* means = in<T>(mean, "mean", channels);
+    const T* gs = in<T>(by_g, "by_g", channels);
+    const T* xs = in<T>(by_x, "by_x", channels);
+    const T* shifts = in<T>(shift, "shift", channels);
+    T* to = out<T>(dx, "dx", x.size());
+    InterpreterRelease release;
+    nn::batch_combine(gradient, from, means, gs, xs, shifts, to, rows, channels);
+  });
+}
+
 void adam_update(Array& p, const Array& g, Array& m, Array& v, double alpha, double beta1,
                  double beta2, double epsilon) {
   with_real(p, "p", [&](auto zero) {
@@ -391,11 +588,31 @@ void bind_nn(py::module_& m) {
   m.def("max_pool_gradient", &max_pool_gradient, "g"_a, "codes"_a, "dx"_a, "bias_gradient"_a,
         "window"_a);
   m.def("vector_bytes", &nn::vector_bytes,
-        "The width of the registers that the direct kernels use on this processor.");
+        "The width of the registers that the kernels use on this processor.");
+  m.def("limit_vector_bytes", &nn::limit_vector_bytes, "bytes"_a,
+        "Let kernels use no wider registers than these; return the limit before.");
+  m.def("threads", &nn::threads, "How many threads a kernel works on at most.");
+  m.def("set_threads", &nn::set_threads, "count"_a, "Set how many threads a kernel works on.");
   m.def("direct_forward", &direct_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
         "window"_a, "pool"_a, "relu"_a);
   m.def("direct_gradient", &direct_gradient, "x"_a, "g"_a, "y"_a, "codes"_a, "weight_gradient"_a,
         "bias_gradient"_a, "window"_a, "pool"_a);
+  m.def("winograd_forward", &winograd_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
+        "window"_a, "pool"_a, "relu"_a);
+  m.def("winograd_gradient", &winograd_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "x_gradient"_a,
+        "weight_gradient"_a, "bias_gradient"_a, "window"_a);
+  m.def("sparse_gradient", &sparse_gradient, "x"_a, "weights"_a, "g"_a, "codes"_a, "x_gradient"_a,
+        "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
+  m.def("sparse_fits", &nn::sparse_fits, "window"_a, "filters"_a,
+        "Whether sparse_gradient has room for the places in such images and weights.");
+  m.def("dense_forward", &dense_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "relu"_a);
+  m.def("dense_gradient", &dense_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "x_gradient"_a,
+        "weight_gradient"_a, "bias_gradient"_a);
+  m.def("batch_moments", &batch_moments, "x"_a, "mean"_a, "variance"_a);
+  m.def("batch_scale", &batch_scale, "x"_a, "mean"_a, "factor"_a, "shift"_a, "y"_a);
+  m.def("batch_sums", &batch_sums, "g"_a, "x"_a, "mean"_a, "sums"_a, "products"_a);
+  m.def("batch_combine", &batch_combine, "g"_a, "x"_a, "mean"_a, "by_g"_a, "by_x"_a, "shift"_a,
+        "dx"_a);
   m.def("adam_update", &adam_update, "p"_a, "g"_a, "m"_a, "v"_a, "alpha"_a, "beta1"_a, "beta2"_a,
         "epsilon"_a);
   m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,

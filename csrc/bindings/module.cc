@@ -5,6 +5,8 @@ PYBIND11_MODULE(_core, m) {
   m.attr("__version__") = PYCOLLECTIVE_VERSION;
   pycollective::bind_schedule(m);
   pycollective::bind_group(m);
+  pycollective::bind_communicator(m);
+  pycollective::bind_measure(m);
   pycollective::bind_fast_all_reduce(m);
   pycollective::bind_reduce(m);
   auto nn = m.def_submodule("nn", "Kernels of the trainer that NumPy has no fast form of.");

@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "support/round_up.h"
 #include "support/tuning.h"
 
 namespace pycollective {
 namespace {
-
-std::size_t round_up(std::size_t value, std::size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 // The next position from which `bytes` bytes lie in one piece in a ring.
 std::uint64_t place_in_ring(std::uint64_t position, std::size_t bytes, std::size_t ring) {

@@ -7,15 +7,13 @@
 #include <string>
 #include <thread>
 
+#include "support/round_up.h"
+
 namespace pycollective {
 namespace {
 
 // Chunks begin at multiples of this many bytes, so that ranks do not write to one cache line.
 constexpr std::size_t kChunkAlignment = 64;
-
-std::size_t round_up(std::size_t value, std::size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
                     const CallRecord& call, const std::vector<Endpoint*>& endpoints,

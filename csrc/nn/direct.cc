@@ -3,15 +3,15 @@
 // from an image that is padded first where it has to be, and the filters lie side by side in a
 // vector.
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "nn/kernels.h"
 #include "nn/lanes.h"
+#include "nn/parallel.h"
 #include "nn/pool.h"
-
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define PYCOLLECTIVE_X86_TARGETS
-#endif
+#include "nn/processor.h"
 
 namespace pycollective::nn {
 namespace {
@@ -85,20 +85,26 @@ const T* pad_image(const T* x, const Plan<T>& plan, const Window& w) {
 
 namespace base {
 #define PYCOLLECTIVE_TARGET
+#define PYCOLLECTIVE_VECTOR_BYTES 16
 #include "nn/direct_rows.inc"
 #undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
 }  // namespace base
 
 #ifdef PYCOLLECTIVE_X86_TARGETS
 namespace avx2 {
 #define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
+#define PYCOLLECTIVE_VECTOR_BYTES 32
 #include "nn/direct_rows.inc"
 #undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
 }  // namespace avx2
 namespace avx512 {
 #define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
+#define PYCOLLECTIVE_VECTOR_BYTES 64
 #include "nn/direct_rows.inc"
 #undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
 }  // namespace avx512
 #endif
 
@@ -121,25 +127,68 @@ RowKernels<T> pick_rows() {
   return {base::forward_row<T>, base::gradient_row<T>};
 }
 
+// Of one row of pooling windows over one padded image; null where there is no such kernel.
+using PooledRow = void (*)(const float* x, const Plan<float>& plan, const float* bias,
+                           Index windows, float* y, std::uint8_t* codes);
+
+PooledRow pick_pooled_row(Index channels) {
+#ifdef PYCOLLECTIVE_X86_TARGETS
+  switch (vector_bytes()) {
+    case 64:
+      return channels == 1   ? avx512::pooled_row<1>
+             : channels == 3 ? avx512::pooled_row<3>
+                             : nullptr;
+    case 32:
+      return channels == 1 ? avx2::pooled_row<1> : channels == 3 ? avx2::pooled_row<3> : nullptr;
+  }
+#endif
+  return channels == 1 ? base::pooled_row<1> : channels == 3 ? base::pooled_row<3> : nullptr;
+}
+
+// Whether it was done: for images of one or three channels, 3 x 3 filters and pooling by 2 x 2.
 template <typename T>
-const RowKernels<T> kRows = pick_rows<T>();
+bool pooled_forward(const DirectForward<T>& a, const Plan<T>& plan) {
+  if constexpr (std::is_same_v<T, float>) {
+    const Window& w = a.w;
+    const PooledRow pooled_row = pick_pooled_row(w.channels);
+    const bool usual = w.kernel_h == 3 && w.kernel_w == 3 && w.stride_h == 1 && w.stride_w == 1 &&
+                       w.dilation_h == 1 && w.dilation_w == 1 && a.pool && a.pool->kernel_h == 2 &&
+                       a.pool->kernel_w == 2 && a.pool->stride_h == 2 && a.pool->stride_w == 2;
+    if (!pooled_row || !usual || !a.relu) return false;
+    std::vector<float> bias(static_cast<std::size_t>(plan.wide), 0.0f);
+    if (a.bias) std::copy(a.bias, a.bias + a.filters, bias.begin());
+    const Index size = a.pool->out_w * a.filters;
+    for (Index n = 0; n < a.images; ++n) {
+      const float* x = pad_image(a.x + n * w.image(), plan, w);
+      for (Index row = 0; row < a.pool->out_h; ++row) {
+        const Index at = (n * a.pool->out_h + row) * size;
+        pooled_row(x + 2 * row * plan.w.width * w.channels, plan, bias.data(), a.pool->out_w,
+                   a.y + at, a.codes + at);
+      }
+    }
+    return true;
+  }
+  return false;
+}
 
 template <typename T>
 void direct_forward_body(const DirectForward<T>& a) {
   const Window& w = a.w;
   const Index row_size = w.out_w * a.filters;
+  const RowKernels<T> rows = pick_rows<T>();
   const Plan<T> plan = make_plan<T>(w, a.filters, a.pool ? a.pool->kernel_h : 0);
   for (Index k = 0; k < plan.patch; ++k) {
     std::copy(a.weights + k * a.filters, a.weights + (k + 1) * a.filters,
               plan.weights.data() + k * plan.wide);
   }
+  if (pooled_forward(a, plan)) return;
   T* y = a.y;
   std::uint8_t* codes = a.codes;
   for (Index n = 0; n < a.images; ++n) {
     const T* x = pad_image(a.x + n * w.image(), plan, w);
     if (!a.pool) {
       for (Index row = 0; row < w.out_h; ++row, y += row_size) {
-        kRows<T>.forward(x, plan, row, y);
+        rows.forward(x, plan, row, y);
         bias_relu(y, a.bias, w.out_w, a.filters, a.relu);
       }
       continue;
@@ -151,7 +200,7 @@ void direct_forward_body(const DirectForward<T>& a) {
     const Index pooled = strip.out_w * a.filters;
     for (Index row = 0; row < a.pool->out_h; ++row, y += pooled, codes += pooled) {
       for (Index i = 0; i < strip.kernel_h; ++i) {
-        kRows<T>.forward(x, plan, row * strip.stride_h + i, plan.rows.data() + i * row_size);
+        rows.forward(x, plan, row * strip.stride_h + i, plan.rows.data() + i * row_size);
       }
       max_pool(plan.rows.data(), a.bias, y, codes, strip, 1, a.relu);
     }
@@ -162,6 +211,7 @@ template <typename T>
 void direct_gradient_body(const DirectGradient<T>& a) {
   const Window& w = a.w;
   const Index row_size = w.out_w * a.filters;
+  const RowKernels<T> rows = pick_rows<T>();
   const Plan<T> plan = make_plan<T>(w, a.filters, a.pool ? a.pool->kernel_h : 1);
   if (a.bias_gradient) std::fill(a.bias_gradient, a.bias_gradient + a.filters, T{0});
   const T* g = a.g;
@@ -172,7 +222,7 @@ void direct_gradient_body(const DirectGradient<T>& a) {
     if (!a.pool) {
       for (Index row = 0; row < w.out_h; ++row, g += row_size) {
         relu_gradient(g, a.y ? a.y + (g - a.g) : nullptr, dz, a.bias_gradient, w.out_w, a.filters);
-        kRows<T>.gradient(x, plan, row, dz);
+        rows.gradient(x, plan, row, dz);
       }
       continue;
     }
@@ -183,7 +233,7 @@ void direct_gradient_body(const DirectGradient<T>& a) {
     for (Index row = 0; row < a.pool->out_h; ++row, g += pooled) {
       max_pool_gradient(g, a.codes + (g - a.g), dz, a.bias_gradient, strip, 1);
       for (Index i = 0; i < strip.kernel_h; ++i) {
-        kRows<T>.gradient(x, plan, row * strip.stride_h + i, dz + i * row_size);
+        rows.gradient(x, plan, row * strip.stride_h + i, dz + i * row_size);
       }
     }
   }
@@ -193,27 +243,56 @@ void direct_gradient_body(const DirectGradient<T>& a) {
   }
 }
 
-}  // namespace
-
-int vector_bytes() {
-#ifdef PYCOLLECTIVE_X86_TARGETS
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return 64;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("bmi2")) {
-    return 32;
-  }
-#endif
-  return 16;
+// Numbers of an image's part of the result.
+template <typename A>
+Index result_size(const A& a) {
+  return (a.pool ? a.pool->out_h * a.pool->out_w : a.w.out_h * a.w.out_w) * a.filters;
 }
 
-void direct_forward(const DirectForward<float>& a) { direct_forward_body(a); }
-void direct_forward(const DirectForward<double>& a) { direct_forward_body(a); }
-void direct_gradient(const DirectGradient<float>& a) { direct_gradient_body(a); }
-void direct_gradient(const DirectGradient<double>& a) { direct_gradient_body(a); }
+template <typename T>
+void forward_parts(const DirectForward<T>& a) {
+  const int parts = static_cast<int>(std::min<Index>(a.images, threads()));
+  in_parallel(parts, [&](int part) {
+    const Index first = begin_of_part(a.images, part, parts);
+    DirectForward<T> mine = a;
+    mine.images = begin_of_part(a.images, part + 1, parts) - first;
+    mine.x += first * a.w.image();
+    mine.y += first * result_size(a);
+    if (a.codes) mine.codes += first * result_size(a);
+    direct_forward_body(mine);
+  });
+}
+
+template <typename T>
+void gradient_parts(const DirectGradient<T>& a) {
+  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
+  const Index weights = a.w.patch() * a.filters;
+  const Index size = weights + a.filters;
+  std::vector<T> sums(static_cast<std::size_t>(parts * size));
+  in_parallel(parts, [&](int part) {
+    const Index first = begin_of_part(a.images, part, parts);
+    DirectGradient<T> mine = a;
+    mine.images = begin_of_part(a.images, part + 1, parts) - first;
+    mine.x += first * a.w.image();
+    mine.g += first * result_size(a);
+    if (a.y) mine.y += first * result_size(a);
+    if (a.codes) mine.codes += first * result_size(a);
+    mine.weight_gradient = sums.data() + part * size;
+    if (a.bias_gradient) mine.bias_gradient = mine.weight_gradient + weights;
+    direct_gradient_body(mine);
+  });
+  for (Index i = size; i < parts * size; ++i) {
+    sums[static_cast<std::size_t>(i % size)] += sums[static_cast<std::size_t>(i)];
+  }
+  std::copy(sums.begin(), sums.begin() + weights, a.weight_gradient);
+  if (a.bias_gradient) std::copy(sums.begin() + weights, sums.begin() + size, a.bias_gradient);
+}
+
+}  // namespace
+
+void direct_forward(const DirectForward<float>& a) { forward_parts(a); }
+void direct_forward(const DirectForward<double>& a) { forward_parts(a); }
+void direct_gradient(const DirectGradient<float>& a) { gradient_parts(a); }
+void direct_gradient(const DirectGradient<double>& a) { gradient_parts(a); }
 
 }  // namespace pycollective::nn

@@ -69,8 +69,6 @@ void max_pool_gradient(const double* g, const std::uint32_t* codes, double* dx,
                        double* bias_gradient, const Window& w, Index images);
 
 // ---- convolution without patches, for few input channels (direct.cc) --------------------------
-// The width of the registers that these kernels use on this processor.
-int vector_bytes();
 // Without `pool`: y [n, out_h, out_w, filters] = act(conv(x, weights) + bias).
 // With `pool`, a window over the convolution's output without padding: y and codes are max_pool's.
 template <typename T>
@@ -103,6 +101,81 @@ struct DirectGradient {
 };
 void direct_gradient(const DirectGradient<float>& a);
 void direct_gradient(const DirectGradient<double>& a);
+
+// ---- 3 x 3 filters with stride 1 (winograd.cc) ------------------------------------------------
+// As direct_forward; a pooling window must be 2 x 2 with a stride of 2.
+void winograd_forward(const DirectForward<float>& a);
+// Gradients without pooling: of the images, the weights and the bias, each overwritten unless null.
+// g is masked by y > 0 unless y is null.
+struct WinogradGradient {
+  const float* x;
+  const float* weights;
+  const float* g;
+  const float* y;
+  float* x_gradient;
+  float* weight_gradient;
+  float* bias_gradient;
+  const Window& w;
+  Index images, filters;
+};
+void winograd_gradient(const WinogradGradient& a);
+
+// ---- gradients of convolution, relu and pooling (sparse.cc) -----------------------------------
+// Only the numbers of g that pooling and relu let through take part. Gradients of the images, the
+// weights and the bias, each overwritten unless null.
+struct SparseGradient {
+  const float* x;
+  const float* weights;
+  const float* g;
+  const std::uint8_t* codes;
+  float* x_gradient;
+  float* weight_gradient;
+  float* bias_gradient;
+  const Window& w;
+  const Window& pool;
+  Index images, filters;
+};
+void sparse_gradient(const SparseGradient& a);
+// Whether places in the images and weights fit into the 32 bits that the kernel has for them.
+bool sparse_fits(const Window& w, Index filters);
+
+// ---- dense layers (dense.cc) -------------------------------------------------------------------
+// y [rows, units] = act(x weights + bias); bias may be null.
+void dense_forward(const float* x, const float* weights, const float* bias, float* y, Index rows,
+                   Index inputs, Index units, bool relu);
+// Gradients of x [rows, inputs], weights [inputs, units] and bias, each overwritten unless null; g
+// is masked by y > 0 unless y is null.
+struct DenseGradient {
+  const float* x;
+  const float* weights;
+  const float* g;
+  const float* y;
+  float* x_gradient;
+  float* weight_gradient;
+  float* bias_gradient;
+  Index rows, inputs, units;
+};
+void dense_gradient(const DenseGradient& a);
+
+// ---- batch normalization (normalize.cc), for arrays [rows, channels] ---------------------------
+// Mean and variance of each channel; 0 where there are no rows.
+void batch_moments(const float* x, float* mean, float* variance, Index rows, Index channels);
+void batch_moments(const double* x, double* mean, double* variance, Index rows, Index channels);
+// y = (x - mean) factor + shift.
+void batch_scale(const float* x, const float* mean, const float* factor, const float* shift,
+                 float* y, Index rows, Index channels);
+void batch_scale(const double* x, const double* mean, const double* factor, const double* shift,
+                 double* y, Index rows, Index channels);
+// Sums of g and of g (x - mean) by channel.
+void batch_sums(const float* g, const float* x, const float* mean, float* sums, float* products,
+                Index rows, Index channels);
+void batch_sums(const double* g, const double* x, const double* mean, double* sums,
+                double* products, Index rows, Index channels);
+// dx = g by_g + (x - mean) by_x + shift.
+void batch_combine(const float* g, const float* x, const float* mean, const float* by_g,
+                   const float* by_x, const float* shift, float* dx, Index rows, Index channels);
+void batch_combine(const double* g, const double* x, const double* mean, const double* by_g,
+                   const double* by_x, const double* shift, double* dx, Index rows, Index channels);
 
 // ---- optimizers (update.cc) -------------------------------------------------------------------
 // m += (g - m)(1 - beta1); v += (g*g - v)(1 - beta2); p -= alpha m / (sqrt(v) + epsilon).

@@ -1,12 +1,7 @@
 #include "transport/tcp.h"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,36 +9,23 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
-#include <new>
 #include <numeric>
 #include <stdexcept>
-#include <string_view>
-#include <system_error>
 #include <utility>
 
+#include "support/round_up.h"
 #include "support/tuning.h"
+#include "transport/sockets.h"
+#include "transport/tcp_frame.h"
 #include "transport/tcp_pipes.h"
+#include "transport/tcp_stream.h"
 #include "transport/wait.h"
 
 namespace pycollective {
 namespace {
 
-#if defined(MSG_NOSIGNAL)
-constexpr int kSendFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
-#else  // macOS: SO_NOSIGPIPE, set on every socket
-constexpr int kSendFlags = MSG_DONTWAIT;
-#endif
+using tcp::clean, tcp::Header, tcp::kCallText, tcp::kControlText, tcp::Kind, tcp::Stream;
 
-constexpr std::uint32_t kMagic = 0x6c6c6f63;  // "coll"; another byte order shows here
-constexpr std::uint16_t kVersion = 1;
-// Parts are multiples of this, but for the last of a message: whole items of every type.
-constexpr std::size_t kPartUnit = 16;
-// Most bytes of a call's description in a message, and of a control frame's text.
-constexpr std::size_t kCallText = 256;
-constexpr std::size_t kControlText = 2048;
-// The first read of a frame asks for this much: a small message comes with one system call.
-constexpr std::size_t kGulp = 4096;
-static_assert(kGulp < kTcpDirectBytes);
 // A connection that breaks says less than the control frame that may be on its way.
 constexpr auto kGrace = std::chrono::milliseconds(300);
 // A rank that never waits looks at its control connections this often.
@@ -51,167 +33,6 @@ constexpr auto kControlEvery = std::chrono::milliseconds(100);
 
 // Calls of this rank that are remembered.
 constexpr std::uint64_t kHistory = 16;
-
-enum class Kind : std::uint16_t { message = 1, in_call = 2, failed = 3, left = 4 };
-
-// Before every frame; then come `text` bytes of text and `bytes` bytes of a message.
-struct Header {
-  std::uint32_t magic = kMagic;
-  std::uint16_t version = kVersion;
-  std::uint16_t kind = 0;
-  std::uint64_t fingerprint = 0;
-  std::uint64_t call = 0;       // its number; of a rank that leaves, its last call's
-  std::uint64_t remaining = 0;  // bytes of the message, this part's and those to come
-  std::uint32_t bytes = 0;      // of this part
-  std::uint32_t text = 0;
-  std::uint32_t failure = 0;  // the FailureKind of a failure
-  std::uint32_t reserved[5] = {};
-};
-static_assert(sizeof(Header) == 64);  // so that what follows is aligned
-
-std::size_t round_up(std::size_t value, std::size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-// Text from elsewhere: valid UTF-8 without control characters, whatever came.
-std::string clean(std::string_view text) {
-  std::size_t bytes = text.size();
-  std::string result;
-  for (std::size_t i = 0; i < bytes;) {
-    auto byte = static_cast<unsigned char>(text[i]);
-    std::size_t length = byte < 0x80                   ? 1
-                         : byte >= 0xc2 && byte < 0xe0 ? 2
-                         : byte >= 0xe1 && byte < 0xed ? 3
-                                                       : 0;
-    bool good = length > 0 && i + length <= bytes && byte >= 0x20 && byte != 0x7f;
-    for (std::size_t k = 1; good && k < length; ++k) {
-      good = (static_cast<unsigned char>(text[i + k]) & 0xc0) == 0x80;
-    }
-    if (good) result.append(text.substr(i, length));
-    if (!good) result += '?';
-    i += good ? length : 1;
-  }
-  return result;
-}
-
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() { close(); }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  void close() noexcept {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-  }
-
- private:
-  int fd_ = -1;
-};
-
-[[noreturn]] void throw_errno(const char* what) {
-  throw std::system_error(errno, std::generic_category(), what);
-}
-
-void set_non_blocking(int fd) {
-  int flags = fcntl(fd, F_GETFL);
-  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) throw_errno("fcntl");
-}
-
-Descriptor duplicate_socket(int given) {
-  int type = 0;
-  socklen_t length = sizeof type;
-  sockaddr_storage address{};
-  socklen_t address_length = sizeof address;
-  bool connected = given >= 0 && getsockopt(given, SOL_SOCKET, SO_TYPE, &type, &length) == 0 &&
-                   type == SOCK_STREAM &&
-                   getpeername(given, reinterpret_cast<sockaddr*>(&address), &address_length) == 0;
-  if (!connected) {
-    throw std::invalid_argument("descriptor " + std::to_string(given) +
-                                " is not a connected stream socket");
-  }
-  Descriptor copy(fcntl(given, F_DUPFD_CLOEXEC, 0));
-  if (copy.get() < 0) throw_errno("cannot duplicate a socket");
-  set_non_blocking(copy.get());
-  int on = 1;
-  // Refused by sockets that are not TCP, which need neither.
-  setsockopt(copy.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  setsockopt(copy.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-#if defined(SO_NOSIGPIPE)
-  setsockopt(copy.get(), SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
-#endif
-  return copy;
-}
-
-// The numeric address of one end of a socket; empty where there is none.
-std::string address_of(int fd, bool of_peer) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  auto* plain = reinterpret_cast<sockaddr*>(&address);
-  if ((of_peer ? getpeername(fd, plain, &length) : getsockname(fd, plain, &length)) != 0) return {};
-  char host[64];
-  if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return {};
-  if (getnameinfo(plain, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return {};
-  return host;
-}
-
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
-
-// Memory of a stream for what arrives: aligned, kept, growing to the largest frame.
-class Staging {
- public:
-  std::byte* data() { return data_.get(); }
-  void reserve(std::size_t bytes, std::size_t used) {
-    if (bytes <= capacity_) return;
-    bytes = round_up(bytes, kCacheLine);
-    std::unique_ptr<std::byte[], Free> larger(
-        static_cast<std::byte*>(operator new(bytes, std::align_val_t{kCacheLine})));
-    if (used) std::memcpy(larger.get(), data_.get(), used);
-    data_ = std::move(larger);
-    capacity_ = bytes;
-  }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const { operator delete(data, std::align_val_t{kCacheLine}); }
-  };
-  std::unique_ptr<std::byte[], Free> data_;
-  std::size_t capacity_ = 0;
-};
-
-// One connection that carries messages.
-struct Stream {
-  Descriptor socket;
-  bool broken = false;
-
-  // Going out: `prefix` (header and text), then the part.
-  alignas(kCacheLine) std::byte prefix[sizeof(Header) + kCallText];
-  std::size_t prefix_bytes = 0;
-  const std::byte* part = nullptr;
-  std::size_t part_bytes = 0;
-  std::size_t written = 0;
-  bool sending = false;
-
-  // Coming in: a frame begins where the staging memory does; the next one may follow it.
-  Staging staging;
-  std::size_t filled = 0;
-  std::size_t frame_bytes = 0;  // 0 until the header is there
-  bool whole = false;
-  // Where a part is read to instead, and how much of it is there; the staging memory has the rest
-  // of the frame.
-  std::byte* target = nullptr;
-  std::size_t in_target = 0;
-  Header& header() { return *reinterpret_cast<Header*>(staging.data()); }
-  std::byte* payload() { return target ? target : staging.data() + sizeof(Header) + header().text; }
-  bool complete() {
-    return frame_bytes && (target ? in_target == header().bytes : filled >= frame_bytes);
-  }
-};
 
 struct Peer {
   std::string name;     // "rank 1 (10.0.0.2)"
@@ -275,10 +96,7 @@ class TcpGroup::Member final : public Endpoint {
       if (r == rank_) continue;
       peer.control = duplicate_socket(given[0]);
       peer.streams = std::vector<Stream>(given.size() - 1);
-      for (std::size_t s = 1; s < given.size(); ++s) {
-        peer.streams[s - 1].socket = duplicate_socket(given[s]);
-        peer.streams[s - 1].staging.reserve(2 * kGulp, 0);
-      }
+      for (std::size_t s = 1; s < given.size(); ++s) peer.streams[s - 1].open(given[s]);
       std::string there = address_of(peer.control.get(), true);
       if (there.empty() || there == address_of(peer.control.get(), false)) {
         ++here;
@@ -289,14 +107,6 @@ class TcpGroup::Member final : public Endpoint {
       most = std::max(most, peer.streams.size());
     }
     spins_ = spins_for(here) == kSpins ? kTcpSpins : kCrowdedSpins;
-    int ends[2];
-    if (pipe(ends) != 0) throw_errno("cannot make a pipe");
-    wake_read_ = Descriptor(ends[0]);
-    wake_write_ = Descriptor(ends[1]);
-    for (int end : ends) {
-      set_non_blocking(end);
-      fcntl(end, F_SETFD, FD_CLOEXEC);
-    }
     polled_.reserve(1 + peers_.size() * (1 + most));
   }
 
@@ -331,7 +141,7 @@ class TcpGroup::Member final : public Endpoint {
     if (unsent_ > 0) {  // after a failure: the memory is the caller's again
       for (Peer& peer : peers_) {
         peer.sending = peer.to_begin = false;
-        for (Stream& stream : peer.streams) stream.sending = false;
+        for (Stream& stream : peer.streams) stream.stop_sending();
       }
       unsent_ = 0;
     }
@@ -357,10 +167,10 @@ class TcpGroup::Member final : public Endpoint {
     if (unsent_ > 0) progress();
     Peer& peer = at(from);
     Stream& stream = peer.streams[peer.parts_in % peer.streams.size()];
-    if (!stream.whole) fill(peer, stream, static_cast<std::byte*>(target), remaining);
-    if (!stream.whole) {
+    if (!stream.whole()) fill(peer, stream, static_cast<std::byte*>(target), remaining);
+    if (!stream.whole()) {
       wanted_ = &stream;
-      if (stream.broken) judge(peer);
+      if (stream.broken()) judge(peer);
       return {};
     }
     wanted_ = nullptr;
@@ -368,20 +178,12 @@ class TcpGroup::Member final : public Endpoint {
     if (header.fingerprint != fingerprint_ || header.remaining != remaining) {
       mismatch(from, header.call, clean(peer.heard.text));
     }
-    return {stream.payload(), header.bytes};
+    return {stream.part(), header.bytes};
   }
 
   void release(int from) override {
     Peer& peer = at(from);
-    Stream& stream = peer.streams[peer.parts_in % peer.streams.size()];
-    stream.filled -= stream.target ? stream.filled : stream.frame_bytes;
-    stream.target = nullptr;
-    if (stream.filled) {
-      std::memmove(stream.staging.data(), stream.staging.data() + stream.frame_bytes,
-                   stream.filled);
-    }
-    stream.frame_bytes = 0;
-    stream.whole = false;
+    peer.streams[peer.parts_in % peer.streams.size()].release();
     ++peer.parts_in;
   }
 
@@ -499,11 +301,11 @@ class TcpGroup::Member final : public Endpoint {
     if (closed_) return;
     Header header;
     if (failure_) {  // a peer may hear of this end before it hears the reason from whom it began
-      header.kind = static_cast<std::uint16_t>(Kind::failed);
+      header.kind = Kind::failed;
       header.failure = static_cast<std::uint32_t>(failure_->kind);
       tell_all(header, failure_->what());
     } else {
-      header.kind = static_cast<std::uint16_t>(Kind::left);
+      header.kind = Kind::left;
       header.call = call_.number;
       tell_all(header, "");
     }
@@ -523,10 +325,9 @@ class TcpGroup::Member final : public Endpoint {
     busy_.store(true);
     for (Peer& peer : peers_) {
       peer.control.close();
-      for (Stream& stream : peer.streams) stream.socket.close();
+      for (Stream& stream : peer.streams) stream.close();
     }
-    wake_read_.close();
-    wake_write_.close();
+    wake_.close();
   }
 
   // Waiting ------------------------------------------------------------------------------------
@@ -535,7 +336,7 @@ class TcpGroup::Member final : public Endpoint {
   // signal came.
   bool sleep(Clock::duration limit) {
     polled_.clear();
-    polled_.push_back({wake_read_.get(), POLLIN, 0});
+    polled_.push_back({wake_.descriptor(), POLLIN, 0});
     bool broken = false;
     for (Peer& peer : peers_) {
       if (peer.control.get() >= 0 && !peer.closed) {
@@ -543,25 +344,22 @@ class TcpGroup::Member final : public Endpoint {
       }
       broken = broken || peer.broken_since != Clock::time_point{};
       for (Stream& stream : peer.streams) {
-        int events = (&stream == wanted_ ? POLLIN : 0) | (stream.sending ? POLLOUT : 0);
-        if (!events || stream.broken) continue;
-        polled_.push_back({stream.socket.get(), static_cast<short>(events), 0});
+        int events = (&stream == wanted_ ? POLLIN : 0) | (stream.sending() ? POLLOUT : 0);
+        if (!events || stream.broken()) continue;
+        polled_.push_back({stream.descriptor(), static_cast<short>(events), 0});
       }
     }
     auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count() + 1;
     if (broken) ms = std::min<decltype(ms)>(ms, 10);
     int ready = poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(ms));
-    if (ready > 0 && polled_[0].revents) {
-      char rest[64];
-      while (::read(wake_read_.get(), rest, sizeof rest) > 0) continue;
-    }
+    if (ready > 0 && polled_[0].revents) wake_.drain();
     return ready >= 0;
   }
 
   void say_what_i_call() {
     if (std::exchange(said_, true)) return;
     Header header;
-    header.kind = static_cast<std::uint16_t>(Kind::in_call);
+    header.kind = Kind::in_call;
     header.fingerprint = fingerprint_;
     header.call = call_.number;
     std::lock_guard lock(mutex_);
@@ -616,13 +414,13 @@ class TcpGroup::Member final : public Endpoint {
     std::size_t count = peer.streams.size();
     for (bool more = true; more;) {
       more = false;
-      while (peer.to_begin && !peer.streams[peer.parts_out % count].sending) {
+      while (peer.to_begin && !peer.streams[peer.parts_out % count].sending()) {
         begin_part(peer, peer.streams[peer.parts_out % count]);
         more = true;
       }
       bool sending = peer.to_begin;
       for (Stream& stream : peer.streams) {
-        if (!stream.sending) continue;
+        if (!stream.sending()) continue;
         if (!write(peer, stream))
           sending = true;
         else if (peer.to_begin)
@@ -639,24 +437,18 @@ class TcpGroup::Member final : public Endpoint {
 
   void begin_part(Peer& peer, Stream& stream) {
     Header header;
-    header.kind = static_cast<std::uint16_t>(Kind::message);
+    header.kind = Kind::message;
     header.fingerprint = fingerprint_;
     header.call = call_.number;
     header.remaining = peer.bytes;
     std::size_t part = std::min(peer.bytes, kTcpPartBytes);
     header.bytes = static_cast<std::uint32_t>(part);
-    if (peer.told != call_.number) {  // the first message of the call says what the call is
-      peer.told = call_.number;
-      const std::string& text = my_text();
+    const std::string& text = my_text();
+    // The first message of the call says what the call is.
+    if (std::exchange(peer.told, call_.number) != call_.number) {
       header.text = static_cast<std::uint32_t>(text.size());
-      std::memcpy(stream.prefix + sizeof header, text.data(), text.size());
     }
-    std::memcpy(stream.prefix, &header, sizeof header);
-    stream.prefix_bytes = sizeof header + header.text;
-    stream.part = peer.data;
-    stream.part_bytes = part;
-    stream.written = 0;
-    stream.sending = true;
+    stream.begin(header, text, peer.data);
     if (part) peer.data += part;
     peer.bytes -= part;
     peer.to_begin = peer.bytes > 0;
@@ -674,116 +466,39 @@ class TcpGroup::Member final : public Endpoint {
 
   // True when the stream's part is all written.
   bool write(Peer& peer, Stream& stream) {
-    if (stream.broken) {
+    if (stream.broken()) {
       judge(peer);
       return false;
     }
-    std::size_t whole = stream.prefix_bytes + stream.part_bytes;
-    while (stream.written < whole) {
-      iovec pieces[2];
-      int count = 0;
-      std::size_t from = 0;
-      if (stream.written < stream.prefix_bytes) {
-        pieces[count++] = {stream.prefix + stream.written, stream.prefix_bytes - stream.written};
-      } else {
-        from = stream.written - stream.prefix_bytes;
-      }
-      if (from < stream.part_bytes) {
-        pieces[count++] = {const_cast<std::byte*>(stream.part) + from, stream.part_bytes - from};
-      }
-      msghdr message{};
-      message.msg_iov = pieces;
-      message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count);
-      ssize_t sent = sendmsg(stream.socket.get(), &message, kSendFlags);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent < 0 && would_block()) return false;
-      if (sent < 0) {
-        broke(peer, stream);
-        return false;
-      }
-      stream.written += static_cast<std::size_t>(sent);
-      ++moved_;
-    }
-    stream.sending = false;
-    return true;
+    bool done = stream.write(moved_);
+    if (stream.broken()) broke(peer);
+    return done;
   }
 
   // Receiving ----------------------------------------------------------------------------------
 
   void fill(Peer& peer, Stream& stream, std::byte* target, std::size_t remaining) {
-    for (;;) {
-      if (!stream.frame_bytes && stream.filled >= sizeof(Header)) {
-        begin_frame(peer, stream);
-        if (target) aim(stream, target, remaining);
-      }
-      if (stream.complete()) {
-        end_frame(peer, stream);
-        return;
-      }
-      if (stream.broken) return;
-      std::byte* to = stream.target ? stream.target : stream.staging.data();
-      std::size_t& have = stream.target ? stream.in_target : stream.filled;
-      std::size_t until = stream.target        ? stream.header().bytes
-                          : stream.frame_bytes ? stream.frame_bytes
-                                               : kGulp;
-      ssize_t got = recv(stream.socket.get(), to + have, until - have, MSG_DONTWAIT);
-      if (got > 0) {
-        have += static_cast<std::size_t>(got);
-        ++moved_;
-        continue;
-      }
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0 && would_block()) return;
-      broke(peer, stream);
-      return;
+    bool was_broken = stream.broken();
+    Stream::Read read;
+    while ((read = stream.read(moved_)) == Stream::Read::header) {
+      const Header& header = stream.header();
+      if (const char* wrong = tcp::wrong_with_message(header)) not_a_member(peer, wrong);
+      stream.accept();
+      bool awaited = header.fingerprint == fingerprint_ && header.remaining == remaining;
+      if (target && awaited) stream.aim(target);
+    }
+    if (read == Stream::Read::whole) {
+      heard(peer, stream);
+    } else if (stream.broken() && !was_broken) {
+      broke(peer);
     }
   }
 
-  void begin_frame(Peer& peer, Stream& stream) {
-    const Header& header = stream.header();
-    const char* wrong = nullptr;
-    if (header.magic != kMagic) {
-      wrong = "no message of pycollective";
-    } else if (header.version != kVersion) {
-      wrong = "a message of another version of pycollective";
-    } else if (header.kind != static_cast<std::uint16_t>(Kind::message)) {
-      wrong = "a frame of an unknown kind";
-    } else if (header.text > kCallText || header.bytes > kTcpPartBytes ||
-               header.bytes > header.remaining) {
-      wrong = "a message longer than it may be";
-    } else if (header.bytes < header.remaining &&
-               (header.bytes == 0 || header.bytes % kPartUnit != 0)) {
-      wrong = "a part of a message that is not whole";
-    }
-    if (wrong) not_a_member(peer, wrong);
-    stream.frame_bytes = sizeof(Header) + header.text + header.bytes;
-    stream.staging.reserve(stream.frame_bytes + kGulp, stream.filled);
-  }
-
-  // Has the rest of a long part of the message that is waited for read to where it belongs.
-  void aim(Stream& stream, std::byte* target, std::size_t remaining) {
-    const Header& header = stream.header();
-    std::size_t before = sizeof(Header) + header.text;
-    if (header.bytes < kTcpDirectBytes || header.fingerprint != fingerprint_ ||
-        header.remaining != remaining || stream.filled < before) {
-      return;
-    }
-    stream.in_target = stream.filled - before;
-    std::memcpy(target, stream.staging.data() + before, stream.in_target);
-    stream.target = target;
-  }
-
-  void end_frame(Peer& peer, Stream& stream) {
-    stream.whole = true;
+  void heard(Peer& peer, const Stream& stream) {
     const Header& header = stream.header();
     if (header.text == 0) return;
-    const char* text = reinterpret_cast<const char*>(stream.staging.data() + sizeof(Header));
-    std::size_t length = header.text;
-    while (length > 0 && text[length - 1] == ' ') --length;
     std::lock_guard lock(mutex_);
-    peer.heard.number = header.call;
-    peer.heard.fingerprint = header.fingerprint;
-    peer.heard.text.assign(text, length);
+    peer.heard = {header.call, header.fingerprint, stream.text()};
   }
 
   void not_a_member(const Peer& peer, const char* wrong) {
@@ -793,8 +508,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   // A broken connection: the control connection says why, if anything does.
-  void broke(Peer& peer, Stream& stream) {
-    stream.broken = true;
+  void broke(Peer& peer) {
     if (peer.broken_since == Clock::time_point{}) peer.broken_since = Clock::now();
     judge(peer);
   }
@@ -843,7 +557,7 @@ class TcpGroup::Member final : public Endpoint {
   // With the mutex held. A peer that does not read gets no more than a failure and a leave.
   void tell(Peer& peer, Header header, const std::string& text) noexcept {
     if (peer.control.get() < 0 || peer.closed) return;
-    bool optional = header.kind == static_cast<std::uint16_t>(Kind::in_call);
+    bool optional = header.kind == Kind::in_call;
     if (optional && !peer.control_out.empty()) return;
     header.text = static_cast<std::uint32_t>(std::min(text.size(), kControlText));
     peer.control_out.append(reinterpret_cast<const char*>(&header), sizeof header);
@@ -856,8 +570,9 @@ class TcpGroup::Member final : public Endpoint {
       ssize_t sent =
           send(peer.control.get(), peer.control_out.data(), peer.control_out.size(), kSendFlags);
       if (sent < 0 && errno == EINTR) continue;
-      if (sent < 0 && !would_block()) peer.control_out.clear();  // reading says what happened
-      if (sent < 0) return;
+      Io io = outcome(sent);
+      if (io == Io::ended) peer.control_out.clear();  // reading says what happened
+      if (io != Io::moved) return;
       peer.control_out.erase(0, static_cast<std::size_t>(sent));
     }
   }
@@ -869,9 +584,10 @@ class TcpGroup::Member final : public Endpoint {
       char bytes[sizeof(Header) + kControlText];
       ssize_t got = recv(peer.control.get(), bytes, sizeof bytes, MSG_DONTWAIT);
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0 && would_block()) break;
-      if (got > 0) peer.control_in.insert(peer.control_in.end(), bytes, bytes + got);
-      ended = got <= 0;
+      Io io = outcome(got);
+      if (io == Io::blocked) break;
+      if (io == Io::moved) peer.control_in.insert(peer.control_in.end(), bytes, bytes + got);
+      ended = io == Io::ended;
       if (!take_control_frames(peer)) return;
     }
     if (!ended) return;
@@ -888,12 +604,7 @@ class TcpGroup::Member final : public Endpoint {
     while (peer.control_in.size() - done >= sizeof(Header)) {
       Header header;
       std::memcpy(&header, peer.control_in.data() + done, sizeof header);
-      auto kind = static_cast<Kind>(header.kind);
-      bool good = header.magic == kMagic && header.version == kVersion &&
-                  header.text <= kControlText && header.bytes == 0 &&
-                  (kind == Kind::in_call || kind == Kind::failed || kind == Kind::left) &&
-                  header.failure <= static_cast<std::uint32_t>(FailureKind::aborted);
-      if (!good) {
+      if (!tcp::is_control(header)) {
         peer.closed = true;
         fail_locked(FailureKind::peer_lost, lost_text(peer, "it sent a control frame that is none"),
                     true);
@@ -902,9 +613,9 @@ class TcpGroup::Member final : public Endpoint {
       if (peer.control_in.size() - done < sizeof header + header.text) break;
       std::string text = clean({peer.control_in.data() + done + sizeof header, header.text});
       done += sizeof header + header.text;
-      if (kind == Kind::in_call) {
+      if (header.kind == Kind::in_call) {
         peer.waiting = {header.call, header.fingerprint, text};
-      } else if (kind == Kind::failed) {
+      } else if (header.kind == Kind::failed) {
         fail_locked(static_cast<FailureKind>(header.failure), text, false);
       } else {
         peer.left = true;
@@ -928,20 +639,18 @@ class TcpGroup::Member final : public Endpoint {
     failed_.store(true);
     if (tell_others) {
       Header header;
-      header.kind = static_cast<std::uint16_t>(Kind::failed);
+      header.kind = Kind::failed;
       header.failure = static_cast<std::uint32_t>(kind);
       tell_all(header, message);
     }
-    char byte = 0;
-    // Full is as good: the reader wakes.
-    if (::write(wake_write_.get(), &byte, 1) < 0) return;
+    wake_.wake();
   }
 
   const int rank_, size_;
   const pid_t owner_;
   int spins_ = 0;
   std::vector<Peer> peers_;
-  Descriptor wake_read_, wake_write_;  // a pipe: another thread has failed the group
+  WakePipe wake_;  // another thread has failed the group
 
   // Of the thread that is in a call.
   std::atomic<bool> busy_{false};
@@ -973,9 +682,7 @@ TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams,
     copies.push_back(r == rank ? Descriptor()
                                : duplicate_socket(pipes[static_cast<std::size_t>(r)]));
   }
-  std::vector<int> sockets;
-  for (Descriptor& copy : copies) sockets.push_back(copy.release());
-  pipes_ = std::make_shared<TcpPipes>(std::move(sockets));
+  pipes_ = std::make_shared<TcpPipes>(std::move(copies));
 }
 
 TcpGroup::~TcpGroup() { member_->leave_group(); }

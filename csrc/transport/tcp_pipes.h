@@ -4,16 +4,14 @@
 #include <vector>
 
 #include "transport/pipes.h"
+#include "transport/sockets.h"
 
 namespace pycollective {
 
 class TcpPipes final : public Pipes {
  public:
-  // Connected, non-blocking sockets by rank; -1 for this one. They are this object's from now on.
-  explicit TcpPipes(std::vector<int> sockets);
-  ~TcpPipes() override;
-  TcpPipes(const TcpPipes&) = delete;
-  TcpPipes& operator=(const TcpPipes&) = delete;
+  // Connected, non-blocking sockets by rank; none for this one.
+  explicit TcpPipes(std::vector<Descriptor> sockets);
 
   std::size_t try_write(int peer, const std::byte* data, std::size_t bytes) override;
   std::size_t try_read(int peer, std::byte* data, std::size_t bytes) override;
@@ -23,9 +21,9 @@ class TcpPipes final : public Pipes {
   void wake() noexcept override;
 
  private:
-  std::vector<int> sockets_;
+  std::vector<Descriptor> sockets_;
   std::vector<bool> ended_;
-  int wake_read_ = -1, wake_write_ = -1;
+  WakePipe wake_;
 };
 
 }  // namespace pycollective

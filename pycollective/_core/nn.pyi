@@ -47,6 +47,9 @@ class Window:
     def out_w(self) -> int: ...
 
 def vector_bytes() -> int: ...
+def limit_vector_bytes(bytes: int) -> int: ...
+def threads() -> int: ...
+def set_threads(count: int) -> None: ...
 def im2col(x: NDArray[Any], cols: NDArray[Any], window: Window, first: int, rows: int) -> None: ...
 def col2im(cols: NDArray[Any], x: NDArray[Any], window: Window, first: int, rows: int) -> None: ...
 def bias_relu(z: NDArray[Any], bias: NDArray[Any] | None, relu: bool) -> None: ...
@@ -96,6 +99,78 @@ def direct_gradient(
     bias_gradient: NDArray[Any] | None,
     window: Window,
     pool: Window | None,
+) -> None: ...
+def winograd_forward(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    bias: NDArray[Any] | None,
+    y: NDArray[Any],
+    codes: NDArray[Any] | None,
+    window: Window,
+    pool: Window | None,
+    relu: bool,
+) -> None: ...
+def winograd_gradient(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    g: NDArray[Any],
+    y: NDArray[Any] | None,
+    x_gradient: NDArray[Any] | None,
+    weight_gradient: NDArray[Any] | None,
+    bias_gradient: NDArray[Any] | None,
+    window: Window,
+) -> None: ...
+def sparse_gradient(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    g: NDArray[Any],
+    codes: NDArray[Any],
+    x_gradient: NDArray[Any] | None,
+    weight_gradient: NDArray[Any] | None,
+    bias_gradient: NDArray[Any] | None,
+    window: Window,
+    pool: Window,
+) -> None: ...
+def sparse_fits(window: Window, filters: int) -> bool: ...
+def dense_forward(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    bias: NDArray[Any] | None,
+    y: NDArray[Any],
+    relu: bool,
+) -> None: ...
+def dense_gradient(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    g: NDArray[Any],
+    y: NDArray[Any] | None,
+    x_gradient: NDArray[Any] | None,
+    weight_gradient: NDArray[Any] | None,
+    bias_gradient: NDArray[Any] | None,
+) -> None: ...
+def batch_moments(x: NDArray[Any], mean: NDArray[Any], variance: NDArray[Any]) -> None: ...
+def batch_scale(
+    x: NDArray[Any],
+    mean: NDArray[Any],
+    factor: NDArray[Any],
+    shift: NDArray[Any],
+    y: NDArray[Any],
+) -> None: ...
+def batch_sums(
+    g: NDArray[Any],
+    x: NDArray[Any],
+    mean: NDArray[Any],
+    sums: NDArray[Any],
+    products: NDArray[Any],
+) -> None: ...
+def batch_combine(
+    g: NDArray[Any],
+    x: NDArray[Any],
+    mean: NDArray[Any],
+    by_g: NDArray[Any],
+    by_x: NDArray[Any],
+    shift: NDArray[Any],
+    dx: NDArray[Any],
 ) -> None: ...
 def adam_update(
     p: NDArray[Any],

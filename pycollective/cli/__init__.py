@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pycollective import __version__, _core
-from pycollective.cli import bench, run, simulate, timeline, train
+from pycollective.cli import bench, doctor, run, simulate, timeline, train
 from pycollective.errors import CheckpointError, CollectiveError, DataError
 
 __all__ = ["main"]
@@ -20,6 +20,7 @@ examples:
   pycollective bench --transport shm -n 4     time all-reduce among 4 processes
   pycollective simulate --ranks 256           time every all-reduce on a cluster that need not be there
   pycollective run -n 4 script.py             start the processes of a group on this host
+  pycollective doctor                         say which cluster this process belongs to, test its links
 'pycollective COMMAND --help' tells more about a command.
 """
 
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     main_parser.add_argument("--version", action="version", version=_version())
     commands = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, bench, simulate, run, timeline):
+    for module in (train, bench, simulate, run, doctor, timeline):
         module.add_parser(commands)
     return main_parser
 

@@ -8,8 +8,18 @@ that ask Kubernetes or Google Compute Engine.
 from __future__ import annotations
 
 from pycollective.cluster.gce import GCEClusterResolver
+from pycollective.cluster.indexed_job import KubernetesJobClusterResolver
 from pycollective.cluster.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+from pycollective.cluster.membership import LaunchedClusterResolver
+from pycollective.cluster.ranked import (
+    KubeflowClusterResolver,
+    OpenMPIClusterResolver,
+    PMIClusterResolver,
+    RankedClusterResolver,
+    TorchrunClusterResolver,
+)
 from pycollective.cluster.resolver import ClusterResolver, SimpleClusterResolver, UnionResolver
+from pycollective.cluster.sagemaker import SageMakerClusterResolver
 from pycollective.cluster.slurm import SlurmClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
@@ -18,10 +28,18 @@ __all__ = [
     "ClusterResolver",
     "ClusterSpec",
     "GCEClusterResolver",
+    "KubeflowClusterResolver",
     "KubernetesClusterResolver",
     "KubernetesExecutableLocation",
+    "KubernetesJobClusterResolver",
+    "LaunchedClusterResolver",
+    "OpenMPIClusterResolver",
+    "PMIClusterResolver",
+    "RankedClusterResolver",
+    "SageMakerClusterResolver",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "TorchrunClusterResolver",
     "UnionResolver",
 ]

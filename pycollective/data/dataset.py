@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copies
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -397,9 +398,21 @@ class Dataset:
         """Keep the elements for which ``predicate`` is true."""
         return transformations.Filter(self, predicate)
 
-    def cache(self) -> Dataset:
-        """Keep the elements in memory when they have been made once."""
-        return transformations.Cache(self)
+    def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
+        """Keep the elements when they have been made once.
+
+        Parameters
+        ----------
+        filename
+            A file to keep them in, which a later program reads instead of making them anew; by default
+            they are kept in memory. It is written by the first pass that comes to its end.
+
+        Raises
+        ------
+        DataLossError, InvalidArgumentError
+            When the elements are read: if the file is not whole, or is another dataset's.
+        """
+        return cache.FileCache(self, filename) if filename else cache.Cache(self)
 
     def take(self, count: int) -> Dataset:
         """Return the first ``count`` elements; -1: all."""
@@ -430,4 +443,4 @@ class Dataset:
 
 
 # The methods above need these modules, whose classes are kinds of `Dataset`.
-from pycollective.data import batching, files, sources, transformations  # noqa: E402
+from pycollective.data import batching, cache, files, sources, transformations  # noqa: E402

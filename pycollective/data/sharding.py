@@ -21,6 +21,7 @@ from typing import Any
 
 from pycollective import nest
 from pycollective.data.batching import Rebatch, RebatchByBatch, Unbatch
+from pycollective.data.cache import Cache, FileCache
 from pycollective.data.dataset import Dataset
 from pycollective.data.files import TextLineDataset
 from pycollective.data.options import AutoShardPolicy
@@ -34,7 +35,6 @@ from pycollective.data.spec import (
 )
 from pycollective.data.transformations import (
     AssertCardinality,
-    Cache,
     Interleave,
     Prefetch,
     Shard,
@@ -267,7 +267,7 @@ def _shared(dataset: Dataset, num_workers: int, worker: int) -> tuple[AutoShardP
 
 def _total_rows(batches: Dataset) -> int:
     """Return the number of rows of all batches; -1 infinite, -2 unknown."""
-    while isinstance(batches, (Cache, Prefetch, Shuffle, WithOptions)):
+    while isinstance(batches, (Cache, FileCache, Prefetch, Shuffle, WithOptions)):
         batches = batches._source
     return Unbatch(batches).cardinality()
 

@@ -40,7 +40,6 @@ from pycollective.tensor import as_tensor, random
 
 __all__ = [
     "AssertCardinality",
-    "Cache",
     "Concatenate",
     "Enumerate",
     "Filter",
@@ -284,39 +283,6 @@ class Shard(Transformed):
         if self._is_hint:
             return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
         return count if count < 0 else len(range(self._first, count, self._step))
-
-
-class Cache(Transformed):
-    """Elements that are made once."""
-
-    def __init__(self, source: Dataset) -> None:
-        super().__init__(source)
-        self._kept: list[Any] | None = None
-
-    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
-        return self._copy(_source=inputs[0], _kept=None)
-
-    def _rows(self) -> Rows | None:
-        rows = self._source._rows()
-        if rows is None:
-            return None
-        source = rows.blocks
-        return Rows(rows.columns, lambda: self._once(source))
-
-    def _iter(self) -> Iterator[Any]:
-        # Rows and elements are kept in one place, so that both come in the order of the first pass.
-        rows = self._rows()
-        return self._once(self._source._iter) if rows is None else rows.elements()
-
-    def _once(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        if self._kept is None:
-            made = []
-            for item in start():
-                made.append(item)
-                yield item
-            self._kept = made
-            return
-        yield from self._kept
 
 
 class Map(Transformed):

@@ -27,16 +27,13 @@ from pycollective.distribute.input import (
     RunOptions,
 )
 from pycollective.distribute.mirrored import MirroredStrategy
+from pycollective.distribute.multi_worker import MultiWorkerMirroredStrategy
 from pycollective.distribute.one_device import OneDeviceStrategy
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.tpu import TPUStrategy
-from pycollective.distribute.unavailable import (
-    MultiWorkerMirroredStrategy,
-    ParameterServerStrategy,
-    Server,
-)
+from pycollective.distribute.unavailable import ParameterServerStrategy, Server
 from pycollective.distribute.values import DistributedValues
 from pycollective.distribute.verify import verify_equivalence
 

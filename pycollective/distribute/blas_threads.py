@@ -1,4 +1,4 @@
-"""BLAS threads, shared out among replicas instead of fighting for the cores.
+"""Threads of BLAS and of our own kernels, shared out among replicas instead of fighting for cores.
 
 A BLAS that runs with all cores' threads in each of several replicas spends its time waiting for
 itself. threadpoolctl (extra ``train``) sets the number while replicas run.
@@ -10,16 +10,18 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from pycollective._core import nn as kernels
 
 __all__ = ["available_cores", "controls_threads", "shared_among"]
 
 _log = logging.getLogger("pycollective")
 _lock = threading.Lock()
 _depth = 0
-_limiter: Any = None
+_restore: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def available_cores() -> int:
@@ -50,23 +52,34 @@ def controls_threads() -> bool:
 
 @contextmanager
 def shared_among(replicas: int) -> Iterator[None]:
-    """Give each of ``replicas`` its share of the BLAS threads for the length of a block.
+    """Give each of ``replicas`` its share of the threads for the length of a block.
 
     The number is the process's; of blocks that overlap, the first one decides.
     """
-    global _depth, _limiter
-    controller = _controller()
-    if controller is None:
-        yield
-        return
+    global _depth, _restore
     with _lock:
         _depth += 1
         if _depth == 1:
-            _limiter = controller.limit(limits=max(1, available_cores() // replicas))
+            _restore = _limit(max(1, available_cores() // replicas))
     try:
         yield
     finally:
         with _lock:
             _depth -= 1
             if _depth == 0:
-                _limiter.restore_original_limits()
+                _restore()
+
+
+def _limit(threads: int) -> Callable[[], None]:
+    """Set the number of threads, and return what sets it back."""
+    before = kernels.threads()
+    kernels.set_threads(threads)
+    controller = _controller()
+    limiter = None if controller is None else controller.limit(limits=threads)
+
+    def restore() -> None:
+        kernels.set_threads(before)
+        if limiter is not None:
+            limiter.restore_original_limits()
+
+    return restore

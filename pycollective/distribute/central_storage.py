@@ -6,102 +6,54 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pycollective import array_backend, nest
-from pycollective.array_backend import Array
+from pycollective import array_backend
 from pycollective.distribute.context import get_replica_context, is_creating_once
 from pycollective.distribute.devices import Device, parse_device, parse_devices
 from pycollective.distribute.mirrored import MirroredExtended
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.values import DistributedValues
-from pycollective.distribute.variables import (
-    aggregated,
-    check_rows_in_replica,
-    mirrored_creator,
-)
-from pycollective.tensor import (
-    Tensor,
-    Variable,
-    VariableAggregation,
-    VariableSynchronization,
-    as_tensor,
-)
+from pycollective.distribute.variables import MirroredVariable, mirrored_creator
+from pycollective.tensor import Variable, VariableAggregation, VariableSynchronization
 
 __all__ = ["AggregatingVariable", "CentralStorageStrategy"]
 
 _log = logging.getLogger("pycollective")
 
 
-class AggregatingVariable(Variable):
-    """A variable that the replicas share: what they assign is aggregated and applied once.
+class AggregatingVariable(MirroredVariable):
+    """A variable with one component, which the replicas share: assignments are applied once.
 
-    Reads see the one value. In cross-replica context assignments go to the variable as they are.
-    In a replica every replica must make them; they meet, and the values' sum or mean, or the first
-    one's value, by the variable's aggregation, is assigned.
+    Reads see the one value. In cross-replica context assignments go to it as they are. In a replica
+    every replica must make them; they meet, and the values' sum or mean, or the first one's value, by
+    the variable's aggregation, is assigned.
     """
 
     def __init__(self, strategy: Strategy, variable: Variable) -> None:
-        self._set_attributes(
-            variable.trainable, variable.name, variable.synchronization, variable.aggregation
+        super().__init__(
+            strategy,
+            [variable],
+            variable.trainable,
+            variable.name,
+            variable.synchronization,
+            variable.aggregation,
         )
-        self._variable = variable
-        self._distribute_strategy = strategy
 
     def get(self) -> Variable:
         """Return the plain variable that holds the value."""
-        return self._variable
+        return self._local()
 
     def _local(self) -> Variable:
-        return self._variable
-
-    def _current(self) -> Tensor:
-        return self._variable._current()
-
-    def _read(self) -> Tensor:
-        return self._variable._read()
-
-    def update_inplace(self, update: Callable[[Array], Any]) -> None:
-        """Update the value in place, in the replica or wherever this is called."""
-        self._variable.update_inplace(update)
-
-    def assign(self, value: Any, read_value: bool = True) -> Variable:
-        """Set the value; in a replica, to what the replicas' values are aggregated to."""
-        return self._write("assign", value)
-
-    def assign_add(self, value: Any, read_value: bool = True) -> Variable:
-        """Add to the value; as `assign`."""
-        return self._write("assign_add", value)
-
-    def assign_sub(self, value: Any, read_value: bool = True) -> Variable:
-        """Subtract from the value; as `assign`."""
-        return self._write("assign_sub", value)
-
-    def _scatter(self, method: str, slices: Any) -> Variable:
-        return self._write(method, slices)
+        found: Variable = self._values[0]
+        return found
 
     def _write(self, method: str, value: Any) -> Variable:
-        context = get_replica_context()
-        if context is None or context.strategy is not self._distribute_strategy:
-            getattr(self._variable, method)(value)
-            return self
-        aggregation = self._aggregation
-        if aggregation is VariableAggregation.NONE:
+        if self._replica_context() is not None and self._aggregation is VariableAggregation.NONE:
             raise ValueError(
                 "You must specify an aggregation method to update a AggregatingVariable in Replica "
                 f"Context. You can do so by passing an explicit value for argument `aggregation` to "
                 f"tf.Variable(..). e.g. `tf.Variable(..., aggregation=tf.VariableAggregation.SUM)`. "
                 f"The variable is {self._name!r}"
             )
-        check_rows_in_replica(method, aggregation)
-        if nest.is_nested(value) or isinstance(value, DistributedValues):
-            value = as_tensor(value, like=self._current())
-
-        def merge(strategy: Strategy, merged: Any) -> None:
-            copies = [self._variable] * strategy.extended.num_local_replicas
-            merged = aggregated(strategy, self, copies, method, merged)
-            getattr(self._variable, method)(merged)
-
-        context.merge_call(merge, args=(value,))
-        return self
+        return super()._write(method, value)
 
 
 class _CentralStorageExtended(MirroredExtended):
@@ -132,22 +84,11 @@ class _CentralStorageExtended(MirroredExtended):
         device = self._parameter_device
         with array_backend.on_device(device.kind, device.index):
             variable = next_creator(**kwargs)
-        variable._distribute_strategy = self.strategy
-        if self.num_local_replicas == 1:
-            return variable
-        return AggregatingVariable(self.strategy, variable)
-
-    def update(
-        self,
-        var: Variable,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-        group: bool = True,
-    ) -> Any:
-        """Call ``fn`` once, with the variable that holds the value."""
-        plain = var.get() if isinstance(var, AggregatingVariable) else var
-        return super().update(plain, fn, args, kwargs, group)
+        if self.num_local_replicas > 1:
+            variable = AggregatingVariable(self.strategy, variable)
+        else:
+            variable._distribute_strategy = self.strategy
+        return variable
 
 
 class CentralStorageStrategy(Strategy):

@@ -22,7 +22,12 @@ from pycollective.distribute.communication import (
 )
 from pycollective.distribute.devices import parse_device
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
+from pycollective.distribute.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    concatenated,
+)
 from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
 from pycollective.tensor.indexed_slices import concatenated_slices
 
@@ -229,10 +234,8 @@ class CrossDeviceOps:
         options: CommunicationOptions,
     ) -> Any:
         """Join the components of one value on one device; the arguments are checked."""
-        arrays = [array_backend.to_numpy(as_tensor(v).array) for v in per_replica_value.values]
-        joined = array_backend.asarray(
-            np.concatenate(arrays, axis), like=as_tensor(per_replica_value.values[0]).array
-        )
+        arrays = [as_tensor(v).array for v in per_replica_value.values]
+        joined = array_backend.asarray(concatenated(arrays, axis), like=arrays[0])
         return on_destinations(Tensor(joined), destinations)
 
     # Collectives of replicas that run at the same time ------------------------------------------

@@ -16,13 +16,17 @@ def describe(strategy: Strategy) -> str:
     """Return a line for each replica: device, threads, cross-device operation and why that one."""
     extended = strategy.extended
     devices = extended._devices
-    if len(devices) == 1:
+    workers = extended.workers
+    if extended.num_replicas_in_sync == 1:
         reduces = "nothing to reduce: it is the only replica"
     else:
         reduces = f"{extended.cross_device_ops.describe()}, {extended.why_these_ops}"
+    if workers.communicator is not None:
+        reduces += f"; then among {workers.count} workers, {workers.communicator._group.transport}"
     lines = []
-    for replica, device in enumerate(devices):
-        runs = "the caller's thread" if replica == 0 else f"thread pycollective-replica-{replica}"
+    for local, device in enumerate(devices):
+        replica = extended.first_replica + local
+        runs = "the caller's thread" if local == 0 else f"thread pycollective-replica-{local}"
         lines.append(f"replica {replica}: {device}, {runs}, {_blas(len(devices))}, {reduces}")
     return "\n".join(lines)
 

@@ -38,8 +38,9 @@ from pycollective.distribute.values import (
     select_replica,
 )
 from pycollective.distribute.variables import DistributedVariable, MirroredVariable
+from pycollective.distribute.workers import Workers
 from pycollective.errors import MismatchError
-from pycollective.tensor import IndexedSlices, Variable, as_tensor
+from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
 from pycollective.tensor.variable import creators, set_creators
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class StrategyExtended:
         self.cross_device_ops = cross_device_ops
         self._strategy: Strategy | None = None  # set by Strategy
         self._timeout = DEFAULT_TIMEOUT
+        #: The processes that train together.
+        self.workers = Workers()
         self.start_afresh()
 
     def start_afresh(self) -> None:
@@ -138,6 +141,7 @@ class StrategyExtended:
                 ]
             except ValueError as error:
                 raise MismatchError(f"all_reduce of IndexedSlices: {error}") from None
+            sums = [self.workers.reduce_slices(reduce_op, total) for total in sums]
             return [
                 [slices_beside(own, total) for own, total in zip(slices, sums, strict=True)]
                 for slices in all_slices
@@ -171,7 +175,7 @@ class StrategyExtended:
                     whole = concatenated(of_one, axis)
                 except ValueError as error:
                     raise MismatchError(f"all_gather: {error}") from None
-                begin = 0
+                whole, begin = self.workers.gather(whole, axis)
                 for array, result in zip(of_one, results, strict=True):
                     result.append((array_backend.asarray(whole, like=array), begin))
                     begin += array.shape[axis]
@@ -206,11 +210,11 @@ class StrategyExtended:
     @property
     def input_pipeline(self) -> tuple[int, int]:
         """The number of processes that read input, and which of them this is."""
-        return 1, 0
+        return self.workers.count, self.workers.index
 
     def sum_over_workers(self, count: int) -> int:
         """Return the sum of a number over all processes: all make the same calls."""
-        return count
+        return self.workers.total(count)
 
     # Facts --------------------------------------------------------------------------------------
 
@@ -230,11 +234,22 @@ class StrategyExtended:
         if not seconds > 0:
             raise ValueError(f"timeout must be a positive number of seconds, not {seconds!r}")
         self._timeout = float(seconds)
+        self.workers.wait_at_most(self._timeout)
 
     @property
     def num_local_replicas(self) -> int:
         """How many replicas this process runs."""
         return len(self._devices)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas all processes run together."""
+        return self.num_local_replicas * self.workers.count
+
+    @property
+    def first_replica(self) -> int:
+        """The number of this process's first replica among all."""
+        return self.num_local_replicas * self.workers.index
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -386,8 +401,20 @@ class StrategyExtended:
                 raise AssertionError("a SUM of a Mirrored value would add the same value to itself")
             return value
         if not isinstance(value, DistributedValues):
-            return self._reduce_plain(op, value)
-        return self.cross_device_ops_for(value).reduce(op, value, destinations, options)
+            return self._over_workers(op, self._reduce_plain(op, value))
+        ops = self.cross_device_ops_for(value)
+        return self._over_workers(op, ops.reduce(op, value, destinations, options))
+
+    def _over_workers(self, op: ReduceOp, reduced: Any) -> Any:
+        """Reduce what this process's replicas were reduced to over all processes."""
+        if self.workers.count == 1:
+            return reduced
+        if isinstance(reduced, Mirrored):
+            total = self._over_workers(op, reduced.values[0])
+            return Mirrored([total] * len(reduced.values))
+        if isinstance(reduced, IndexedSlices):
+            return self.workers.reduce_slices(op, reduced)
+        return Tensor(self.workers.reduce(op, as_tensor(reduced).array))
 
     def batch_reduce_to(
         self,
@@ -408,6 +435,7 @@ class StrategyExtended:
         ]
         together = [pairs[i] for i in differ]
         reduced = self.cross_device_ops.batch_reduce(op, together, options) if together else []
+        reduced = [self._over_workers(op, value) for value in reduced]
         results = dict(zip(differ, reduced, strict=True))
         return [
             results[i] if i in results else self.reduce_to(op, *pair, options)
@@ -415,9 +443,12 @@ class StrategyExtended:
         ]
 
     def _reduce_plain(self, op: ReduceOp, value: Any) -> Any:
-        """Reduce what is not distributed: the same value on every replica."""
+        """Reduce what is not distributed: the same value on every replica.
+
+        Several workers have a value each.
+        """
         slices = isinstance(value, IndexedSlices)
-        if op is ReduceOp.MEAN or self.num_local_replicas == 1:
+        if op is ReduceOp.MEAN or self.num_local_replicas == 1 or self.workers.count > 1:
             return value if slices else as_tensor(value)
         if not slices and not np.any(as_tensor(value).numpy()):
             return as_tensor(value)

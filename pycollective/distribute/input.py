@@ -315,8 +315,10 @@ class DistributedIterator(NextElements):
         size = self._parts.extended.num_local_replicas
         try:
             parts = next(self._steps, [None] * size)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            # The others wait for this worker's count, which will not come.
+            self._parts.extended.workers.abort(f"its input failed: {type(error).__name__}: {error}")
             raise
         have = sum(part is not None for part in parts)
         if self._parts.fills_up:

@@ -76,9 +76,10 @@ class ReplicaContext:
     @property
     def replica_id_in_sync_group(self) -> Any:
         """This replica: an int32 scalar tensor, or the int 0 outside every strategy."""
-        if self._strategy.extended.is_default:
+        extended = self._strategy.extended
+        if extended.is_default:
             return 0
-        return Tensor(np.asarray(self._replica, np.int32))
+        return Tensor(np.asarray(extended.first_replica + self._replica, np.int32))
 
     @property
     def local_replica_id(self) -> int:

@@ -48,7 +48,7 @@ class Strategy:
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas over which gradients are aggregated."""
-        return self._extended.num_local_replicas
+        return self._extended.num_replicas_in_sync
 
     @property
     def cluster_resolver(self) -> Any:
@@ -169,7 +169,7 @@ class Strategy:
         total = self._reduce_across(ReduceOp.SUM, _per_replica([s for s, _ in locally]))
         if op is ReduceOp.SUM:
             return total
-        count = sum(n for _, n in locally)
+        count = self._extended.workers.total(sum(n for _, n in locally))
         with np.errstate(invalid="ignore", divide="ignore"):  # the mean of nothing is NaN
             return Tensor(np.asarray(total.array / np.asarray(count, total.dtype)))
 
@@ -214,7 +214,12 @@ class Strategy:
         components = value.values if isinstance(value, DistributedValues) else (value,)
         if any(isinstance(c, IndexedSlices) for c in components):
             raise NotImplementedError("gather does not support IndexedSlices")
-        return Tensor(concatenated([as_tensor(c).array for c in components], axis))
+        if len(components) == 1:
+            joined = concatenated([as_tensor(components[0]).array], axis)
+        else:
+            how = self._extended.cross_device_ops_for(value)
+            joined = how.gather(PerReplica(components), "cpu:0", axis).array
+        return Tensor(self._extended.workers.gather(joined, axis)[0])
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value, one for each local replica.
@@ -310,7 +315,8 @@ class Strategy:
             Also where the values are equal. On a strategy of one device by nature the bare value.
         """
         size = self._extended.num_local_replicas
-        values = [value_fn(ValueContext(r, self.num_replicas_in_sync)) for r in range(size)]
+        first, replicas = self._extended.first_replica, self.num_replicas_in_sync
+        values = [value_fn(ValueContext(first + r, replicas)) for r in range(size)]
         if not self._extended.groups_values:
             return values[0]
         return regroup(values, always_wrap=True)

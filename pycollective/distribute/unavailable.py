@@ -10,10 +10,8 @@ from pycollective.errors import NotAvailableError
 __all__ = [
     "Client",
     "ClusterCoordinator",
-    "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "PerWorkerValue",
-    "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "RemoteValue",
     "RpcServer",
@@ -24,10 +22,6 @@ __all__ = [
 _PROCESSES = (
     "for several replicas in one process use MirroredStrategy; among processes, start them with "
     "`pycollective run` and reduce gradients with the communicator that pycollective.init() returns"
-)
-_CHECKPOINTS = (
-    "save with tf.train.CheckpointManager every so many steps, and restore its latest_checkpoint at "
-    "the start of the program"
 )
 
 
@@ -47,12 +41,6 @@ class Unavailable:
         raise NotAvailableError(
             f"{type(self).__name__} is not available in pycollective: {self.instead}"
         )
-
-
-class MultiWorkerMirroredStrategy(Unavailable, Strategy):
-    """Synchronous training on several machines."""
-
-    instead = _PROCESSES
 
 
 class ParameterServerStrategy(Unavailable, Strategy):
@@ -101,12 +89,6 @@ class Client(Unavailable):
     """Calls functions that other processes offer."""
 
     instead = RpcServer.instead
-
-
-class PreemptionCheckpointHandler(Unavailable):
-    """Saves a checkpoint on all workers when one of them is told to end."""
-
-    instead = _CHECKPOINTS
 
 
 class PreemptionWatcher(Unavailable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,22 @@ class DistributedVariable(Variable, DistributedValues):
             if found is not own:
                 raise RuntimeError(mixing_message(found, own))
         return self._replica()
+
+    @property
+    def handle(self) -> Variable:
+        """The component of this replica, or that is updated.
+
+        Raises
+        ------
+        ValueError
+            Where no one component is meant.
+        """
+        if self._replica() is None:
+            raise ValueError(
+                "DistributedVariable.handle is not available outside the replica context or a "
+                "`tf.distribute.Strategy.update()` call."
+            )
+        return self._local()
 
     def _replica_context(self) -> ReplicaContext | None:
         """Return the context if this code runs in a replica function of this variable's strategy."""
@@ -259,8 +276,17 @@ def aggregated(
     ValueError
         If a value does not fit, is the same on all replicas and to be summed, or a mean of ints.
     """
+    workers = strategy.extended.workers
     if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return value.values[0] if isinstance(value, PerReplica) else value
+        first = value.values[0] if isinstance(value, PerReplica) else value
+        if workers.count == 1:
+            return first
+        if isinstance(first, IndexedSlices):
+            return workers.slices_from_first(first)
+        return Tensor(workers.from_first(components[0]._checked(first, method)))
+    if workers.count > 1 and not isinstance(value, PerReplica):
+        # The same in all replicas here, perhaps the only one; other workers' may differ.
+        value = PerReplica([value] * len(components))
     op = ReduceOp.from_variable_aggregation(variable.aggregation)
     if not isinstance(value, PerReplica):
         strategy.extended.reduce_to(op, value, variable)
@@ -273,7 +299,8 @@ def aggregated(
             f"context. Variable {variable.name!r} has dtype {variable.dtype}."
         )
     if not any(isinstance(v, IndexedSlices) for v in value.values):
-        pairs = zip(components, value.values, strict=True)
+        # Of replicas that share one component, all assign to that one.
+        pairs = zip(itertools.cycle(components), value.values, strict=False)
         value = PerReplica([Tensor(c._checked(v, method)) for c, v in pairs])
     return strategy.extended.reduce_to(op, value, variable)
 
@@ -309,12 +336,15 @@ class SyncOnReadVariable(DistributedVariable):
             With aggregation NONE.
         """
         total = to_numpy(self._values[0]._current().array)
-        if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:  # of this process
             return Tensor(total)
         op = ReduceOp.from_variable_aggregation(self._aggregation)
         for component in self._values[1:]:
             total = total + to_numpy(component._current().array)
-        return as_tensor(total / len(self._values) if op is ReduceOp.MEAN else total)
+        extended = self._distribute_strategy.extended
+        total = extended.workers.reduce(ReduceOp.SUM, total)
+        mean = op is ReduceOp.MEAN
+        return as_tensor(total / extended.num_replicas_in_sync if mean else total)
 
     def _current(self) -> Tensor:
         return self.aggregate() if self._replica() is None else self._local()._current()
@@ -370,10 +400,11 @@ class SyncOnReadVariable(DistributedVariable):
 
     def share_out(self, total: Array) -> Variable:
         """Give each component its share, so that with SUM the variable reads ``total``."""
+        extended = self._distribute_strategy.extended
+        first = extended.first_replica
+        shares = _shares(total, extended.num_replicas_in_sync)[first : first + len(self._values)]
         with self._lock:
-            for component, share in zip(
-                self._values, _shares(total, len(self._values)), strict=True
-            ):
+            for component, share in zip(self._values, shares, strict=True):
                 component.assign(share)
         return self
 
@@ -444,6 +475,7 @@ def make_distributed(
     if not on_read:
         synchronization = VariableSynchronization.ON_WRITE
     components: list[Variable] = []
+    workers = strategy.extended.workers
     for replica in range(strategy.extended.num_local_replicas):
         with strategy.extended.replica_device(replica):
             component = next_creator(
@@ -455,6 +487,8 @@ def make_distributed(
                 synchronization=synchronization,
                 aggregation=aggregation,
             )
+        if replica == 0 and workers.count > 1:
+            component.assign(Tensor(workers.from_first(component._current().array)))
         components.append(component)
     if aggregation is VariableAggregation.MEAN and components[0].dtype.kind not in "fV":
         raise ValueError(

@@ -1,8 +1,11 @@
 """Two-dimensional convolution, alone or with bias, relu and max pooling in one pass.
 
 Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, channels, filters]``.
-NumPy arrays of float32 and float64 go through compiled kernels and BLAS: the patches of a block of
-output rows are copied side by side ("im2col"), multiplied, and finished while they are in cache.
+NumPy arrays of float32 and float64 go through compiled kernels. Shapes decide which: Winograd's for
+3 x 3 filters at every pixel, kernels that read patches in place for few channels, and else BLAS:
+the patches of a block of output rows are copied side by side ("im2col"), multiplied, and finished
+while they are in cache. Gradients through max pooling are sums over the few places that it let
+through.
 Everything else (CuPy, other dtypes) takes the same route with the functions of its array module.
 """
 
@@ -18,6 +21,7 @@ from .._core import nn as kernels
 from ..array_backend import Array
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from .halves import in_float32
 from .pooling import max_pool2d
 from .window import (
     Pair,
@@ -43,6 +47,10 @@ _BLOCK_BYTES = 1 << 20
 _DIRECT_PATCH = 32
 _DIRECT_WEIGHTS = 9216 if kernels.vector_bytes() == 64 else 0
 _DIRECT_FILTERS = 4
+# Fewer channels or filters do not fill the products of the Winograd kernels.
+_WINOGRAD_CHANNELS = 8
+# Sums over single places work on vectors of channels.
+_SPARSE_CHANNELS = 8
 
 
 def _conv_window(
@@ -169,8 +177,22 @@ def _direct(w: Array) -> bool:
     return few and filters >= _DIRECT_FILTERS and patch > w.shape[2]
 
 
+def _winograd(w: Array, window: Window) -> bool:
+    """Whether these are 3 x 3 filters at every pixel, enough of them for Winograd's kernels."""
+    steps = (window.stride_h, window.stride_w, window.dilation_h, window.dilation_w)
+    return (
+        w.dtype == np.float32
+        and w.shape[:2] == (3, 3)
+        and steps == (1, 1, 1, 1)
+        and min(w.shape[2:]) >= _WINOGRAD_CHANNELS
+    )
+
+
 def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
     y = workspace.empty((x.shape[0], window.out_h, window.out_w, w.shape[3]), x.dtype)
+    if _winograd(w, window):
+        kernels.winograd_forward(x, w, b, y, None, window, None, relu)
+        return y
     if _direct(w):
         kernels.direct_forward(x, w, b, y, None, window, None, relu)
         return y
@@ -183,11 +205,24 @@ def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu:
     return y
 
 
+def _empty_gradients(
+    x: Array, w: Array, need_x: bool, need_w: bool
+) -> tuple[Array | None, Array | None]:
+    return (
+        workspace.empty(x.shape, x.dtype) if need_x else None,
+        np.empty(w.shape, w.dtype) if need_w else None,
+    )
+
+
 def _compiled_backward(
     g: Array, x: Array, w: Array, y: Array | None, window: Window, need: Sequence[bool]
 ) -> tuple[Array | None, Array | None, Array | None]:
     need_x, need_w, need_b = need[0], need[1], any(need[2:])
     db = np.zeros(w.shape[3], w.dtype) if need_b else None
+    if _winograd(w, window):
+        dx, dw = _empty_gradients(x, w, need_x, need_w)
+        kernels.winograd_gradient(x, w, g, y, dx, dw, db, window)
+        return dx, dw, db
     if need_w and _direct(w):
         dw = np.empty(w.shape, w.dtype)
         kernels.direct_gradient(x, g, y, None, dw, db, window, None)
@@ -236,6 +271,9 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
     shape = (x.shape[0], plan.out_h, plan.out_w, w.shape[3])
     y = workspace.empty(shape, x.dtype)
     codes = workspace.empty(shape, np.uint8)
+    if plan.size == (2, 2) and _winograd(w, plan.window):
+        kernels.winograd_forward(x, w, b, y, codes, plan.window, plan.pool, True)
+        return y, codes
     if _direct(w):
         kernels.direct_forward(x, w, b, y, codes, plan.window, plan.pool, True)
         return y, codes
@@ -251,11 +289,31 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
     return y, codes
 
 
+def _sparse(w: Array, plan: _Pooled) -> bool:
+    """Whether summing over the places of the maxima beats products of matrices."""
+    if w.dtype != np.float32 or not kernels.sparse_fits(plan.window, w.shape[3]):
+        return False
+    if w.shape[2] >= _SPARSE_CHANNELS:
+        return True
+    # For one channel there is a kernel of its own, where the widest registers are.
+    return (
+        w.shape[:3] == (3, 3, 1)
+        and plan.size == (2, 2)
+        and (plan.window.stride_h, plan.window.stride_w) == (1, 1)
+        and (plan.window.dilation_h, plan.window.dilation_w) == (1, 1)
+        and kernels.vector_bytes() == 64
+    )
+
+
 def _pooled_backward(
     g: Array, codes: Array, x: Array, w: Array, plan: _Pooled, need: Sequence[bool]
 ) -> tuple[Array | None, Array | None, Array | None]:
     need_x, need_w, need_b = need[0], need[1], any(need[2:])
     db = np.zeros(w.shape[3], w.dtype) if need_b else None
+    if _sparse(w, plan):
+        dx, dw = _empty_gradients(x, w, need_x, need_w)
+        kernels.sparse_gradient(x, w, g, codes, dx, dw, db, plan.window, plan.pool)
+        return dx, dw, db
     if need_w and _direct(w):
         dw = np.empty(w.shape, w.dtype)
         kernels.direct_gradient(x, g, None, codes, dw, db, plan.window, plan.pool)
@@ -346,6 +404,7 @@ def _tensors(
     return (images, filters, shift), (images.array, filters.array, shift.array)
 
 
+@in_float32
 def conv2d(
     x: Any,
     w: Any,

@@ -12,6 +12,7 @@ from ..tensor import ops
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from .conv import conv2d
+from .halves import in_float32
 from .taps import checked_window, padded_zeros, taps, unpadded
 from .window import Pair, Window, padded
 
@@ -41,6 +42,7 @@ def _by_filters(g: Array, x: Array, w: Array, window: Window) -> Array:
     return dw
 
 
+@in_float32
 def depthwise_conv2d(
     input: Any, filter: Any, strides: Pair = 1, padding: str = "VALID", dilations: Pair = 1
 ) -> Tensor:
@@ -96,6 +98,7 @@ def depthwise_conv2d(
     return record(_forward(x, w, window), (images, filters), vjp)
 
 
+@in_float32
 def grouped_conv2d(
     x: Any,
     w: Any,

@@ -10,6 +10,7 @@ from ..tensor.ops import transpose
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from .conv import conv2d
+from .halves import in_float32
 from .window import Pair, is_same, pair
 
 __all__ = ["conv2d_transpose", "spread_conv2d"]
@@ -37,6 +38,7 @@ def _spread(x: Tensor, strides: tuple[int, int], sides: Sequence[Sides]) -> Tens
     return record(result, (x,), vjp)
 
 
+@in_float32
 def spread_conv2d(
     x: Any, w: Any, strides: tuple[int, int], sides: Sequence[Sides], dilations: tuple[int, int]
 ) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,9 @@ from pycollective.communicator.split import SharedMemory
 from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from pycollective.rendezvous.tcp import Description
+    from pycollective.rendezvous.description import Description
 
-__all__ = ["RendezvousError", "init", "launched_environment"]
+__all__ = ["RendezvousError", "again", "host_and_port", "init", "launched_environment", "meet"]
 
 RANK = "PYCOLLECTIVE_RANK"
 SIZE = "PYCOLLECTIVE_SIZE"
@@ -42,6 +43,11 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 JOIN_TIMEOUT = 300.0
 """Seconds that the ranks wait for each other when a group is made."""
 SHORTEST_SECRET = 16
+
+_launched: weakref.WeakSet[Communicator] = weakref.WeakSet()
+"""This process's rank of the launcher's memory, as long as somebody has it."""
+_kept: list[Communicator] = []
+"""The same, where nobody else does."""
 
 
 def launched_environment(rank: int, size: int, descriptor: int) -> dict[str, str]:
@@ -117,15 +123,48 @@ def init(
     communicator._prefer(choices)
     who = f"rank {rank} of {size}, through shared memory"
     observe.group_made(communicator, who, "pycollective run", "pycollective run's table")
+    _launched.add(communicator)
     return communicator
 
 
+def again(*, timeout: float = DEFAULT_TIMEOUT, join_timeout: float = JOIN_TIMEOUT) -> Communicator:
+    """Return a communicator of its own among all ranks, however often it is called.
+
+    The memory that ``pycollective run`` hands down has one place for each rank: `init` takes it, once.
+    What is made of it here is split off. All ranks make the same calls in the same order.
+
+    Parameters
+    ----------
+    timeout, join_timeout
+        As of `init`.
+
+    Raises
+    ------
+    CollectiveError
+        As `init`, and as `Communicator.split`.
+    """
+    whole = next(iter(_launched), None)
+    if whole is None:
+        whole = init(timeout=timeout, join_timeout=join_timeout)
+        if whole not in _launched:
+            return whole
+        _kept.append(whole)
+    part = whole.split(0, timeout=join_timeout)
+    assert part is not None
+    part.timeout = timeout
+    return part
+
+
 def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Communicator:
+    about, source = _description(env)
+    return _met(about, source, timeout, join_timeout)
+
+
+def _met(about: Description, source: str, timeout: float, join_timeout: float) -> Communicator:
     from pycollective.rendezvous import tcp
 
     if not timeout > 0 or not join_timeout > 0:
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
-    about, source = _description(env)
     group, name, how, host = tcp.connect(about, join_timeout)
     communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
     if group.transport == "TCP":  # what was measured for it
@@ -136,23 +175,73 @@ def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Commun
     return communicator
 
 
+def meet(
+    rank: int,
+    size: int,
+    addresses: Sequence[str],
+    source: str,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    join_timeout: float = JOIN_TIMEOUT,
+    environment: Mapping[str, str] | None = None,
+) -> Communicator:
+    """Return this process's communicator in a group whose addresses are given, not looked for.
+
+    Parameters
+    ----------
+    rank, size : int
+        This process, and how many there are.
+    addresses : sequence of str
+        ``host:port`` of every rank, each of which then listens at exactly its own; or of rank 0 alone.
+    source : str
+        Where this was found, for the log.
+    timeout, join_timeout, environment
+        As of `init`; the environment has the secret and the like.
+
+    Raises
+    ------
+    RendezvousError
+        As `init`.
+    """
+    observe.settings()
+    env = os.environ if environment is None else environment
+    try:
+        host, port = host_and_port(addresses[0])
+        own = host_and_port(addresses[rank]) if len(addresses) == size else None
+        about = _described(env, rank, size, host, port, own)
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
+    return _met(about, source, timeout, join_timeout)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of ``host:port``; raises ValueError if it is none."""
+    host, colon, digits = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not digits.isdecimal() or not 0 < int(digits) < 65536:
+        raise ValueError(f"{address!r} is not host:port")
+    return host, int(digits)
+
+
 def _description(env: Mapping[str, str]) -> tuple[Description, str]:
     """Return the group as the environment describes it, and where that was found."""
-    from pycollective.rendezvous import memory, tcp
+    from pycollective.rendezvous import description
 
     names = (RANK, SIZE, ADDRESS)
     given = [name for name in names if name in env]
     try:
         if len(given) == 3:
-            rank, size = _number(env, RANK, 0, 1 << 20), _number(env, SIZE, 1, tcp.MAX_RANKS)
-            host, colon, digits = env[ADDRESS].rpartition(":")
-            host = host.removeprefix("[").removesuffix("]")
-            if not colon or not host or not digits.isdecimal() or not 0 < int(digits) < 65536:
-                raise ValueError(f"{ADDRESS}={env[ADDRESS]!r} is not host:port")
-            port, source = int(digits), ADDRESS
+            rank, size = (
+                _number(env, RANK, 0, 1 << 20),
+                _number(env, SIZE, 1, description.MAX_RANKS),
+            )
+            try:
+                (host, port), source = host_and_port(env[ADDRESS]), ADDRESS
+            except ValueError as error:
+                raise ValueError(f"{ADDRESS}={error}") from None
         elif all(name in env for name in _TORCHRUN):
             rank = _number(env, "RANK", 0, 1 << 20)
-            size = _number(env, "WORLD_SIZE", 1, tcp.MAX_RANKS)
+            size = _number(env, "WORLD_SIZE", 1, description.MAX_RANKS)
             host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65534)
             # There torchrun itself listens on that port.
             port += env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -165,22 +254,32 @@ def _description(env: Mapping[str, str]) -> tuple[Description, str]:
             )
         if rank >= size:
             raise ValueError(f"rank {rank} is not among the {size} ranks of the group")
-        about = tcp.Description(
-            rank,
-            size,
-            host,
-            port,
-            secret=_secret(env),
-            insecure=env.get(INSECURE) == "1",
-            interface=env.get(INTERFACE, ""),
-            streams=_number(env, STREAMS, 1, tcp.MAX_STREAMS) if STREAMS in env else 1,
-            host_id="" if env.get(TRANSPORT) == "tcp" else env.get(HOST_ID) or memory.boot_id(),
-            listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
-            choices=tuning.given(env, "TCP", size) if rank == 0 else [],
-        )
+        about = _described(env, rank, size, host, port, None)
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
     return about, source
+
+
+def _described(
+    env: Mapping[str, str], rank: int, size: int, host: str, port: int, own: tuple[str, int] | None
+) -> Description:
+    """Return a group, with what the environment says besides who is in it."""
+    from pycollective.rendezvous import description, memory
+
+    return description.Description(
+        rank,
+        size,
+        host,
+        port,
+        secret=_secret(env),
+        insecure=env.get(INSECURE) == "1",
+        interface=env.get(INTERFACE, ""),
+        streams=_number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
+        host_id="" if env.get(TRANSPORT) == "tcp" else env.get(HOST_ID) or memory.boot_id(),
+        listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
+        choices=tuning.given(env, "TCP", size) if rank == 0 else [],
+        own=own,
+    )
 
 
 def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:

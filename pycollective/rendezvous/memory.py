@@ -60,7 +60,7 @@ def share(
     deadline : float
         When to give up (time.monotonic).
     listen : callable
-        Makes a door (`pycollective.rendezvous.tcp`) of a socket and what to do with who comes in.
+        Makes a door (`pycollective.rendezvous.door`) of a socket and what to do with who comes in.
     """
     while len(claimed) > 1:
         leader, *others = claimed

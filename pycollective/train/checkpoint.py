@@ -12,13 +12,14 @@ import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.distribute.context import Mode, current_mode, entered
+from pycollective.distribute.workers import Workers
 from pycollective.errors import CheckpointError
 from pycollective.tensor import Variable, VariableAggregation
 from pycollective.train.files import Contents, Node, read_files, write_files
 from pycollective.train.state import add_to_state, get_checkpoint_state
 from pycollective.train.trackable import Trackable, children_of, is_trackable
 
-__all__ = ["Checkpoint", "CheckpointMismatchError", "CheckpointStatus"]
+__all__ = ["Checkpoint", "CheckpointMismatchError", "CheckpointStatus", "workers_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +104,7 @@ class Checkpoint(Trackable):
         counter.assign_add(1)
         path = f"{prefix}-{int(counter)}"
         try:
-            write_files(path, _collect(self))
-            add_to_state(path)
+            self._write(path, note=True)
         except BaseException:
             counter.assign_sub(1)
             raise
@@ -114,8 +114,24 @@ class Checkpoint(Trackable):
         """Write a checkpoint with exactly this path; no number, no note. Returns the path."""
         _require_outside_replicas("write")
         path = os.fspath(file_prefix)
-        write_files(path, _collect(self))
+        self._write(path)
         return path
+
+    def _write(self, path: str, note: bool = False) -> None:
+        """Write the files; of several workers with one path, the first one does.
+
+        Every worker must make the call, as what is aggregated when it is read needs all of them. It
+        returns when all files are written, or raises on every worker.
+        """
+        workers = workers_of(self)
+        contents = _collect(self)
+
+        def write() -> None:
+            write_files(path, contents)
+            if note:
+                add_to_state(path)
+
+        workers.write_once(path, write)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
         """Restore a checkpoint of `save`: now what exists, the rest when it is made.
@@ -441,6 +457,16 @@ def _require_outside_replicas(method: str) -> None:
             f"Checkpoint.{method}() was called in a replica function, where each replica would "
             "do it; call it outside of strategy.run()"
         )
+
+
+def workers_of(root: Checkpoint) -> Workers:
+    """Return the processes that the variables under ``root`` belong to."""
+    for _, variable in _variables_of(root):
+        strategy = variable._distribute_strategy
+        if strategy is not None and strategy.extended.workers.count > 1:
+            found: Workers = strategy.extended.workers
+            return found
+    return Workers()
 
 
 def _several(strategy: Any) -> bool:

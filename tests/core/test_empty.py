@@ -65,6 +65,7 @@ def test_threads_and_one_rank_get_ordinary_arrays(on_ranks):
     on_ranks(local_group(1), work)
 
 
+@pytest.mark.slow
 def test_memory_is_given_back(on_ranks):
     comms = shm_group(2)
     descriptor = comms[0]._group.descriptor

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pycollective import distribute
+from pycollective.cluster import ClusterSpec, SimpleClusterResolver
 
 
 def mirrored(replicas, ops=None):
     return distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)], ops)
+
+
+def workers(replicas):
+    """Return a strategy of one worker, whatever the environment says."""
+    nobody = SimpleClusterResolver(ClusterSpec({}))
+    devices = [f"cpu:{i}" for i in range(replicas)]
+    return distribute.MultiWorkerMirroredStrategy(nobody, devices=devices)
 
 
 #: One of every kind and size, made anew by each call: what the generic suite runs over.
@@ -17,6 +25,8 @@ EVERY = {
     "mirrored 2": lambda: mirrored(2),
     "mirrored 3": lambda: mirrored(3),
     "mirrored 4": lambda: mirrored(4),
+    "workers 1 x 1": lambda: workers(1),
+    "workers 1 x 2": lambda: workers(2),
     "central storage 2": lambda: distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"]),
 }
 

@@ -178,7 +178,7 @@ def test_broadcast_and_gather(ops):
     assert isinstance(ops.broadcast(constant(3.0), "cpu:0"), Mirrored)
     assert ops.gather(many, "cpu:0", 0).numpy().tolist() == [[1, 2], [3, 4], [5, 6]]
     assert [len(v) for v in ops.gather(many, many, 0).values] == [3, 3]
-    with pytest.raises(ValueError, match="dimension"):
+    with pytest.raises(ValueError, match="along axis 1 only"):
         ops.gather(many, "cpu:0", 1)
     slices = IndexedSlices(constant([[1.0]]), np.array([0]))
     with pytest.raises(NotImplementedError, match="gather does not support IndexedSlices"):
@@ -443,3 +443,17 @@ def test_log_lines(caplog, two, monkeypatch):
     assert lines(
         caplog, "ParameterServerStrategy (CentralStorageStrategy if you are using a single"
     )
+
+
+def test_gather_asks_the_cross_device_operation_of_the_strategy():
+    asked = []
+
+    class Own(d.ReductionToOneDevice):
+        def gather_implementation(self, per_replica_value, destinations, axis, options):
+            asked.append((len(per_replica_value.values), destinations, axis))
+            return super().gather_implementation(per_replica_value, destinations, axis, options)
+
+    strategy = d.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=Own())
+    ids = strategy.run(lambda: constant([1.0 * replica_id()]))
+    assert strategy.gather(ids, axis=0).numpy().tolist() == [0, 1]
+    assert asked == [(2, "cpu:0", 0)]

@@ -254,13 +254,14 @@ def test_flags(strategy):
     assert extended.should_checkpoint is True
     assert extended.should_save_summary is True
     assert extended.experimental_should_init is True
-    assert extended.experimental_between_graph is False
+    own_program = isinstance(strategy, d.MultiWorkerMirroredStrategy)
+    assert extended.experimental_between_graph is own_program
     assert extended.experimental_require_static_shapes is False
     assert extended.enable_partial_batch_handling is True
     if strategy is not d.get_strategy():
         extended.experimental_enable_get_next_as_optional = False
         assert extended.enable_partial_batch_handling is False
-    assert strategy.cluster_resolver is None
+    assert (strategy.cluster_resolver is not None) is own_program
 
 
 def test_copies(strategy):

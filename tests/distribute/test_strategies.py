@@ -102,6 +102,7 @@ def test_central_storage_has_one_variable_for_all():
     with strategy.scope():
         v = Variable([1.0, 2.0], name="v", aggregation=pc.VariableAggregation.SUM)
     assert type(v) is AggregatingVariable
+    assert strategy.extended.value_container(v.get()) is v
     assert isinstance(v, Variable)
     assert (v.name, v.shape, v.trainable) == ("v", (2,), True)
     assert v.aggregation is pc.VariableAggregation.SUM

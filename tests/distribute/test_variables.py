@@ -124,6 +124,19 @@ def test_a_copy_keeps_its_strategy(two):
 # Mirrored variables ---------------------------------------------------------------------------
 
 
+def test_handle_is_one_component(two):
+    v = variable(two, 0.0)
+    with pytest.raises(
+        ValueError, match="handle is not available outside the replica context or a"
+    ):
+        v.handle  # noqa: B018
+    handles = two.run(lambda: [v.handle])
+    for (own,), component in zip(two.experimental_local_results(handles), v.values, strict=True):
+        assert own is component
+    two.extended.update(v, lambda component: component.assign(v.handle is component))
+    assert components(v) == [1.0, 1.0]
+
+
 def test_reading(two):
     v = variable(two, 0.0)
     for r, component in enumerate(v.values):

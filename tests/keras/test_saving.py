@@ -148,6 +148,37 @@ def test_a_model_of_ones_own_comes_back(tmp_path):
         assert f["layers/dense/vars/0"].shape == (3, 2)
 
 
+class Plain(keras.Model):
+    """A model of one's own that does not say how it is stored."""
+
+    def __init__(self, units, factor=1.0, **options):
+        super().__init__(**options)
+        self.factor = factor
+        self.block = Block(units)
+
+    def call(self, inputs):
+        return self.block(inputs) * self.factor
+
+
+def test_classes_of_ones_own_inside_and_without_get_config(tmp_path):
+    custom = {"Plain": Plain, "Block": Block}
+    row = keras.Sequential([keras.Input((4,)), Block(3, name="b"), layers.Dense(2)])
+    plain = Plain(2, factor=2.0)
+    plain(A)
+    for model in (row, plain):
+        model.save(tmp_path / "m.keras")
+        loaded = keras.models.load_model(tmp_path / "m.keras", custom)
+        np.testing.assert_array_equal(loaded(A).numpy(), model(A).numpy())
+    assert keras.saving.serialize_keras_object(plain)["config"]["factor"] == 2.0
+
+    class Takes(Plain):
+        def __init__(self, layer):
+            super().__init__(1)
+
+    with pytest.raises(NotImplementedError, match="Takes must override get_config"):
+        Takes(layers.Dense(1)).get_config()
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
 def test_into_another_number_of_replicas(tmp_path, before, after):
     start = row().get_weights()
@@ -279,6 +310,34 @@ def test_the_form_of_graphs_is_that_of_keras():
     )
     assert third["inbound_nodes"][0]["args"][1] == 2.0
     assert inside["output_layers"] == [third["name"], 0, 0]
+
+
+def test_defaults_that_keras_notes_in_calls_are_not_kept_to():
+    x = keras.Input((4,), name="x")
+    inner = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5)], name="inner")
+    model = keras.Model(x, inner(layers.Dropout(0.5, name="drop")(x)))
+    config = json.loads(model.to_json())
+    inside = config["config"]
+    assert inside["output_layers"] == ["inner", 0, 0]
+    for layer in inside["layers"][1:]:
+        # As Keras writes it; for a model inside it is what somebody asked for.
+        layer["inbound_nodes"][0]["kwargs"] = {"training": False, "mask": None}
+    loaded = keras.saving.deserialize_keras_object(config)
+    share = (loaded(np.ones((100, 4)), training=True).numpy() == 0).mean()
+    assert 0.4 < share < 0.6
+
+
+def test_outputs_of_models_inside_are_counted_as_keras_does():
+    first = keras.Input((4,))
+    inner = keras.Model(first, layers.Dense(2)(first), name="inner")
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, [inner(x), inner(x * 2.0)])
+    stored = json.loads(model.to_json())
+    assert stored["config"]["output_layers"] == [["inner", 1, 0], ["inner", 2, 0]]
+    loaded = keras.saving.deserialize_keras_object(stored)
+    loaded.set_weights(model.get_weights())
+    for a, b in zip(loaded(A), model(A), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 @pytest.mark.parametrize(
@@ -415,6 +474,7 @@ def text(file):
             TypeError,
             "class 'set_random_seed'",
         ),
+        (rename(1, module="keras.models", class_name="Trainer"), TypeError, "class 'Trainer'"),
         (with_config(lambda_layer), ValueError, "potential risk of arbitrary code execution"),
         (with_config(lambda c: c["config"].pop("layers")), ValueError, "'layers' keys"),
         (with_config(lambda c: c.pop("class_name")), CheckpointError, "describes none"),

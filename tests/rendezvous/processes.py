@@ -9,6 +9,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import pytest
+
 SECRET = "0123456789abcdef0123456789abcdef"
 PREAMBLE = "from in_ranks import *\ncomm = pc.init(timeout=20)\n"
 
@@ -18,6 +20,17 @@ TRANSPORTS = {
     "tcp": "TCP",
     "mixed": "shared memory and TCP",
 }
+
+
+def some_fast(cases, fast):
+    """Mark as slow what is not among the fast cases."""
+    return [
+        pytest.param(
+            *case, id="-".join(map(str, case)), marks=[] if case in fast else pytest.mark.slow
+        )
+        for case in cases
+    ]
+
 
 # `pycollective run`, which leaves the survivors of a rank the time to go on.
 _RUN = """

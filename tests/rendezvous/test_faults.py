@@ -9,19 +9,9 @@ import sys
 
 import pytest
 from in_ranks import CALLS
-from processes import TRANSPORTS, run
+from processes import TRANSPORTS, run, some_fast
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-def some_fast(cases, fast):
-    """Mark as slow what is not among the fast cases."""
-    return [
-        pytest.param(
-            *case, id="-".join(map(str, case)), marks=[] if case in fast else pytest.mark.slow
-        )
-        for case in cases
-    ]
 
 
 # A rank that is no more -----------------------------------------------------------------------
@@ -254,7 +244,7 @@ print(until_error(comm.barrier), flush=True)
 # What a process may run out of -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", some_fast([(t,) for t in TRANSPORTS], [("shm",)]))
 def test_no_descriptors_left_in_a_group(tmp_path, transport):
     """Calls need none; what does is refused on every rank, and the group goes on."""
     body = """
@@ -301,7 +291,7 @@ print(said)
     ("transport", "left"),
     some_fast(
         [("mixed", n) for n in (0, 1, 2, 3, 4, 5, 7, 9)] + [("host", 1), ("tcp", 1), ("tcp", 4)],
-        [("mixed", 1), ("tcp", 4)],
+        [("tcp", 4)],
     ),
 )
 def test_no_descriptors_left_for_a_meeting(tmp_path, transport, left):
@@ -368,7 +358,7 @@ print(until_error(lambda: comm.all_reduce(np.ones(50_000_000))) if comm.rank != 
     ("transport", "fault"),
     some_fast(
         [(t, f) for t in ("host", "tcp", "mixed") for f in ("kill", "interrupt", "stop")],
-        [("tcp", "interrupt")],
+        [],
     ),
 )
 def test_a_rank_of_a_meeting(tmp_path, transport, fault):

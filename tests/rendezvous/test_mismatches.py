@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from in_ranks import until_error
-from processes import TRANSPORTS, run
+from processes import TRANSPORTS, run, some_fast
 
 import pycollective as pc
 
@@ -105,8 +105,10 @@ def check(case, odd, error):
     assert any(call in error.replace(theirs, "") for call in (most, *done)), error
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("odd", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("transport", "odd"),
+    some_fast([(t, odd) for t in TRANSPORTS for odd in (1, 0)], [("shm", 1), ("tcp", 1)]),
+)
 def test_calls_of_processes(tmp_path, transport, odd):
     body = BODY.replace("CASES", repr(CASES)).replace("ODD", str(odd))
     done = run(tmp_path, transport, 3, body)

@@ -20,7 +20,7 @@ import pytest
 import pycollective as pc
 from pycollective import _core
 from pycollective.rendezvous import RendezvousError, handshake, init, interfaces
-from pycollective.rendezvous.tcp import _Door
+from pycollective.rendezvous.door import Door
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -87,17 +87,17 @@ assert (comm.broadcast(odd, n - 1)["f2"] == n - 1).all()
 comm.barrier()
 x = np.random.default_rng(comm.rank).standard_normal(70_001).astype("float32")
 import hashlib
-print(hashlib.sha256(comm.all_reduce(x).tobytes()).hexdigest())
+print(hashlib.sha256(comm.all_reduce(x, reproducible=True).tobytes()).hexdigest())
 """
     status, out, err = run(tmp_path, ranks, body)
     assert (status, err) == (0, "")
-    # The bits are those of threads.
+    # The bits of a reproducible sum are those of threads.
     group = pc.local_group(ranks)
     results = [None] * ranks
 
     def work(c):
         x = np.random.default_rng(c.rank).standard_normal(70_001).astype("float32")
-        results[c.rank] = hashlib.sha256(c.all_reduce(x).tobytes()).hexdigest()
+        results[c.rank] = hashlib.sha256(c.all_reduce(x, reproducible=True).tobytes()).hexdigest()
 
     threads = [threading.Thread(target=work, args=(c,)) for c in group]
     for t in threads:
@@ -390,7 +390,7 @@ def test_strangers_do_not_disturb(on_ranks):
 def test_what_was_recorded_cannot_be_played_again():
     """A stranger who heard a whole conversation repeats it."""
     entered = []
-    door = _Door(
+    door = Door(
         socket.create_server(("127.0.0.1", 0)),
         handshake.key_of(SECRET.encode()),
         2,

@@ -353,6 +353,44 @@ def test_delayed_restore_of_a_variable_that_is_no_weight_reaches_every_replica(t
     assert [c.numpy().tolist() for c in other.late.values] == [[4, 5]] * 3
 
 
+def functional(units=5):
+    first, second = keras.Input((4,)), keras.Input((3,))
+    shared = keras.layers.Dense(units)
+    x = shared(keras.layers.Dense(2)(first)) * shared(keras.layers.Dense(2)(second))
+    model = keras.Model([first, second], keras.layers.BatchNormalization()(x))
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize(("saved", "restored"), [(1, 2), (2, 1), (2, 3)])
+def test_a_compiled_graph_goes_on_with_other_replicas(tmp_path, saved, restored):
+    inputs = [np.arange(24.0).reshape(6, 4) / 24, np.arange(18.0).reshape(6, 3) / 18]
+    target = np.linspace(0, 1, 30).reshape(6, 5)
+
+    def scope(replicas):
+        return distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)]).scope()
+
+    with scope(saved):
+        model = functional()
+    model.fit(inputs, target, verbose=0)
+    path = train.Checkpoint(model=model).save(tmp_path / "c")
+    with scope(restored):
+        other = functional()
+    status = train.Checkpoint(model=other).restore(path)
+    other.optimizer.build(other.trainable_variables)
+    status.assert_consumed()
+    for a, b in zip(other.get_weights(), model.get_weights(), strict=True):
+        # Moving means are the replicas' mean, which may be rounded.
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    for a, b in zip(other.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    wider = functional(6)
+    with pytest.raises(
+        CheckpointError, match=r"(?s)kernel: saved with shape \(2, 5\).*gamma.*beta"
+    ):
+        train.Checkpoint(model=wider).restore(path)
+
+
 def test_save_in_a_replica_is_refused(tmp_path):
     strategy = mirrored(2)
     with strategy.scope():

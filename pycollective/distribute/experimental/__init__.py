@@ -8,13 +8,13 @@ from pycollective.distribute.communication import (
     CommunicationOptions,
 )
 from pycollective.distribute.experimental import coordinator, partitioners, rpc
+from pycollective.distribute.multi_worker import MultiWorkerMirroredStrategy
+from pycollective.distribute.preemption import PreemptionCheckpointHandler
 from pycollective.distribute.replica_context import ValueContext
 from pycollective.distribute.termination import TerminationConfig
 from pycollective.distribute.tpu import TPUStrategy
 from pycollective.distribute.unavailable import (
-    MultiWorkerMirroredStrategy,
     ParameterServerStrategy,
-    PreemptionCheckpointHandler,
     PreemptionWatcher,
 )
 

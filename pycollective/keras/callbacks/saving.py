@@ -121,6 +121,7 @@ class ModelCheckpoint(Monitor):
             self.model.save_weights(path)
         else:
             Checkpoint(model=self.model).write(path)
+        if self.model.distribute_strategy.extended.should_checkpoint:
             add_to_state(path)
         if self.verbose:
             print(f"\nEpoch {self._epoch + 1}: saving model to {path}")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import nn
 from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.nn.dense import dense
 from pycollective.tensor import Tensor, ops
 
 __all__ = ["Dense", "Embedding", "Identity"]
@@ -120,14 +120,14 @@ class Dense(Layer):
             )
         if inputs.array.dtype != self._dtype:
             inputs = ops.cast(inputs, self._dtype)
-        if len(shape) == 2:
-            outputs = ops.matmul(inputs, self.kernel)
-        else:
+        rows = inputs
+        if len(shape) != 2:
             rows = ops.reshape(inputs, (math.prod(shape[:-1]), self._inputs))
-            outputs = ops.reshape(ops.matmul(rows, self.kernel), (*shape[:-1], self.units))
-        if self.bias is not None:
-            outputs = nn.bias_add(outputs, self.bias)
-        if self.activation is activations.linear:
+        relu = self.activation is activations.relu
+        outputs = dense(rows, self.kernel, self.bias, "relu" if relu else None)
+        if len(shape) != 2:
+            outputs = ops.reshape(outputs, (*shape[:-1], self.units))
+        if relu or self.activation is activations.linear:
             return outputs
         activated: Tensor = self.activation(outputs)
         return activated

@@ -113,7 +113,9 @@ class Layer(Trackable):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Keep the arguments, of which the config is made where no class says how."""
         self = super().__new__(cls, *args, **kwargs)
-        if cls._config_names is None and cls.get_config is Layer.get_config:
+        if cls._config_names is None and cls.get_config.__module__.startswith(
+            "pycollective.keras."
+        ):
             object.__setattr__(self, "_arguments", (args, kwargs))
         return self
 
@@ -249,8 +251,10 @@ class Layer(Trackable):
         return initializers.plain(value)
 
     def _given(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, if no class says what to store."""
-        args, kwargs = self.__dict__.get("_arguments", ((), {}))
+        """Return the arguments of the constructor, if no class of one's own says what to store."""
+        if "_arguments" not in self.__dict__:
+            return {}
+        args, kwargs = self.__dict__["_arguments"]
         bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
         given = dict(list(bound.arguments.items())[1:])
         for name, parameter in bound.signature.parameters.items():

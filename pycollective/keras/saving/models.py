@@ -64,7 +64,7 @@ def save_model(
             f"Keras format; folders and other formats are not written. Received: filepath={path}"
         )
     _check_overwrite(path, overwrite)
-    _write(path, pack(Parts(serialize_shared(model), write_weights(model))))
+    _write(model, path, pack(Parts(serialize_shared(model), write_weights(model))))
 
 
 def load_model(
@@ -150,7 +150,7 @@ def save_weights(model: Model, filepath: _Path, overwrite: bool = True) -> None:
         raise ValueError(f"The filename must end in `.weights.h5`. Received: filepath={path}")
     _require_built(model, "saving", "of")
     _check_overwrite(path, overwrite)
-    _write(path, write_weights(model))
+    _write(model, path, write_weights(model))
 
 
 def load_weights(model: Model, filepath: _Path, skip_mismatch: bool = False) -> None:
@@ -214,6 +214,11 @@ def _check_overwrite(path: str, overwrite: bool) -> None:
         raise FileExistsError(f"{path!r} exists, and overwrite=False was given")
 
 
-def _write(path: str, data: bytes) -> None:
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    write_atomically(path, data)
+def _write(model: Model, path: str, data: bytes) -> None:
+    """Write a file that every worker of the model's strategy has made; all of them must."""
+
+    def write() -> None:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        write_atomically(path, data)
+
+    model.distribute_strategy.extended.workers.write_once(path, write)

@@ -212,7 +212,8 @@ def _optimizer_pairs(
     """Return an optimizer's variables with their values; none if it is another one's file."""
     variables = _variables_of(optimizer)
     keys = [] if stored is None else list(stored.keys())
-    slots = sum(len(kept) for _, kept in optimizer._slots.values())
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    slots = sum(len(kept) for _, kept in inner._slots.values())
     if len(keys) == len(variables) - slots:
         # Saved before its first step: what it keeps for each variable was not there yet.
         variables = variables[: len(keys)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import asarray
-from pycollective.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset
+from pycollective.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options
+from pycollective.data.options import AutoShardPolicy
 from pycollective.data.sources import Generated
 from pycollective.distribute.input import DistributedDataset, DistributedIterator
 from pycollective.distribute.strategy import Strategy
@@ -23,6 +25,7 @@ from pycollective.tensor import Tensor, as_tensor
 
 __all__ = [
     "batches_of",
+    "dealt_by_rows",
     "share_of_element",
     "split_off",
     "values_of",
@@ -136,8 +139,25 @@ def batches_of(
         raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}")
     dataset = Dataset.from_tensor_slices(arrays)
     if shuffle and rows > 1:
-        dataset = dataset.shuffle(rows)
+        dataset = dataset.shuffle(rows, seed=_agreed_seed(strategy))
     return strategy.experimental_distribute_dataset(dataset.batch(batch_size or _BATCH_SIZE))
+
+
+def dealt_by_rows(strategy: Strategy, x: Any) -> Any:
+    """Return input of which several workers read all, and keep rows in turn: their order is known."""
+    if not isinstance(x, Dataset) or strategy.extended.workers.count == 1:
+        return x
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
+    return x.with_options(options)
+
+
+def _agreed_seed(strategy: Strategy) -> int | None:
+    """Return a seed that all workers have, so that they deal out one order; None where there is one."""
+    workers = strategy.extended.workers
+    if workers.count == 1:
+        return None
+    return int(workers.from_first(np.asarray(secrets.randbits(31))))
 
 
 def _name(value: Any) -> str:
@@ -254,8 +274,8 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
     return weighted
 
 
-def values_of(outputs: Sequence[Any]) -> Any:
-    """Return the outputs of steps as NumPy arrays: all examples, in their order."""
+def values_of(strategy: Strategy, outputs: Sequence[Any]) -> Any:
+    """Return the outputs of steps as NumPy arrays: all examples, in their order, on every worker."""
     leaves = [nest.flatten(output) for output in outputs]
     joined = []
     for column in zip(*leaves, strict=True):
@@ -264,5 +284,21 @@ def values_of(outputs: Sequence[Any]) -> Any:
             for leaf in column
             for part in (leaf.values if isinstance(leaf, DistributedValues) else (leaf,))
         ]
+        parts = _of_all_workers(strategy, parts)
         joined.append(np.concatenate(parts) if parts[0].ndim else np.stack(parts))
     return nest.pack_as(outputs[0], joined)
+
+
+def _of_all_workers(strategy: Strategy, parts: list[Any]) -> list[Any]:
+    """Return all workers' outputs, given this one's of each step and replica, in the rows' order.
+
+    A batch's mini-batches are dealt to the workers in turn: first those of all first replicas.
+    """
+    workers = strategy.extended.workers
+    if workers.count == 1:
+        return parts
+    count, parts = len(parts), [np.atleast_1d(part) for part in parts]
+    lengths, _ = workers.gather(np.asarray([len(part) for part in parts], np.int64), 0)
+    rows, _ = workers.gather(np.concatenate(parts), 0)
+    pieces = np.split(rows, np.cumsum(lengths)[:-1])
+    return [pieces[w * count + k] for k in range(count) for w in range(workers.count)]

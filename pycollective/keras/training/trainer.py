@@ -17,6 +17,7 @@ from pycollective.keras.optimizers.gathering import Gathering, gathered
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.inputs import (
     batches_of,
+    dealt_by_rows,
     share_of_element,
     split_off,
     values_of,
@@ -79,9 +80,10 @@ class Trainer(Learner):
         Parameters
         ----------
         x
-            Arrays, or a `Dataset`, a distributed dataset, an iterator or a `DatasetCreator` of
-            batches ``(x, y)`` or ``(x, y, sample_weight)``. Batches are global ones: the replicas
-            share them.
+            Arrays (PyTorch's tensors too; several inputs in a list or dict), or a `Dataset`, a
+            distributed dataset, a `PyDataset`, an iterator, something else to be iterated over
+            (PyTorch's ``DataLoader``) or a `DatasetCreator` of batches ``(x, y)`` or
+            ``(x, y, sample_weight)``. Batches are global ones: the replicas share them.
         y, sample_weight
             Targets and a weight for each example, with arrays.
         batch_size
@@ -276,7 +278,8 @@ class Trainer(Learner):
         execute = self._executor(self.predict_step)
         outputs: list[Any] = []
         with strategy.scope():
-            looked_at = Steps(batches_of(strategy, x, batch_size=batch_size), steps, "steps")
+            batches = batches_of(strategy, dealt_by_rows(strategy, x), batch_size=batch_size)
+            looked_at = Steps(batches, steps, "steps")
             heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
             heard.on_predict_begin()
             for first, batches in looked_at.epoch(at_once):
@@ -287,7 +290,7 @@ class Trainer(Learner):
             if not outputs:
                 raise ValueError("predict: the input has no batch")
             heard.on_predict_end()
-        return values_of(outputs)
+            return values_of(strategy, outputs)
 
     # Single batches --------------------------------------------------------------------------
 
@@ -323,7 +326,8 @@ class Trainer(Learner):
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch of arrays."""
         with self.distribute_strategy.scope():
-            return values_of(self._executor(self.predict_step)([self._distributed(x)]))
+            outputs = self._executor(self.predict_step)([self._distributed(x)])
+            return values_of(self.distribute_strategy, outputs)
 
     def _on_batch(
         self, name: str, step: Callable[[Any], Any], data: tuple[Any, Any, Any], return_dict: bool

@@ -485,8 +485,10 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     places = _along(place, index)
 
     def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
-        full = array_module(a).zeros(a.shape, a.dtype)
-        scatter_add(full, places, g)
-        return (full,)
+        # In halves many small summands would be lost.
+        wide = np.float32 if a.dtype.itemsize == 2 else a.dtype
+        full = array_module(a).zeros(a.shape, wide)
+        scatter_add(full, places, g.astype(wide, copy=False))
+        return (full.astype(a.dtype, copy=False),)
 
     return record(np.take(a, index, axis=place), (x,), vjp)

@@ -1,0 +1,549 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+
+#include "algorithms/algorithms.h"
+#include "bindings/bindings.h"
+#include "bindings/dtypes.h"
+#include "bindings/errors.h"
+#include "bindings/interpreter_release.h"
+#include "executor/communicator.h"
+#include "schedule/tabulated.h"
+#include "transport/shared_heap.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+// Arrays that Python has made fit; what would crash is still refused here.
+struct Ends {
+  std::optional<py::array> input, output;  // not there where the rank has none
+};
+
+void check_items(const std::optional<py::array>& array, std::size_t items, std::size_t item) {
+  if (!array) {
+    if (items) throw std::invalid_argument("this rank's input or output is missing");
+    return;
+  }
+  if (!(array->flags() & py::array::c_style)) {
+    throw std::invalid_argument("the core takes C-contiguous arrays");
+  }
+  auto held = static_cast<std::size_t>(array->size());
+  if (held < items || static_cast<std::size_t>(array->itemsize()) != item) {
+    throw std::invalid_argument("input and output differ in size");
+  }
+}
+
+// `inputs` and `outputs`: items that will be read and written.
+Array array_of(Ends& ends, std::size_t inputs, std::size_t outputs) {
+  const py::array& typed = ends.input ? *ends.input : ends.output.value();
+  Array array;
+  array.item = static_cast<std::size_t>(typed.itemsize());
+  array.type = py::str(typed.dtype());
+  check_items(ends.input, inputs, array.item);
+  check_items(ends.output, outputs, array.item);
+  if (ends.input) array.input = ends.input->data();
+  if (ends.output) array.output = ends.output->mutable_data();
+  array.shape.assign(typed.shape(), typed.shape() + typed.ndim());
+  array.count = static_cast<std::size_t>(typed.size());
+  return array;
+}
+
+Array array_of(const py::array& input, const py::array& output) {
+  Ends ends{input, output};
+  if (input.nbytes() != output.nbytes()) {
+    throw std::invalid_argument("input and output differ in size");
+  }
+  auto items = static_cast<std::size_t>(input.size());
+  return array_of(ends, items, items);
+}
+
+// Of a collective whose chunks are ranks' parts of `count` items.
+Array array_of_parts(Ends ends, Collective collective, std::size_t count, int played, int size) {
+  auto items = [&](int chunks) { return static_cast<std::size_t>(chunks) * count; };
+  Array array = array_of(ends, items(input_chunks(collective, size, played, size)),
+                         items(output_chunks(collective, size, played, size)));
+  array.count = count;
+  return array;
+}
+
+std::size_t sum(const std::vector<std::size_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+void check_root(int root, int size) {
+  if (root < 0 || root >= size) {
+    throw std::invalid_argument("root " + std::to_string(root) + " is not among the " +
+                                std::to_string(size) + " ranks");
+  }
+}
+
+Reducing reducing_of(const py::dtype& dtype, const std::string& op) {
+  auto [type, which] = reduction_of(dtype, op);
+  return {type, which, false};
+}
+
+const Algorithm& algorithm_of(Collective collective, const std::string& name) {
+  if (const Algorithm* found = find_algorithm(collective, name)) return *found;
+  std::string what(to_string(collective));
+  throw std::invalid_argument("no " + what + " algorithm is called '" + name +
+                              "'; pycollective.algorithms.names(\"" + what + "\") lists them");
+}
+
+// By name, or one that a user has written.
+using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
+
+std::size_t bytes_of(const py::array& array) { return static_cast<std::size_t>(array.nbytes()); }
+
+// The same, where "auto" may be asked for.
+const Algorithm& algorithm_of(Communicator& self, Collective collective, const Named& named,
+                              std::size_t bytes) {
+  int size = self.size();
+  if (const auto* name = std::get_if<std::string>(&named)) {
+    if (*name == "auto") return self.select(collective, bytes);
+    if (collective == Collective::all_reduce && *name == "hierarchical") return self.hierarchical();
+    return algorithm_of(collective, *name);
+  }
+  const TabulatedAlgorithm& table = *std::get<1>(named);
+  if (table.collective() != collective || table.size() != size) {
+    throw std::invalid_argument(
+        "'" + std::string(table.name()) + "' is a schedule for " +
+        std::string(to_string(table.collective())) + " among " + std::to_string(table.size()) +
+        " ranks, not for " + std::string(to_string(collective)) + " among " + std::to_string(size));
+  }
+  return table;
+}
+
+// A message to or from another rank.
+std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* data, int peer,
+                           int tag, double timeout, bool later, bool sends) {
+  if (peer < 0 || peer >= self.size()) {
+    throw std::invalid_argument("rank " + std::to_string(peer) + " is not among the " +
+                                std::to_string(self.size()) + " ranks");
+  }
+  if (!(array.flags() & py::array::c_style)) {
+    throw std::invalid_argument("the core takes C-contiguous arrays");
+  }
+  Message message;
+  message.peer = peer;
+  message.tag = tag;
+  message.type = py::str(array.dtype());
+  message.shape.assign(array.shape(), array.shape() + array.ndim());
+  message.data = static_cast<std::byte*>(data);
+  message.bytes = static_cast<std::size_t>(array.nbytes());
+  message.began = Clock::now();
+  message.deadline = message.began + duration_of(timeout);
+  Messages& messages = self.messages();
+  if (later) messages.move_by_itself();
+  auto kept = std::make_shared<py::array>(array);
+  auto task =
+      sends ? messages.send(std::move(message), kept) : messages.receive(std::move(message), kept);
+  if (later) return task;
+  if (!task->done()) {
+    InterpreterRelease release;
+    messages.finish(*task, look_at_signals);
+  } else {
+    task->check();
+  }
+  return nullptr;
+}
+
+// Ends a communicator: its calls that are still under way fail, since nobody can wait for them.
+void end(Communicator* communicator) {
+  if (communicator->outstanding() > 0) {
+    communicator->group().fail(FailureKind::aborted,
+                               "rank " + std::to_string(communicator->rank()) +
+                                   " let go of its communicator while calls were under way");
+  }
+  {
+    InterpreterRelease release;  // such a call may need it to end
+    communicator->stop();
+  }
+  delete communicator;
+}
+
+// Makes a call: at once, after those that are under way, or `later`, on the communicator's progress
+// thread, which needs no interpreter for it. The time counts from when it begins.
+template <class Call>
+std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, bool later,
+                                Call call) {
+  if (later) {
+    auto begin = [call = std::move(call), timeout] { call(waiting_for(timeout, {})); };
+    return self.submit(std::move(begin), std::make_shared<Ends>(std::move(ends)));
+  }
+  Interrupt interrupt = look_at_signals;
+  InterpreterRelease release;
+  self.settle(interrupt);
+  call(waiting_for(timeout, std::move(interrupt)));
+  return nullptr;
+}
+
+// Warnings may come from threads that Python does not know; when it goes, none may ask for it.
+class Gate {
+ public:
+  void pass(const std::function<void()>& call) {
+    std::shared_lock lock(mutex_, std::defer_lock);
+    if (!lock.try_lock() || closed_) return;
+    call();
+  }
+  void close() {
+    // A forked child may find it locked by a thread that it does not have.
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (lock.try_lock_for(std::chrono::seconds(1))) closed_ = true;
+  }
+
+ private:
+  std::shared_timed_mutex mutex_;
+  bool closed_ = false;
+};
+
+Gate& gate() {
+  static Gate the_gate;
+  return the_gate;
+}
+
+std::function<void(const std::string&)> speaking_to(const py::function& warn) {
+  // Let go of where the interpreter is held, wherever that is.
+  std::shared_ptr<py::function> kept(new py::function(warn), [](py::function* function) {
+    py::gil_scoped_acquire acquire;
+    delete function;
+  });
+  return [kept](const std::string& text) {
+    gate().pass([&] {
+      py::gil_scoped_acquire acquire;
+      (*kept)(text);
+    });
+  };
+}
+
+double seconds_at(Clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
+}  // namespace
+
+void bind_communicator(py::module_& m) {
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { gate().close(); }, py::call_guard<InterpreterRelease>()));
+
+  py::class_<Task, std::shared_ptr<Task>>(m, "Task", "A call that is under way, or was.")
+      .def_property_readonly("done", &Task::done)
+      .def(
+          "wait",
+          [](Task& self, double timeout) {
+            InterpreterRelease release;
+            return self.wait(deadline_in(timeout), look_at_signals);
+          },
+          py::arg("timeout"), "Whether it is done within so many seconds.")
+      .def_property_readonly(
+          "times",
+          [](const Task& self) {
+            if (!self.done()) throw std::logic_error("the call is still under way");
+            return std::pair(seconds_at(self.began()), seconds_at(self.ended()));
+          },
+          "When it began and ended, as time.monotonic; once it is done.")
+      .def("check", &Task::check, "Raise what the call has raised, if anything.");
+
+  py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator",
+                                                          "One rank's end of a group.")
+      .def(py::init([](std::shared_ptr<Group> group, int rank) {
+             if (rank < 0 || rank >= group->size()) throw std::out_of_range("no such rank");
+             return std::shared_ptr<Communicator>(new Communicator(std::move(group), rank), end);
+           }),
+           py::arg("group"), py::arg("rank"))
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("size", &Communicator::size)
+      .def(
+          "prefer",
+          [](Communicator& self,
+             const std::vector<std::tuple<Collective, std::size_t, std::string>>& rows) {
+            std::vector<Choice> choices;
+            for (const auto& [collective, most_bytes, name] : rows) {
+              choices.push_back({collective, most_bytes, &algorithm_of(collective, name)});
+            }
+            self.prefer(std::move(choices));
+          },
+          py::arg("rows"),
+          "What algorithm=\"auto\" means before the built-in table: (collective, most bytes, "
+          "algorithm), the first row that fits. The same on all ranks, before the first call.")
+      .def(
+          "warn_after",
+          [](Communicator& self, double seconds, const py::function& warn) {
+            self.warn_after({duration_of(seconds), speaking_to(warn)});
+          },
+          py::arg("seconds"), py::arg("warn"),
+          "`warn` gets a text about a call that has waited so long, or for half of its time.")
+      .def(
+          "select",
+          [](const Communicator& self, Collective collective, std::size_t bytes) {
+            return std::string(self.select(collective, bytes).name());
+          },
+          py::arg("collective"), py::arg("bytes"), "What algorithm=\"auto\" means here.")
+      .def(
+          "submit",
+          [](Communicator& self, const py::function& call) {
+            auto kept = std::make_shared<py::function>(call);
+            auto begin = [function = kept.get()] {
+              py::gil_scoped_acquire acquire;
+              (*function)();
+            };
+            return self.submit(begin, kept);
+          },
+          py::arg("call"),
+          "A call of Python's own, on the progress thread: what it calls of this is at once.")
+      .def(
+          "settle",
+          [](Communicator& self) {
+            InterpreterRelease release;
+            self.settle_all(look_at_signals);
+          },
+          "Wait until all calls that are under way are done.")
+      .def_property_readonly("outstanding", &Communicator::outstanding, "Calls that are under way.")
+      .def(
+          "send",
+          [](Communicator& self, const py::array& input, int dest, int tag, double timeout,
+             bool async_op) {
+            return post(self, input, const_cast<void*>(input.data()), dest, tag, timeout, async_op,
+                        true);
+          },
+          py::arg("input"), py::arg("dest"), py::arg("tag"), py::arg("timeout"),
+          py::arg("async_op") = false)
+      .def(
+          "recv",
+          [](Communicator& self, py::array output, int source, int tag, double timeout,
+             bool async_op) {
+            return post(self, output, output.mutable_data(), source, tag, timeout, async_op, false);
+          },
+          py::arg("output"), py::arg("source"), py::arg("tag"), py::arg("timeout"),
+          py::arg("async_op") = false)
+      .def(
+          "all_reduce",
+          [](Communicator& self, const py::array& input, py::array output, const std::string& op,
+             const Named& algorithm, bool reproducible, double timeout, bool async_op) {
+            Array array = array_of(input, output);
+            Reducing reducing = reducing_of(input.dtype(), op);
+            reducing.reproducible = reproducible;
+            const Algorithm& how =
+                algorithm_of(self, Collective::all_reduce, algorithm, bytes_of(input));
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, reducing](const Waiting& waiting) {
+                               self.reduce(how, array, reducing, 0, waiting);
+                             });
+          },
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
+          py::arg("reproducible"), py::arg("timeout"), py::arg("async_op") = false)
+      .def(
+          "reduce",
+          [](Communicator& self, const py::array& input, std::optional<py::array> output,
+             const std::string& op, int root, const Named& algorithm, double timeout,
+             bool async_op) {
+            check_root(root, self.size());
+            Ends ends{input, output};
+            auto items = static_cast<std::size_t>(input.size());
+            Array array = array_of(ends, items, self.rank() == root ? items : 0);
+            const Algorithm& how =
+                algorithm_of(self, Collective::reduce, algorithm, bytes_of(input));
+            Reducing reducing = reducing_of(input.dtype(), op);
+            return make_call(
+                self, ends, timeout, async_op,
+                [&self, &how, algorithm, array, reducing, root](const Waiting& waiting) {
+                  self.reduce(how, array, reducing, root, waiting);
+                });
+          },
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("algorithm"),
+          py::arg("timeout"), py::arg("async_op") = false)
+      .def(
+          "reduce_scatter",
+          [](Communicator& self, const py::array& input, py::array output, const std::string& op,
+             const Named& algorithm, double timeout, bool async_op) {
+            Array array =
+                array_of_parts({input, output}, Collective::reduce_scatter,
+                               static_cast<std::size_t>(output.size()), self.rank(), self.size());
+            Reducing reducing = reducing_of(input.dtype(), op);
+            const Algorithm& how =
+                algorithm_of(self, Collective::reduce_scatter, algorithm, bytes_of(input));
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, reducing](const Waiting& waiting) {
+                               self.reduce(how, array, reducing, 0, waiting);
+                             });
+          },
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
+          py::arg("timeout"), py::arg("async_op") = false)
+      .def(
+          "broadcast",
+          [](Communicator& self, const py::array& input, py::array output, int root,
+             const Named& algorithm, double timeout, bool async_op) {
+            check_root(root, self.size());
+            Array array = array_of(input, output);
+            const Algorithm& how =
+                algorithm_of(self, Collective::broadcast, algorithm, bytes_of(input));
+            return make_call(self, {input, output}, timeout, async_op,
+                             [&self, &how, algorithm, array, root](const Waiting& waiting) {
+                               self.move(how, array, root, waiting);
+                             });
+          },
+          py::arg("input"), py::arg("output"), py::arg("root"), py::arg("algorithm"),
+          py::arg("timeout"), py::arg("async_op") = false)
+      .def(
+          "move_parts",
+          [](Communicator& self, Collective collective, std::optional<py::array> input,
+             std::optional<py::array> output, std::size_t count, std::vector<std::int64_t> shape,
+             int root, const Named& algorithm, double timeout, bool async_op) {
+            check_root(root, self.size());
+            const Algorithm& how = algorithm_of(self, collective, algorithm, 0);
+            Ends ends{input, output};
+            int played = (self.rank() - root + self.size()) % self.size();
+            Array array = array_of_parts(ends, collective, count, played, self.size());
+            array.shape = std::move(shape);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, &how, algorithm, array, root](const Waiting& waiting) {
+                               self.move(how, array, root, waiting);
+                             });
+          },
+          py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("count"),
+          py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
+          py::arg("async_op") = false,
+          "Gather, scatter, all_gather or all_to_all of parts of `count` items; `shape` is what "
+          "the "
+          "ranks must agree on.")
+      .def(
+          "move_ragged",
+          [](Communicator& self, Collective collective, std::optional<py::array> input,
+             std::optional<py::array> output, const std::vector<std::size_t>& counts,
+             std::vector<std::int64_t> shape, int root, const Named& algorithm, double timeout,
+             bool async_op) {
+            check_root(root, self.size());
+            if (static_cast<int>(counts.size()) != self.size()) {
+              throw std::invalid_argument("one count for each rank");
+            }
+            if (!in_parts(collective) || collective == Collective::all_to_all) {
+              throw std::invalid_argument("this collective has no parts that all ranks know");
+            }
+            const Algorithm& how = algorithm_of(self, collective, algorithm, 0);
+            int played = (self.rank() - root + self.size()) % self.size();
+            auto items = [&](int chunks) {
+              std::size_t own = counts[static_cast<std::size_t>(self.rank())];
+              return chunks == 0 ? 0 : chunks == 1 ? own : sum(counts);
+            };
+            Ends ends{input, output};
+            Array array =
+                array_of(ends, items(input_chunks(collective, self.size(), played, self.size())),
+                         items(output_chunks(collective, self.size(), played, self.size())));
+            array.shape = std::move(shape);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, &how, algorithm, array, counts, root](const Waiting& waiting) {
+                               self.move(how, array, counts, root, waiting);
+                             });
+          },
+          py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("counts"),
+          py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
+          py::arg("async_op") = false,
+          "Gather, scatter or all_gather of parts of so many items of each rank.")
+      .def(
+          "all_to_all_ragged",
+          [](Communicator& self, const py::array& input, py::array output,
+             const std::vector<std::size_t>& input_counts,
+             const std::vector<std::size_t>& output_counts, std::vector<std::int64_t> shape,
+             double timeout, bool async_op) {
+            if (static_cast<int>(input_counts.size()) != self.size() ||
+                static_cast<int>(output_counts.size()) != self.size()) {
+              throw std::invalid_argument("one count for each rank");
+            }
+            auto own = static_cast<std::size_t>(self.rank());
+            if (input_counts[own] != output_counts[own]) {
+              throw std::invalid_argument("a rank receives from itself what it sends to itself");
+            }
+            Ends ends{input, output};
+            Array array = array_of(ends, sum(input_counts), sum(output_counts));
+            array.shape = std::move(shape);
+            return make_call(self, ends, timeout, async_op,
+                             [&self, array, input_counts, output_counts](const Waiting& waiting) {
+                               self.all_to_all(array, input_counts, output_counts, waiting);
+                             });
+          },
+          py::arg("input"), py::arg("output"), py::arg("input_counts"), py::arg("output_counts"),
+          py::arg("shape"), py::arg("timeout"), py::arg("async_op") = false)
+      .def(
+          "empty",
+          [](Communicator& self, const std::vector<py::ssize_t>& shape, const py::dtype& dtype,
+             double timeout) -> std::optional<py::array> {
+            Array array;
+            array.shape.assign(shape.begin(), shape.end());
+            array.type = py::str(dtype);
+            auto bytes = static_cast<std::size_t>(dtype.itemsize());
+            for (py::ssize_t items : shape) bytes *= static_cast<std::size_t>(items);
+            Waiting waiting = waiting_for(timeout);
+            std::shared_ptr<SharedHeap> heap = self.group().heap();
+            std::byte* part = nullptr;
+            {
+              InterpreterRelease release;
+              self.settle(waiting.interrupt);
+              self.meet("empty", array, waiting);
+              if (!heap) return {};
+              part = self.allocate(*heap, bytes, waiting);
+            }
+            struct Owner {
+              std::shared_ptr<SharedHeap> heap;
+              std::byte* part;
+              ~Owner() { heap->release(part); }
+            };
+            auto owner = std::make_unique<Owner>(std::move(heap), part);
+            py::capsule keeper(owner.get(), [](void* kept) { delete static_cast<Owner*>(kept); });
+            owner.release();
+            return py::array(dtype, shape, part, keeper);
+          },
+          py::arg("shape"), py::arg("dtype"), py::arg("timeout"),
+          "An array that all ranks of a host reach, or None where there is nothing to gain.")
+      .def(
+          "barrier",
+          [](Communicator& self, double timeout, bool async_op) {
+            return make_call(self, {}, timeout, async_op,
+                             [&self](const Waiting& waiting) { self.barrier(waiting); });
+          },
+          py::arg("timeout"), py::arg("async_op") = false);
+
+  m.def(
+      "all_reduce_together",
+      [](const std::vector<std::shared_ptr<Communicator>>& communicators,
+         const std::vector<py::array>& inputs, std::vector<py::array> outputs,
+         const std::string& op, const Named& algorithm, double timeout) {
+        if (communicators.empty() || inputs.size() != communicators.size() ||
+            outputs.size() != communicators.size()) {
+          throw std::invalid_argument("one input and one output for each communicator");
+        }
+        std::vector<Array> arrays;
+        std::vector<Communicator*> pointers;
+        for (std::size_t r = 0; r < communicators.size(); ++r) {
+          if (!inputs[r].dtype().equal(inputs[0].dtype()) || inputs[r].size() != inputs[0].size()) {
+            throw std::invalid_argument("the ranks' arrays differ in dtype or size");
+          }
+          arrays.push_back(array_of(inputs[r], outputs[r]));
+          pointers.push_back(communicators[r].get());
+        }
+        Reducing reducing = reducing_of(inputs[0].dtype(), op);
+        const Algorithm& how =
+            algorithm_of(*pointers[0], Collective::all_reduce, algorithm, bytes_of(inputs[0]));
+        Waiting waiting = waiting_for(timeout);
+        InterpreterRelease release;
+        for (Communicator* communicator : pointers) communicator->settle(waiting.interrupt);
+        Communicator::all_reduce_together(pointers, arrays, reducing, how, waiting);
+      },
+      py::arg("communicators"), py::arg("inputs"), py::arg("outputs"), py::arg("op"),
+      py::arg("algorithm"), py::arg("timeout"),
+      "The all_reduce of every rank of a group, by the calling thread alone.");
+}
+
+}  // namespace pycollective

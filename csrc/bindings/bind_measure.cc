@@ -1,0 +1,28 @@
+#include <pybind11/stl.h>
+
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "bindings/interpreter_release.h"
+#include "executor/measure.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+
+void bind_measure(py::module_& m) {
+  m.def("measure_all_reduce", &measure_all_reduce, py::arg("how"), py::arg("ranks"),
+        py::arg("bytes"), py::arg("iterations"), py::call_guard<InterpreterRelease>(),
+        "Seconds of each iteration of a float32 sum among threads, done in the way `how`.");
+  m.def(
+      "measure_rates",
+      [](int ranks, std::size_t bytes, int iterations) {
+        Rates rates = measure_rates(ranks, bytes, iterations);
+        return std::pair(rates.copy, rates.reduce);
+      },
+      py::arg("ranks"), py::arg("bytes"), py::arg("iterations"),
+      py::call_guard<InterpreterRelease>(),
+      "Bytes a second that each of `ranks` threads copies, and adds, at the same time.");
+}
+
+}  // namespace pycollective

@@ -1,0 +1,124 @@
+// Products of matrices with bias and relu, for layers of the sizes that fit into caches: in one
+// call, on the threads of this room. A BLAS has threads of its own, which keep the cores from ours
+// while they wait for work.
+#include <algorithm>
+#include <cstring>
+
+#include "nn/kernels.h"
+#include "nn/parallel.h"
+#include "nn/processor.h"
+#include "nn/scratch.h"
+
+namespace pycollective::nn {
+namespace {
+
+// Rows of the right factor that are used together: with a panel's columns they stay in the
+// first-level cache.
+constexpr Index kDepth = 128;
+
+// A matrix m(i, j) = data[i * row + j * step].
+struct Factor {
+  const float* data;
+  Index row, step;
+};
+
+namespace base {
+#define PYCOLLECTIVE_TARGET
+#define PYCOLLECTIVE_VECTOR_BYTES 16
+#include "nn/dense.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace base
+
+#ifdef PYCOLLECTIVE_X86_TARGETS
+namespace avx2 {
+#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
+#define PYCOLLECTIVE_VECTOR_BYTES 32
+#include "nn/dense.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace avx2
+namespace avx512 {
+#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
+#define PYCOLLECTIVE_VECTOR_BYTES 64
+#include "nn/dense.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace avx512
+#endif
+
+struct Loops {
+  decltype(&base::multiply) multiply;
+  decltype(&base::panels) panels;
+};
+
+Loops pick_loops() {
+#ifdef PYCOLLECTIVE_X86_TARGETS
+  switch (vector_bytes()) {
+    case 64:
+      return {avx512::multiply, avx512::panels};
+    case 32:
+      return {avx2::multiply, avx2::panels};
+  }
+#endif
+  return {base::multiply, base::panels};
+}
+
+thread_local Scratch part_scratch, call_scratch;
+
+// Below so many products other threads are not worth waking.
+constexpr Index kSmall = 1 << 18;
+
+// c [rows, columns] = a b, the rows or the columns divided among threads.
+void multiply(const Factor& a, const Factor& b, float* c, Index rows, Index columns, Index depth) {
+  if (depth == 0) {
+    std::fill(c, c + rows * columns, 0.0f);
+    return;
+  }
+  const Loops loops = pick_loops();
+  const Index panels = loops.panels(columns);
+  const int most = rows * columns * depth < kSmall ? 1 : threads();
+  if (panels >= most) {
+    in_parallel(most, [&](int part) {
+      loops.multiply(a, b, c, rows, columns, depth, begin_of_part(panels, part, most),
+                     begin_of_part(panels, part + 1, most), part_scratch);
+    });
+    return;
+  }
+  const int parts = static_cast<int>(std::clamp<Index>(rows, 1, most));
+  in_parallel(parts, [&](int part) {
+    const Index first = begin_of_part(rows, part, parts);
+    loops.multiply({a.data + first * a.row, a.row, a.step}, b, c + first * columns,
+                   begin_of_part(rows, part + 1, parts) - first, columns, depth, 0, panels,
+                   part_scratch);
+  });
+}
+
+}  // namespace
+
+void dense_forward(const float* x, const float* weights, const float* bias, float* y, Index rows,
+                   Index inputs, Index units, bool relu) {
+  multiply({x, inputs, 1}, {weights, units, 1}, y, rows, units, inputs);
+  bias_relu(y, bias, rows, units, relu);
+}
+
+void dense_gradient(const DenseGradient& a) {
+  const float* dz = a.g;
+  if (a.bias_gradient) std::fill(a.bias_gradient, a.bias_gradient + a.units, 0.0f);
+  if (a.y) {
+    call_scratch.reserve(a.rows * a.units, 1);
+    float* masked = call_scratch.take(a.rows * a.units);
+    relu_gradient(a.g, a.y, masked, a.bias_gradient, a.rows, a.units);
+    dz = masked;
+  } else if (a.bias_gradient) {
+    relu_gradient(a.g, nullptr, nullptr, a.bias_gradient, a.rows, a.units);
+  }
+  if (a.weight_gradient) {
+    multiply({a.x, 1, a.inputs}, {dz, a.units, 1}, a.weight_gradient, a.inputs, a.units, a.rows);
+  }
+  if (a.x_gradient) {
+    multiply({dz, a.units, 1}, {a.weights, 1, a.units}, a.x_gradient, a.rows, a.inputs, a.units);
+  }
+}
+
+}  // namespace pycollective::nn

@@ -1,0 +1,268 @@
+// Statistics of channels and what is computed from them, in as few passes over memory as there can
+// be: arrays are [rows, channels].
+#include <algorithm>
+#include <vector>
+
+#include "nn/kernels.h"
+#include "nn/parallel.h"
+#include "support/simd.h"
+
+namespace pycollective::nn {
+namespace {
+
+// Few channels are taken several rows at a time, so that loops are over many numbers.
+constexpr Index kWide = 256;
+// What is read twice stays in the first-level cache; single sums stay short, too.
+constexpr Index kBlockNumbers = 1 << 12;
+
+Index fold_of(Index rows, Index channels) {
+  Index fold = 1;
+  while (2 * fold * channels <= kWide && rows % (2 * fold) == 0) fold *= 2;
+  return fold;
+}
+
+template <typename T>
+std::vector<T> repeated(const T* values, Index channels, Index fold) {
+  std::vector<T> result;
+  result.reserve(static_cast<std::size_t>(channels * fold));
+  for (Index k = 0; k < fold; ++k) result.insert(result.end(), values, values + channels);
+  return result;
+}
+
+// sums += columns of x; squares += those of (x - mean)².
+template <typename T>
+PYCOLLECTIVE_INLINE void add_columns_body(const T* __restrict x, Index rows, Index wide,
+                                          T* __restrict sums) {
+  for (Index r = 0; r < rows; ++r, x += wide) {
+    for (Index c = 0; c < wide; ++c) sums[c] += x[c];
+  }
+}
+template <typename T>
+PYCOLLECTIVE_INLINE void add_squares_body(const T* __restrict x, const T* __restrict mean,
+                                          Index rows, Index wide, T* __restrict squares) {
+  for (Index r = 0; r < rows; ++r, x += wide) {
+    for (Index c = 0; c < wide; ++c) squares[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
+  }
+}
+template <typename T>
+PYCOLLECTIVE_INLINE void add_products_body(const T* __restrict g, const T* __restrict x,
+                                           const T* __restrict mean, Index rows, Index wide,
+                                           T* __restrict sums, T* __restrict products) {
+  for (Index r = 0; r < rows; ++r, x += wide, g += wide) {
+    for (Index c = 0; c < wide; ++c) {
+      sums[c] += g[c];
+      products[c] += g[c] * (x[c] - mean[c]);
+    }
+  }
+}
+template <typename T>
+PYCOLLECTIVE_INLINE void scale_body(const T* __restrict x, const T* __restrict mean,
+                                    const T* __restrict factor, const T* __restrict shift,
+                                    T* __restrict y, Index rows, Index wide) {
+  for (Index r = 0; r < rows; ++r, x += wide, y += wide) {
+    for (Index c = 0; c < wide; ++c) y[c] = (x[c] - mean[c]) * factor[c] + shift[c];
+  }
+}
+template <typename T>
+PYCOLLECTIVE_INLINE void combine_body(const T* __restrict g, const T* __restrict x,
+                                      const T* __restrict mean, const T* __restrict by_g,
+                                      const T* __restrict by_x, const T* __restrict shift,
+                                      T* __restrict dx, Index rows, Index wide) {
+  for (Index r = 0; r < rows; ++r, g += wide, x += wide, dx += wide) {
+    for (Index c = 0; c < wide; ++c) dx[c] = g[c] * by_g[c] + (x[c] - mean[c]) * by_x[c] + shift[c];
+  }
+}
+
+}  // namespace
+
+// Clones are made of functions that can be linked to.
+namespace columns {
+
+#define PYCOLLECTIVE_NORMALIZE(T)                                                                  \
+  PYCOLLECTIVE_CLONES void add_columns(const T* x, Index rows, Index wide, T* sums) {              \
+    add_columns_body(x, rows, wide, sums);                                                         \
+  }                                                                                                \
+  PYCOLLECTIVE_CLONES void add_squares(const T* x, const T* mean, Index rows, Index wide,          \
+                                       T* squares) {                                               \
+    add_squares_body(x, mean, rows, wide, squares);                                                \
+  }                                                                                                \
+  PYCOLLECTIVE_CLONES void add_products(const T* g, const T* x, const T* mean, Index rows,         \
+                                        Index wide, T* sums, T* products) {                        \
+    add_products_body(g, x, mean, rows, wide, sums, products);                                     \
+  }                                                                                                \
+  PYCOLLECTIVE_CLONES void scale(const T* x, const T* mean, const T* factor, const T* shift, T* y, \
+                                 Index rows, Index wide) {                                         \
+    scale_body(x, mean, factor, shift, y, rows, wide);                                             \
+  }                                                                                                \
+  PYCOLLECTIVE_CLONES void combine(const T* g, const T* x, const T* mean, const T* by_g,           \
+                                   const T* by_x, const T* shift, T* dx, Index rows, Index wide) { \
+    combine_body(g, x, mean, by_g, by_x, shift, dx, rows, wide);                                   \
+  }
+
+PYCOLLECTIVE_NORMALIZE(float)
+PYCOLLECTIVE_NORMALIZE(double)
+
+}  // namespace columns
+
+namespace {
+
+// Means and sums of squared distances from them of so many rows, of each column.
+struct Moments {
+  double rows = 0;
+  std::vector<double> mean, squares;
+
+  explicit Moments(Index wide)
+      : mean(static_cast<std::size_t>(wide)), squares(static_cast<std::size_t>(wide)) {}
+
+  // Chan, Golub and LeVeque, 1979.
+  void join(std::size_t at, double other_rows, double other_mean, double other_squares,
+            double joint_rows) {
+    const double distance = other_mean - mean[at];
+    squares[at] += other_squares + distance * distance * rows * other_rows / joint_rows;
+    mean[at] += distance * other_rows / joint_rows;
+  }
+};
+
+template <typename T>
+void part_moments(const T* x, Index rows, Index wide, Moments& total) {
+  const Index step = std::max<Index>(kBlockNumbers / wide, 1);
+  const auto size = static_cast<std::size_t>(wide);
+  std::vector<T> mean(size), squares(size);
+  for (Index first = 0; first < rows; first += step) {
+    const Index some = std::min(step, rows - first);
+    std::fill(mean.begin(), mean.end(), T{0});
+    std::fill(squares.begin(), squares.end(), T{0});
+    columns::add_columns(x + first * wide, some, wide, mean.data());
+    for (T& m : mean) m /= static_cast<T>(some);
+    columns::add_squares(x + first * wide, mean.data(), some, wide, squares.data());
+    const double joint = total.rows + static_cast<double>(some);
+    for (std::size_t c = 0; c < size; ++c) {
+      total.join(c, static_cast<double>(some), mean[c], squares[c], joint);
+    }
+    total.rows = joint;
+  }
+}
+
+template <typename T>
+void batch_moments_body(const T* x, T* mean, T* variance, Index rows, Index channels) {
+  const Index fold = fold_of(rows, channels);
+  const Index tall = rows / fold, wide = channels * fold;
+  const int parts = static_cast<int>(std::clamp<Index>(tall, 1, threads()));
+  std::vector<Moments> moments(static_cast<std::size_t>(parts), Moments(wide));
+  in_parallel(parts, [&](int part) {
+    const Index first = begin_of_part(tall, part, parts);
+    part_moments(x + first * wide, begin_of_part(tall, part + 1, parts) - first, wide,
+                 moments[static_cast<std::size_t>(part)]);
+  });
+  Moments total(channels);
+  for (const Moments& some : moments) {
+    for (Index k = 0; k < fold && some.rows > 0; ++k) {
+      const double joint = total.rows + some.rows;
+      for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
+        const std::size_t from = static_cast<std::size_t>(k * channels) + c;
+        total.join(c, some.rows, some.mean[from], some.squares[from], joint);
+      }
+      total.rows = joint;
+    }
+  }
+  for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
+    mean[c] = static_cast<T>(total.mean[c]);
+    variance[c] = static_cast<T>(total.squares[c] / std::max(total.rows, 1.0));
+  }
+}
+
+template <typename T>
+void batch_sums_body(const T* g, const T* x, const T* mean, T* sums, T* products, Index rows,
+                     Index channels) {
+  const Index fold = fold_of(rows, channels);
+  const Index tall = rows / fold, wide = channels * fold;
+  const auto size = static_cast<std::size_t>(wide);
+  const std::vector<T> means = repeated(mean, channels, fold);
+  const int parts = static_cast<int>(std::clamp<Index>(tall, 1, threads()));
+  std::vector<std::vector<double>> totals(static_cast<std::size_t>(parts),
+                                          std::vector<double>(2 * size));
+  in_parallel(parts, [&](int part) {
+    const Index first = begin_of_part(tall, part, parts);
+    const Index last = begin_of_part(tall, part + 1, parts);
+    const Index step = std::max<Index>(kBlockNumbers / wide, 1);
+    std::vector<double>& total = totals[static_cast<std::size_t>(part)];
+    std::vector<T> block(2 * size);
+    for (Index r = first; r < last; r += step) {
+      std::fill(block.begin(), block.end(), T{0});
+      columns::add_products(g + r * wide, x + r * wide, means.data(), std::min(step, last - r),
+                            wide, block.data(), block.data() + size);
+      for (std::size_t c = 0; c < 2 * size; ++c) total[c] += block[c];
+    }
+  });
+  for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
+    double sum = 0, product = 0;
+    for (const std::vector<double>& total : totals) {
+      for (std::size_t at = c; at < size; at += static_cast<std::size_t>(channels)) {
+        sum += total[at];
+        product += total[size + at];
+      }
+    }
+    sums[c] = static_cast<T>(sum);
+    products[c] = static_cast<T>(product);
+  }
+}
+
+// Calls body(first row, rows, width of a row) for parts of [rows, channels], folded.
+template <typename Body>
+void by_rows(Index rows, Index channels, Index fold, const Body& body) {
+  const Index tall = rows / fold, wide = channels * fold;
+  const int parts = static_cast<int>(std::clamp<Index>(tall, 1, threads()));
+  in_parallel(parts, [&](int part) {
+    const Index first = begin_of_part(tall, part, parts);
+    body(first * wide, begin_of_part(tall, part + 1, parts) - first, wide);
+  });
+}
+
+template <typename T>
+void batch_scale_body(const T* x, const T* mean, const T* factor, const T* shift, T* y, Index rows,
+                      Index channels) {
+  const Index fold = fold_of(rows, channels);
+  const std::vector<T> means = repeated(mean, channels, fold);
+  const std::vector<T> factors = repeated(factor, channels, fold);
+  const std::vector<T> shifts = repeated(shift, channels, fold);
+  by_rows(rows, channels, fold, [&](Index at, Index some, Index wide) {
+    columns::scale(x + at, means.data(), factors.data(), shifts.data(), y + at, some, wide);
+  });
+}
+
+template <typename T>
+void batch_combine_body(const T* g, const T* x, const T* mean, const T* by_g, const T* by_x,
+                        const T* shift, T* dx, Index rows, Index channels) {
+  const Index fold = fold_of(rows, channels);
+  const std::vector<T> means = repeated(mean, channels, fold);
+  const std::vector<T> gs = repeated(by_g, channels, fold), xs = repeated(by_x, channels, fold);
+  const std::vector<T> shifts = repeated(shift, channels, fold);
+  by_rows(rows, channels, fold, [&](Index at, Index some, Index wide) {
+    columns::combine(g + at, x + at, means.data(), gs.data(), xs.data(), shifts.data(), dx + at,
+                     some, wide);
+  });
+}
+
+}  // namespace
+
+#define PYCOLLECTIVE_BATCH(T)                                                                    \
+  void batch_moments(const T* x, T* mean, T* variance, Index rows, Index channels) {             \
+    batch_moments_body(x, mean, variance, rows, channels);                                       \
+  }                                                                                              \
+  void batch_scale(const T* x, const T* mean, const T* factor, const T* shift, T* y, Index rows, \
+                   Index channels) {                                                             \
+    batch_scale_body(x, mean, factor, shift, y, rows, channels);                                 \
+  }                                                                                              \
+  void batch_sums(const T* g, const T* x, const T* mean, T* sums, T* products, Index rows,       \
+                  Index channels) {                                                              \
+    batch_sums_body(g, x, mean, sums, products, rows, channels);                                 \
+  }                                                                                              \
+  void batch_combine(const T* g, const T* x, const T* mean, const T* by_g, const T* by_x,        \
+                     const T* shift, T* dx, Index rows, Index channels) {                        \
+    batch_combine_body(g, x, mean, by_g, by_x, shift, dx, rows, channels);                       \
+  }
+
+PYCOLLECTIVE_BATCH(float)
+PYCOLLECTIVE_BATCH(double)
+
+}  // namespace pycollective::nn

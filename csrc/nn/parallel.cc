@@ -1,0 +1,114 @@
+#include "nn/parallel.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace pycollective::nn {
+namespace {
+
+std::atomic<int> allowed{std::max(1, static_cast<int>(std::thread::hardware_concurrency()))};
+
+// Threads that wait for work, made when they are first needed.
+class Team {
+ public:
+  Team() = default;
+  ~Team() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
+  }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  // Returns false, having done nothing, if the team works for somebody else.
+  bool run(int parts, const std::function<void(int)>& body) {
+    const std::unique_lock mine(busy_, std::try_to_lock);
+    if (!mine) return false;
+    std::unique_lock lock(mutex_);
+    while (static_cast<int>(helpers_.size()) < parts - 1) {
+      helpers_.emplace_back([this] { help(); });
+    }
+    body_ = &body;
+    parts_ = parts;
+    next_ = 0;
+    lock.unlock();
+    wake_.notify_all();
+    lock.lock();
+    work(lock);
+    done_.wait(lock, [this] { return working_ == 0; });
+    return true;
+  }
+
+ private:
+  // Takes parts as long as there are any; `lock` is held when this is called and when it returns.
+  void work(std::unique_lock<std::mutex>& lock) {
+    ++working_;
+    while (next_ < parts_) {
+      const int part = next_++;
+      lock.unlock();
+      (*body_)(part);
+      lock.lock();
+    }
+    --working_;
+  }
+
+  void help() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return stop_ || next_ < parts_; });
+      if (stop_) return;
+      work(lock);
+      if (working_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex busy_, mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> helpers_;
+  const std::function<void(int)>* body_ = nullptr;
+  int parts_ = 0, next_ = 0, working_ = 0;
+  bool stop_ = false;
+};
+
+// After fork() the child has none of the threads: it gets a team of its own, and the old one is
+// left alone.
+struct Holder {
+  std::mutex mutex;
+  Team* team = nullptr;
+  pid_t process = 0;
+  ~Holder() {
+    if (process == getpid()) delete team;
+  }
+  Team& get() {
+    const std::lock_guard lock(mutex);
+    if (process != getpid()) {
+      process = getpid();
+      team = new Team;
+    }
+    return *team;
+  }
+};
+
+Holder holder;
+
+}  // namespace
+
+int threads() { return allowed.load(std::memory_order_relaxed); }
+void set_threads(int count) { allowed.store(std::max(count, 1), std::memory_order_relaxed); }
+
+void in_parallel(int parts, const std::function<void(int)>& body) {
+  if (parts > 1 && holder.get().run(parts, body)) return;
+  for (int part = 0; part < parts; ++part) body(part);
+}
+
+}  // namespace pycollective::nn

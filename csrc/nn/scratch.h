@@ -1,0 +1,34 @@
+// Memory to work in, kept by each thread from call to call: fresh memory is slow.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "nn/window.h"
+
+namespace pycollective::nn {
+
+// Pieces of one block of memory, each at a multiple of 64 bytes. What was in it is left there.
+class Scratch {
+ public:
+  // Makes room for so many numbers in so many pieces; pieces taken before are gone.
+  void reserve(Index numbers, int pieces) {
+    const std::size_t size = static_cast<std::size_t>(numbers + (pieces + 1) * kUnit);
+    if (memory_.size() < size) memory_.assign(size, 0.0f);
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data()) / sizeof(float);
+    used_ = static_cast<std::size_t>(-address % kUnit);
+  }
+  float* take(Index numbers) {
+    float* piece = memory_.data() + used_;
+    used_ += static_cast<std::size_t>((numbers + kUnit - 1) / kUnit * kUnit);
+    return piece;
+  }
+
+ private:
+  static constexpr Index kUnit = 16;
+  std::vector<float> memory_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace pycollective::nn

@@ -1,0 +1,323 @@
+// The gradients of convolution, relu and max pooling in one. Of each pooling window only the
+// maximum has a gradient, and after relu not even every maximum: the convolution's gradients are
+// sums over those few places, instead of products of matrices that are mostly zeros.
+//
+// For the weights, the places of each filter are listed, and the patches at those places summed,
+// weighted by their gradients. For the images, each window's filters are sorted by the place of
+// their maximum, and their weights summed around it.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "nn/kernels.h"
+#include "nn/parallel.h"
+#include "nn/pool.h"
+#include "nn/processor.h"
+#include "nn/scratch.h"
+
+#ifdef PYCOLLECTIVE_X86_TARGETS
+#include <immintrin.h>
+#endif
+
+namespace pycollective::nn {
+namespace {
+
+constexpr Index kWidest = 16;
+// Filters whose weights are used together: those of one vector of channels stay in the first-level
+// cache.
+constexpr Index kGroup = 32;
+constexpr Index kSlack = 16;
+// Images whose hits are listed together take about so many bytes.
+constexpr Index kListedBytes = 1 << 15;
+
+Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
+
+// A gradient that was let through, and where the patch begins that it belongs to.
+struct Hit {
+  std::int32_t offset;
+  float gradient;
+};
+
+// Where things lie in an image: the caller's, or a copy with zeros around it and with channels
+// rounded up to whole vectors.
+struct Layout {
+  Index height, width;
+  Index wide;          // channels, rounded up
+  Index pixel;         // from one pixel to the next
+  Index down, across;  // taps
+  Index line, step;    // from one tap to the next
+  Index filters, taps, pool_taps, windows;
+  bool copied;
+  bool usual;  // 3 x 3 taps at every pixel, pooling windows of 2 x 2
+  std::vector<std::int32_t> code_offsets, window_offsets;
+
+  Layout(const Window& w, const Window& pool, Index filters_, bool one_channel)
+      : height(std::max({w.height, w.height + w.pad_top,
+                         (w.out_h - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1})),
+        width(std::max({w.width, w.width + w.pad_left,
+                        (w.out_w - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1})),
+        wide(one_channel ? 1 : round_up(w.channels, kWidest)),
+        pixel(wide),
+        down(w.kernel_h),
+        across(w.kernel_w),
+        line(w.dilation_h * width * pixel),
+        step(w.dilation_w * pixel),
+        filters(filters_),
+        taps(w.taps()),
+        pool_taps(pool.taps()),
+        windows(pool.out_h * pool.out_w),
+        copied(height != w.height || width != w.width || wide != w.channels),
+        usual(w.kernel_h == 3 && w.kernel_w == 3 && w.stride_h == 1 && w.stride_w == 1 &&
+              w.dilation_h == 1 && w.dilation_w == 1 && pool.kernel_h == 2 && pool.kernel_w == 2) {
+    const auto place = [&](Index row, Index column) {
+      return static_cast<std::int32_t>((row * width + column) * pixel);
+    };
+    // Also for what is no code, so that nobody need ask.
+    code_offsets.resize(256, 0);
+    for (Index code = 0; code < pool_taps; ++code) {
+      code_offsets[static_cast<std::size_t>(code)] =
+          place(code / pool.kernel_w * w.stride_h, code % pool.kernel_w * w.stride_w);
+    }
+    for (Index window = 0; window < windows; ++window) {
+      window_offsets.push_back(place(window / pool.out_w * pool.stride_h * w.stride_h,
+                                     window % pool.out_w * pool.stride_w * w.stride_w));
+    }
+  }
+
+  Index size() const { return height * width * pixel; }
+};
+
+void copy_in(const float* x, const Window& w, const Layout& l, float* to) {
+  std::fill(to, to + l.size(), 0.0f);
+  to += (w.pad_top * l.width + w.pad_left) * l.pixel;
+  for (Index row = 0; row < w.height; ++row) {
+    for (Index column = 0; column < w.width; ++column, x += w.channels) {
+      std::copy(x, x + w.channels, to + (row * l.width + column) * l.pixel);
+    }
+  }
+}
+
+void copy_out(const float* from, const Window& w, const Layout& l, float* x) {
+  from += (w.pad_top * l.width + w.pad_left) * l.pixel;
+  for (Index row = 0; row < w.height; ++row) {
+    for (Index column = 0; column < w.width; ++column, x += w.channels) {
+      const float* pixel = from + (row * l.width + column) * l.pixel;
+      std::copy(pixel, pixel + w.channels, x);
+    }
+  }
+}
+
+namespace base {
+#define PYCOLLECTIVE_TARGET
+#define PYCOLLECTIVE_VECTOR_BYTES 16
+#include "nn/sparse.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace base
+
+#ifdef PYCOLLECTIVE_X86_TARGETS
+namespace avx2 {
+#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
+#define PYCOLLECTIVE_VECTOR_BYTES 32
+#include "nn/sparse.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace avx2
+namespace avx512 {
+#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
+#define PYCOLLECTIVE_VECTOR_BYTES 64
+#include "nn/sparse.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace avx512
+#endif
+
+struct Loops {
+  decltype(&base::add_hits) add_hits;
+  decltype(&base::add_bias) add_bias;
+  decltype(&base::sort_hits) sort_hits;
+  decltype(&base::add_all_weights) add_all_weights;
+  // Null where there is none.
+  void (*add_one_channel)(const Layout& l, const float* x, const float* g,
+                          const std::uint8_t* codes, Index wide, float* sums);
+};
+
+Loops pick_loops() {
+#ifdef PYCOLLECTIVE_X86_TARGETS
+  switch (vector_bytes()) {
+    case 64:
+      return {avx512::add_hits, avx512::add_bias, avx512::sort_hits, avx512::add_all_weights,
+              avx512::add_one_channel};
+    case 32:
+      return {avx2::add_hits, avx2::add_bias, avx2::sort_hits, avx2::add_all_weights, nullptr};
+  }
+#endif
+  return {base::add_hits, base::add_bias, base::sort_hits, base::add_all_weights, nullptr};
+}
+
+thread_local Scratch part_scratch, call_scratch;
+
+// Everything that the parts of one call share.
+struct Call {
+  const SparseGradient& a;
+  const Layout& l;
+  const Loops& loops;
+  const float* weights;  // [filters, taps, wide]
+  Index in, out;         // numbers of an image, and of its part of g
+};
+
+// Adds what the images [first, last) give to sums [filters, taps, wide].
+void add_weight_gradient(const Call& call, Index first, Index last, float* sums) {
+  const Layout& l = call.l;
+  const Index at_once =
+      std::clamp<Index>(kListedBytes / static_cast<Index>(l.size() * sizeof(float)), 1, 8);
+  const Index room = at_once * l.windows + 1;
+  Scratch& scratch = part_scratch;
+  scratch.reserve((l.copied ? at_once * l.size() : 0) + 2 * l.filters * room + l.filters, 3);
+  float* copies = l.copied ? scratch.take(at_once * l.size()) : nullptr;
+  Hit* hits = reinterpret_cast<Hit*>(scratch.take(2 * l.filters * room));
+  auto* counts = reinterpret_cast<std::int32_t*>(scratch.take(l.filters));
+  for (Index begin = first; begin < last; begin += at_once) {
+    const Index images = std::min(at_once, last - begin);
+    std::fill(counts, counts + l.filters, 0);
+    for (Index n = 0; n < images; ++n) {
+      if (l.copied) copy_in(call.a.x + (begin + n) * call.in, call.a.w, l, copies + n * l.size());
+      const float* g = call.a.g + (begin + n) * call.out;
+      const std::uint8_t* codes = call.a.codes + (begin + n) * call.out;
+      for (const std::int32_t window : l.window_offsets) {
+        const auto at = static_cast<std::int32_t>(n * l.size()) + window;
+        for (Index f = 0; f < l.filters; ++f) {
+          const std::uint8_t code = codes[f];
+          hits[f * room + counts[f]] = {at + l.code_offsets[code], g[f]};
+          counts[f] += static_cast<int>(code != kNone<std::uint8_t>) & static_cast<int>(g[f] != 0);
+        }
+        g += l.filters;
+        codes += l.filters;
+      }
+    }
+    const float* x = l.copied ? copies : call.a.x + begin * call.in;
+    for (Index f = 0; f < l.filters; ++f) {
+      if (counts[f] == 0) continue;
+      call.loops.add_hits(l, x, hits + f * room, counts[f], sums + f * l.taps * l.wide);
+    }
+  }
+}
+
+// The same for images of one channel: sums [taps, wide].
+void add_one_channel(const Call& call, const Layout& l, Index first, Index last, Index wide,
+                     float* sums) {
+  part_scratch.reserve(l.size(), 1);
+  float* copy = part_scratch.take(l.size());
+  for (Index n = first; n < last; ++n) {
+    const float* x = call.a.x + n * call.in;
+    if (l.copied) copy_in(x, call.a.w, l, copy);
+    call.loops.add_one_channel(l, l.copied ? copy : x, call.a.g + n * call.out,
+                               call.a.codes + n * call.out, wide, sums);
+  }
+}
+
+void fill_image_gradient(const Call& call, Index first, Index last) {
+  const Layout& l = call.l;
+  const Index groups = (l.filters + kGroup - 1) / kGroup;
+  Scratch& scratch = part_scratch;
+  scratch.reserve(
+      (l.copied ? l.size() : 0) + 2 * (call.out + kSlack) + groups * l.windows * l.pool_taps, 4);
+  float* copy = l.copied ? scratch.take(l.size()) : nullptr;
+  auto* places = reinterpret_cast<std::int32_t*>(scratch.take(call.out + kSlack));
+  float* gradients = scratch.take(call.out + kSlack);
+  auto* ends = reinterpret_cast<std::int32_t*>(scratch.take(groups * l.windows * l.pool_taps));
+  for (Index n = first; n < last; ++n) {
+    float* dx = call.a.x_gradient + n * call.in;
+    float* to = l.copied ? copy : dx;
+    std::fill(to, to + l.size(), 0.0f);
+    call.loops.sort_hits(l, call.a.g + n * call.out, call.a.codes + n * call.out, places, gradients,
+                         ends);
+    call.loops.add_all_weights(l, call.weights, places, gradients, ends, to);
+    if (l.copied) copy_out(copy, call.a.w, l, dx);
+  }
+}
+
+}  // namespace
+
+bool sparse_fits(const Window& w, Index filters) {
+  constexpr double kMost = std::numeric_limits<std::int32_t>::max();
+  const double wide = static_cast<double>(round_up(w.channels, kWidest));
+  const double rows =
+      static_cast<double>(w.height + w.pad_top + w.out_h * w.stride_h + w.kernel_h * w.dilation_h);
+  const double columns =
+      static_cast<double>(w.width + w.pad_left + w.out_w * w.stride_w + w.kernel_w * w.dilation_w);
+  return rows * columns * wide < kMost && static_cast<double>(filters * w.taps()) * wide < kMost;
+}
+
+void sparse_gradient(const SparseGradient& a) {
+  const Loops loops = pick_loops();
+  const Layout l(a.w, a.pool, a.filters, false);
+  const Layout flat(a.w, a.pool, a.filters, true);
+  const bool one_channel = a.w.channels == 1 && l.usual && loops.add_one_channel;
+  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
+  const Index weights_size = l.filters * l.taps * l.wide;
+  const Index bias_size = round_up(l.filters, kWidest);
+  call_scratch.reserve((1 + parts) * weights_size + parts * bias_size, 1 + 2 * parts);
+  float* weights = call_scratch.take(weights_size);
+  float* sums = call_scratch.take(parts * weights_size);
+  float* bias_sums = call_scratch.take(parts * bias_size);
+  const Call call{a, l, loops, weights, a.w.image(), l.windows * l.filters};
+  const Index channels = a.w.channels;
+  if (a.x_gradient) {
+    std::fill(weights, weights + weights_size, 0.0f);
+    for (Index tap = 0; tap < l.taps; ++tap) {
+      for (Index c = 0; c < channels; ++c) {
+        const float* from = a.weights + (tap * channels + c) * l.filters;
+        for (Index f = 0; f < l.filters; ++f) weights[(f * l.taps + tap) * l.wide + c] = from[f];
+      }
+    }
+  }
+  in_parallel(parts, [&](int part) {
+    const Index first = begin_of_part(a.images, part, parts);
+    const Index last = begin_of_part(a.images, part + 1, parts);
+    if (a.bias_gradient) {
+      float* to = bias_sums + part * bias_size;
+      std::fill(to, to + bias_size, 0.0f);
+      loops.add_bias(a.g + first * call.out, a.codes + first * call.out, (last - first) * l.windows,
+                     l.filters, to);
+    }
+    if (a.weight_gradient) {
+      float* to = sums + part * weights_size;
+      std::fill(to, to + weights_size, 0.0f);
+      if (one_channel) {
+        add_one_channel(call, flat, first, last, bias_size, to);
+      } else {
+        add_weight_gradient(call, first, last, to);
+      }
+    }
+    if (a.x_gradient) fill_image_gradient(call, first, last);
+  });
+  for (int part = 1; part < parts; ++part) {
+    if (a.weight_gradient) {
+      for (Index i = 0; i < weights_size; ++i) sums[i] += sums[part * weights_size + i];
+    }
+    if (a.bias_gradient) {
+      for (Index f = 0; f < l.filters; ++f) bias_sums[f] += bias_sums[part * bias_size + f];
+    }
+  }
+  if (a.bias_gradient) std::copy(bias_sums, bias_sums + l.filters, a.bias_gradient);
+  if (!a.weight_gradient) return;
+  if (one_channel) {
+    for (Index tap = 0; tap < l.taps; ++tap) {
+      const float* from = sums + tap * bias_size;
+      std::copy(from, from + l.filters, a.weight_gradient + tap * l.filters);
+    }
+    return;
+  }
+  for (Index f = 0; f < l.filters; ++f) {
+    for (Index tap = 0; tap < l.taps; ++tap) {
+      const float* from = sums + (f * l.taps + tap) * l.wide;
+      for (Index c = 0; c < channels; ++c) {
+        a.weight_gradient[(tap * channels + c) * l.filters + f] = from[c];
+      }
+    }
+  }
+}
+
+}  // namespace pycollective::nn

@@ -1,0 +1,210 @@
+// Convolution with 3 x 3 filters and stride 1 by Winograd's minimal filtering F(2 x 2, 3 x 3)
+// (Lavin and Gray, 2015): a tile of 4 x 4 pixels gives 2 x 2 outputs with 16 products a channel and
+// filter instead of 36. Transformed, the products are 16 products of matrices: [tiles, channels]
+// by [channels, filters]. Transposed, the same steps give the gradients: with the transforms
+// V = B' x B, U = G w G' and D = A dz A', dw = G' (V' D) G and dx = B (D U') B'.
+//
+// A pooling window of 2 x 2 is one tile: pooling happens while the outputs are in registers.
+#include <algorithm>
+#include <cstring>
+
+#include "nn/kernels.h"
+#include "nn/parallel.h"
+#include "nn/processor.h"
+#include "nn/scratch.h"
+
+namespace pycollective::nn {
+namespace {
+
+// Tiles that are transformed and multiplied at once: what belongs to them stays in the second-level
+// cache.
+constexpr Index kBlock = 64;
+// Rows of products are rounded up to this.
+constexpr Index kRowUnit = 8;
+constexpr Index kWidest = 16;
+
+Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
+
+struct Tiling;
+
+struct Tile {
+  Index pixel;          // number of its first pixel in the images; meaningless if that is outside
+  Index row, column;    // of that pixel in its image
+  bool inside;          // whether all 16 pixels lie in the image
+  Index output;         // number of its first output
+  Index rows, columns;  // how many of its outputs there are
+
+  bool has(Index i, Index j, const Tiling& t) const;
+};
+
+// How images are cut into tiles, and how memory for a block of tiles is laid out.
+struct Tiling {
+  Index height, width, channels, filters, out_h, out_w, pad_top, pad_left;
+  Index down, across;    // tiles in an image
+  Index x_wide, z_wide;  // channels and filters, rounded up to whole vectors
+  Index v_step, z_step;  // from one of the 16 matrices of a block to the next
+
+  Tiling(const Window& w, Index filters_, bool pooled)
+      : height(w.height),
+        width(w.width),
+        channels(w.channels),
+        filters(filters_),
+        out_h(w.out_h),
+        out_w(w.out_w),
+        pad_top(w.pad_top),
+        pad_left(w.pad_left),
+        down(pooled ? out_h / 2 : (out_h + 1) / 2),
+        across(pooled ? out_w / 2 : (out_w + 1) / 2),
+        x_wide(round_up(channels, kWidest)),
+        z_wide(round_up(filters, kWidest)),
+        // Not a power of two: the 16 numbers of a tile would meet in the same lines of the cache.
+        v_step(kBlock * x_wide + kWidest),
+        z_step(kBlock * z_wide + kWidest) {}
+
+  Tile tile(Index number) const {
+    const Index image = number / (down * across);
+    const Index place = number % (down * across);
+    const Index y = place / across * 2, x = place % across * 2;
+    const Index row = y - pad_top, column = x - pad_left;
+    return {(image * height + row) * width + column,
+            row,
+            column,
+            row >= 0 && column >= 0 && row + 4 <= height && column + 4 <= width,
+            (image * out_h + y) * out_w + x,
+            std::min<Index>(2, out_h - y),
+            std::min<Index>(2, out_w - x)};
+  }
+
+  // Copies the tile's pixels side by side, zeros for those outside and in what channels lack.
+  void gather(const float* x, const Tile& at, float* to) const {
+    for (Index i = 0; i < 4; ++i) {
+      for (Index j = 0; j < 4; ++j, to += x_wide) {
+        Index c = 0;
+        if (at.has(i, j, *this)) {
+          const float* from = x + (at.pixel + i * width + j) * channels;
+          std::copy(from, from + channels, to);
+          c = channels;
+        }
+        std::fill(to + c, to + x_wide, 0.0f);
+      }
+    }
+  }
+};
+
+bool Tile::has(Index i, Index j, const Tiling& t) const {
+  return row + i >= 0 && row + i < t.height && column + j >= 0 && column + j < t.width;
+}
+
+namespace base {
+#define PYCOLLECTIVE_TARGET
+#define PYCOLLECTIVE_VECTOR_BYTES 16
+#include "nn/winograd.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace base
+
+#ifdef PYCOLLECTIVE_X86_TARGETS
+namespace avx2 {
+#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
+#define PYCOLLECTIVE_VECTOR_BYTES 32
+#include "nn/winograd.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace avx2
+namespace avx512 {
+#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
+#define PYCOLLECTIVE_VECTOR_BYTES 64
+#include "nn/winograd.inc"
+#undef PYCOLLECTIVE_TARGET
+#undef PYCOLLECTIVE_VECTOR_BYTES
+}  // namespace avx512
+#endif
+
+struct Loops {
+  decltype(&base::transform_filters) transform_filters;
+  decltype(&base::transform_gradient) transform_gradient;
+  decltype(&base::forward_tiles) forward_tiles;
+  decltype(&base::gradient_tiles) gradient_tiles;
+};
+
+Loops pick_loops() {
+#ifdef PYCOLLECTIVE_X86_TARGETS
+  switch (vector_bytes()) {
+    case 64:
+      return {avx512::transform_filters, avx512::transform_gradient, avx512::forward_tiles,
+              avx512::gradient_tiles};
+    case 32:
+      return {avx2::transform_filters, avx2::transform_gradient, avx2::forward_tiles,
+              avx2::gradient_tiles};
+  }
+#endif
+  return {base::transform_filters, base::transform_gradient, base::forward_tiles,
+          base::gradient_tiles};
+}
+
+// That of one part of a call, and that of the whole call.
+thread_local Scratch part_scratch, call_scratch;
+
+}  // namespace
+
+void winograd_forward(const DirectForward<float>& a) {
+  const Loops loops = pick_loops();
+  const Tiling t(a.w, a.filters, a.pool != nullptr);
+  call_scratch.reserve(16 * t.channels * t.z_wide + t.z_wide, 2);
+  float* u = call_scratch.take(16 * t.channels * t.z_wide);
+  float* bias = call_scratch.take(t.z_wide);
+  loops.transform_filters(a.weights, t.channels, t.filters, t.z_wide, u);
+  std::fill(bias, bias + t.z_wide, 0.0f);
+  if (a.bias) std::copy(a.bias, a.bias + t.filters, bias);
+  const Index blocks = (a.images * t.down * t.across + kBlock - 1) / kBlock;
+  const int parts = static_cast<int>(std::min<Index>(threads(), blocks));
+  in_parallel(parts, [&](int part) {
+    const Index last = begin_of_part(blocks, part + 1, parts) * kBlock;
+    loops.forward_tiles(a, t, u, bias, begin_of_part(blocks, part, parts) * kBlock,
+                        std::min(last, a.images * t.down * t.across), part_scratch);
+  });
+}
+
+void winograd_gradient(const WinogradGradient& a) {
+  const Loops loops = pick_loops();
+  const Tiling t(a.w, a.filters, false);
+  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
+  const Index filters_size = 16 * t.filters * t.x_wide;
+  const Index sums_size = 16 * t.x_wide * t.z_wide;
+  const Index turned_size = 9 * t.channels * t.filters;
+  call_scratch.reserve(filters_size + turned_size + parts * (sums_size + t.z_wide), 2 + 2 * parts);
+  float* u = call_scratch.take(filters_size);
+  if (a.x_gradient) {
+    float* turned = call_scratch.take(turned_size);
+    for (Index tap = 0; tap < 9; ++tap) {
+      for (Index c = 0; c < t.channels; ++c) {
+        const float* from = a.weights + (tap * t.channels + c) * t.filters;
+        for (Index f = 0; f < t.filters; ++f) {
+          turned[(tap * t.filters + f) * t.channels + c] = from[f];
+        }
+      }
+    }
+    loops.transform_filters(turned, t.filters, t.channels, t.x_wide, u);
+  }
+  // The sums of all parts lie side by side.
+  float* sums = call_scratch.take(parts * sums_size);
+  float* bias_sums = call_scratch.take(parts * t.z_wide);
+  std::fill(sums, sums + parts * sums_size, 0.0f);
+  std::fill(bias_sums, bias_sums + parts * t.z_wide, 0.0f);
+  in_parallel(parts, [&](int part) {
+    loops.gradient_tiles(a, t, u, a.weight_gradient ? sums + part * sums_size : nullptr,
+                         a.bias_gradient ? bias_sums + part * t.z_wide : nullptr,
+                         begin_of_part(a.images, part, parts),
+                         begin_of_part(a.images, part + 1, parts), part_scratch);
+  });
+  for (int part = 1; part < parts; ++part) {
+    for (Index i = 0; i < sums_size; ++i) sums[i] += sums[part * sums_size + i];
+    for (Index f = 0; f < t.z_wide; ++f) bias_sums[f] += bias_sums[part * t.z_wide + f];
+  }
+  if (a.weight_gradient) {
+    loops.transform_gradient(sums, t.x_wide, t.z_wide, a.weight_gradient, t.channels, t.filters);
+  }
+  if (a.bias_gradient) std::copy(bias_sums, bias_sums + t.filters, a.bias_gradient);
+}
+
+}  // namespace pycollective::nn

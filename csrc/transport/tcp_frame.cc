@@ -1,0 +1,51 @@
+#include "transport/tcp_frame.h"
+
+#include "support/failure.h"
+#include "support/tuning.h"
+
+namespace pycollective::tcp {
+
+const char* wrong_with_message(const Header& header) {
+  constexpr Header good;
+  if (header.magic != good.magic) return "no message of pycollective";
+  if (header.version != good.version) return "a message of another version of pycollective";
+  if (header.kind != Kind::message) return "a frame of an unknown kind";
+  if (header.text > kCallText || header.bytes > kTcpPartBytes || header.bytes > header.remaining) {
+    return "a message longer than it may be";
+  }
+  if (header.bytes < header.remaining && (header.bytes == 0 || header.bytes % kPartUnit != 0)) {
+    return "a part of a message that is not whole";
+  }
+  return nullptr;
+}
+
+bool is_control(const Header& header) {
+  constexpr Header good;
+  return header.magic == good.magic && header.version == good.version &&
+         header.text <= kControlText && header.bytes == 0 &&
+         (header.kind == Kind::in_call || header.kind == Kind::failed ||
+          header.kind == Kind::left) &&
+         header.failure <= static_cast<std::uint32_t>(FailureKind::aborted);
+}
+
+std::string clean(std::string_view text) {
+  std::size_t bytes = text.size();
+  std::string result;
+  for (std::size_t i = 0; i < bytes;) {
+    auto byte = static_cast<unsigned char>(text[i]);
+    std::size_t length = byte < 0x80                   ? 1
+                         : byte >= 0xc2 && byte < 0xe0 ? 2
+                         : byte >= 0xe1 && byte < 0xed ? 3
+                                                       : 0;
+    bool good = length > 0 && i + length <= bytes && byte >= 0x20 && byte != 0x7f;
+    for (std::size_t k = 1; good && k < length; ++k) {
+      good = (static_cast<unsigned char>(text[i + k]) & 0xc0) == 0x80;
+    }
+    if (good) result.append(text.substr(i, length));
+    if (!good) result += '?';
+    i += good ? length : 1;
+  }
+  return result;
+}
+
+}  // namespace pycollective::tcp

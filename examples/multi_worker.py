@@ -1,0 +1,71 @@
+"""Handwritten digits with several workers: processes on one machine or on many.
+
+    pycollective run -n 2 examples/multi_worker.py          # on this machine
+    mpirun -n 2 python examples/multi_worker.py             # Open MPI, MPICH
+    srun -n 2 python examples/multi_worker.py               # Slurm
+
+or by hand, a line on each machine (docs/multi_worker.md):
+
+    export PYCOLLECTIVE_SECRET=...
+    export TF_CONFIG='{"cluster": {"worker": ["a:9000", "b:9000"]},
+                       "task": {"type": "worker", "index": 0}}'
+    python examples/multi_worker.py
+
+However it is started, two workers get the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+import pycollective as tf
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--examples", type=int, help="train on so many examples only")
+parser.add_argument("--replicas", type=int, default=1, help="replicas of each worker, on its CPU")
+parser.add_argument("--data", help="folder of the MNIST files; else cache or download")
+args = parser.parse_args()
+
+# Waits until all workers are there; from here on they make the same calls.
+strategy = tf.distribute.MultiWorkerMirroredStrategy(
+    devices=[f"cpu:{i}" for i in range(args.replicas)]
+)
+BATCH_SIZE = 64 * strategy.num_replicas_in_sync
+
+(images, labels), (test_images, test_labels) = tf.keras.datasets.mnist.load_data(args.data)
+images, labels = images[: args.examples], labels[: args.examples]
+images, test_images = (a[..., None].astype("float32") / 255 for a in (images, test_images))
+
+# The workers deal out batches of one order, which a seed gives them.
+train = (
+    tf.data.Dataset.from_tensor_slices((images, labels))
+    .shuffle(len(images), seed=1)
+    .batch(BATCH_SIZE)
+)
+
+tf.random.set_seed(1)
+with strategy.scope():
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Conv2D(32, 3, activation="relu"),
+            tf.keras.layers.MaxPooling2D(),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(64, activation="relu"),
+            tf.keras.layers.Dense(10),
+        ]
+    )
+    model.compile(
+        optimizer=tf.keras.optimizers.SGD(0.1),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+
+chief = strategy.extended.should_checkpoint
+model.fit(train, epochs=args.epochs, verbose=2 if chief else 0)
+loss, accuracy = model.evaluate(test_images, test_labels, batch_size=BATCH_SIZE, verbose=0)
+checksum = sum(float(np.abs(w).sum(dtype=np.float64)) for w in model.get_weights())
+worker = strategy.extended.input_pipeline[1]
+print(f"worker {worker}: test loss {loss:.6f}, accuracy {accuracy:.4f}, weights {checksum:.6f}")

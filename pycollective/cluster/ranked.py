@@ -1,0 +1,189 @@
+"""Resolvers of launchers that number their processes, and tell them at most where the first one is.
+
+torchrun, Kubeflow's trainer, Open MPI, and MPICH and others that speak PMI. The cluster that they
+describe has only worker 0's address; the workers meet there, and tell each other the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from pycollective.cluster.resolver import ClusterResolver
+from pycollective.cluster.spec import ClusterSpec
+
+__all__ = [
+    "KubeflowClusterResolver",
+    "OpenMPIClusterResolver",
+    "PMIClusterResolver",
+    "RankedClusterResolver",
+    "TorchrunClusterResolver",
+]
+
+_ADDRESS = "PYCOLLECTIVE_ADDRESS"
+
+
+class RankedClusterResolver(ClusterResolver):
+    """Reads the environment each time it is asked; all processes are workers.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        Instead of ``os.environ``.
+    rpc_layer : str, optional
+        The protocol in `master`'s addresses.
+
+    Raises
+    ------
+    ValueError
+        When it is asked: if a variable is missing or no number, or nothing says where worker 0 is.
+    """
+
+    #: The variables without which this is not the launcher.
+    needs: tuple[str, ...]
+    #: Who sets them.
+    launcher: str
+
+    def __init__(
+        self, environ: Mapping[str, str] | None = None, rpc_layer: str | None = None
+    ) -> None:
+        self._environ: Mapping[str, str] = os.environ if environ is None else environ
+        super().__init__("worker", None, rpc_layer)
+
+    @classmethod
+    def applies(cls, environ: Mapping[str, str]) -> bool:
+        """Whether a process with these variables was started by this launcher."""
+        return all(name in environ for name in cls.needs)
+
+    @property
+    def task_id(self) -> int | None:
+        """This process's number."""
+        return self._number(self.needs[0], 0)
+
+    @task_id.setter
+    def task_id(self, value: int | None) -> None:
+        if value is not None:
+            raise ValueError(f"{self.launcher} says which task this is: task_id cannot be set")
+
+    @property
+    def num_tasks(self) -> int:
+        """How many processes there are."""
+        return self._number(self.needs[1], 1)
+
+    @abstractmethod
+    def address(self) -> str:
+        """Return worker 0's address."""
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the cluster, in which only worker 0 has an address."""
+        return ClusterSpec({"worker": {0: self.address()}})
+
+    def _number(self, name: str, least: int) -> int:
+        text = self._environ.get(name)
+        if text is None:
+            raise ValueError(f"{name} is not set, which {self.launcher} sets")
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"{name}={text!r} is not a number from {least}")
+        return int(text)
+
+    def _master(self) -> str | None:
+        """Return the address that a user, or the launcher's surroundings, have set."""
+        if _ADDRESS in self._environ:
+            return self._environ[_ADDRESS]
+        if "MASTER_ADDR" in self._environ and "MASTER_PORT" in self._environ:
+            return f"{self._environ['MASTER_ADDR']}:{self._number('MASTER_PORT', 1)}"
+        return None
+
+
+class TorchrunClusterResolver(RankedClusterResolver):
+    """``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as torchrun sets them.
+
+    Where torchrun's own store listens on that port, the workers meet on the one after it.
+    """
+
+    needs = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    launcher = "torchrun"
+
+    def address(self) -> str:
+        """Return worker 0's address."""
+        port = self._number("MASTER_PORT", 1)
+        port += self._environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return f"{self._environ['MASTER_ADDR']}:{port}"
+
+
+class KubeflowClusterResolver(RankedClusterResolver):
+    """``PET_NODE_RANK``, ``PET_NNODES``, ``PET_MASTER_ADDR``, ``PET_MASTER_PORT`` of Kubeflow's trainer.
+
+    A pod is a worker; its replicas are its devices. ``PET_RDZV_ENDPOINT`` stands for the last two.
+    """
+
+    needs = ("PET_NODE_RANK", "PET_NNODES")
+    launcher = "Kubeflow"
+
+    @property
+    def num_tasks(self) -> int:
+        """How many pods there are; ``2:2`` is 2."""
+        text = self._environ.get("PET_NNODES", "")
+        least, _, most = text.partition(":")
+        if not least.isdecimal() or int(least) < 1 or most not in ("", least):
+            raise ValueError(
+                f"PET_NNODES={text!r}: the number of workers must be one number; elastic jobs "
+                "(least:most) are not supported"
+            )
+        return int(least)
+
+    def address(self) -> str:
+        """Return worker 0's address."""
+        if "PET_MASTER_ADDR" in self._environ:
+            return f"{self._environ['PET_MASTER_ADDR']}:{self._number('PET_MASTER_PORT', 1)}"
+        if "PET_RDZV_ENDPOINT" in self._environ:
+            return self._environ["PET_RDZV_ENDPOINT"]
+        raise ValueError("neither PET_MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
+
+
+class _MPIClusterResolver(RankedClusterResolver):
+    #: The number of processes on this host, if it is known; and what names the job.
+    local_sizes: tuple[str, ...]
+    jobs: tuple[str, ...]
+
+    def address(self) -> str:
+        """Return worker 0's address: as it was set; where all are on one host, its loopback address.
+
+        The port is then made of the job's name, or of the session that its processes belong to.
+        """
+        given = self._master()
+        if given is not None:
+            return given
+        size = self.num_tasks
+        local = [name for name in self.local_sizes if name in self._environ]
+        if size > 1 and not any(self._number(name, 1) == size for name in local):
+            raise ValueError(
+                f"{self.launcher} does not say where worker 0 of {size} is, and they are not all on "
+                f"this host: set {_ADDRESS}=host:port of it, as in mpirun -x {_ADDRESS}=node1:8476"
+            )
+        job = " ".join(self._environ.get(name, "") for name in self.jobs) or str(os.getsid(0))
+        return f"127.0.0.1:{20000 + zlib.crc32(job.encode()) % 10000}"
+
+
+class OpenMPIClusterResolver(_MPIClusterResolver):
+    """``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE`` of Open MPI's ``mpirun``.
+
+    Worker 0's address is ``PYCOLLECTIVE_ADDRESS``, or ``MASTER_ADDR`` and ``MASTER_PORT``; on one host
+    it need not be set.
+    """
+
+    needs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    launcher = "Open MPI"
+    local_sizes = ("OMPI_COMM_WORLD_LOCAL_SIZE",)
+    jobs = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2", "PMIX_SERVER_URI21")
+
+
+class PMIClusterResolver(_MPIClusterResolver):
+    """``PMI_RANK`` and ``PMI_SIZE`` of MPICH, Intel MPI and others; as `OpenMPIClusterResolver`."""
+
+    needs = ("PMI_RANK", "PMI_SIZE")
+    launcher = "PMI"
+    local_sizes = ("MPI_LOCALNRANKS",)
+    jobs = ("PMI_JOBID", "PMI_PORT", "SLURM_JOB_ID")

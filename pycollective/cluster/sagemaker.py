@@ -1,0 +1,60 @@
+"""The cluster of a SageMaker training job."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from pycollective.cluster.resolver import ClusterResolver
+from pycollective.cluster.spec import ClusterSpec
+
+__all__ = ["SageMakerClusterResolver"]
+
+
+class SageMakerClusterResolver(ClusterResolver):
+    """Reads ``SM_HOSTS`` and ``SM_CURRENT_HOST`` each time it is asked; all hosts are workers, sorted.
+
+    Parameters
+    ----------
+    port : int
+        The port of every task.
+    rpc_layer : str
+        The protocol in addresses.
+
+    Raises
+    ------
+    ValueError
+        When it is asked: if a variable is missing or holds something else.
+    """
+
+    def __init__(self, port: int = 2223, rpc_layer: str = "grpc") -> None:
+        self._port = port
+        super().__init__("worker", None, rpc_layer)
+
+    @property
+    def task_id(self) -> int | None:
+        """This host's number among all."""
+        hosts, here = _hosts(), os.environ.get("SM_CURRENT_HOST")
+        if here not in hosts:
+            raise ValueError(f"SM_CURRENT_HOST={here!r} is not among SM_HOSTS: {hosts}")
+        return hosts.index(here)
+
+    @task_id.setter
+    def task_id(self, value: int | None) -> None:
+        if value is not None:
+            raise ValueError("SM_CURRENT_HOST says which task this is: task_id cannot be set")
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the cluster."""
+        return ClusterSpec({"worker": [f"{host}:{self._port}" for host in _hosts()]})
+
+
+def _hosts() -> list[str]:
+    text = os.environ.get("SM_HOSTS", "")
+    try:
+        hosts = json.loads(text)
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
+        raise ValueError(f"SM_HOSTS={text!r} is not a JSON list of names")
+    return sorted(hosts)

@@ -1,0 +1,157 @@
+"""Elements that are made once: kept in memory, or in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.array_backend import to_numpy
+from pycollective.data.dataset import Dataset
+from pycollective.data.rows import Rows
+from pycollective.data.transformations import Transformed
+from pycollective.dtypes import as_dtype, string
+from pycollective.errors import DataLossError, InvalidArgumentError
+
+__all__ = ["Cache", "FileCache"]
+
+_log = logging.getLogger("pycollective")
+
+
+class Cache(Transformed):
+    """Elements that are kept in memory."""
+
+    def __init__(self, source: Dataset) -> None:
+        super().__init__(source)
+        self._kept: list[Any] | None = None
+
+    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
+        return self._copy(_source=inputs[0], _kept=None)
+
+    def _rows(self) -> Rows | None:
+        rows = self._source._rows()
+        if rows is None:
+            return None
+        source = rows.blocks
+        return Rows(rows.columns, lambda: self._once(source))
+
+    def _iter(self) -> Iterator[Any]:
+        # Rows and elements are kept in one place, so that both come in the order of the first pass.
+        rows = self._rows()
+        return self._once(self._source._iter) if rows is None else rows.elements()
+
+    def _once(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        if self._kept is None:
+            made = []
+            for item in start():
+                made.append(item)
+                yield item
+            self._kept = made
+            return
+        yield from self._kept
+
+
+class FileCache(Transformed):
+    """Elements that are kept in a file, which outlives the program.
+
+    It is a zip archive of arrays in NumPy's format, ``element/leaf/dtype`` by name; strings are their
+    lengths, and their bytes in an entry of their own. What it says of itself comes last, so that a
+    file without it is none.
+    """
+
+    _INDEX = "cache.json"
+
+    def __init__(self, source: Dataset, filename: str | os.PathLike[str]) -> None:
+        super().__init__(source)
+        self._filename = os.fspath(filename)
+
+    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
+        # A worker's share of the elements is another dataset, which must not meet the others' file.
+        _log.warning("cache(%r): this worker's share is kept in memory instead", self._filename)
+        return Cache(inputs[0])
+
+    def _iter(self) -> Iterator[Any]:
+        return self._read() if os.path.exists(self._filename) else self._made()
+
+    def _made(self) -> Iterator[Any]:
+        folder = os.path.dirname(self._filename) or "."
+        descriptor, temporary = tempfile.mkstemp(prefix=".cache-", dir=folder)
+        count = 0
+        try:
+            with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+                for element in self._source._iter():
+                    for k, leaf in enumerate(nest.flatten(element)):
+                        _write(archive, f"{count}/{k}", to_numpy(leaf))
+                    count += 1
+                    yield element
+                archive.writestr(self._INDEX, json.dumps({"elements": count}))
+            os.replace(temporary, self._filename)
+        finally:  # of a pass that was not finished nothing stays
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def _read(self) -> Iterator[Any]:
+        spec = self.element_spec
+        width = len(nest.flatten(spec))
+        try:
+            with zipfile.ZipFile(self._filename) as archive:
+                *names, index = archive.namelist()
+                if index != self._INDEX:
+                    raise zipfile.BadZipFile("no index at its end")
+                expected = json.loads(archive.read(index))["elements"]
+                arrays = (name for name in names if not name.endswith(_BYTES))
+                for number in range(expected):
+                    leaves = [_read(archive, f"{number}/{k}", next(arrays)) for k in range(width)]
+                    yield nest.pack_as(spec, leaves)
+                if next(arrays, None) is not None:
+                    raise InvalidArgumentError(
+                        f"{self._filename} has elements of another structure than this dataset's, "
+                        f"{spec}; delete it, or choose another name"
+                    )
+        except InvalidArgumentError:
+            raise
+        except (zipfile.BadZipFile, EOFError, StopIteration, KeyError, ValueError) as error:
+            raise DataLossError(
+                f"{self._filename} is no complete cache of this dataset ({error}); delete it, and it "
+                "is made again"
+            ) from None
+
+
+_BYTES = "/bytes"
+
+
+def _write(archive: zipfile.ZipFile, place: str, array: Any) -> None:
+    if array.dtype == string:
+        items = array.ravel().tolist()
+        archive.writestr(f"{place}/string{_BYTES}", b"".join(items))
+        array = np.array([len(item) for item in items], np.int64).reshape(array.shape)
+        name = "string"
+    else:
+        name = array.dtype.name
+        if array.dtype.kind == "V":  # not NumPy's own, as bfloat16
+            array = array.view(f"u{array.itemsize}")
+    with archive.open(f"{place}/{name}", "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
+
+
+def _read(archive: zipfile.ZipFile, place: str, name: str) -> Any:
+    found, _, dtype = name.rpartition("/")
+    if found != place:
+        raise ValueError(f"{name} where {place} was expected")
+    with archive.open(name) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+    if dtype != "string":
+        return array if array.dtype.name == dtype else array.view(as_dtype(dtype))
+    text = archive.read(f"{name}{_BYTES}")
+    ends = np.cumsum(array.ravel()).tolist()
+    items = np.empty(array.size, string)
+    items[:] = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return items.reshape(array.shape)

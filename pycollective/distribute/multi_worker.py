@@ -1,0 +1,286 @@
+"""`MultiWorkerMirroredStrategy`: replicas in several processes, on one machine or on many."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pycollective import array_backend, rendezvous
+from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
+from pycollective.cluster.membership import (
+    Membership,
+    membership_of,
+    resolver_of_environment,
+)
+from pycollective.communicator import Communicator
+from pycollective.distribute.communication import (
+    CommunicationImplementation,
+    CommunicationOptions,
+)
+from pycollective.distribute.cross_device_ops import ReplicaReduction, finished, work_dtype
+from pycollective.distribute.devices import Device, parse_devices
+from pycollective.distribute.mirrored import MirroredExtended
+from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.distribute.strategy import Strategy
+from pycollective.distribute.workers import JoinedWorkers, Workers
+from pycollective.errors import RendezvousError
+
+__all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
+
+_log = logging.getLogger("pycollective")
+
+JOIN_TIMEOUT = rendezvous.JOIN_TIMEOUT
+
+
+class MultiWorkerExtended(MirroredExtended):
+    """The replicas of this process as those of `MirroredStrategy`, and the other workers beyond.
+
+    What replicas reduce is summed over those of this process first, in their own group of threads;
+    the sum is reduced over the workers by replica 0's thread, and shared. With one replica in each
+    process there is nothing to sum here, and packs go out while the tape still computes gradients.
+    """
+
+    input_per_replica = False
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        options: CommunicationOptions,
+        workers: Workers,
+        resolver: ClusterResolver,
+    ) -> None:
+        super().__init__(devices, None, options)
+        self.workers = workers
+        self._cluster_resolver = resolver
+        if options.timeout_seconds is not None:
+            self.timeout = options.timeout_seconds
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.workers.count > 1:
+            raise ValueError("MultiWorkerMirroredStrategy cannot be deep copied in eager mode.")
+        return super().__deepcopy__(memo)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker runs the program by itself: it does."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints: the chief does."""
+        return self.workers.index == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries: the chief does."""
+        return self.workers.index == 0
+
+    def abort_collectives(self, reason: str) -> None:
+        """Fail the replicas' collectives; where this process's only replica fails, the workers'."""
+        super().abort_collectives(reason)
+        if self.num_local_replicas == 1:
+            self.workers.abort(reason)
+
+    def all_reduce_in_replica(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        arrays: list[Any],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """Sum over this process's replicas, then over the workers."""
+        if self.workers.count == 1 or not arrays:
+            return super().all_reduce_in_replica(context, reduce_op, arrays, options)
+        wide = [a.astype(work_dtype(a.dtype, reduce_op), copy=False) for a in arrays]
+        local = super().all_reduce_in_replica(context, ReduceOp.SUM, wide, options)
+
+        def among_workers(replicas: list[tuple[Any, ...]]) -> list[list[Any]]:
+            totals = self._sum_over_workers(list(map(array_backend.to_numpy, replicas[0])), options)
+            done = [
+                self._finished(total, array.dtype, reduce_op)
+                for total, array in zip(totals, arrays, strict=True)
+            ]
+            return [done] * len(replicas)
+
+        options = self._options.merge(options)
+        shared = context.meet("all_reduce", among_workers, *local, timeout=options.timeout_seconds)
+        return [array_backend.asarray(s, like=a) for s, a in zip(shared, arrays, strict=True)]
+
+    def _sum_over_workers(self, arrays: list[Any], options: CommunicationOptions) -> list[Any]:
+        reduction = self._begin_among_workers(ReduceOp.SUM, arrays, options, False)
+        assert reduction is not None
+        for place, array in enumerate(arrays):
+            reduction.add(place, array)
+        return reduction.finish()
+
+    def _finished(self, total: Any, dtype: Any, reduce_op: ReduceOp) -> Any:
+        """Return the result for arrays of ``dtype``, given the sum of all replicas'."""
+        replicas = self.num_replicas_in_sync
+        if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub":
+            total = np.asarray(total / total.dtype.type(replicas))
+        return finished(total, dtype, reduce_op, replicas)
+
+    def _begin_among_workers(
+        self,
+        reduce_op: ReduceOp,
+        likes: Sequence[Any],
+        options: CommunicationOptions,
+        async_op: bool,
+    ) -> ReplicaReduction | None:
+        communicator = self.workers.communicator
+        assert communicator is not None
+        options = self._options.merge(options)
+        return self.cross_device_ops.begin_all_reduce(
+            communicator, reduce_op, likes, options, async_op
+        )
+
+    def begin_all_reduce(
+        self,
+        context: ReplicaContext,
+        reduce_op: ReduceOp,
+        likes: Sequence[Any],
+        options: CommunicationOptions,
+    ) -> ReplicaReduction | None:
+        """Begin an all-reduce whose arrays come one by one, where each process has one replica."""
+        if self.workers.count == 1:
+            return super().begin_all_reduce(context, reduce_op, likes, options)
+        if self.num_local_replicas > 1:
+            return None
+        return self._begin_among_workers(reduce_op, likes, options, True)
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training by several processes: workers, each with a replica on each of its devices.
+
+    Every worker runs the same program. The constructor waits until all have come, in any order of
+    starting; it may be called at any time. Each variable has a copy on every device of every worker;
+    worker 0's initial value is everyone's, and every copy gets the same updates.
+
+    Parameters
+    ----------
+    cluster_resolver : ClusterResolver, optional
+        Who the workers are, and which one this is. By default what the environment says, in the order
+        that `pycollective.cluster.membership` lists: ``TF_CONFIG`` first. Where nothing names a
+        cluster, and for an evaluator, this process trains alone.
+    communication_options : CommunicationOptions, optional
+        Hints for all reductions. Its timeout is how long workers wait for each other in a call.
+    devices : sequence of str, optional
+        The devices of this worker's replicas, as of `MirroredStrategy`: by default all visible GPUs,
+        or the CPU as one replica. Every worker must have equally many.
+    rendezvous_timeout : float
+        Seconds to wait for all workers. Who is missing is said every ten seconds, and at the end.
+
+    Raises
+    ------
+    ValueError
+        If the description of the cluster is wrong, an argument is of another kind, or the workers
+        have different numbers of replicas.
+    RendezvousError
+        If workers do not come in time or their secrets differ.
+
+    Notes
+    -----
+    Every worker must make the same calls that need all workers, in the same order: creating a
+    variable is one, and so are a step, `reduce`, `gather`, the next element of a distributed dataset,
+    and reading a variable that is aggregated when it is read (metrics, checkpoints).
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+        *,
+        devices: Sequence[str] | None = None,
+        rendezvous_timeout: float = JOIN_TIMEOUT,
+    ) -> None:
+        options = communication_options or CommunicationOptions()
+        if not isinstance(options, CommunicationOptions):
+            raise ValueError(
+                "communication_options must be an instance of "
+                "tf.distribute.experimental.CommunicationOptions"
+            )
+        if not isinstance(cluster_resolver, (ClusterResolver, type(None))):
+            raise ValueError(
+                "cluster_resolver must be an instance of "
+                "tf.distribute.cluster_resolver.ClusterResolver"
+            )
+        given = cluster_resolver is not None
+        resolver = cluster_resolver or resolver_of_environment() or TFConfigClusterResolver()
+        local = parse_devices(devices)
+        options = _available(options, local)
+        member = membership_of(resolver)
+        task = (resolver.task_type, resolver.task_id)
+        names = tuple(map(str, local))
+        how = options.implementation.value
+        workers = Workers()
+        if member is None or member.size == 1:
+            _log.info(
+                "Single-worker MultiWorkerMirroredStrategy with local_devices = %r, "
+                "communication = %s",
+                names,
+                how,
+            )
+        else:
+            _log.info(
+                "MultiWorkerMirroredStrategy with cluster_spec = %r, task_type = %r, task_id = %r, "
+                "num_workers = %r, local_devices = %r, communication = %s; described by %s",
+                resolver.cluster_spec().as_dict(),
+                *task,
+                member.size,
+                names,
+                how,
+                f"{member.source}, which was given" if given else member.source,
+            )
+            _log.info("Waiting for the cluster, timeout = %s", rendezvous_timeout)
+            meet = partial(join_workers, member, rendezvous_timeout)
+            workers = JoinedWorkers(meet(), member.names, meet)
+            _log.info("Cluster is ready.")
+            _check_replicas(workers, len(local), member)
+        super().__init__(MultiWorkerExtended(local, options, workers, resolver))
+
+    def close(self) -> None:
+        """Leave the other workers; the strategy cannot be used any more. The end of the process does."""
+        self.extended.workers.close()
+
+
+def _available(options: CommunicationOptions, devices: Sequence[Device]) -> CommunicationOptions:
+    """Return options that these devices can follow."""
+    if options.implementation is not CommunicationImplementation.NCCL:
+        return options
+    if all(device.kind != "GPU" for device in devices):
+        _log.warning("Enabled NCCL communication but no GPUs detected/specified.")
+        options = copy.copy(options)
+        options.implementation = CommunicationImplementation.RING
+    return options
+
+
+def join_workers(member: Membership, seconds: float) -> Communicator:
+    """Wait for the other workers."""
+    begin = time.monotonic()
+    try:
+        if not member.addresses:
+            return rendezvous.again(join_timeout=seconds)
+        return rendezvous.meet(
+            member.rank, member.size, member.addresses, member.source, join_timeout=seconds
+        )
+    except RendezvousError as error:
+        if time.monotonic() - begin < seconds:
+            raise
+        raise RendezvousError(
+            f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}"
+        ) from None
+
+
+def _check_replicas(workers: Workers, replicas: int, member: Membership) -> None:
+    counts, _ = workers.gather(np.asarray([replicas]), 0)
+    if len(set(counts.tolist())) > 1:
+        workers.close()
+        each = ", ".join(f"{name} has {n}" for name, n in zip(member.names, counts, strict=True))
+        raise ValueError(f"every worker must have the same number of replicas: {each}")

@@ -1,0 +1,250 @@
+"""`Workers`: the processes that train together, each with replicas of its own.
+
+A strategy of one process has the one instance `Workers`, for which everything below is trivial;
+`JoinedWorkers` talk through a communicator with a rank for each process. Every worker must make the
+same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pycollective import array_backend
+from pycollective.array_backend import Array
+from pycollective.communicator import Communicator
+from pycollective.distribute.cross_device_ops import finished, work_dtype
+from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.errors import CheckpointError, CollectiveError, CollectiveTimeoutError
+from pycollective.tensor import IndexedSlices, Tensor
+
+__all__ = ["JoinedWorkers", "Workers"]
+
+SILENCE = "PYCOLLECTIVE_HEARTBEAT"
+SECONDS_OF_SILENCE = 8.0
+"""A worker that has not been heard of for so long is lost."""
+PULSE_SECONDS = 1.0
+
+
+class Workers:
+    """A process that trains alone.
+
+    Attributes
+    ----------
+    count, index : int
+        How many processes there are, and which one this is.
+    communicator : Communicator or None
+        This process's rank among them, if they are several.
+    """
+
+    count = 1
+    index = 0
+    communicator: Communicator | None = None
+
+    def write_once(self, path: str, write: Callable[[], None]) -> None:
+        """Write files: the first worker, and every one that means another path, calls ``write``.
+
+        Returns when all is written, or raises on every worker.
+        """
+        name = hashlib.sha256(os.path.abspath(path).encode()).digest()[:8]
+        names, _ = self.gather(np.frombuffer(name, np.int64), 0)
+        error: Exception | None = None
+        if self.index == 0 or names[self.index] != names[0]:
+            try:
+                write()
+            except Exception as failure:
+                error = failure
+        failed, _ = self.gather(np.asarray([error is not None]), 0)
+        if error is not None:
+            raise error
+        if failed.any():
+            others = ", ".join(str(w) for w in np.flatnonzero(failed))
+            raise CheckpointError(
+                f"{path!r} was not written: worker {others} could not; its error says why"
+            )
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Set how long a call waits for the other workers."""
+
+    def total(self, number: int) -> int:
+        """Return the sum of the workers' numbers."""
+        return number
+
+    def largest(self, number: int) -> int:
+        """Return the largest of the workers' numbers."""
+        return number
+
+    def reduce(self, op: ReduceOp, array: Array) -> Array:
+        """Return the sum or the mean of the workers' arrays."""
+        return array
+
+    def reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
+        """Return the workers' rows one after the other, for a mean divided by their number."""
+        return slices
+
+    def gather(self, array: Array, axis: int) -> tuple[Array, int]:
+        """Return the workers' arrays joined along an axis, and where this one's begins."""
+        return array, 0
+
+    def from_first(self, array: Array) -> Array:
+        """Return worker 0's array; all have one of its shape and dtype."""
+        return array
+
+    def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
+        """Return worker 0's slices."""
+        return slices
+
+    def barrier(self) -> None:
+        """Return when every worker has come here."""
+
+    def abort(self, reason: str) -> None:
+        """Let every worker's present or next call fail, for a reason that names this one."""
+
+    def close(self) -> None:
+        """Leave the other workers in good order."""
+
+
+class JoinedWorkers(Workers):
+    """Processes that have met.
+
+    A worker that dies is lost to the others at once; one that is stopped, or whose network is cut,
+    says nothing. So in a thread of their own the workers meet every second, in a group of its own;
+    who does not come is named, and lost to all.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        This process's rank among them.
+    names : sequence of str
+        What the workers are called, by rank.
+    meet : callable
+        Lets them meet again, for the group of the pulse. (A part of the first group would listen at
+        any port, which a firewall may close.)
+    """
+
+    def __init__(
+        self, communicator: Communicator, names: Sequence[str], meet: Callable[[], Communicator]
+    ) -> None:
+        self.communicator: Communicator = communicator
+        self.count = communicator.size
+        self.index = communicator.rank
+        self._names = names
+        self._closed = threading.Event()
+        self._silence = _seconds_of_silence()
+        self._pulse: Communicator | None = None
+        if math.isfinite(self._silence):
+            self._pulse = meet()
+            threading.Thread(target=self._watch, name="pycollective-pulse", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Meet the others every second until the group ends."""
+        pulse = self._pulse
+        assert pulse is not None
+        while not self._closed.wait(PULSE_SECONDS):
+            try:
+                pulse.barrier(timeout=self._silence)
+            except CollectiveTimeoutError:
+                self._lose([r for r in range(self.count) if pulse._group.calls(r) < self._beats()])
+                return
+            except CollectiveError:  # a worker has left, or died, of which the group itself hears
+                return
+
+    def _beats(self) -> int:
+        assert self._pulse is not None
+        return self._pulse._group.calls(self.index)
+
+    def _lose(self, silent: list[int]) -> None:
+        """Tell everyone who has not been heard of, and what all were doing."""
+        group = self.communicator._group
+        who = ", ".join(f"rank {r} ({self._names[r]}{_at(group.address(r))})" for r in silent)
+        group.abort(
+            f"{who or 'a worker'} is lost to rank {self.index}: not heard of for "
+            f"{self._silence:g} s, so it is stopped or cut off ({SILENCE} sets these seconds); "
+            f"{group.describe()}",
+            peer_lost=True,
+        )
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Set how long a call waits for the other workers."""
+        self.communicator.timeout = seconds
+
+    def total(self, number: int) -> int:
+        """Return the sum of the workers' numbers."""
+        return int(self.communicator.all_reduce(np.asarray(number, np.int64)))
+
+    def largest(self, number: int) -> int:
+        """Return the largest of the workers' numbers."""
+        return int(self.communicator.all_reduce(np.asarray(number, np.int64), "max"))
+
+    def reduce(self, op: ReduceOp, array: Array) -> Array:
+        """Return the sum or the mean of the workers' arrays; halves are rounded once, at the end."""
+        work = work_dtype(array.dtype, op)
+        mean = op is ReduceOp.MEAN and array.dtype.kind not in "iub"
+        host = array_backend.to_numpy(array).astype(work, copy=False)
+        total = self.communicator.all_reduce(host, "mean" if mean else "sum")
+        return array_backend.asarray(finished(total, array.dtype, op, self.count), like=array)
+
+    def reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
+        """Return the workers' rows one after the other, for a mean divided by their number."""
+        rows, _ = self.gather(slices.values.array, 0)
+        indices, _ = self.gather(slices.indices.array, 0)
+        if op is ReduceOp.MEAN:
+            rows = (rows / self.count).astype(rows.dtype, copy=False)
+        return IndexedSlices(Tensor(rows), Tensor(indices), slices.dense_shape)
+
+    def gather(self, array: Array, axis: int) -> tuple[Array, int]:
+        """Return the workers' arrays joined along an axis, and where this one's begins."""
+        rows = np.moveaxis(array_backend.to_numpy(array), axis, 0)
+        lengths = self.communicator.all_gather(np.asarray([len(rows)], np.int64))
+        whole = self.communicator.all_gather(np.ascontiguousarray(rows), ragged=True)
+        joined = np.ascontiguousarray(np.moveaxis(whole, 0, axis))
+        return array_backend.asarray(joined, like=array), int(lengths[: self.index].sum())
+
+    def from_first(self, array: Array) -> Array:
+        """Return worker 0's array; all have one of its shape and dtype."""
+        host = np.ascontiguousarray(array_backend.to_numpy(array)).reshape(array.shape)
+        return array_backend.asarray(self.communicator.broadcast(host), like=array)
+
+    def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
+        """Return worker 0's slices."""
+        own = [slices.values.array, slices.indices.array]
+        rows = int(self.from_first(np.asarray(len(own[1]), np.int64)))
+        if self.index:
+            own = [np.zeros((rows, *a.shape[1:]), a.dtype) for a in own]
+        values, indices = [Tensor(self.from_first(a)) for a in own]
+        return IndexedSlices(values, indices, slices.dense_shape)
+
+    def barrier(self) -> None:
+        """Return when every worker has come here."""
+        self.communicator.barrier()
+
+    def abort(self, reason: str) -> None:
+        """Let every worker's present or next call fail, for a reason that names this one."""
+        self.communicator.abort(f"worker {self.index}: {reason}")
+
+    def close(self) -> None:
+        """Leave the other workers in good order."""
+        self._closed.set()
+        if self._pulse is not None:
+            self._pulse.close()
+        self.communicator.close()
+
+
+def _at(address: str) -> str:
+    return f" at {address}" if address else ""
+
+
+def _seconds_of_silence() -> float:
+    text = os.environ.get(SILENCE, "")
+    try:
+        seconds = float(text) if text else SECONDS_OF_SILENCE
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"{SILENCE}={text!r} is not a positive number of seconds; 'inf': never")
+    return seconds

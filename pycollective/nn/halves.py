@@ -1,0 +1,48 @@
+"""Operations in half precision by way of float32, where the host has no fast form of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..tensor.ops import cast
+from ..tensor.tensor import Tensor, as_tensor
+
+__all__ = ["in_float32"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def in_float32(function: _Function) -> _Function:
+    """Let an operation on NumPy arrays of halves compute in float32, and round at the end."""
+
+    @functools.wraps(function)
+    def computed(x: Any, *args: Any, **kwargs: Any) -> Any:
+        images = as_tensor(x)
+        dtype = images.array.dtype
+        if dtype.itemsize != 2 or dtype.kind not in "fV" or type(images.array) is not np.ndarray:
+            return function(images, *args, **kwargs)
+        given = [images, *(_as_given(value) for value in args)]
+        named = {name: _as_given(value) for name, value in kwargs.items()}
+        tensors = [v for v in (*given, *named.values()) if isinstance(v, Tensor)]
+        if any(tensor.dtype != dtype for tensor in tensors):
+            # The operation says what does not fit.
+            return function(*given, **named)
+        wide = {id(tensor): cast(tensor, np.float32) for tensor in tensors}
+        found = function(
+            *(wide.get(id(value), value) for value in given),
+            **{name: wide.get(id(value), value) for name, value in named.items()},
+        )
+        with np.errstate(over="ignore"):
+            return cast(found, dtype)
+
+    return computed  # type: ignore[return-value]
+
+
+def _as_given(value: Any) -> Any:
+    """Return arrays and variables as tensors."""
+    known = isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "_read")
+    return as_tensor(value) if known else value

@@ -1,0 +1,30 @@
+"""What a process knows of its group before it meets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pycollective import tuning
+
+__all__ = ["MAX_RANKS", "MAX_STREAMS", "Description"]
+
+MAX_RANKS = 1024
+MAX_STREAMS = 8
+
+
+@dataclass
+class Description:
+    """What the environment says of the group, and of this process in it."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    secret: bytes  # empty: none
+    insecure: bool = False
+    interface: str = ""
+    streams: int = 1  # for messages, of every pair of ranks; rank 0's word counts
+    listener: int = -1  # the descriptor of rank 0's listening socket, if the launcher made it
+    host_id: str = ""  # what equals on ranks that may share memory; empty: TCP only
+    choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
+    own: tuple[str, int] | None = None  # where this rank listens for its peers; None: any port

@@ -1,0 +1,222 @@
+"""What befalls workers: the others hear of it, by name, and nobody hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+from workers import ended, free_ports, start
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="sends signals"),
+]
+
+_STEPS = """
+import time
+strategy = strategy_of()
+def step():
+    return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(np.ones(1000)))
+try:
+    for number in range(100_000):
+        if number == 20:
+            print("STARTED", flush=True)
+        FAULT
+        strategy.run(step)
+        time.sleep(0.002)
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+    raise SystemExit(3)
+"""
+
+
+def begun(processes):
+    """Wait until every worker has made some steps."""
+    for process in processes:
+        assert process.stdout.readline() == "STARTED\n", process.communicate()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("os.kill(os.getpid(), 9)", -9), ("raise SystemExit(0)", 0), ("raise KeyError('mine')", 3)],
+)
+def test_a_worker_that_ends(tmp_path, replicas, fault, code):
+    """It is killed, leaves early, or fails by an error of its own."""
+    body = _STEPS.replace(
+        "FAULT", f"if number == 50 and strategy.extended.first_replica == R: {fault}"
+    )
+    tasks = [("worker", index) for index in range(3)]
+    done = ended(start(tmp_path, tasks, body, replicas), 40)
+    assert done.codes == [3, code, 3]
+    for output in (done.outputs[0], done.outputs[2]):
+        assert "PeerLostError" in output, output
+        assert "rank 1" in output, output
+
+
+def test_a_worker_that_is_stopped(tmp_path):
+    body = _STEPS.replace("FAULT", "")
+    tasks = [("worker", index) for index in range(3)]
+    processes = start(tmp_path, tasks, body, PYCOLLECTIVE_HEARTBEAT="2")
+    begun(processes)
+    processes[1].send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    try:
+        done = [p.communicate(timeout=20)[0] for p in (processes[0], processes[2])]
+        waited = time.monotonic() - begin
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+    for output in done:
+        assert "PeerLostError" in output, output
+        assert "rank 1 (worker 1" in output, output
+        assert "stopped or cut off" in output, output
+    assert waited < 15
+
+
+def test_input_that_fails_ends_all(tmp_path):
+    body = """
+strategy = strategy_of()
+def rows():
+    for i in range(40):
+        if i == 10 and strategy.extended.first_replica:
+            raise OSError("the disk is gone")
+        yield np.zeros(2)
+data = tf.data.Dataset.from_generator(
+    rows, output_signature=tf.TensorSpec((2,), np.float64)).batch(2)
+try:
+    for x in strategy.experimental_distribute_dataset(data):
+        strategy.run(lambda x: tf.reduce_sum(x), args=(x,))
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+"""
+    done = ended(start(tmp_path, [("worker", 0), ("worker", 1)], body))
+    assert "worker 1: its input failed: OSError: the disk is gone" in done.outputs[0]
+    assert "OSError the disk is gone" in done.outputs[1]
+
+
+def test_calls_that_differ_are_named(tmp_path):
+    """One saves a checkpoint by itself, as programs for one machine do."""
+    body = """
+strategy = strategy_of()
+with strategy.scope():
+    v = tf.Variable(np.zeros(3))
+chief = strategy.extended.should_checkpoint
+try:
+    if chief:
+        tf.train.Checkpoint(v=v).write("saved")
+    strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant([1.0])))
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+"""
+    done = ended(start(tmp_path, [("worker", 0), ("worker", 1)], body))
+    for output in done.outputs:
+        assert "MismatchError" in output, done
+        assert "all_gather" in output, done
+        assert "all_reduce" in output, done
+
+
+def test_who_does_not_come_is_named(tmp_path):
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
+    body = """
+import logging
+from pycollective.rendezvous import meeting
+logging.basicConfig()
+meeting.LOG_EVERY = 0.5
+try:
+    tf.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=2)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = ended(start(tmp_path, [("worker", 0), ("worker", 1)], body, cluster=cluster))
+    for output in done.outputs:
+        assert "RendezvousError" in output, done
+    assert "Timeout waiting for the cluster, timeout is 2 seconds" in done.outputs[0], done
+    assert "rank 2 of 3" in done.outputs[0], done
+    assert "rank 0 waits for" in done.errors[0], done
+
+
+def test_workers_listen_at_their_own_addresses(tmp_path):
+    """Both listen at the port of their address, and nowhere else; a second strategy does so again."""
+    ports = free_ports(2)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    body = """
+import socket
+heard = []
+listen = socket.socket.listen
+def noted(sock, *args):
+    if sock.family == socket.AF_INET:
+        heard.append(sock.getsockname()[1])
+    return listen(sock, *args)
+socket.socket.listen = noted
+strategy_of().close()
+again = strategy_of()
+say(heard=sorted(set(heard)), n=again.num_replicas_in_sync)
+"""
+    tasks = [("worker", 0), ("worker", 1)]
+    processes = start(tmp_path, tasks, body, cluster=cluster)
+    for own, port in zip(ended(processes).said, ports, strict=True):
+        assert own == {"heard": [port], "n": 2}
+
+
+def test_different_numbers_of_replicas(tmp_path):
+    body = """
+R += int(os.environ["TF_CONFIG"][-3] == "1")
+try:
+    strategy_of()
+except ValueError as error:
+    print(error)
+"""
+    done = ended(start(tmp_path, [("worker", 0), ("worker", 1)], body))
+    for output in done.outputs:
+        assert "the same number of replicas: worker 0 has 1, worker 1 has 2" in output, done
+
+
+def test_an_address_that_is_taken(tmp_path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        cluster = {"worker": [address, f"127.0.0.1:{free_ports(1)[0]}"]}
+        body = "try:\n    strategy_of()\nexcept Exception as error:\n    print(error)\n"
+        done = ended(start(tmp_path, [("worker", 0)], body, cluster=cluster))
+    assert f"rank 0 cannot listen at {address}, its own address" in done.outputs[0], done
+
+
+# Told to end --------------------------------------------------------------------------------------
+
+_PREEMPTED = """
+import time
+strategy = strategy_of()
+with strategy.scope():
+    v = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
+handler = tf.distribute.experimental.PreemptionCheckpointHandler(
+    strategy.cluster_resolver, tf.train.Checkpoint(v=v), "saved")
+say(begun=handler.total_run_calls, v=float(v))
+def step():
+    strategy.run(lambda: v.assign_add(1.0))
+    time.sleep(0.005)
+while handler.total_run_calls < int(os.environ["STEPS"]):
+    handler.run(step)
+    if handler.total_run_calls == 20:
+        print("STARTED", flush=True)
+say(done=float(v))
+"""
+
+
+def test_all_save_the_same_step_when_one_is_told_to_end(tmp_path):
+    tasks = [("worker", 0), ("worker", 1)]
+    first = start(tmp_path, tasks, _PREEMPTED, STEPS="100000")
+    for process in first:
+        assert process.stdout.readline().startswith("SAID")
+    begun(first)
+    os.kill(first[1].pid, signal.SIGTERM)
+    assert ended(first).codes == [42, 42]
+    again = ended(start(tmp_path, tasks, _PREEMPTED, STEPS="300")).said
+    assert again[0] == again[1]
+    assert 20 <= again[0]["begun"] < 300
+    assert again[0]["v"] == again[0]["begun"]
+    assert again[0]["done"] == 300

@@ -1,0 +1,104 @@
+"""Workers as real processes on this host, for the tests of `MultiWorkerMirroredStrategy`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+PREAMBLE = """
+import json, os, sys
+import numpy as np
+import pycollective as tf
+from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+R = int(os.environ["REPLICAS"])
+def strategy_of(**options):
+    devices = [f"cpu:{i}" for i in range(R)]
+    return tf.distribute.MultiWorkerMirroredStrategy(devices=devices, rendezvous_timeout=30, **options)
+def say(**values):
+    plain = {k: np.asarray(v).tolist() for k, v in values.items()}
+    print("SAID " + json.dumps(plain), flush=True)
+"""
+
+
+@dataclass
+class Ended:
+    """What became of the workers."""
+
+    codes: list[int]
+    outputs: list[str]
+    errors: list[str]
+
+    @property
+    def said(self):
+        """What each worker has said, all of it in one dict."""
+        found = []
+        for code, output, error in zip(self.codes, self.outputs, self.errors, strict=True):
+            assert code == 0, f"{output}\n{error}"
+            lines = [x[5:] for x in output.splitlines() if x.startswith("SAID ")]
+            found.append({k: v for line in lines for k, v in json.loads(line).items()})
+        return found
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def start(tmp_path, tasks, body, replicas=1, cluster=None, **more):
+    """Start a process for each of tasks (type, index), described by TF_CONFIG."""
+    script = tmp_path / "worker.py"
+    script.write_text(PREAMBLE + body)
+    if cluster is None:
+        jobs = {job for job, _ in tasks if job != "evaluator"}
+        cluster = {}
+        for job in sorted(jobs):
+            numbers = [index for name, index in tasks if name == job]
+            cluster[job] = [f"127.0.0.1:{port}" for port in free_ports(len(numbers))]
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "TF_CONFIG": json.dumps(
+                    {"cluster": cluster, "task": {"type": job, "index": index}}
+                ),
+                "REPLICAS": str(replicas),
+                "OPENBLAS_NUM_THREADS": "1",
+                **more,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for job, index in tasks
+    ]
+
+
+def ended(processes, seconds=60):
+    """Wait for the workers; kill those that hang."""
+    said = []
+    try:
+        for process in processes:
+            said.append(process.communicate(timeout=seconds))
+    except subprocess.TimeoutExpired:
+        for process in processes[len(said) :]:
+            process.kill()
+            said.append(process.communicate())
+        raise AssertionError(f"workers hang\n{said}") from None
+    outputs, errors = zip(*said, strict=True)
+    return Ended([p.returncode for p in processes], list(outputs), list(errors))
+
+
+def run(tmp_path, workers, body, replicas=1, **more):
+    """Run a script on so many workers."""
+    tasks = [("worker", index) for index in range(workers)]
+    return ended(start(tmp_path, tasks, body, replicas, **more))

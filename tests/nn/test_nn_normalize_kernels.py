@@ -1,0 +1,65 @@
+"""The compiled kernels of batch normalization against their formulas in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pycollective._core import nn as kernels
+
+SHAPES = [(4096, 16), (1000, 3), (7, 33), (1, 5), (0, 4), (3000, 300), (64, 1)]
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Let each kernel work on so many threads."""
+    before = kernels.threads()
+    kernels.set_threads(request.param)
+    yield request.param
+    kernels.set_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_batch_kernels(shape: Any, dtype: str, threads: int) -> None:
+    rng = np.random.default_rng(5)
+    rows, channels = shape
+    tolerance = {"float32": 2e-6, "float64": 1e-14}[dtype]
+    # Far from 0: squares of numbers themselves would lose the variance.
+    x = (rng.normal(size=shape) + 1000).astype(dtype)
+    g = rng.normal(size=shape).astype(dtype)
+    a, b, c = (rng.normal(size=channels).astype(dtype) for _ in range(3))
+    wide, up = x.astype(np.float64), g.astype(np.float64)
+    mean, variance, sums, products = (np.empty(channels, dtype) for _ in range(4))
+    kernels.batch_moments(x, mean, variance)
+    if rows:
+        np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=tolerance)
+        np.testing.assert_allclose(variance, wide.var(axis=0), rtol=1e-4, atol=1e-3 * tolerance)
+    else:
+        assert not mean.any() and not variance.any()
+    y, dx = np.empty_like(x), np.empty_like(x)
+    distance = wide - mean
+    kernels.batch_scale(x, mean, a, b, y)
+    np.testing.assert_allclose(y, distance * a + b, atol=10 * tolerance)
+    kernels.batch_sums(g, x, mean, sums, products)
+    scale = 10 * tolerance * (1 + np.sqrt(rows))
+    np.testing.assert_allclose(sums, up.sum(axis=0), atol=scale)
+    np.testing.assert_allclose(products, (up * distance).sum(axis=0), atol=scale)
+    kernels.batch_combine(g, x, mean, a, b, c, dx)
+    np.testing.assert_allclose(dx, up * a + distance * b + c, atol=20 * tolerance)
+
+
+def test_kernels_check_their_arrays() -> None:
+    x = np.zeros((4, 3), np.float32)
+    three, two = np.zeros(3, np.float32), np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match="variance has shape"):
+        kernels.batch_moments(x, three, two)
+    with pytest.raises(ValueError, match="whole number of blocks"):
+        kernels.batch_moments(np.zeros(5, np.float32), two, two.copy())
+    with pytest.raises(ValueError, match="at least one channel"):
+        kernels.batch_moments(x, two[:0], two[:0])
+    with pytest.raises(ValueError, match="dtype float64"):
+        kernels.batch_scale(x, three, three.astype(float), three, x.copy())
