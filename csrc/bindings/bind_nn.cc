@@ -540,6 +540,33 @@ void sgd_update(Array& p, const Array& g, MaybeArray velocity, double rate, doub
   });
 }
 
+void rmsprop_update(Array& p, const Array& g, Array& v, MaybeArray mean, MaybeArray speed,
+                    double rate, double rho, double momentum, double epsilon) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const Index n = p.size();
+    T* parameter = out<T>(p, "p", n);
+    const T* gradient = in<T>(g, "g", n);
+    T* squares = out<T>(v, "v", n);
+    T* means = out<T>(mean, "mean", n);
+    T* steps = out<T>(speed, "speed", n);
+    InterpreterRelease release;
+    nn::rmsprop_update(parameter, gradient, squares, means, steps, n, rate, rho, momentum, epsilon);
+  });
+}
+
+void adagrad_update(Array& p, const Array& g, Array& a, double rate, double epsilon) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const Index n = p.size();
+    T* parameter = out<T>(p, "p", n);
+    const T* gradient = in<T>(g, "g", n);
+    T* sums = out<T>(a, "a", n);
+    InterpreterRelease release;
+    nn::adagrad_update(parameter, gradient, sums, n, rate, epsilon);
+  });
+}
+
 }  // namespace
 
 void bind_nn(py::module_& m) {
@@ -617,6 +644,9 @@ void bind_nn(py::module_& m) {
         "epsilon"_a);
   m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,
         "nesterov"_a);
+  m.def("rmsprop_update", &rmsprop_update, "p"_a, "g"_a, "v"_a, "mean"_a, "speed"_a, "rate"_a,
+        "rho"_a, "momentum"_a, "epsilon"_a);
+  m.def("adagrad_update", &adagrad_update, "p"_a, "g"_a, "a"_a, "rate"_a, "epsilon"_a);
 }
 
 }  // namespace pycollective

@@ -189,5 +189,14 @@ void sgd_update(float* p, const float* g, float* velocity, Index n, double rate,
                 bool nesterov);
 void sgd_update(double* p, const double* g, double* velocity, Index n, double rate, double momentum,
                 bool nesterov);
+// v = rho v + (1 - rho) g*g, and, where they are not null, mean = rho mean + (1 - rho) g;
+// step = rate g / sqrt(v - mean*mean + epsilon) + momentum speed, speed = step; p -= step.
+void rmsprop_update(float* p, const float* g, float* v, float* mean, float* speed, Index n,
+                    double rate, double rho, double momentum, double epsilon);
+void rmsprop_update(double* p, const double* g, double* v, double* mean, double* speed, Index n,
+                    double rate, double rho, double momentum, double epsilon);
+// a += g*g; p -= rate g / sqrt(a + epsilon).
+void adagrad_update(float* p, const float* g, float* a, Index n, double rate, double epsilon);
+void adagrad_update(double* p, const double* g, double* a, Index n, double rate, double epsilon);
 
 }  // namespace pycollective::nn

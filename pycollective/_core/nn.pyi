@@ -190,3 +190,17 @@ def sgd_update(
     momentum: float,
     nesterov: bool,
 ) -> None: ...
+def rmsprop_update(
+    p: NDArray[Any],
+    g: NDArray[Any],
+    v: NDArray[Any],
+    mean: NDArray[Any] | None,
+    speed: NDArray[Any] | None,
+    rate: float,
+    rho: float,
+    momentum: float,
+    epsilon: float,
+) -> None: ...
+def adagrad_update(
+    p: NDArray[Any], g: NDArray[Any], a: NDArray[Any], rate: float, epsilon: float
+) -> None: ...
