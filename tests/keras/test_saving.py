@@ -8,6 +8,7 @@ import pytest
 from pycollective import keras
 from pycollective.errors import CheckpointError
 from pycollective.keras import layers
+from pycollective.keras.saving.weights import write_weights
 from tests.keras.fitting import mirrored
 
 h5py = pytest.importorskip("h5py")
@@ -211,6 +212,21 @@ def test_weights_alone(tmp_path):
     third = row()
     third.load_weights(tmp_path / "m.keras")
     np.testing.assert_array_equal(third(A).numpy(), model(A).numpy())
+
+
+def test_every_layer_of_many_models_inside_is_stored():
+    x = y = keras.Input((4,))
+    for _ in range(20):
+        y = keras.Sequential([keras.Input((4,)), layers.Dense(4)])(y)
+    model = keras.Model(x, y)
+    with h5py.File(io.BytesIO(write_weights(model))) as file:
+        stored = [file[f"layers/sequential{n}/layers/dense/vars/0"] for n in numbered(20)]
+        for dataset, inside in zip(stored, model.layers[1:], strict=True):
+            np.testing.assert_array_equal(dataset[()], inside.get_weights()[0])
+
+
+def numbered(n):
+    return ["", *(f"_{k}" for k in range(1, n))]
 
 
 def test_layers_that_two_parts_share_are_one_again(tmp_path):
