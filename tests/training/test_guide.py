@@ -60,7 +60,10 @@ def test_the_guide(replicas, tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    without = (
+        "" if array_backend.gpu_count()[0] else "Enabled NCCL communication but no GPUs detected"
+    )
+    assert done.stderr.strip().removesuffix("/specified.") == without
     first, *parts = done.stdout.split("\n# ")
     assert first == ""
     printed = {}
