@@ -109,7 +109,11 @@ def test_the_guide(replicas, tmp_path):
     assert printed["Batches and learning rates grow with the replicas"] == [
         f"{5 * replicas} examples a step, learning rate {rate}"
     ]
-    assert printed["How workers communicate"] == ["CommunicationImplementation.NCCL"]
+    assert printed["MultiWorkerMirroredStrategy"] == [
+        "CommunicationImplementation.NCCL",
+        f"by default {max(1, gpus)} replicas",
+        f"with NCCL {max(1, gpus)} replicas",
+    ]
     assert printed["TF_CONFIG"][-1] == "this is worker 1 at host2:port"
     assert printed["Is it the gradient of one replica?"][0].startswith(
         f"gradients of {replicas} replicas against one"
