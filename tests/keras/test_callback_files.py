@@ -196,6 +196,18 @@ def test_history_is_plotted(tmp_path):
         history.plot(["accuracy"])
 
 
+def test_of_several_workers_the_chief_writes(tmp_path, monkeypatch):
+    model = linear()
+    extended = type(model.distribute_strategy.extended)
+    monkeypatch.setattr(extended, "should_save_summary", property(lambda self: False))
+    writes = [
+        callbacks.TensorBoard(tmp_path / "logs", histogram_freq=1, update_freq="batch"),
+        callbacks.CSVLogger(tmp_path / "log.csv"),
+    ]
+    model.fit(ONES, ONES, verbose=0, callbacks=writes, validation_data=(ONES, ONES))
+    assert not list(tmp_path.iterdir())
+
+
 # Interruptions ------------------------------------------------------------------------------------
 
 
