@@ -217,10 +217,11 @@ def test_weights_alone(tmp_path):
 def test_every_layer_of_many_models_inside_is_stored():
     x = y = keras.Input((4,))
     for _ in range(20):
-        y = keras.Sequential([keras.Input((4,)), layers.Dense(4)])(y)
+        first = keras.Input((4,))
+        y = keras.Model(first, layers.Dense(4)(first))(y)
     model = keras.Model(x, y)
     with h5py.File(io.BytesIO(write_weights(model))) as file:
-        stored = [file[f"layers/sequential{n}/layers/dense/vars/0"] for n in numbered(20)]
+        stored = [file[f"layers/functional{n}/layers/dense/vars/0"] for n in numbered(20)]
         for dataset, inside in zip(stored, model.layers[1:], strict=True):
             np.testing.assert_array_equal(dataset[()], inside.get_weights()[0])
 
