@@ -327,7 +327,7 @@ def test_kernels_check_their_arrays() -> None:
         kernels.sparse_gradient(x, w, pooled, codes + 9, None, None, None, window, pool)
     with pytest.raises(ValueError, match="must cover the rows"):
         cut = make_window((window.out_h, window.out_w, 8), (2, 2), (2, 2), (1, 1), False)
-        few = np.empty((2, 2, 3, 8), np.float32)
+        few = np.zeros((2, 2, 3, 8), np.float32)
         kernels.blocked_forward(x, w, b, few, few.astype(np.uint8), window, cut, True)
     huge = make_window((1 << 17, 1 << 17, 8), (3, 3), (1, 1), (1, 1), False)
     assert kernels.sparse_fits(window, 8) and not kernels.sparse_fits(huge, 8)
