@@ -181,6 +181,27 @@ void bias_relu(Array& z, const MaybeArray& bias, bool relu) {
   });
 }
 
+// Calls body(first, last) for parts of `size` numbers; few are not worth waking other threads.
+template <typename Body>
+void by_parts(Index size, const Body& body) {
+  constexpr Index kLeast = 1 << 15;
+  const int parts = static_cast<int>(std::clamp<Index>(size / kLeast, 1, nn::threads()));
+  nn::in_parallel(parts, [&](int part) {
+    body(nn::begin_of_part(size, part, parts), nn::begin_of_part(size, part + 1, parts));
+  });
+}
+
+void relu(const Array& x, Array& y) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    T* to = out<T>(y, "y", x.size());
+    InterpreterRelease release;
+    by_parts(x.size(),
+             [&](Index first, Index last) { nn::relu(from + first, to + first, last - first); });
+  });
+}
+
 void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArray bias_gradient) {
   with_real(g, "g", [&](auto zero) {
     using T = decltype(zero);
@@ -191,7 +212,14 @@ void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArra
     T* to = out<T>(dz, "dz", g.size());
     T* sums = out<T>(bias_gradient, "bias_gradient", channels);
     InterpreterRelease release;
-    nn::relu_gradient(from, mask, to, sums, rows, channels);
+    if (sums || !to) {
+      nn::relu_gradient(from, mask, to, sums, rows, channels);
+      return;
+    }
+    by_parts(g.size(), [&](Index first, Index last) {
+      nn::relu_gradient(from + first, mask ? mask + first : nullptr, to + first,
+                        static_cast<T*>(nullptr), last - first, 1);
+    });
   });
 }
 
@@ -408,6 +436,71 @@ void sparse_gradient(const Array& x, const Array& weights, const Array& g, const
   nn::sparse_gradient(a);
 }
 
+// Pooling windows one below the other, which divide the rows into blocks.
+void check_strips(const Window& w, const Window& pool, Index filters) {
+  check_fused(w, pool, filters);
+  if (pool.stride_h != pool.kernel_h || pool.out_h * pool.stride_h != w.out_h) {
+    throw py::value_error("the pooling windows must cover the rows of the convolution's output");
+  }
+}
+
+void blocked_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                     MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                     bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  if (pool) check_strips(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  const nn::DirectForward<float> a{in<float>(x, "x", x.size()),
+                                   in<float>(weights, "weights", weights.size()),
+                                   in<float>(bias, "bias", filters),
+                                   out<float>(y, "y", size),
+                                   out<std::uint8_t>(codes, "codes", size),
+                                   w,
+                                   pool ? &*pool : nullptr,
+                                   images,
+                                   filters,
+                                   relu};
+  InterpreterRelease release;
+  nn::blocked_forward(a);
+}
+
+void blocked_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
+                      const MaybeArray& codes, MaybeArray x_gradient, MaybeArray weight_gradient,
+                      MaybeArray bias_gradient, const Window& w,
+                      const std::optional<Window>& pool) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  if (pool) check_strips(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
+  const nn::BlockedGradient a{in<float>(x, "x", x.size()),
+                              in<float>(weights, "weights", weights.size()),
+                              in<float>(g, "g", size),
+                              in<float>(y, "y", size),
+                              tap,
+                              out<float>(x_gradient, "x_gradient", x.size()),
+                              out<float>(weight_gradient, "weight_gradient", weights.size()),
+                              out<float>(bias_gradient, "bias_gradient", filters),
+                              w,
+                              pool ? &*pool : nullptr,
+                              images,
+                              filters};
+  InterpreterRelease release;
+  if (tap) check_codes(tap, size, *pool);
+  nn::blocked_gradient(a);
+}
+
 struct DenseSizes {
   Index rows, inputs, units;
 };
@@ -540,6 +633,33 @@ void sgd_update(Array& p, const Array& g, MaybeArray velocity, double rate, doub
   });
 }
 
+void rmsprop_update(Array& p, const Array& g, Array& v, MaybeArray mean, MaybeArray speed,
+                    double rate, double rho, double momentum, double epsilon) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const Index n = p.size();
+    T* parameter = out<T>(p, "p", n);
+    const T* gradient = in<T>(g, "g", n);
+    T* squares = out<T>(v, "v", n);
+    T* means = out<T>(mean, "mean", n);
+    T* steps = out<T>(speed, "speed", n);
+    InterpreterRelease release;
+    nn::rmsprop_update(parameter, gradient, squares, means, steps, n, rate, rho, momentum, epsilon);
+  });
+}
+
+void adagrad_update(Array& p, const Array& g, Array& a, double rate, double epsilon) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const Index n = p.size();
+    T* parameter = out<T>(p, "p", n);
+    const T* gradient = in<T>(g, "g", n);
+    T* sums = out<T>(a, "a", n);
+    InterpreterRelease release;
+    nn::adagrad_update(parameter, gradient, sums, n, rate, epsilon);
+  });
+}
+
 }  // namespace
 
 void bind_nn(py::module_& m) {
@@ -581,6 +701,7 @@ void bind_nn(py::module_& m) {
   m.def("im2col", &im2col, "x"_a, "cols"_a, "window"_a, "first"_a, "rows"_a);
   m.def("col2im", &col2im, "cols"_a, "x"_a, "window"_a, "first"_a, "rows"_a);
   m.def("bias_relu", &bias_relu, "z"_a, "bias"_a, "relu"_a);
+  m.def("relu", &relu, "x"_a, "y"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
   m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,
         "gradient"_a);
@@ -605,6 +726,10 @@ void bind_nn(py::module_& m) {
         "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
   m.def("sparse_fits", &nn::sparse_fits, "window"_a, "filters"_a,
         "Whether sparse_gradient has room for the places in such images and weights.");
+  m.def("blocked_forward", &blocked_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
+        "window"_a, "pool"_a, "relu"_a);
+  m.def("blocked_gradient", &blocked_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "codes"_a,
+        "x_gradient"_a, "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
   m.def("dense_forward", &dense_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "relu"_a);
   m.def("dense_gradient", &dense_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "x_gradient"_a,
         "weight_gradient"_a, "bias_gradient"_a);
@@ -617,6 +742,9 @@ void bind_nn(py::module_& m) {
         "epsilon"_a);
   m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,
         "nesterov"_a);
+  m.def("rmsprop_update", &rmsprop_update, "p"_a, "g"_a, "v"_a, "mean"_a, "speed"_a, "rate"_a,
+        "rho"_a, "momentum"_a, "epsilon"_a);
+  m.def("adagrad_update", &adagrad_update, "p"_a, "g"_a, "a"_a, "rate"_a, "epsilon"_a);
 }
 
 }  // namespace pycollective

@@ -1,68 +1,12 @@
-// Products of matrices with bias and relu, for layers of the sizes that fit into caches: in one
-// call, on the threads of this room. A BLAS has threads of its own, which keep the cores from ours
-// while they wait for work.
+// Products of matrices with bias and relu, for layers of the sizes that fit into caches.
 #include <algorithm>
-#include <cstring>
 
 #include "nn/kernels.h"
 #include "nn/parallel.h"
-#include "nn/processor.h"
-#include "nn/scratch.h"
+#include "nn/products.h"
 
 namespace pycollective::nn {
 namespace {
-
-// Rows of the right factor that are used together: with a panel's columns they stay in the
-// first-level cache.
-constexpr Index kDepth = 128;
-
-// A matrix m(i, j) = data[i * row + j * step].
-struct Factor {
-  const float* data;
-  Index row, step;
-};
-
-namespace base {
-#define PYCOLLECTIVE_TARGET
-#define PYCOLLECTIVE_VECTOR_BYTES 16
-#include "nn/dense.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace base
-
-#ifdef PYCOLLECTIVE_X86_TARGETS
-namespace avx2 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
-#define PYCOLLECTIVE_VECTOR_BYTES 32
-#include "nn/dense.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx2
-namespace avx512 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
-#define PYCOLLECTIVE_VECTOR_BYTES 64
-#include "nn/dense.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx512
-#endif
-
-struct Loops {
-  decltype(&base::multiply) multiply;
-  decltype(&base::panels) panels;
-};
-
-Loops pick_loops() {
-#ifdef PYCOLLECTIVE_X86_TARGETS
-  switch (vector_bytes()) {
-    case 64:
-      return {avx512::multiply, avx512::panels};
-    case 32:
-      return {avx2::multiply, avx2::panels};
-  }
-#endif
-  return {base::multiply, base::panels};
-}
 
 thread_local Scratch part_scratch, call_scratch;
 
@@ -75,22 +19,22 @@ void multiply(const Factor& a, const Factor& b, float* c, Index rows, Index colu
     std::fill(c, c + rows * columns, 0.0f);
     return;
   }
-  const Loops loops = pick_loops();
-  const Index panels = loops.panels(columns);
+  const Products products = pick_products();
+  const Index panels = products.count_panels(columns);
   const int most = rows * columns * depth < kSmall ? 1 : threads();
   if (panels >= most) {
     in_parallel(most, [&](int part) {
-      loops.multiply(a, b, c, rows, columns, depth, begin_of_part(panels, part, most),
-                     begin_of_part(panels, part + 1, most), part_scratch);
+      products.multiply(a, b, c, rows, columns, depth, false, begin_of_part(panels, part, most),
+                        begin_of_part(panels, part + 1, most), part_scratch);
     });
     return;
   }
   const int parts = static_cast<int>(std::clamp<Index>(rows, 1, most));
   in_parallel(parts, [&](int part) {
     const Index first = begin_of_part(rows, part, parts);
-    loops.multiply({a.data + first * a.row, a.row, a.step}, b, c + first * columns,
-                   begin_of_part(rows, part + 1, parts) - first, columns, depth, 0, panels,
-                   part_scratch);
+    products.multiply({a.data + first * a.row, a.row, a.step}, b, c + first * columns,
+                      begin_of_part(rows, part + 1, parts) - first, columns, depth, false, 0,
+                      panels, part_scratch);
   });
 }
 

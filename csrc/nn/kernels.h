@@ -25,6 +25,9 @@ void col2im(const double* cols, double* x, const Window& w, Index first, Index r
 // z = act(z + bias) for z [rows, channels]; bias may be null. NaN stays NaN.
 void bias_relu(float* z, const float* bias, Index rows, Index channels, bool relu);
 void bias_relu(double* z, const double* bias, Index rows, Index channels, bool relu);
+// y = max(x, 0); NaN stays NaN.
+void relu(const float* x, float* y, Index size);
+void relu(const double* x, double* y, Index size);
 // dz = g where y > 0, else 0 (all of g where y is null); bias_gradient += column sums of dz.
 // dz and bias_gradient may be null.
 void relu_gradient(const float* g, const float* y, float* dz, float* bias_gradient, Index rows,
@@ -139,6 +142,26 @@ void sparse_gradient(const SparseGradient& a);
 // Whether places in the images and weights fit into the 32 bits that the kernel has for them.
 bool sparse_fits(const Window& w, Index filters);
 
+// ---- convolution of any shape (blocked.cc) ----------------------------------------------------
+// As direct_forward; pooling windows must cover the rows of the result, one below the other.
+void blocked_forward(const DirectForward<float>& a);
+// Gradients of the images, the weights and the bias, each overwritten unless null. Without `pool`,
+// g is masked by y > 0 unless y is null; with it, codes say where g goes.
+struct BlockedGradient {
+  const float* x;
+  const float* weights;
+  const float* g;
+  const float* y;
+  const std::uint8_t* codes;
+  float* x_gradient;
+  float* weight_gradient;
+  float* bias_gradient;
+  const Window& w;
+  const Window* pool;
+  Index images, filters;
+};
+void blocked_gradient(const BlockedGradient& a);
+
 // ---- dense layers (dense.cc) -------------------------------------------------------------------
 // y [rows, units] = act(x weights + bias); bias may be null.
 void dense_forward(const float* x, const float* weights, const float* bias, float* y, Index rows,
@@ -189,5 +212,14 @@ void sgd_update(float* p, const float* g, float* velocity, Index n, double rate,
                 bool nesterov);
 void sgd_update(double* p, const double* g, double* velocity, Index n, double rate, double momentum,
                 bool nesterov);
+// v = rho v + (1 - rho) g*g, and, where they are not null, mean = rho mean + (1 - rho) g;
+// step = rate g / sqrt(v - mean*mean + epsilon) + momentum speed, speed = step; p -= step.
+void rmsprop_update(float* p, const float* g, float* v, float* mean, float* speed, Index n,
+                    double rate, double rho, double momentum, double epsilon);
+void rmsprop_update(double* p, const double* g, double* v, double* mean, double* speed, Index n,
+                    double rate, double rho, double momentum, double epsilon);
+// a += g*g; p -= rate g / sqrt(a + epsilon).
+void adagrad_update(float* p, const float* g, float* a, Index n, double rate, double epsilon);
+void adagrad_update(double* p, const double* g, double* a, Index n, double rate, double epsilon);
 
 }  // namespace pycollective::nn

@@ -31,6 +31,11 @@ PYCOLLECTIVE_INLINE void bias_relu_body(T* z, const T* bias, Index rows, Index c
 }
 
 template <typename T>
+PYCOLLECTIVE_INLINE void relu_body(const T* __restrict x, T* __restrict y, Index size) {
+  for (Index i = 0; i < size; ++i) y[i] = x[i] < 0 ? T{0} : x[i];
+}
+
+template <typename T>
 PYCOLLECTIVE_INLINE void relu_gradient_body(const T* __restrict g, const T* __restrict y,
                                             T* __restrict dz, T* __restrict bias_gradient,
                                             Index rows, Index channels) {
@@ -136,6 +141,7 @@ PYCOLLECTIVE_INLINE void softmax_cross_entropy_body(const T* __restrict logits,
 }  // namespace
 
 #define PYCOLLECTIVE_POINTWISE(T)                                                                  \
+  PYCOLLECTIVE_CLONES void relu(const T* x, T* y, Index size) { relu_body(x, y, size); }           \
   PYCOLLECTIVE_CLONES void bias_relu(T* z, const T* bias, Index rows, Index channels, bool relu) { \
     bias_relu_body(z, bias, rows, channels, relu);                                                 \
   }                                                                                                \

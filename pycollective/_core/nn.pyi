@@ -53,6 +53,7 @@ def set_threads(count: int) -> None: ...
 def im2col(x: NDArray[Any], cols: NDArray[Any], window: Window, first: int, rows: int) -> None: ...
 def col2im(cols: NDArray[Any], x: NDArray[Any], window: Window, first: int, rows: int) -> None: ...
 def bias_relu(z: NDArray[Any], bias: NDArray[Any] | None, relu: bool) -> None: ...
+def relu(x: NDArray[Any], y: NDArray[Any]) -> None: ...
 def relu_gradient(
     g: NDArray[Any],
     y: NDArray[Any] | None,
@@ -132,6 +133,28 @@ def sparse_gradient(
     pool: Window,
 ) -> None: ...
 def sparse_fits(window: Window, filters: int) -> bool: ...
+def blocked_forward(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    bias: NDArray[Any] | None,
+    y: NDArray[Any],
+    codes: NDArray[Any] | None,
+    window: Window,
+    pool: Window | None,
+    relu: bool,
+) -> None: ...
+def blocked_gradient(
+    x: NDArray[Any],
+    weights: NDArray[Any],
+    g: NDArray[Any],
+    y: NDArray[Any] | None,
+    codes: NDArray[Any] | None,
+    x_gradient: NDArray[Any] | None,
+    weight_gradient: NDArray[Any] | None,
+    bias_gradient: NDArray[Any] | None,
+    window: Window,
+    pool: Window | None,
+) -> None: ...
 def dense_forward(
     x: NDArray[Any],
     weights: NDArray[Any],
@@ -189,4 +212,18 @@ def sgd_update(
     rate: float,
     momentum: float,
     nesterov: bool,
+) -> None: ...
+def rmsprop_update(
+    p: NDArray[Any],
+    g: NDArray[Any],
+    v: NDArray[Any],
+    mean: NDArray[Any] | None,
+    speed: NDArray[Any] | None,
+    rate: float,
+    rho: float,
+    momentum: float,
+    epsilon: float,
+) -> None: ...
+def adagrad_update(
+    p: NDArray[Any], g: NDArray[Any], a: NDArray[Any], rate: float, epsilon: float
 ) -> None: ...

@@ -192,7 +192,7 @@ class CrossDeviceOps:
         _check_destinations(destinations)
         if _is_there_already(value, destinations):
             return component_of(value, 0)
-        return self.gather_implementation(
+        return self._gather_implementation(
             value, destinations, axis, options or CommunicationOptions()
         )
 
@@ -226,7 +226,7 @@ class CrossDeviceOps:
         """
         return Mirrored([tensor] * num_destinations(destinations))
 
-    def gather_implementation(
+    def _gather_implementation(
         self,
         per_replica_value: PerReplica,
         destinations: Any,

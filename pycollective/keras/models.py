@@ -141,8 +141,11 @@ class Model(Trainer):
         """The names of the layers whose results are the outputs."""
         return [tensor.history.operation.name for tensor in self.outputs]
 
-    def call(self, inputs: Any) -> Any:
-        """Compute the graph's outputs; a model without a graph overrides it."""
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Compute the graph's outputs; a model without a graph overrides it.
+
+        ``training`` is what holds in the call around this one.
+        """
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} must override call()")
         return self._graph.run(self.name, inputs)
@@ -316,8 +319,8 @@ class Sequential(Model):
     layers
         The layers, in order. If the first one is an `Input` or has an ``input_shape``, the model is
         built at once, otherwise by its first call.
-    name
-        By default ``sequential`` with a number.
+    trainable, name, dtype
+        As for `Layer`; the name is by default ``sequential`` with a number.
 
     Raises
     ------
@@ -335,8 +338,9 @@ class Sequential(Model):
         layers: Sequence[Layer | KerasTensor] | None = None,
         trainable: bool = True,
         name: str | None = None,
+        dtype: Any = None,
     ) -> None:
-        super().__init__(name=name, trainable=trainable)
+        super().__init__(name=name, trainable=trainable, dtype=dtype)
         self._stack: list[Layer] = []
         self._input_layer: InputLayer | None = None
         self._steps: list[Any] | None = None
@@ -418,7 +422,7 @@ class Sequential(Model):
         first = tensor = self._input_layer.output
         for layer in self._stack:
             tensor = layer(tensor)
-        self._output_shape = (None, *tensor.shape[1:])
+        self._output_shape = nest.map_structure(lambda t: (None, *t.shape[1:]), tensor)
         self._graph = Graph(first, tensor)
 
     def _build_in_replica(self, shape: Shape) -> None:
@@ -462,7 +466,8 @@ class Sequential(Model):
             )
         with CustomObjectScope(custom_objects):
             layers = [deserialize_keras_object(layer) for layer in config["layers"]]
-        model = cls(layers, trainable=config.get("trainable", True), name=config["name"])
+        options = {key: config[key] for key in ("name", "trainable", "dtype") if key in config}
+        model = cls(layers, **options)
         shape = config.get("build_input_shape")
         if shape and not model.built:
             model.build(shape)
@@ -472,8 +477,8 @@ class Sequential(Model):
         """Return the shape that the model was built for."""
         return {"input_shape": self._input_shape} if self.built else None
 
-    def call(self, inputs: Any) -> Any:
-        """Call the layers one after the other."""
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Call the layers one after the other; ``training`` is what holds around this call."""
         steps = self._steps
         if steps is None:
             steps = self._steps = steps_of(self._stack)

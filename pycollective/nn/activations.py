@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .._core import nn as kernels
 from ..array_backend import Array, array_module
 from ..tensor import random
 from ..tensor.ops import sigmoid, tanh
@@ -13,7 +14,9 @@ from ..tensor.ops._define import check_dtypes, differentiable, operands, unary
 from ..tensor.ops.reductions import axes_of
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .erf import erf, normal_density
+from .window import compiled, native
 
 __all__ = [
     "bias_add",
@@ -49,10 +52,28 @@ def softplus_of(x: Array) -> Array:
     return result
 
 
+def _relu_of(x: Array) -> Array:
+    if not compiled(x):
+        cut: Array = np.maximum(x, x.dtype.type(0))
+        return cut
+    y = workspace.empty(x.shape, x.dtype)
+    kernels.relu(native(x), y)
+    return y
+
+
+def _relu_gradient(g: Array, _x: Array, y: Array) -> Array:
+    if not compiled(g, y):
+        masked: Array = g * (y > 0)
+        return masked
+    dx = workspace.empty(y.shape, y.dtype)
+    kernels.relu_gradient(native(g), y, dx, None)
+    return dx
+
+
 relu = unary(
     "relu",
-    lambda x: np.maximum(x, x.dtype.type(0)),
-    lambda g, x, y: g * (y > 0),
+    _relu_of,
+    _relu_gradient,
     "Return ``max(x, 0)``; the gradient at 0 is 0.",
 )
 softplus = unary(

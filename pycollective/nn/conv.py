@@ -1,11 +1,11 @@
 """Two-dimensional convolution, alone or with bias, relu and max pooling in one pass.
 
 Images are ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, channels, filters]``.
-NumPy arrays of float32 and float64 go through compiled kernels. Shapes decide which: Winograd's for
-3 x 3 filters at every pixel, kernels that read patches in place for few channels, and else BLAS:
-the patches of a block of output rows are copied side by side ("im2col"), multiplied, and finished
-while they are in cache. Gradients through max pooling are sums over the few places that it let
-through.
+NumPy arrays of float32 and float64 go through compiled kernels, one call each way. Shapes decide
+which: Winograd's for 3 x 3 filters at every pixel, kernels that read patches in place for few
+channels, and else the patches of a block of output rows are copied side by side ("im2col"),
+multiplied, and finished while they are in cache. Gradients through max pooling are sums over the few
+places that it let through. In float64 the products are left to BLAS.
 Everything else (CuPy, other dtypes) takes the same route with the functions of its array module.
 """
 
@@ -21,6 +21,7 @@ from .._core import nn as kernels
 from ..array_backend import Array
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .halves import in_float32
 from .pooling import max_pool2d
 from .window import (
@@ -35,7 +36,6 @@ from .window import (
     pair,
     windows,
 )
-from .workspace import workspace
 
 __all__ = ["conv2d", "conv2d_relu_max_pool"]
 
@@ -196,6 +196,9 @@ def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu:
     if _direct(w):
         kernels.direct_forward(x, w, b, y, None, window, None, relu)
         return y
+    if x.dtype == np.float32:
+        kernels.blocked_forward(x, w, b, y, None, window, None, relu)
+        return y
     blocks = _Blocks(x, w, window)
     matrix = y.reshape(-1, blocks.filters)
     for first, last in blocks.spans():
@@ -227,6 +230,10 @@ def _compiled_backward(
         dw = np.empty(w.shape, w.dtype)
         kernels.direct_gradient(x, g, y, None, dw, db, window, None)
         dx = _compiled_backward(g, x, w, y, window, (True, False, False))[0] if need_x else None
+        return dx, dw, db
+    if x.dtype == np.float32:
+        dx, dw = _empty_gradients(x, w, need_x, need_w)
+        kernels.blocked_gradient(x, w, g, y, None, dx, dw, db, window, None)
         return dx, dw, db
     blocks = _Blocks(x, w, window)
     gradients = _Gradients(blocks, w, need_x, need_w)
@@ -277,6 +284,9 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
     if _direct(w):
         kernels.direct_forward(x, w, b, y, codes, plan.window, plan.pool, True)
         return y, codes
+    if x.dtype == np.float32:
+        kernels.blocked_forward(x, w, b, y, codes, plan.window, plan.pool, True)
+        return y, codes
     blocks = _Blocks(x, w, plan.window, plan.size[0])
     results = y.reshape(-1, plan.out_w * blocks.filters)
     taps = codes.reshape(results.shape)
@@ -318,6 +328,10 @@ def _pooled_backward(
         dw = np.empty(w.shape, w.dtype)
         kernels.direct_gradient(x, g, None, codes, dw, db, plan.window, plan.pool)
         dx = _pooled_backward(g, codes, x, w, plan, (True, False, False))[0] if need_x else None
+        return dx, dw, db
+    if x.dtype == np.float32:
+        dx, dw = _empty_gradients(x, w, need_x, need_w)
+        kernels.blocked_gradient(x, w, g, None, codes, dx, dw, db, plan.window, plan.pool)
         return dx, dw, db
     blocks = _Blocks(x, w, plan.window, plan.size[0])
     gradients = _Gradients(blocks, w, need_x, need_w)

@@ -25,17 +25,24 @@ def in_float32(function: _Function) -> _Function:
         dtype = images.array.dtype
         if dtype.itemsize != 2 or dtype.kind not in "fV" or type(images.array) is not np.ndarray:
             return function(images, *args, **kwargs)
-        wide = [_widened(value) for value in (images, *args)]
-        found = function(*wide, **{name: _widened(value) for name, value in kwargs.items()})
+        given = [images, *(_as_given(value) for value in args)]
+        named = {name: _as_given(value) for name, value in kwargs.items()}
+        tensors = [v for v in (*given, *named.values()) if isinstance(v, Tensor)]
+        if any(tensor.dtype != dtype for tensor in tensors):
+            # The operation says what does not fit.
+            return function(*given, **named)
+        wide = {id(tensor): cast(tensor, np.float32) for tensor in tensors}
+        found = function(
+            *(wide.get(id(value), value) for value in given),
+            **{name: wide.get(id(value), value) for name, value in named.items()},
+        )
         with np.errstate(over="ignore"):
             return cast(found, dtype)
 
     return computed  # type: ignore[return-value]
 
 
-def _widened(value: Any) -> Any:
-    """Return what is a tensor or variable of floating-point numbers in float32."""
-    if not isinstance(value, Tensor) and not hasattr(value, "_read"):
-        return value
-    tensor = as_tensor(value)
-    return cast(tensor, np.float32) if tensor.array.dtype.kind in "fV" else tensor
+def _as_given(value: Any) -> Any:
+    """Return arrays and variables as tensors."""
+    known = isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "_read")
+    return as_tensor(value) if known else value

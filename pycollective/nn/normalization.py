@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from .._core import nn as kernels
 from ..array_backend import Array, array_module
 from ..tensor import ops
 from ..tensor.ops._define import differentiable
 from ..tensor.ops.reductions import axes_of
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
-from .workspace import workspace
+from ..workspace import workspace
+from .window import compiled, native
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
 
@@ -98,6 +100,63 @@ def _column_sums(blocks: Iterator[Array], like: Array) -> Array:
     return total.astype(like.dtype, copy=False)  # type: ignore[no-any-return]
 
 
+def _rows(values: Array, channels: int) -> Array:
+    """Return ``[..., channels]`` as rows, as the compiled kernels take them where they do."""
+    rows: Array = values.reshape(values.size // max(channels, 1), channels)
+    return native(rows) if compiled(rows) else rows
+
+
+def _statistics(rows: Array) -> tuple[Array, Array]:
+    """Return mean and variance of the columns; 0 where there are no rows."""
+    if compiled(rows) and rows.shape[1]:
+        mean, variance = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
+        kernels.batch_moments(rows, mean, variance)
+        return mean, variance
+    count = rows.dtype.type(max(len(rows), 1))
+    mean = _column_sums((rows[block] for block in _blocks(rows)), rows) / count
+    squares = (np.square(rows[block] - mean) for block in _blocks(rows))
+    return mean, _column_sums(squares, rows) / count
+
+
+def _gradient_sums(g: Array, rows: Array, mean: Array) -> tuple[Array, Array]:
+    """Return the sums of the columns of ``g`` and of ``g * (rows - mean)``."""
+    if compiled(g, rows, mean) and rows.shape[1]:
+        sums, products = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
+        kernels.batch_sums(g, rows, mean, sums, products)
+        return sums, products
+    parts = (g[block] * (rows[block] - mean) for block in _blocks(rows))
+    return _column_sums((g[block] for block in _blocks(rows)), rows), _column_sums(parts, rows)
+
+
+def _scaled(
+    rows: Array,
+    mean: Array,
+    factor: Array,
+    shift: Array | None,
+    more: Array | None = None,
+    by_more: Array | None = None,
+) -> Array:
+    """Return ``(rows - mean) * factor + shift``, and ``more * by_more`` added to it."""
+    y = _empty(rows)
+    if compiled(rows, factor) and rows.shape[1]:
+        if shift is None:
+            shift = np.zeros_like(factor)
+        if more is None or by_more is None:
+            kernels.batch_scale(rows, mean, factor, shift, y)
+        else:
+            kernels.batch_combine(more, rows, mean, by_more, factor, shift, y)
+        return y
+    for block in _blocks(rows):
+        part = y[block]
+        np.subtract(rows[block], mean, out=part)
+        part *= factor
+        if more is not None:
+            part += more[block] * by_more
+        if shift is not None:
+            part += shift
+    return y
+
+
 def _optional(value: Any, dtype: np.dtype[Any]) -> tuple[tuple[Tensor, ...], Array | None]:
     """Return a tensor that may be None as inputs of an operation, and as an array."""
     if value is None:
@@ -165,45 +224,21 @@ def normalize_batch(
     channels = a.shape[-1]
     dtype = _wide(a.dtype)
     parameters, factor, shift = _parameters("normalize_batch", channels, scale, offset, dtype)
-    rows = a.astype(dtype, copy=False).reshape(a.size // max(channels, 1), channels)
+    rows = _rows(a.astype(dtype, copy=False), channels)
     count = dtype.type(max(len(rows), 1))
-    mean = _column_sums((rows[block] for block in _blocks(rows)), rows) / count
-    # What stays for the backward pass: the distances from the mean.
-    centered = _empty(rows)
-
-    def squares() -> Iterator[Array]:
-        for block in _blocks(rows):
-            distance = centered[block]
-            np.subtract(rows[block], mean, out=distance)
-            yield distance * distance
-
-    variance = _column_sums(squares(), rows) / count
+    mean, variance = _statistics(rows)
     inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
     slope = inverse if factor is None else inverse * factor
-    y = _empty(rows)
-    for block in _blocks(rows):
-        np.multiply(centered[block], slope, out=y[block])
-        if shift is not None:
-            y[block] += shift
+    y = _scaled(rows, mean, slope, shift)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
-        upstream = g.astype(dtype, copy=False).reshape(rows.shape)
-        sums = _column_sums((upstream[block] for block in _blocks(rows)), rows)
-        products = _column_sums(
-            (upstream[block] * centered[block] for block in _blocks(rows)), rows
-        )
+        upstream = _rows(g.astype(dtype, copy=False), channels)
+        sums, products = _gradient_sums(upstream, rows, mean)
         dx = None
         if need[0]:
-            dx = _empty(rows)
-            along = products * (inverse * inverse / count)
-            constant = sums / count
-            for block in _blocks(rows):
-                part = dx[block]
-                np.multiply(centered[block], along, out=part)
-                np.subtract(upstream[block], part, out=part)
-                part -= constant
-                part *= slope
-            dx = dx.reshape(a.shape)
+            along = slope * products * (inverse * inverse / count)
+            constant = -slope * sums / count
+            dx = _scaled(rows, mean, -along, constant, upstream, slope).reshape(a.shape)
         by_factor = [] if factor is None else [products * inverse]
         by_shift = [] if shift is None else [sums]
         return _like([dx, *by_factor, *by_shift], inputs)

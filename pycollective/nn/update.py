@@ -12,7 +12,7 @@ from .._core import nn as kernels
 from ..array_backend import Array
 from .window import compiled, native
 
-__all__ = ["adam_update", "sgd_update"]
+__all__ = ["adagrad_update", "adam_update", "rmsprop_update", "sgd_update"]
 
 
 def _check(param: Array, **others: Array | None) -> None:
@@ -107,3 +107,78 @@ def sgd_update(
     velocity *= momentum
     velocity -= step
     param += momentum * velocity - step if nesterov else velocity
+
+
+def rmsprop_update(
+    param: Array,
+    grad: Array,
+    v: Array,
+    rate: float,
+    rho: float,
+    epsilon: float,
+    mean: Array | None = None,
+    speed: Array | None = None,
+    momentum: float = 0.0,
+) -> None:
+    """Take one step of RMSprop (Hinton, 2012; in the form of Keras), in place.
+
+    ``v = rho v + (1 - rho) grad²``, ``step = rate grad / sqrt(v + epsilon)``, ``param -= step``.
+
+    Parameters
+    ----------
+    param, v
+        The parameter and the running mean of the squared gradient; both are changed.
+    grad
+        The gradient; it is not changed.
+    mean
+        With it, ``mean = rho mean + (1 - rho) grad``, whose square is taken off ``v`` in the step.
+    speed
+        With it, ``momentum speed`` is added to the step, and ``speed = step``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If shapes or dtypes differ.
+    """
+    _check(param, grad=grad, v=v, mean=mean, speed=speed)
+    if compiled(grad) and _in_place(param, v, mean, speed):
+        kernels.rmsprop_update(param, native(grad), v, mean, speed, rate, rho, momentum, epsilon)
+        return
+    v *= rho
+    v += (1 - rho) * grad * grad
+    spread = v + epsilon
+    if mean is not None:
+        mean *= rho
+        mean += (1 - rho) * grad
+        spread -= mean * mean
+    step = rate * grad / np.sqrt(spread)
+    if speed is not None:
+        speed *= momentum
+        speed += step
+        step = speed
+    param -= step
+
+
+def adagrad_update(param: Array, grad: Array, a: Array, rate: float, epsilon: float) -> None:
+    """Take one step of Adagrad (Duchi et al., 2011; in the form of Keras), in place.
+
+    ``a += grad²``, ``param -= rate grad / sqrt(a + epsilon)``.
+
+    Parameters
+    ----------
+    param, a
+        The parameter and the sum of the squared gradients; both are changed.
+    grad
+        The gradient; it is not changed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If shapes or dtypes differ.
+    """
+    _check(param, grad=grad, a=a)
+    if compiled(grad) and _in_place(param, a):
+        kernels.adagrad_update(param, native(grad), a, rate, epsilon)
+        return
+    a += grad * grad
+    param -= rate * grad / np.sqrt(a + epsilon)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 
 import numpy as np
 import pytest
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 real = pytest.importorskip("keras", minversion="3.5")
 jax = pytest.importorskip("jax")
 

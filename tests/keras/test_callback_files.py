@@ -106,7 +106,7 @@ def test_pictures_are_png_files(tmp_path):
 def test_tensorboard(name, tmp_path):
     with STRATEGIES[name]().scope():
         model = dense(2)
-        model.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"])
+        model.compile(keras.optimizers.SGD(0.03125), "mse", metrics=["mae"])
     board = callbacks.TensorBoard(
         tmp_path, histogram_freq=1, write_images=True, update_freq=2, write_steps_per_second=True
     )
@@ -119,7 +119,7 @@ def test_tensorboard(name, tmp_path):
             value = np.float32(logs[f"val_{name}"][epoch])
             assert held_out[f"epoch_{name}", epoch] == value
             assert held_out[f"evaluation_{name}_vs_iterations", 6 * (epoch + 1)] == value
-        assert train["epoch_learning_rate", epoch] == 0.5
+        assert train["epoch_learning_rate", epoch] == 0.03125
         assert train["epoch_steps_per_second", epoch] > 0
     # Six batches in each epoch; after every second one.
     assert [s for tag, s in train if tag == "batch_loss"] == [2, 4, 6, 8, 10, 12]

@@ -319,6 +319,38 @@ def test_inputs_get_the_declared_type_and_rank():
     assert model(np.arange(3)).numpy().tolist() == [[0.0], [2.0], [4.0]]
 
 
+def test_a_policy_is_for_layers_not_for_inputs():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        x = keras.Input((4,))
+        y = layers.Dense(2)(x)
+        assert (x.dtype, y.dtype) == (np.float32, np.float16)
+        assert keras.Model(x, y)(A).dtype == np.float16
+    finally:
+        keras.mixed_precision.set_global_policy(None)
+
+
+def test_a_call_of_ones_own_around_that_of_the_graph():
+    class Scaled(keras.Model):
+        def call(self, inputs, training=None):
+            return super().call(inputs, training=training) * 2.0
+
+    x = keras.Input((4,))
+    model = Scaled(x, layers.Dropout(0.5)(x))
+    np.testing.assert_array_equal(model(A).numpy(), 2 * A)
+    assert (model(A, training=True).numpy() == 0).any()
+
+
+def test_a_row_that_ends_with_several_results():
+    class Halves(layers.Layer):
+        def call(self, inputs):
+            return {"left": inputs[:, :2], "right": inputs[:, 2:]}
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(5), Halves()])
+    assert model.output_shape == {"left": (None, 2), "right": (None, 3)}
+    assert model.predict(A, verbose=0)["right"].shape == (6, 3)
+
+
 # Summary ------------------------------------------------------------------------------------------
 
 

@@ -300,6 +300,16 @@ def test_what_does_not_fit(call, text):
         call()
 
 
+def test_a_list_is_no_single_input():
+    for layer in (layers.Dense(2, name="x"), layers.Flatten(name="x"), layers.ReLU(name="x")):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r'"x".*one tensor.*\[\(2, 3, 4\), \(2, 3, 4\)\]'):
+                layer([A, B])
+            layer(A)
+    with pytest.raises(ValueError, match=r'"x".*one tensor'):
+        layers.AveragePooling2D(2, name="x")([keras.Input((4, 4, 1)), keras.Input((4, 4, 1))])
+
+
 def test_inputs_that_changed():
     for layer, first, second, text in (
         (layers.BatchNormalization(name="b"), A, A[..., :2], r'"b".*value 4.*\(2, 3, 2\)'),

@@ -96,6 +96,33 @@ def test_activity_regularizer_is_divided_by_the_rows():
     assert len(model.losses) == 2
 
 
+@pytest.mark.parametrize("kind", ["mirrored 2", "mirrored 3", "central storage 2"])
+def test_activities_cost_the_same_under_any_strategy(kind):
+    x, y = RANDOM.standard_normal((21, 3)), RANDOM.standard_normal((21, 2))
+
+    def trained(strategy):
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((3,)),
+                    layers.Dense(4, "tanh", activity_regularizer="l2", dtype="float64"),
+                    layers.Dense(2, kernel_constraint=constraints.MaxNorm(0.5), dtype="float64"),
+                ]
+            )
+            model.set_weights([np.full(w.shape, 0.3) for w in model.get_weights()])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        # Batches of 8, the last one of 5.
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return history.history["loss"], model.get_weights()
+
+    loss, weights = trained(STRATEGIES["default"]())
+    other_loss, other_weights = trained(STRATEGIES[kind]())
+    np.testing.assert_allclose(other_loss, loss, rtol=1e-10)
+    for one, other in zip(weights, other_weights, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
+    assert norms(weights[2]).max() <= 0.5
+
+
 def test_an_activity_regularizer_is_not_fused_away():
     x = RANDOM.standard_normal((2, 6, 6, 1)).astype(np.float32)
     for first, second in (

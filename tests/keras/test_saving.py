@@ -8,6 +8,7 @@ import pytest
 from pycollective import keras
 from pycollective.errors import CheckpointError
 from pycollective.keras import layers
+from pycollective.keras.saving.weights import write_weights
 from tests.keras.fitting import mirrored
 
 h5py = pytest.importorskip("h5py")
@@ -213,6 +214,21 @@ def test_weights_alone(tmp_path):
     np.testing.assert_array_equal(third(A).numpy(), model(A).numpy())
 
 
+def test_every_layer_of_many_models_inside_is_stored():
+    x = y = keras.Input((4,))
+    for _ in range(20):
+        y = keras.Sequential([keras.Input((4,)), layers.Dense(4)])(y)
+    model = keras.Model(x, y)
+    with h5py.File(io.BytesIO(write_weights(model))) as file:
+        stored = [file[f"layers/sequential{n}/layers/dense/vars/0"] for n in numbered(20)]
+        for dataset, inside in zip(stored, model.layers[1:], strict=True):
+            np.testing.assert_array_equal(dataset[()], inside.get_weights()[0])
+
+
+def numbered(n):
+    return ["", *(f"_{k}" for k in range(1, n))]
+
+
 def test_layers_that_two_parts_share_are_one_again(tmp_path):
     dense = layers.Dense(4, name="dense")
     first = keras.Sequential([keras.Input((4,)), dense], name="one")
@@ -251,6 +267,16 @@ def test_saving_is_all_or_nothing(tmp_path, monkeypatch):
         model.save(tmp_path / "m.keras")
     assert (tmp_path / "m.keras").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["m.keras"]
+
+
+def test_a_replica_does_not_save(tmp_path):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = row()
+    for method, name in (("save", "m.keras"), ("save_weights", "m.weights.h5")):
+        with pytest.raises(RuntimeError, match=f"Model.{method}.. was called in a replica"):
+            strategy.run(getattr(model, method), args=(tmp_path / name,))
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_h5py(tmp_path, monkeypatch):
@@ -310,6 +336,34 @@ def test_the_form_of_graphs_is_that_of_keras():
     )
     assert third["inbound_nodes"][0]["args"][1] == 2.0
     assert inside["output_layers"] == [third["name"], 0, 0]
+
+
+def test_defaults_that_keras_notes_in_calls_are_not_kept_to():
+    x = keras.Input((4,), name="x")
+    inner = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5)], name="inner")
+    model = keras.Model(x, inner(layers.Dropout(0.5, name="drop")(x)))
+    config = json.loads(model.to_json())
+    inside = config["config"]
+    assert inside["output_layers"] == ["inner", 0, 0]
+    for layer in inside["layers"][1:]:
+        # As Keras writes it; for a model inside it is what somebody asked for.
+        layer["inbound_nodes"][0]["kwargs"] = {"training": False, "mask": None}
+    loaded = keras.saving.deserialize_keras_object(config)
+    share = (loaded(np.ones((100, 4)), training=True).numpy() == 0).mean()
+    assert 0.4 < share < 0.6
+
+
+def test_outputs_of_models_inside_are_counted_as_keras_does():
+    first = keras.Input((4,))
+    inner = keras.Model(first, layers.Dense(2)(first), name="inner")
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, [inner(x), inner(x * 2.0)])
+    stored = json.loads(model.to_json())
+    assert stored["config"]["output_layers"] == [["inner", 1, 0], ["inner", 2, 0]]
+    loaded = keras.saving.deserialize_keras_object(stored)
+    loaded.set_weights(model.get_weights())
+    for a, b in zip(loaded(A), model(A), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 @pytest.mark.parametrize(
@@ -446,6 +500,7 @@ def text(file):
             TypeError,
             "class 'set_random_seed'",
         ),
+        (rename(1, module="keras.models", class_name="Trainer"), TypeError, "class 'Trainer'"),
         (with_config(lambda_layer), ValueError, "potential risk of arbitrary code execution"),
         (with_config(lambda c: c["config"].pop("layers")), ValueError, "'layers' keys"),
         (with_config(lambda c: c.pop("class_name")), CheckpointError, "describes none"),

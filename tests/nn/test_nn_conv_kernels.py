@@ -199,6 +199,44 @@ def test_sparse_gradient(case: Any, width: int, threads: int) -> None:
         np.testing.assert_array_equal(only[alone], results[alone])
 
 
+# Blocks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", SPARSE, ids=str)
+def test_blocked(case: Any, width: int, threads: int) -> None:
+    shape, filters, strides, padding, dilations, size = case
+    x, w, b = normal(shape, filters, filters[3:])
+    window = make_window(shape[1:], filters[:2], strides, dilations, padding == "SAME")
+    plan = conv_module._pooled(window, filters[3], size)
+    terms = w[..., 0].size
+    need = (True, True, True)
+    for bias, relu in ((b, True), (None, False)):
+        y = np.full((len(x), window.out_h, window.out_w, filters[3]), np.nan, np.float32)
+        kernels.blocked_forward(x, w, bias, y, None, window, None, relu)
+        expected = conv_module._generic_forward(*wide(x, w, bias), window, relu)
+        assert_close(y, expected, terms)
+        (g,) = normal(y.shape)
+        kept = y if relu else None
+        results = [np.full(a.shape, np.nan, np.float32) for a in (x, w, b)]
+        kernels.blocked_gradient(x, w, g, kept, None, *results, window, None)
+        theirs = conv_module._generic_backward(*wide(g, x, w, kept), window, need)
+        for a, e in zip(results, theirs, strict=True):
+            assert_close(a, e, max(y[..., 0].size, 9 * filters[3]))
+    pooled = (len(x), plan.out_h, plan.out_w, filters[3])
+    y, codes = np.full(pooled, np.nan, np.float32), np.empty(pooled, np.uint8)
+    kernels.blocked_forward(x, w, b, y, codes, plan.window, plan.pool, True)
+    z = conv_module._generic_forward(*wide(x, w, b), plan.window, True)
+    parts = z.reshape(len(x), plan.out_h, size[0], plan.out_w, size[1], filters[3])
+    assert_close(y, parts.max(axis=(2, 4), initial=0), terms)
+    (g,) = normal(pooled)
+    results = [np.full(a.shape, np.nan, np.float32) for a in (x, w, b)]
+    kernels.blocked_gradient(x, w, g, None, codes, *results, plan.window, plan.pool)
+    dz = unpooled(g, codes, plan.pool)
+    theirs = conv_module._generic_backward(*wide(dz, x, w, None), plan.window, need)
+    for a, e in zip(results, theirs, strict=True):
+        assert_close(a, e, max(z[..., 0].size, 9 * filters[3]))
+
+
 # Routes ------------------------------------------------------------------------------------------
 
 
@@ -287,5 +325,9 @@ def test_kernels_check_their_arrays() -> None:
         kernels.direct_forward(x, w, b, pooled, None, window, pool, True)
     with pytest.raises(ValueError, match="outside the pooling window"):
         kernels.sparse_gradient(x, w, pooled, codes + 9, None, None, None, window, pool)
+    with pytest.raises(ValueError, match="must cover the rows"):
+        cut = make_window((window.out_h, window.out_w, 8), (2, 2), (2, 2), (1, 1), False)
+        few = np.zeros((2, 2, 3, 8), np.float32)
+        kernels.blocked_forward(x, w, b, few, few.astype(np.uint8), window, cut, True)
     huge = make_window((1 << 17, 1 << 17, 8), (3, 3), (1, 1), (1, 1), False)
     assert kernels.sparse_fits(window, 8) and not kernels.sparse_fits(huge, 8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pycollective.nn import cross_entropy
-from pycollective.nn.update import adam_update, sgd_update
+from pycollective.nn.update import adagrad_update, adam_update, rmsprop_update, sgd_update
 
 SHAPES = [(1000,), (7, 13), (), (0, 3)]
 
@@ -35,6 +35,51 @@ def test_adam(shape: Any, dtype: str) -> None:
         ep -= alpha * em / (np.sqrt(ev) + 1e-7)
     np.testing.assert_allclose(m, em, atol=tolerance)
     np.testing.assert_allclose(v, ev, atol=tolerance)
+    np.testing.assert_allclose(p, ep, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("momentum", [None, 0.8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rmsprop(shape: Any, dtype: str, centered: bool, momentum: Any) -> None:
+    rng = np.random.default_rng(3)
+    tolerance = 1e-5 if dtype == "float32" else 1e-13
+    p = normal(rng, shape, dtype)
+    v = np.zeros(shape, dtype)
+    mean = np.zeros(shape, dtype) if centered else None
+    speed = None if momentum is None else np.zeros(shape, dtype)
+    ep, ev, em, es = (a.astype(np.float64) for a in (p, v, v, v))
+    for _ in range(5):
+        g = normal(rng, shape, dtype)
+        g.setflags(write=False)
+        rmsprop_update(p, g, v, 0.1, 0.9, 1e-3, mean, speed, momentum or 0.0)
+        wide = g.astype(np.float64)
+        ev = 0.9 * ev + 0.1 * wide**2
+        em = 0.9 * em + 0.1 * wide
+        spread = ev - em**2 if centered else ev
+        es = (momentum or 0.0) * es + 0.1 * wide / np.sqrt(spread + 1e-3)
+        ep = ep - es
+    np.testing.assert_allclose(v, ev, atol=tolerance)
+    np.testing.assert_allclose(p, ep, atol=10 * tolerance)
+    for found, expected in ((mean, em), (speed, es)):
+        if found is not None:
+            np.testing.assert_allclose(found, expected, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_adagrad(shape: Any, dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    tolerance = 1e-5 if dtype == "float32" else 1e-13
+    p, a = normal(rng, shape, dtype), np.full(shape, 0.1, dtype)
+    ep, ea = p.astype(np.float64), a.astype(np.float64)
+    for _ in range(5):
+        g = normal(rng, shape, dtype)
+        adagrad_update(p, g, a, 0.1, 1e-7)
+        ea = ea + g.astype(np.float64) ** 2
+        ep = ep - 0.1 * g.astype(np.float64) / np.sqrt(ea + 1e-7)
+    np.testing.assert_allclose(a, ea, atol=10 * tolerance)
     np.testing.assert_allclose(p, ep, atol=10 * tolerance)
 
 

@@ -82,7 +82,7 @@ def test_no_operation_leaves_the_device(cupy, name):
         gradients = tape.gradient(total, tensors)
         for ours, theirs in zip([*outputs, *gradients], [*host_out, *host_gradients], strict=True):
             assert type(ours.array) is DeviceArray
-            np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-12)
+            np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-12, atol=1e-14)
 
 
 def sum_on_device(cupy, outputs):

@@ -172,14 +172,30 @@ class TensorBoard(Callback):
         if self.model.built:
             self.model.summary(print_fn=lines.append)
             file.text("model", "\n".join(["```", *lines, "```"]), 0)
-        before = ["input"]
-        nodes: list[Any] = [("input", "Input", [], {})]
-        for layer in self.model.layers:
-            shape = getattr(layer, "_output_shape", None)
-            texts = {} if shape is None else {"output_shape": str(shape)}
-            nodes.append((layer.name, type(layer).__name__, before, texts))
+        file.graph(_nodes(self.model))
+
+
+def _nodes(model: Any) -> list[tuple[str, str, list[str], dict[str, str]]]:
+    """Return the layers of a model: name, kind, those whose results they get, and the shape."""
+    sources: dict[int, tuple[Any, list[str]]] = {}
+    graph = getattr(model, "_graph", None)
+    if graph is None:
+        # What a model of one's own does with its layers is not known: they stand in a row.
+        before: list[str] = []
+        for layer in model.layers:
+            sources[id(layer)] = layer, before
             before = [layer.name]
-        file.graph(nodes)
+    else:
+        for node in graph.nodes:
+            # A layer that is called several times is there once.
+            inputs = sources.setdefault(id(node.operation), (node.operation, []))[1]
+            inputs += [tensor.history.operation.name for tensor in node.input_tensors]
+    nodes = []
+    for layer, inputs in sources.values():
+        shape = getattr(layer, "_output_shape", None)
+        texts = {} if shape is None else {"output_shape": str(shape)}
+        nodes.append((layer.name, type(layer).__name__, inputs, texts))
+    return nodes
 
 
 def _picture(values: Array) -> Array | None:

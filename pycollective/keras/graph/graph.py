@@ -102,6 +102,8 @@ class Graph:
         plan = self._plan
         if plan is None:
             plan = self._plan = _Plan(self)
+        if inputs.__class__ is Tensor and self.input_structure.__class__ is KerasTensor:
+            return plan.run([_fitted(name, 0, self.input_structure, inputs)])
         try:
             leaves = _matched(self.input_structure, inputs)
         except _OtherStructureError as error:
@@ -163,6 +165,8 @@ def _fitted(name: str, number: int, declared: KerasTensor, value: Any) -> Tensor
     """Return an input in the dtype that was declared, if it has the right shape."""
     tensor = as_tensor(value)
     shape, expected = tensor.array.shape, declared.shape
+    if shape[1:] == expected[1:] and shape and tensor.array.dtype is declared.dtype:
+        return tensor
     if len(shape) == len(expected) - 1 and expected[-1] == 1:
         tensor = ops.expand_dims(tensor, -1)
     elif len(shape) == len(expected) + 1 and shape[-1] == 1:
@@ -246,7 +250,10 @@ class _Plan:
         values[: self._inputs] = inputs
         for part in self._parts:
             part.run(values)
-        return nest.map_structure(values.__getitem__, self._outputs)
+        outputs = self._outputs
+        if outputs.__class__ is int:
+            return values[outputs]
+        return nest.map_structure(values.__getitem__, outputs)
 
 
 class _Place(int):

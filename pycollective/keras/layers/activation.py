@@ -14,6 +14,8 @@ __all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
 class _Elementwise(Layer):
     """Base of layers whose result has the shape of the input."""
 
+    _takes_one = True
+
     def compute_output_shape(self, input_shape: Any) -> Shape:
         """Return the same shape."""
         return tuple(input_shape)

@@ -41,6 +41,8 @@ class Dense(Layer):
         If ``units`` is not positive; in a call, if the last axis does not fit the kernel.
     """
 
+    _takes_one = True
+
     _config_names = (
         "units",
         "activation",
@@ -161,6 +163,8 @@ class Embedding(Layer):
         In a call, if an integer is no row of the table.
     """
 
+    _takes_one = True
+
     _config_names = (
         "input_dim",
         "output_dim",
@@ -225,6 +229,7 @@ class Identity(Layer):
     """Returns its inputs."""
 
     _config_names = ()
+    _keeps_dtype = True
 
     def call(self, inputs: Any) -> Any:
         """Return the inputs."""

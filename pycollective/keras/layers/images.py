@@ -40,6 +40,8 @@ def places(length: int | None, window: int, stride: int, padding: str) -> int | 
 class ImageLayer(Layer):
     """A layer that takes images."""
 
+    _takes_one = True
+
     def _check_images(self, shape: Any) -> None:
         """Raise unless this is the shape of images."""
         if len(shape) != 4:

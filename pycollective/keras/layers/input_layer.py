@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycollective.distribute.context import get_strategy
+from pycollective.keras.backend import floatx
 from pycollective.keras.graph.symbols import KerasTensor, Node
 from pycollective.keras.layers.layer import Layer, Shape
 from pycollective.tensor import Tensor
@@ -68,7 +69,8 @@ class InputLayer(Layer):
                 f"The `batch_size` argument ({batch_size}) must be divisible by the number of "
                 f"replicas ({replicas})"
             )
-        super().__init__(dtype=dtype, name=name, input_shape=shape)
+        # Not the type that a policy for all layers computes in.
+        super().__init__(dtype=floatx() if dtype is None else dtype, name=name, input_shape=shape)
         self.batch_shape: Shape = (batch_size, *shape)
         self._output_shape = self._input_shape
         self.built = True

@@ -98,6 +98,8 @@ class Layer(Trackable):
     _converts = True
     #: Set in classes whose `build` does nothing but call the layer.
     _build_calls = False
+    #: Whether a list of inputs is refused.
+    _takes_one = False
     #: Whether integers that come in also come out.
     _keeps_dtype = False
 
@@ -332,6 +334,8 @@ class Layer(Trackable):
         with self._creation(self):
             if self.built:
                 return
+            if self._takes_one and not (input_shape is None or is_shape(input_shape)):
+                raise self._incompatible(input_shape, "one tensor")
             variables, regularized = dict(self._variables), list(self._regularized)
             self._building = True
             try:
@@ -439,6 +443,8 @@ class Layer(Trackable):
             return self._to_input(inputs)
         if isinstance(inputs, (list, tuple)) and not any(_is_array_like(item) for item in inputs):
             return self._to_input(inputs)
+        if self._takes_one:
+            raise self._incompatible(_shapes(inputs), "one tensor")
         return nest.map_structure(self._to_input, inputs)
 
     def _to_input(self, value: Any) -> Tensor:
@@ -455,7 +461,7 @@ class Layer(Trackable):
             rows = len(output) if output.ndim else 1
             self.add_loss(self.activity_regularizer(output) / max(rows, 1))
 
-    def _incompatible(self, shape: tuple[int, ...], needed: str) -> ValueError:
+    def _incompatible(self, shape: Any, needed: str) -> ValueError:
         return ValueError(
             f'Input 0 of layer "{self._name}" is incompatible with the layer: expected {needed}, '
             f"but received input with shape {shape}"

@@ -28,6 +28,8 @@ __all__ = ["BatchNormalization", "LayerNormalization"]
 class _Normalization(Layer):
     """What both have in common: ``gamma`` and ``beta``."""
 
+    _takes_one = True
+
     gamma: Variable | None
     beta: Variable | None
 

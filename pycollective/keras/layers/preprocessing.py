@@ -30,6 +30,8 @@ class Rescaling(Layer):
         As for `Layer`.
     """
 
+    _takes_one = True
+
     _config_names = ("scale", "offset")
 
     def __init__(self, scale: Any, offset: Any = 0.0, **options: Any) -> None:
@@ -69,6 +71,8 @@ class Normalization(Layer):
     ValueError
         If only one of mean and variance is given; in a call, if the input's shape does not fit.
     """
+
+    _takes_one = True
 
     _config_names = ("axis", "invert")
 

@@ -38,6 +38,8 @@ class Dropout(Seeded):
         ones; in a call, if it does not fit the input.
     """
 
+    _takes_one = True
+
     _config_names = ("rate", "seed", "noise_shape")
 
     def __init__(
@@ -67,6 +69,8 @@ class Dropout(Seeded):
 
 class ActivityRegularization(Layer):
     """Returns its inputs, on which there is a penalty: `regularizers.L1L2`."""
+
+    _takes_one = True
 
     _config_names = ("l1", "l2")
 

@@ -18,6 +18,8 @@ __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
 class Flatten(Layer):
     """Joins all axes but the first; ``data_format`` can only be ``"channels_last"``."""
 
+    _takes_one = True
+
     _keeps_dtype = True
 
     _config_names = ("data_format",)
@@ -49,6 +51,8 @@ class Reshape(Layer):
     **options
         As for `Layer`.
     """
+
+    _takes_one = True
 
     _keeps_dtype = True
 
@@ -105,6 +109,8 @@ class Permute(Layer):
         If ``dims`` is not a permutation; in a call, if the input has another number of axes.
     """
 
+    _takes_one = True
+
     _keeps_dtype = True
 
     _config_names = ("dims",)
@@ -146,6 +152,8 @@ class ZeroPadding2D(ImageLayer):
     ValueError
         If ``padding`` is none of these, or negative; in a call, if the input is not images.
     """
+
+    _keeps_dtype = True
 
     _config_names = ("padding", "data_format")
 

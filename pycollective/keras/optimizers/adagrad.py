@@ -9,6 +9,7 @@ import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
+from pycollective.nn.update import adagrad_update
 
 __all__ = ["Adadelta", "Adagrad"]
 
@@ -68,9 +69,7 @@ class Adagrad(Optimizer):
         step: int,
     ) -> None:
         """Update one parameter in place."""
-        accumulator = slots["accumulator"]
-        accumulator += gradient * gradient
-        parameter -= learning_rate * gradient / np.sqrt(accumulator + self.epsilon)
+        adagrad_update(parameter, gradient, slots["accumulator"], learning_rate, self.epsilon)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

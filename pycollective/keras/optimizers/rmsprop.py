@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from pycollective.array_backend import Array
 from pycollective.keras.optimizers.optimizer import Optimizer
+from pycollective.nn.update import rmsprop_update
 
 __all__ = ["RMSprop"]
 
@@ -80,24 +79,17 @@ class RMSprop(Optimizer):
         step: int,
     ) -> None:
         """Update one parameter in place."""
-        rho, velocity = self.rho, slots["velocity"]
-        velocity *= rho
-        velocity += (1 - rho) * gradient * gradient
-        denominator = velocity + self.epsilon
-        if self.centered:
-            mean = slots["average_gradient"]
-            mean *= rho
-            mean += (1 - rho) * gradient
-            denominator -= mean * mean
-        np.sqrt(denominator, out=denominator)
-        increment = learning_rate * gradient
-        increment /= denominator
-        if self.momentum:
-            momentum = slots["momentum"]
-            momentum *= self.momentum
-            momentum += increment
-            increment = momentum
-        parameter -= increment
+        rmsprop_update(
+            parameter,
+            gradient,
+            slots["velocity"],
+            learning_rate,
+            self.rho,
+            self.epsilon,
+            slots.get("average_gradient"),
+            slots.get("momentum"),
+            self.momentum,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

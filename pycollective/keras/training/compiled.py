@@ -175,6 +175,11 @@ class Compiled:
         self, what: str, y: Any, y_pred: Any, sample_weight: Any
     ) -> list[tuple[_Output, Any, Any, Any]]:
         """Return each output with its targets, predictions and weights."""
+        known = self._outputs
+        plain = y_pred.__class__ is Tensor and y.__class__ is Tensor
+        if plain and known and len(known) == 1 and sample_weight.__class__ in _ONE:
+            # What most steps are.
+            return [(known[0], y, y_pred, sample_weight)]
         names = self._names(y_pred)
         if self._outputs is None or len(self._outputs) != len(names):
             with self._scope(), created_once(self):
@@ -258,6 +263,10 @@ class Compiled:
                 self._reported[id(metric)] = f"{name}_{count}" if count else name
 
 
+#: Kinds of weights that are no list of them.
+_ONE = frozenset((type(None), Tensor))
+
+
 def _parts(what: str, value: Any, names: list[str]) -> list[Any]:
     """Return what belongs to each output.
 
@@ -301,7 +310,7 @@ def _target(what: str, y: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"the compiled {what} needs what should come out: give y, or datasets of (x, y)"
         )
-    if nest.is_nested(y_pred):
+    if y_pred.__class__ is not Tensor and nest.is_nested(y_pred):
         raise ValueError(
             f"the compiled {what} takes a tensor for each output, got a {type(y_pred).__name__} in "
             "one of them; override compute_loss() and compute_metrics()"

@@ -80,9 +80,10 @@ class Trainer(Learner):
         Parameters
         ----------
         x
-            Arrays, or a `Dataset`, a distributed dataset, an iterator or a `DatasetCreator` of
-            batches ``(x, y)`` or ``(x, y, sample_weight)``. Batches are global ones: the replicas
-            share them.
+            Arrays (PyTorch's tensors too; several inputs in a list or dict), or a `Dataset`, a
+            distributed dataset, a `PyDataset`, an iterator, something else to be iterated over
+            (PyTorch's ``DataLoader``) or a `DatasetCreator` of batches ``(x, y)`` or
+            ``(x, y, sample_weight)``. Batches are global ones: the replicas share them.
         y, sample_weight
             Targets and a weight for each example, with arrays.
         batch_size

@@ -300,3 +300,24 @@ def test_training_goes_on_in_the_other(name, arguments, tmp_path):
         for a, b in zip(trained(there, loaded).get_weights(), whole, strict=True):
             # A hundredth of a step: Adam makes whole steps of gradients that are almost 0.
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=2e-4)
+
+
+def test_mixed_precision_goes_on_in_the_other(tmp_path):
+    for here, there in ((ours, theirs), (theirs, ours)):
+        dense = here.layers.Dense
+        here.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            model = here.Sequential([here.Input((6,)), dense(4, "relu"), dense(3, dtype="float32")])
+            model.compile(here.optimizers.Adam(0.01), loss="mse")
+            model.fit(ROWS, TARGETS, epochs=2, verbose=0)
+        finally:
+            here.mixed_precision.set_global_policy(None if here is ours else "float32")
+        model.save(tmp_path / "m.keras")
+        loaded = there.models.load_model(tmp_path / "m.keras")
+        same(loaded(ROWS), model(ROWS), 1e-3)
+        kept, found = model.optimizer, loaded.optimizer
+        assert type(kept).__name__ == type(found).__name__ == "LossScaleOptimizer"
+        for a, b in zip(kept.variables, found.variables, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))

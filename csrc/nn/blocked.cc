@@ -1,0 +1,145 @@
+// Convolution of any shape: the patches of a block of output rows are copied side by side,
+// multiplied with the filters, and finished while they are in cache.
+#include <algorithm>
+
+#include "nn/kernels.h"
+#include "nn/parallel.h"
+#include "nn/products.h"
+
+namespace pycollective::nn {
+namespace {
+
+// Patches of one block take about so many bytes: with its product and the filters they stay in the
+// second-level cache.
+constexpr Index kBlockBytes = 1 << 18;
+
+thread_local Scratch part_scratch, product_scratch, call_scratch;
+
+// What the blocks of a call have in common.
+struct Blocks {
+  Index patch, filters, row;  // row: outputs of one output row
+  Index unit;                 // output rows that belong together: those of a pooling window
+  Index step;                 // output rows of a block
+  bool pointwise;             // the images' own rows are the patches
+
+  Blocks(const Window& w, const Window* pool, Index filters_)
+      : patch(w.patch()),
+        filters(filters_),
+        row(w.out_w),
+        unit(pool ? pool->stride_h : 1),
+        pointwise(w.taps() == 1 && w.stride_h == 1 && w.stride_w == 1 && w.out_h == w.height &&
+                  w.out_w == w.width) {
+    const Index bytes = row * std::max(patch, filters) * static_cast<Index>(sizeof(float));
+    step = std::max<Index>(kBlockBytes / bytes / unit, 1) * unit;
+  }
+};
+
+// One row of pooling windows.
+Window strip_of(const Window& pool) {
+  Window strip = pool;
+  strip.height = pool.stride_h;
+  strip.out_h = 1;
+  return strip;
+}
+
+}  // namespace
+
+void blocked_forward(const DirectForward<float>& a) {
+  const Window& w = a.w;
+  const Products products = pick_products();
+  const Blocks blocks(w, a.pool, a.filters);
+  const Index panels = products.count_panels(a.filters);
+  const Factor weights{a.weights, a.filters, 1};
+  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
+  in_parallel(parts, [&](int part) {
+    const Index last = begin_of_part(a.images, part + 1, parts) * w.out_h;
+    part_scratch.reserve(blocks.step * blocks.row * (blocks.patch + blocks.filters), 2);
+    float* cols = part_scratch.take(blocks.step * blocks.row * blocks.patch);
+    float* z = part_scratch.take(blocks.step * blocks.row * blocks.filters);
+    for (Index first = begin_of_part(a.images, part, parts) * w.out_h; first < last;
+         first += blocks.step) {
+      const Index rows = std::min(blocks.step, last - first);
+      const Index pixels = rows * blocks.row;
+      const float* patches = a.x + first * blocks.row * blocks.patch;
+      if (!blocks.pointwise) {
+        im2col(a.x, cols, w, first, rows);
+        patches = cols;
+      }
+      float* to = a.pool ? z : a.y + first * blocks.row * blocks.filters;
+      products.multiply({patches, blocks.patch, 1}, weights, to, pixels, blocks.filters,
+                        blocks.patch, false, 0, panels, product_scratch);
+      if (!a.pool) {
+        bias_relu(to, a.bias, pixels, blocks.filters, a.relu);
+        continue;
+      }
+      const Index at = first / blocks.unit * a.pool->out_w * blocks.filters;
+      max_pool(z, a.bias, a.y + at, a.codes + at, strip_of(*a.pool), rows / blocks.unit, a.relu);
+    }
+  });
+}
+
+void blocked_gradient(const BlockedGradient& a) {
+  const Window& w = a.w;
+  const Products products = pick_products();
+  const Blocks blocks(w, a.pool, a.filters);
+  const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
+  const Index size = blocks.patch * blocks.filters;
+  call_scratch.reserve(parts * (size + blocks.filters), 2);
+  float* sums = call_scratch.take(parts * size);
+  float* bias_sums = call_scratch.take(parts * blocks.filters);
+  std::fill(sums, sums + parts * size, 0.0f);
+  std::fill(bias_sums, bias_sums + parts * blocks.filters, 0.0f);
+  in_parallel(parts, [&](int part) {
+    const Index last = begin_of_part(a.images, part + 1, parts) * w.out_h;
+    Index first = begin_of_part(a.images, part, parts) * w.out_h;
+    float* part_sums = sums + part * size;
+    float* part_bias = a.bias_gradient ? bias_sums + part * blocks.filters : nullptr;
+    part_scratch.reserve(blocks.step * blocks.row * (blocks.patch + blocks.filters), 2);
+    float* cols = part_scratch.take(blocks.step * blocks.row * blocks.patch);
+    float* masked = part_scratch.take(blocks.step * blocks.row * blocks.filters);
+    if (a.x_gradient && !blocks.pointwise) {
+      std::fill(a.x_gradient + first / w.out_h * w.image(),
+                a.x_gradient + last / w.out_h * w.image(), 0.0f);
+    }
+    for (; first < last; first += blocks.step) {
+      const Index rows = std::min(blocks.step, last - first);
+      const Index pixels = rows * blocks.row;
+      const Index at = first * blocks.row * blocks.filters;
+      const float* dz = masked;
+      if (a.pool) {
+        const Index from = first / blocks.unit * a.pool->out_w * blocks.filters;
+        max_pool_gradient(a.g + from, a.codes + from, masked, part_bias, strip_of(*a.pool),
+                          rows / blocks.unit);
+      } else if (a.y) {
+        relu_gradient(a.g + at, a.y + at, masked, part_bias, pixels, blocks.filters);
+      } else {
+        dz = a.g + at;
+        if (part_bias) relu_gradient(dz, nullptr, nullptr, part_bias, pixels, blocks.filters);
+      }
+      if (a.weight_gradient) {
+        const float* patches = a.x + first * blocks.row * blocks.patch;
+        if (!blocks.pointwise) {
+          im2col(a.x, cols, w, first, rows);
+          patches = cols;
+        }
+        products.multiply({patches, 1, blocks.patch}, {dz, blocks.filters, 1}, part_sums,
+                          blocks.patch, blocks.filters, pixels, true, 0,
+                          products.count_panels(blocks.filters), product_scratch);
+      }
+      if (!a.x_gradient) continue;
+      float* to = blocks.pointwise ? a.x_gradient + first * blocks.row * blocks.patch : cols;
+      products.multiply({dz, blocks.filters, 1}, {a.weights, 1, blocks.filters}, to, pixels,
+                        blocks.patch, blocks.filters, false, 0, products.count_panels(blocks.patch),
+                        product_scratch);
+      if (!blocks.pointwise) col2im(cols, a.x_gradient, w, first, rows);
+    }
+  });
+  for (int part = 1; part < parts; ++part) {
+    for (Index i = 0; i < size; ++i) sums[i] += sums[part * size + i];
+    for (Index f = 0; f < blocks.filters; ++f) bias_sums[f] += bias_sums[part * blocks.filters + f];
+  }
+  if (a.weight_gradient) std::copy(sums, sums + size, a.weight_gradient);
+  if (a.bias_gradient) std::copy(bias_sums, bias_sums + blocks.filters, a.bias_gradient);
+}
+
+}  // namespace pycollective::nn

@@ -1,0 +1,26 @@
+// Products of matrices of the sizes that occur inside one layer. A BLAS has threads of its own,
+// which keep the cores from ours while they wait for work, and wants one call for each product.
+#pragma once
+
+#include "nn/scratch.h"
+#include "nn/window.h"
+
+namespace pycollective::nn {
+
+// A matrix m(i, j) = data[i * row + j * step].
+struct Factor {
+  const float* data;
+  Index row, step;
+};
+
+// The inner loops for this processor.
+struct Products {
+  // The columns of panels [first, last) of c [rows, columns] (+)= a b, where depth > 0.
+  void (*multiply)(const Factor& a, const Factor& b, float* c, Index rows, Index columns,
+                   Index depth, bool add, Index first, Index last, Scratch& scratch);
+  Index (*count_panels)(Index columns);
+};
+
+Products pick_products();
+
+}  // namespace pycollective::nn

@@ -1,0 +1,37 @@
+"""The examples that train run to their ends, where they compare what they have saved and loaded."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+pytestmark = pytest.mark.slow
+
+
+def run(name, *options):
+    return subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, options)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    ).stdout
+
+
+def test_keras_fit(tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("h5py")
+    printed = run("keras_fit.py", "--data", "digits", "--epochs", 4, "--logs", tmp_path)
+    rates = re.findall(r"Learning rate for epoch \d is ([\d.e-]+)", printed)
+    assert [round(float(rate), 6) for rate in rates] == [1e-3, 1e-3, 1e-3, 1e-4]
+    accuracies = [float(x) for x in re.findall(r"Eval accuracy: ([\d.]+)", printed)]
+    assert len(accuracies) == 3 and len(set(accuracies)) == 1 and accuracies[0] > 0.8
+    assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+def test_custom_training(mnist_dir):
+    printed = run("custom_training.py", "--data", mnist_dir, "--epochs", 1, "--examples", 3000)
+    assert "Accuracy after restoring the saved model without strategy" in printed
