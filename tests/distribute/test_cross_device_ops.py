@@ -50,7 +50,7 @@ def test_options():
     assert (options.bytes_per_pack, options.timeout_seconds) == (0, None)
     assert options.implementation is CommunicationImplementation.AUTO
     assert CommunicationOptions(implementation="nccl").implementation.value == "NCCL"
-    assert [i.name for i in CollectiveCommunication] == ["AUTO", "RING", "NCCL"]
+    assert [i.name for i in CollectiveCommunication] == ["AUTO", "RING", "NCCL", "MPI"]
     assert "bytes_per_pack=3" in repr(CommunicationOptions(3))
     for arguments, message in (
         ({"bytes_per_pack": -1}, "Argument `bytes_per_pack` must be >=0, Received -1"),
