@@ -229,10 +229,7 @@ def test_functions_of_metrics(name):
 
     for pair in fitting([name for name in PAIRS if PAIRS[name][1] is not None], use):
         found = function(*(x[:0] for x in PAIRS[pair]))
-        assert (
-            found.shape
-            == function(*PAIRS[pair]).shape[:0] + (0,) + function(*PAIRS[pair]).shape[1:]
-        )
+        assert found.shape == (0, *function(*PAIRS[pair]).shape[1:])
 
 
 def test_the_classes_are_found():
