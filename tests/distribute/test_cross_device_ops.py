@@ -56,7 +56,7 @@ def test_options():
         ({"bytes_per_pack": -1}, "Argument `bytes_per_pack` must be >=0, Received -1"),
         ({"implementation": 3}, "Argument `implementation` must be instance of "
                                 "`tf.distribute.experimental.CommunicationImplementation`."),
-        ({"implementation": "mpi"}, "MPI"),
+        ({"implementation": "gloo"}, "GLOO"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
