@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import array_backend, rendezvous
+from pycollective import array_backend, observe, rendezvous
 from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
 from pycollective.cluster.membership import (
     Membership,
@@ -220,6 +220,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver must be an instance of "
                 "tf.distribute.cluster_resolver.ClusterResolver"
             )
+        observe.settings()  # lines go where the environment wants them from the first one on
         given = cluster_resolver is not None
         resolver = cluster_resolver or resolver_of_environment() or TFConfigClusterResolver()
         local = parse_devices(devices)
