@@ -23,13 +23,17 @@ __all__ = [
     "CHOICES",
     "Rows",
     "TUNING",
+    "Tables",
     "as_json",
+    "candidates",
     "checked",
+    "checked_tables",
     "given",
     "path",
     "prepare",
     "rows",
     "save",
+    "tables",
 ]
 
 TUNING = "PYCOLLECTIVE_TUNING"
@@ -38,9 +42,16 @@ CHOICES = "PYCOLLECTIVE_CHOICES"
 """The rows of a launched group, by which its ranks agree; `pycollective run` sets it."""
 FORMAT = 1
 MAX_ROWS = 64
-_KEYS = {"threads": "thread", "shared memory": "shm", "TCP": "tcp"}
+_KEYS = {
+    "threads": "thread",
+    "shared memory": "shm",
+    "TCP": "tcp",
+    "shared memory and TCP": "mixed",
+}
 
 Rows = list[tuple[_core.Collective, int, str]]
+Tables = dict[str, Rows]
+"""By what moves the bytes, as `Group.transport` says."""
 
 _log = logging.getLogger("pycollective")
 
@@ -93,9 +104,9 @@ def rows(transport: str, size: int, environment: Mapping[str, str] = os.environ)
         if environment.get(TUNING):
             _missing(str(file), str(error))
         return []
-    tables = _read(str(file), found.st_mtime_ns, found.st_size).get(_KEYS.get(transport, ""), {})
-    fitting = [ranks for ranks in tables if ranks >= size]
-    return tables[min(fitting)] if fitting else []
+    measured = _read(str(file), found.st_mtime_ns, found.st_size).get(_KEYS.get(transport, ""), {})
+    fitting = [ranks for ranks in measured if ranks >= size]
+    return measured[min(fitting)] if fitting else []
 
 
 def given(environment: Mapping[str, str], transport: str, size: int) -> Rows:
@@ -106,6 +117,18 @@ def given(environment: Mapping[str, str], transport: str, size: int) -> Rows:
         return checked(json.loads(environment[CHOICES]))
     except ValueError as error:
         raise ValueError(f"{CHOICES}={environment[CHOICES]!r}: {error}") from None
+
+
+def tables(environment: Mapping[str, str], size: int) -> Tables:
+    """Return the rows for ranks that meet, and do not know yet what will move their bytes."""
+    return {name: given(environment, name, size) for name in _KEYS if name != "threads"}
+
+
+def checked_tables(found: Any) -> Tables:
+    """Return what JSON says as tables, as `checked`."""
+    if not isinstance(found, dict) or not found.keys() <= _KEYS.keys():
+        raise ValueError(f"not tables of {', '.join(_KEYS)}")
+    return {name: checked(rows) for name, rows in found.items()}
 
 
 def checked(found: Any) -> Rows:
@@ -127,10 +150,16 @@ def checked(found: Any) -> Rows:
             raise ValueError(f"not a row of collective, most bytes, algorithm: {row!r}") from None
         if type(most_bytes) is not int or not 0 <= most_bytes < 1 << 63:
             raise ValueError(f"not a number of bytes: {most_bytes!r}")
-        if algorithm not in _core.algorithm_names(collective):
+        if algorithm not in candidates(name):
             raise ValueError(f"no {name} algorithm is called {algorithm!r}")
         result.append((collective, most_bytes, algorithm))
     return result
+
+
+def candidates(collective: str) -> list[str]:
+    """Return the algorithms that a row may name: also "hierarchical", made for a group's own hosts."""
+    names = _core.algorithm_names(_core.Collective.__members__[collective])
+    return [*names, "hierarchical"] if collective == "all_reduce" else names
 
 
 def as_json(found: Rows) -> list[list[Any]]:
@@ -168,9 +197,9 @@ def _read(file: str, changed: int, length: int) -> dict[str, dict[int, Rows]]:
 
 def save(file: Path, transport: str, size: int, found: Rows, version: str) -> None:
     """Write the rows of a group into the file, beside what it holds for others on this machine."""
-    tables = _kept(file)
-    tables.setdefault(_KEYS[transport], {})[str(size)] = as_json(found)
-    _write(file, tables, version)
+    kept = _kept(file)
+    kept.setdefault(_KEYS[transport], {})[str(size)] = as_json(found)
+    _write(file, kept, version)
 
 
 def prepare(file: Path, version: str) -> None:
@@ -195,8 +224,8 @@ def _kept(file: Path) -> dict[str, Any]:
     return {}
 
 
-def _write(file: Path, tables: dict[str, Any], version: str) -> None:
-    content = {"format": FORMAT, "version": version, "host": host(), "tables": tables}
+def _write(file: Path, kept: dict[str, Any], version: str) -> None:
+    content = {"format": FORMAT, "version": version, "host": host(), "tables": kept}
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(content, indent=1) + "\n")

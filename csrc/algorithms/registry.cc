@@ -16,12 +16,15 @@ const std::vector<const Algorithm*>& all_algorithms() {
       // the others
       &tree_reduce(),
       &ring_reduce_scatter(),
+      &halving_reduce_scatter(),
       &direct_reduce_scatter(),
       &tree_broadcast(),
       &chain_broadcast(),
       &direct_scatter(),
       &direct_gather(),
       &ring_all_gather(),
+      &doubling_all_gather(),
+      &direct_all_gather(),
       &direct_all_to_all(),
       &dissemination_barrier(),
   };

@@ -40,6 +40,42 @@
 //      64  512 Ki      5445           53114               1452
 //      64   16 Mi     37510         1074069              33546
 //
+// The others, µs, medians of one run each of `pycollective bench -a all` on two busy cores: look at
+// the ratios in a line.
+//
+//                    ranks    bytes     tree    chain
+//   broadcast            3      1 Ki       19      142   threads
+//                        4    512 Ki      127      173
+//                        4      4 Mi     2635      989
+//                        8      4 Mi     2261     2152
+//                        3    512 Ki      206      197   processes
+//                        3      4 Mi     1584     1430
+//                        4     32 Ki      139      267   10 Gb/s, simulated
+//                        4    128 Ki      345      305
+//                       16    128 Ki      677      823
+//                       16    512 Ki     2290     1413
+//                       64    512 Ki     3408     4666
+//                       64      2 Mi    13003    12049
+//
+//                    ranks    bytes     ring  halving   direct
+//   reduce_scatter       3      1 Ki       63       56       32   threads
+//                        3    512 Ki      129      141       63
+//                        4    512 Ki      273      184      111
+//                        8     64 Ki      150      120      142
+//                        8    512 Ki      696      482      506
+//                        3      8 Ki      210      122      118   processes
+//                       16     32 Ki      556      556      183   10 Gb/s, simulated
+//                       16     16 Mi    16254    16254    14366
+//
+//                    ranks    bytes     ring doubling   direct
+//   all_gather           4      1 Ki       51       50       84   threads
+//                        4    512 Ki      111      109      150
+//                        8      4 Mi     2015     5311     8624
+//                       16     32 Ki      556      556      156   10 Gb/s, simulated
+//                       16     16 Mi    16358    16358    12828
+//
+// Of these, too, `direct` is not taken over TCP where much is sent at once.
+//
 // Small arrays are a matter of how often a rank is woken, large ones of how much each rank moves.
 #include <climits>
 #include <cstdint>
@@ -73,6 +109,22 @@ constexpr Row kRows[] = {
     {kAny, Collective::all_reduce, kAllBytes, 4, ring_all_reduce},
     {kAny, Collective::all_reduce, 128 << 10, kAllRanks, reduce_to_one_all_reduce},
     {kAny, Collective::all_reduce, kAllBytes, kAllRanks, direct_all_reduce},
+
+    {kAny, Collective::broadcast, kAllBytes, 2, tree_broadcast},
+    {kTcp, Collective::broadcast, 64 << 10, 4, tree_broadcast},
+    {kTcp, Collective::broadcast, kAllBytes, 4, chain_broadcast},
+    {kTcp, Collective::broadcast, 256 << 10, 16, tree_broadcast},
+    {kTcp, Collective::broadcast, kAllBytes, 16, chain_broadcast},
+    {kAny, Collective::broadcast, 1 << 20, kAllRanks, tree_broadcast},
+    {kAny, Collective::broadcast, kAllBytes, kAllRanks, chain_broadcast},
+
+    {kTcp, Collective::reduce_scatter, 32 << 10, kAllRanks, direct_reduce_scatter},
+    {kTcp, Collective::reduce_scatter, kAllBytes, kAllRanks, ring_reduce_scatter},
+    {kAny, Collective::reduce_scatter, kAllBytes, 4, direct_reduce_scatter},
+    {kAny, Collective::reduce_scatter, kAllBytes, kAllRanks, halving_reduce_scatter},
+
+    {kTcp, Collective::all_gather, 32 << 10, kAllRanks, direct_all_gather},
+    {kAny, Collective::all_gather, kAllBytes, kAllRanks, ring_all_gather},
 };
 
 }  // namespace

@@ -272,7 +272,7 @@ void bind_communicator(py::module_& m) {
              const std::vector<std::tuple<Collective, std::size_t, std::string>>& rows) {
             std::vector<Choice> choices;
             for (const auto& [collective, most_bytes, name] : rows) {
-              choices.push_back({collective, most_bytes, &algorithm_of(collective, name)});
+              choices.push_back({collective, most_bytes, &algorithm_of(self, collective, name, 0)});
             }
             self.prefer(std::move(choices));
           },
@@ -332,8 +332,10 @@ void bind_communicator(py::module_& m) {
       .def(
           "all_reduce",
           [](Communicator& self, const py::array& input, py::array output, const std::string& op,
-             const Named& algorithm, bool reproducible, double timeout, bool async_op) {
+             const Named& algorithm, bool reproducible, double timeout, bool async_op,
+             std::optional<std::vector<std::int64_t>> shape) {
             Array array = array_of(input, output);
+            if (shape) array.shape = std::move(*shape);
             Reducing reducing = reducing_of(input.dtype(), op);
             reducing.reproducible = reproducible;
             const Algorithm& how =
@@ -344,7 +346,10 @@ void bind_communicator(py::module_& m) {
                              });
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
-          py::arg("reproducible"), py::arg("timeout"), py::arg("async_op") = false)
+          py::arg("reproducible"), py::arg("timeout"), py::arg("async_op") = false,
+          py::arg("shape") = py::none(),
+          "`shape`: what the ranks must agree on, if not the input's; -2 between several arrays' "
+          "shapes.")
       .def(
           "reduce",
           [](Communicator& self, const py::array& input, std::optional<py::array> output,
@@ -403,11 +408,12 @@ void bind_communicator(py::module_& m) {
              std::optional<py::array> output, std::size_t count, std::vector<std::int64_t> shape,
              int root, const Named& algorithm, double timeout, bool async_op) {
             check_root(root, self.size());
-            const Algorithm& how = algorithm_of(self, collective, algorithm, 0);
             Ends ends{input, output};
             int played = (self.rank() - root + self.size()) % self.size();
             Array array = array_of_parts(ends, collective, count, played, self.size());
             array.shape = std::move(shape);
+            std::size_t bytes = static_cast<std::size_t>(self.size()) * count * array.item;
+            const Algorithm& how = algorithm_of(self, collective, algorithm, bytes);
             return make_call(self, ends, timeout, async_op,
                              [&self, &how, algorithm, array, root](const Waiting& waiting) {
                                self.move(how, array, root, waiting);
@@ -432,7 +438,6 @@ void bind_communicator(py::module_& m) {
             if (!in_parts(collective) || collective == Collective::all_to_all) {
               throw std::invalid_argument("this collective has no parts that all ranks know");
             }
-            const Algorithm& how = algorithm_of(self, collective, algorithm, 0);
             int played = (self.rank() - root + self.size()) % self.size();
             auto items = [&](int chunks) {
               std::size_t own = counts[static_cast<std::size_t>(self.rank())];
@@ -443,6 +448,8 @@ void bind_communicator(py::module_& m) {
                 array_of(ends, items(input_chunks(collective, self.size(), played, self.size())),
                          items(output_chunks(collective, self.size(), played, self.size())));
             array.shape = std::move(shape);
+            const Algorithm& how =
+                algorithm_of(self, collective, algorithm, sum(counts) * array.item);
             return make_call(self, ends, timeout, async_op,
                              [&self, &how, algorithm, array, counts, root](const Waiting& waiting) {
                                self.move(how, array, counts, root, waiting);

@@ -7,6 +7,8 @@
 namespace pycollective {
 namespace {
 
+constexpr std::uint64_t kOddFactor = 0x9e3779b97f4a7c15;
+
 CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   CallRecord call;
   set_name(call.collective, to_string(algorithm.collective()));
@@ -17,6 +19,10 @@ CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   call.dims = static_cast<int>(array.shape.size());
   for (int i = 0; i < std::min(call.dims, CallRecord::kMaxDims); ++i) {
     call.shape[i] = array.shape[static_cast<std::size_t>(i)];
+  }
+  for (int i = CallRecord::kMaxDims; i < call.dims; ++i) {  // for which the record has no room
+    call.detail = call.detail * kOddFactor +
+                  static_cast<std::uint64_t>(array.shape[static_cast<std::size_t>(i)]);
   }
   call.seal();
   return call;
@@ -67,7 +73,7 @@ PreparedAllReduce Communicator::prepare(const Array& array, Reducing reducing) {
   PreparedAllReduce prepared;
   prepared.call = record_of(direct_all_reduce(), array, 0);
   set_name(prepared.call.op, to_string(reducing.op));
-  prepared.call.detail = reducing.reproducible;
+  prepared.call.detail += reducing.reproducible;
   prepared.call.seal();
   prepared.data = {nullptr,
                    nullptr,

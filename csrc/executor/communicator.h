@@ -26,7 +26,7 @@ namespace pycollective {
 struct Array {
   const void* input = nullptr;
   void* output = nullptr;
-  std::vector<std::int64_t> shape;  // for messages and for finding mismatches; -1: any
+  std::vector<std::int64_t> shape;  // for messages and for finding mismatches, as a CallRecord's
   std::size_t count = 0;            // items of the whole array; where chunks are parts, of a part
   std::size_t item = 1;
   std::string type;  // the element type's name

@@ -11,10 +11,14 @@ std::string CallRecord::describe() const {
   if (dtype[0] == 0) return text;
   text += " (" + std::string(dtype) + "[";
   for (int i = 0; i < std::min(dims, kMaxDims); ++i) {
-    if (i) text += ", ";
+    if (shape[i] == kNextArray) {
+      text += "] [";
+      continue;
+    }
+    if (i && shape[i - 1] != kNextArray) text += ", ";
     text += shape[i] < 0 ? "*" : std::to_string(shape[i]);
   }
-  if (dims > kMaxDims) text += ", …";
+  if (dims > kMaxDims) text += shape[kMaxDims - 1] == kNextArray ? "…" : ", …";
   text += "]";
   if (op[0]) text += std::string(", ") + op;
   if (algorithm[0]) text += std::string(", ") + algorithm;

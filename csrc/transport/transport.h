@@ -24,13 +24,14 @@ using Clock = std::chrono::steady_clock;
 // together. Plain data, which processes share.
 struct CallRecord {
   static constexpr int kMaxDims = 8;
+  static constexpr std::int64_t kNextArray = -2;
   char collective[24] = "";
   char algorithm[32] = "";
   char op[8] = "";  // empty where there is none
   char dtype[16] = "";
   std::int32_t root = -1;             // -1 where there is none
   std::int32_t dims = 0;              // the first kMaxDims are kept
-  std::int64_t shape[kMaxDims] = {};  // -1: any
+  std::int64_t shape[kMaxDims] = {};  // -1: any; kNextArray: what follows is of another array
   std::uint64_t detail = 0;           // a hash of what else must agree
   std::uint64_t identity = 0;         // a hash of all the above: seal()
   std::uint64_t number = 0;           // calls of this rank so far, this one included

@@ -214,6 +214,7 @@ class Communicator:
         reproducible: bool,
         timeout: float,
         async_op: bool = False,
+        shape: Sequence[int] | None = None,
     ) -> Task | None: ...
     def reduce(
         self,

@@ -1,8 +1,9 @@
 """What is timed: each collective's arrays, exact result, and least traffic.
 
 Sizes are those of nccl-tests: of the whole array, which for a collective of parts is all ranks' parts
-together. A result is computed here from the numbers that every rank is known to have, not by the
-library.
+together. Ragged parts are of r + 1 shares for rank r; `all_reduce_many` has the whole array in 16
+arrays; in `send_recv` every rank sends to the next one. A result is computed here from the numbers
+that every rank is known to have, not by the library.
 """
 
 from __future__ import annotations
@@ -17,16 +18,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pycollective import algorithms
 from pycollective.algorithms.simulation import ROOTED
 from pycollective.communicator import Communicator
 
-__all__ = ["COLLECTIVES", "PARTS", "REDUCING", "ROOTED", "Arrays", "Case", "has_choice", "kind_of"]
+__all__ = [
+    "COLLECTIVES", "PARTS", "REDUCING", "ROOTED", "Arrays", "Case", "algorithms_of", "has_choice",
+    "kind_of",
+]  # fmt: skip
 
 COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
-    "all_to_all", "barrier",
+    "all_to_all", "barrier", "all_reduce_many", "all_gather_ragged", "gather_ragged",
+    "scatter_ragged", "all_to_all_ragged", "send_recv",
 )  # fmt: skip
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "all_reduce_many")
+MANY = 16
+"""Arrays that `all_reduce_many` joins."""
+_RAGGED = "_ragged"
 PARTS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 
 Array = NDArray[Any]
@@ -40,7 +49,16 @@ _FOLDS: dict[str, Any] = {
 @functools.cache
 def has_choice(collective: str) -> bool:
     """Whether calls of a collective can name an algorithm."""
-    return "algorithm" in inspect.signature(getattr(Communicator, collective)).parameters
+    method = getattr(Communicator, collective.removesuffix(_RAGGED), None)
+    return method is not None and "algorithm" in inspect.signature(method).parameters
+
+
+def algorithms_of(collective: str) -> list[str]:
+    """Return the algorithms of one of `COLLECTIVES`; "-" where there are none."""
+    if collective == "send_recv":
+        return ["-"]
+    same = "all_reduce" if collective == "all_reduce_many" else collective.removesuffix(_RAGGED)
+    return algorithms.names(same)
 
 
 def kind_of(name: str) -> np.dtype[Any]:
@@ -81,6 +99,8 @@ class Case:
         As the collective takes them; those that it does not take are not looked at.
     in_place : bool
         Whether the result replaces the input where the collective can do that.
+    registered : bool
+        Whether the arrays are `Communicator.empty`'s, where all ranks' have the same length.
     """
 
     collective: str
@@ -90,6 +110,24 @@ class Case:
     op: str = "sum"
     algorithm: str = "auto"
     in_place: bool = True
+    registered: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What is done, whether or not in ragged parts: the name of the method, but for `send_recv`."""
+        return self.collective.removesuffix(_RAGGED)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the ranks' parts have different lengths."""
+        return self.collective.endswith(_RAGGED)
+
+    def places(self) -> list[int]:
+        """Return where in the whole array the ranks' parts begin, and where the last one ends."""
+        n, count = self.ranks, self.count
+        if self.ragged:
+            return [count * r * (r + 1) // (n * (n + 1)) for r in range(n + 1)]
+        return [r * (count // n) for r in range(n + 1)]
 
     @property
     def count(self) -> int:
@@ -97,7 +135,7 @@ class Case:
         if self.collective == "barrier":
             return 0
         items = max(1, self.size // kind_of(self.dtype).itemsize)
-        if self.collective in PARTS:
+        if self.kind in PARTS:
             items = max(1, items // self.ranks) * self.ranks
         return items
 
@@ -109,15 +147,16 @@ class Case:
     @property
     def placed(self) -> bool:
         """Whether the call really works in place."""
-        return self.in_place and self.collective not in ("all_to_all", "barrier")
+        never = self.ragged or self.collective in ("all_to_all", "barrier", "send_recv")
+        return self.in_place and not never
 
     @property
     def bus_factor(self) -> float:
         """What nccl-tests multiplies algorithm bandwidth by to get bus bandwidth."""
         n = self.ranks
-        if self.collective == "all_reduce":
+        if self.collective in ("all_reduce", "all_reduce_many"):
             return 2 * (n - 1) / n
-        return (n - 1) / n if self.collective in PARTS else 1.0
+        return (n - 1) / n if self.kind in PARTS else 1.0
 
     @property
     def traffic(self) -> float:
@@ -129,6 +168,7 @@ class Case:
         n, size = self.ranks, self.bytes
         moved: float = {
             "all_reduce": 2 * n * size,
+            "all_reduce_many": 2 * n * size,
             "reduce": (n + 1) * size,
             "broadcast": (n if self.placed else n + 1) * size,
             "all_gather": (n if self.placed else n + 1) * size,
@@ -136,8 +176,9 @@ class Case:
             "scatter": 2 * size,
             "reduce_scatter": (n + 1) * size,
             "all_to_all": 2 * n * size,
+            "send_recv": 2 * n * size,
             "barrier": 0,
-        }[self.collective]
+        }[self.kind]
         if self.placed and self.collective in ("gather", "scatter"):
             moved -= 2 * size / n
         return moved
@@ -155,35 +196,62 @@ class Arrays:
     def __init__(self, comm: Communicator, case: Case) -> None:
         self._comm, self._case = comm, case
         self._dtype = kind_of(case.dtype)
-        count, n, rank = case.count, case.ranks, comm.rank
-        part = slice(rank * (count // n), (rank + 1) * (count // n))
-        what = case.collective
-        whole = np.empty(count, self._dtype)
+        places = case.places()
+        self._part = slice(*places[comm.rank : comm.rank + 2])
+        length = self._part.stop - self._part.start
+        what = case.kind
+        whole = self._empty(case.count)
         if what in ("all_gather", "gather"):
-            own = whole[part] if case.placed else np.empty(count // n, self._dtype)
+            own = whole[self._part] if case.placed else self._empty(length)
             self._source, self._target = own, whole
         elif what in ("scatter", "reduce_scatter"):
-            own = whole[part] if case.placed else np.empty(count // n, self._dtype)
+            own = whole[self._part] if case.placed else self._empty(length)
             self._source, self._target = whole, own
+        elif case.ragged:  # all_to_all
+            self._source, self._target = whole, self._empty(case.ranks * length)
         else:
             self._source = whole
-            self._target = whole if case.placed else np.empty(count, self._dtype)
+            self._target = whole if case.placed else self._empty(case.count)
         self.call = self._call()
+
+    def _empty(self, count: int) -> Array:
+        case = self._case
+        if case.registered and not case.ragged:
+            return self._comm.empty(count, self._dtype)
+        return np.empty(count, self._dtype)
 
     def _call(self) -> Callable[[], Any]:
         case, x, out = self._case, self._source, self._target
         if case.collective == "barrier":
             return self._comm.barrier
+        if case.collective == "send_recv":
+            return self._shift
         options: dict[str, Any] = {"out": out}
         if case.collective in REDUCING:
             options["op"] = case.op
         if has_choice(case.collective):
             options["algorithm"] = case.algorithm
-        return functools.partial(getattr(self._comm, case.collective), x, **options)
+        if case.ragged and case.kind != "all_to_all":
+            options["ragged"] = True
+        if case.kind in ("scatter", "all_to_all") and case.ragged:
+            options["counts"] = np.diff(case.places()).tolist()
+        if case.collective == "all_reduce_many":
+            options["out"] = np.array_split(out, MANY)
+            return functools.partial(self._comm.all_reduce_many, np.array_split(x, MANY), **options)
+        return functools.partial(getattr(self._comm, case.kind), x, **options)
+
+    def _shift(self) -> None:
+        comm, n = self._comm, self._case.ranks
+        sent = comm.send(self._source, (comm.rank + 1) % n, async_op=True)
+        comm.recv(self._target, (comm.rank - 1) % n)
+        sent.wait()
 
     def _values(self, rank: int) -> Array:
         """Return a rank's contribution: small whole numbers, so that every reduction is exact."""
         count = self._source.size
+        if self._case.kind in ("all_gather", "gather"):
+            begin, end = self._case.places()[rank : rank + 2]
+            count = end - begin
         small = (np.arange(count) * 7 + rank * 3) % 5 + (self._dtype.kind != "b")
         if self._dtype.kind == "b":
             small = small % 2
@@ -194,8 +262,8 @@ class Arrays:
     def _expected(self) -> Array | None:
         """Return what this rank must get; None: nothing."""
         case, rank, n = self._case, self._comm.rank, self._case.ranks
-        part = self._target.size
-        what = case.collective
+        part = self._part
+        what = case.kind
         if what == "broadcast":
             return self._values(0)
         if what in ("all_gather", "gather"):
@@ -205,10 +273,11 @@ class Arrays:
                 else None
             )
         if what == "scatter":
-            return self._values(0)[rank * part : (rank + 1) * part]
+            return self._values(0)[part]
         if what == "all_to_all":
-            own = slice(rank * (part // n), (rank + 1) * (part // n))
-            return np.concatenate([self._values(r)[own] for r in range(n)])
+            return np.concatenate([self._values(r)[part] for r in range(n)])
+        if what == "send_recv":
+            return self._values((rank - 1) % n)
         if what == "barrier" or (what == "reduce" and rank):
             return None
         result = self._values(0)
@@ -216,7 +285,7 @@ class Arrays:
             _FOLDS[case.op](result, self._values(r), out=result)
         if case.op == "mean":
             result = self._mean(result)
-        return result if what != "reduce_scatter" else result[rank * part : (rank + 1) * part]
+        return result if what != "reduce_scatter" else result[part]
 
     def _mean(self, total: Array) -> Array:
         n = self._case.ranks
@@ -248,7 +317,11 @@ class Arrays:
     def growing(self) -> int:
         """Calls after which `refill` is due, so that sums in place stay finite; 0: never."""
         case = self._case
-        grows = case.placed and case.collective == "all_reduce" and case.op in ("sum", "prod")
+        grows = (
+            case.placed
+            and case.kind in ("all_reduce", "all_reduce_many")
+            and case.op in ("sum", "prod")
+        )
         if not grows or self._dtype.kind in "biu" or case.ranks == 1:
             return 0
         if case.op == "prod":

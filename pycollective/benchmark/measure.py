@@ -43,6 +43,8 @@ class Row:
         Of the speed at which the collective's least traffic could pass at that rate.
     wrong : int
         Items of all ranks' results that were not right.
+    registered : bool
+        Whether the arrays were `Communicator.empty`'s.
     """
 
     collective: str
@@ -62,6 +64,7 @@ class Row:
     limit_gb_s: float | None
     percent_of_limit: float | None
     wrong: int
+    registered: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -142,7 +145,7 @@ def measure(
     wrong = int(comm.all_reduce(np.asarray(arrays.wrong(), np.int64)))
     arrays.refill()
     call, clock = arrays.call, time.perf_counter
-    meet = case.collective in ROOTED
+    meet = case.kind in ROOTED
     for _ in range(warmup):
         call()
     comm.barrier()
@@ -198,4 +201,5 @@ def measure(
         limit_gb_s=rate,
         percent_of_limit=of_limit,
         wrong=wrong,
+        registered=case.registered and not case.ragged,
     )

@@ -10,9 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, algorithms, init, local_group, tuning
+from pycollective import __version__, init, local_group, rendezvous, tuning
+from pycollective.algorithms import Collective
 from pycollective.benchmark import report
-from pycollective.benchmark.cases import COLLECTIVES, REDUCING, Case, has_choice, kind_of
+from pycollective.benchmark.cases import (
+    COLLECTIVES,
+    REDUCING,
+    Case,
+    algorithms_of,
+    has_choice,
+    kind_of,
+)  # fmt: skip
 from pycollective.benchmark.measure import Row
 from pycollective.benchmark.session import Session, on_threads, sizes
 from pycollective.benchmark.tune import choose
@@ -27,7 +35,9 @@ are started for it. Within 'pycollective run', or where PYCOLLECTIVE_ADDRESS des
 hosts, the ranks of that group are timed; rank 0 prints.
 
 Every result is checked before it is timed. The columns:
-  bytes, count   of the whole array: of all_gather's result, of reduce_scatter's input (as nccl-tests)
+  bytes, count   of the whole array: of all_gather's result, of reduce_scatter's input (as nccl-tests);
+                 ragged parts are of r + 1 shares for rank r, all_reduce_many has the array in 16 pieces,
+                 in send_recv every rank sends to the next one
   p50, p99       of the Python call's time, the slowest rank's in each iteration
   algbw          bytes / p50
   busbw          algbw × what the collective must move over the slowest link: 2(n-1)/n for all_reduce,
@@ -48,6 +58,7 @@ examples:
   pycollective bench --transport tcp -c all -b 64K -e 4M   every collective, over TCP
   pycollective bench -c broadcast -a tree chain -f 2       two algorithms side by side
   pycollective bench -d float64 -o max --no-in-place
+  pycollective bench --transport shm --registered -b 1M    memory that ranks reach without a copy
   pycollective bench --json out.json --plot out.svg
   pycollective bench --tune --transport shm -n 4           what is best for 4 processes here, remembered
 
@@ -74,7 +85,8 @@ def add_parser(commands: Any) -> None:
     add = p.add_argument
     add("--transport", choices=["thread", "shm", "tcp"],
         help="what the ranks are and talk through: threads, processes and shared memory, processes "
-        "and TCP (default: thread, or the group that this process is in)")  # fmt: skip
+        "and TCP (default: the group that this process is in, else what PYCOLLECTIVE_TRANSPORT "
+        "says, else thread)")  # fmt: skip
     add("-n", "--ranks", type=options.positive, default=2, metavar="N", help="ranks (2)")
     add("-c", "--collective", nargs="+", choices=[*COLLECTIVES, "all"],
         metavar="NAME", help=f"one or several of {', '.join(COLLECTIVES)}, all (all_reduce)",
@@ -92,6 +104,8 @@ def add_parser(commands: Any) -> None:
         help="of reductions (sum)")  # fmt: skip
     add("--in-place", action=argparse.BooleanOptionalAction, default=True,
         help="let the result replace the input, where the collective can (yes)")  # fmt: skip
+    add("--registered", action="store_true",
+        help="time memory of Communicator.empty, where all ranks' arrays have one length")  # fmt: skip
     add("-i", "--iterations", type=options.positive, metavar="N",
         help="timed calls (default: as many as take --seconds, at least 5)")  # fmt: skip
     add("--seconds", type=options.seconds, default=0.3, metavar="S",
@@ -109,8 +123,10 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table; status 1 when a result was wrong."""
     launched = RANK in os.environ
-    transport = args.transport or ("group" if launched else "thread")
     try:
+        transport = args.transport or (
+            "group" if launched else rendezvous.forced(os.environ) or "thread"
+        )
         _check(args)
         if transport in ("shm", "tcp") and not launched:
             return launcher.run(options.this_program(*args.words), args.ranks, "never", transport)
@@ -159,17 +175,20 @@ def _collectives(args: argparse.Namespace) -> list[str]:
             what
             for what in COLLECTIVES
             if (what in asked or "all" in asked)
-            and has_choice(what)
-            and len(algorithms.names(what)) > 1
+            and what in Collective.__members__
+            and len(algorithms_of(what)) > 1
         ]
     if args.collective is None:
         return ["all_reduce"]
     return list(COLLECTIVES) if "all" in args.collective else list(dict.fromkeys(args.collective))
 
 
-def _algorithms(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Return which algorithms of each collective are timed."""
-    known = {what: algorithms.names(what) for what in _collectives(args)}
+def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list[str]]:
+    """Return which algorithms of each collective are timed over a transport, as a group names it."""
+    known = {what: algorithms_of(what) for what in _collectives(args)}
+    if "hierarchical" in args.algorithm or transport == "shared memory and TCP":
+        for what in known.keys() & {"all_reduce"}:
+            known[what] = tuning.candidates(what)
     for name in args.algorithm:
         if name not in ("auto", "all") and not any(name in names for names in known.values()):
             lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in known.items())
@@ -187,10 +206,10 @@ def _algorithms(args: argparse.Namespace) -> dict[str, list[str]]:
     return chosen
 
 
-def _cases(args: argparse.Namespace, ranks: int) -> list[Case]:
+def _cases(args: argparse.Namespace, ranks: int, transport: str) -> list[Case]:
     return [
-        Case(what, size, ranks, args.dtype, args.op, algorithm, args.in_place)
-        for what, names in _algorithms(args).items()
+        Case(what, size, ranks, args.dtype, args.op, algorithm, args.in_place, args.registered)
+        for what, names in _algorithms(args, transport).items()
         for size in (sizes(args.begin, args.end, args.factor) if what != "barrier" else [0])
         for algorithm in names
     ]
@@ -198,10 +217,12 @@ def _cases(args: argparse.Namespace, ranks: int) -> list[Case]:
 
 def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, comm: Any) -> int:
     """Time everything as the ranks of one group; ``comm``: this process's one."""
-    session = Session(_cases(args, ranks), args.iterations, args.seconds, args.warmup)
+    session = Session(_cases(args, ranks, transport), args.iterations, args.seconds, args.warmup)
     many = len({case.collective for case in session.cases}) > 1
     place = "in place" if args.in_place else "out of place"
     title = ", ".join(_collectives(args))
+    if args.registered:
+        place += ", memory of comm.empty"
     title = f"pycollective {__version__} {title}: {ranks} ranks ({transport}), {place}"
     if speaks:
         print(f"# {title}, {len(session.cases)} lines\n{report.header(many)}", flush=True)
@@ -224,7 +245,12 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
         if args.tune:
             _remember(rows, transport, ranks, wrong)
         if args.json:
-            about = {"transport": transport, "ranks": ranks, "in_place": args.in_place}
+            about = {
+                "transport": transport,
+                "ranks": ranks,
+                "in_place": args.in_place,
+                "registered": args.registered,
+            }
             report.write(args.json, rows, about)
             print(f"# written to {args.json}")
         if args.plot:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from pycollective.cli import options
-from pycollective.rendezvous import launcher
+from pycollective.rendezvous import TRANSPORT, forced, launcher
 
 __all__ = ["add_parser"]
 
@@ -48,8 +48,7 @@ def add_parser(commands: Any) -> None:
     p.add_argument(
         "--transport",
         choices=["shm", "tcp"],
-        default="tcp" if os.environ.get("PYCOLLECTIVE_TRANSPORT") == "tcp" else "shm",
-        help="what the ranks talk through (default: %(default)s)",
+        help="what the ranks talk through (default: what PYCOLLECTIVE_TRANSPORT says, else shm)",
     )
     p.add_argument(
         "--prefix",
@@ -82,6 +81,15 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise SystemExit("pycollective run: give a script: pycollective run -n 2 script.py")
     try:
-        return launcher.run(command, args.ranks, args.prefix, args.transport)
+        transport = args.transport or forced(os.environ) or "shm"
+    except ValueError as error:
+        raise SystemExit(f"pycollective run: {error}") from None
+    if transport == "thread":
+        raise SystemExit(
+            f"pycollective run: {TRANSPORT}=thread, and this starts processes, which talk through "
+            "'shm' or 'tcp': give --transport, or make threads with pycollective.local_group"
+        )
+    try:
+        return launcher.run(command, args.ranks, args.prefix, transport)
     except OSError as error:
         raise SystemExit(f"pycollective run: cannot start {command[0]!r}: {error}") from None

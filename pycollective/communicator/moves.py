@@ -91,11 +91,11 @@ class Moves(Member):
         *,
         out: Any = None,
         ragged: bool = False,
-        algorithm: str | Algorithm = "ring",
+        algorithm: str | Algorithm = "auto",
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Give every rank all ranks' arrays, one after the other along the first axis (ring).
+        """Give every rank all ranks' arrays, one after the other along the first axis.
 
         Parameters
         ----------
@@ -107,8 +107,8 @@ class Moves(Member):
             mpi4py's users write. ``x`` may be this rank's own part of it.
         ragged : bool
             The ranks' numbers of rows may differ; they are exchanged first.
-        algorithm : str or Algorithm
-            As of `broadcast`.
+        algorithm : {"auto", "ring", "doubling", "direct"} or Algorithm
+            See `pycollective.algorithms`; one's own must be for all_gather.
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional
@@ -259,7 +259,7 @@ class Moves(Member):
         ValueError
             The first axis cannot be cut into equal parts.
         MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`; of the shape, the number of elements must agree.
+            As `all_reduce`; leading axes of length 1 are not looked at.
         """
         seconds = self._seconds(timeout)
         how = self._how(algorithm)
@@ -275,17 +275,21 @@ class Moves(Member):
             source = as_input(x)
             part = part_shape("x", source.shape, self.size)
             target, result = output_for(out, source.dtype, part, part[1:] if part[0] == 1 else None)
+            agreed = part
         elif out is None or self.rank == root:
             raise TypeError(
                 "scatter needs x on the root, and on the other ranks x or out to say shape and dtype"
             )
         else:
             target, result = output_for(out, None, None)
+            agreed = target.shape
+        while agreed[:1] == (1,):  # of one row, out may be without the first axis
+            agreed = agreed[1:]
         if self.rank == root and source is not None:
             source = apart(source, target, self._place(source, target.size))
         else:
             source = None
-        parts = _Parts(target.size, (target.size,), root, seconds)
+        parts = _Parts(target.size, agreed, root, seconds)
         task = self._move("scatter", source, target, parts, how, async_op)
         return outcome(task, target, result)
 
@@ -315,7 +319,7 @@ class Moves(Member):
         out : array, optional
             Where the result goes.
         algorithm : str or Algorithm
-            As of `broadcast`; not with ``counts``.
+            As of `broadcast`; with ``counts`` there is "direct" alone.
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional
@@ -330,7 +334,7 @@ class Moves(Member):
         Raises
         ------
         ValueError
-            The parts do not make up ``x``.
+            The parts do not make up ``x``, or an algorithm is named that cannot have ``counts``.
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
@@ -346,6 +350,12 @@ class Moves(Member):
             parts = _Parts(math.prod(part), source.shape, 0, seconds)
             task = self._move("all_to_all", source, target, parts, how, async_op)
             return outcome(task, target, result)
+        if how != "direct" and how != "auto":
+            name = how if isinstance(how, str) else how.name
+            raise ValueError(
+                f"all_to_all with counts has the algorithm 'direct' alone, not {name!r}: no rank "
+                "knows all lengths"
+            )
         sent = check_counts("counts", counts, self.size)
         if source.ndim == 0 or sum(sent) != len(source):
             raise ValueError(

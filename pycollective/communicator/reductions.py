@@ -71,8 +71,8 @@ class Reductions(Member):
         reproducible : bool
             The bits of the result depend on the contributions alone, not on the transport: they are
             combined in the order of the ranks, float16 and bfloat16 rounded after each. Only "direct"
-            does that, which "auto" then means. Without it the same calls in the same group give the
-            same bits again, too.
+            does that, which "auto" then means; with another algorithm it is an error. Without it
+            the same calls in the same group give the same bits again, too.
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional
@@ -87,6 +87,8 @@ class Reductions(Member):
         ------
         TypeError
             There is no such reduction: of this dtype, or of this op for this dtype.
+        ValueError
+            ``reproducible``, and an algorithm that combines in an order of its own.
         MismatchError
             The ranks' calls differ in kind, shape, dtype, op or algorithm.
         CollectiveTimeoutError
@@ -95,17 +97,23 @@ class Reductions(Member):
             Another rank failed or aborted the group.
         """
         source, target, result = input_and_output(x, out)
-        how = self._how(algorithm)
-        if reproducible:
-            if how not in ("auto", "direct"):
-                raise ValueError(
-                    "reproducible=True needs the algorithm 'direct', which keeps the order of the "
-                    f"ranks: leave out algorithm={how!r}"
-                )
-            how = "direct"
+        how = self._how_reduced(algorithm, reproducible)
         seconds = self._seconds(timeout)
         task = self._core.all_reduce(source, target, op, how, reproducible, seconds, async_op)
         return outcome(task, target, result)
+
+    def _how_reduced(self, algorithm: str | Algorithm, reproducible: bool) -> str | _core.Algorithm:
+        """Return how an all-reduce is made, where its bits may depend on the contributions alone."""
+        how = self._how(algorithm)
+        if not reproducible:
+            return how
+        if how not in ("auto", "direct"):
+            name = how if isinstance(how, str) else how.name
+            raise ValueError(
+                "reproducible=True means the order of the ranks, which only the algorithm 'direct' "
+                f"keeps; {name!r} has an order of its own: leave out algorithm= or reproducible="
+            )
+        return "direct"
 
     def reduce(
         self,
@@ -180,8 +188,9 @@ class Reductions(Member):
         out : array, optional
             Where the result goes; this rank's own part of ``x`` works in place. Where a part is one
             row, ``out`` may be without the first axis.
-        algorithm : {"auto", "ring", "direct"} or Algorithm
-            See `pycollective.algorithms`; one's own must be for reduce_scatter.
+        algorithm : {"auto", "ring", "halving", "direct"} or Algorithm
+            See `pycollective.algorithms`; one's own must be for reduce_scatter. Each combines in an
+            order of its own, the same over every transport; "auto" does not mean the same one there.
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional
@@ -215,6 +224,7 @@ class Reductions(Member):
         *,
         bytes_per_pack: int = 32 << 20,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        reproducible: bool = False,
         out: Sequence[Array] | None = None,
         async_op: bool = False,
         timeout: float | None = None,
@@ -230,7 +240,7 @@ class Reductions(Member):
         bytes_per_pack : int
             A pack that has more bytes than this takes no further array; arrays of one dtype share
             packs. 0: each array for itself.
-        algorithm : str or Algorithm
+        algorithm, reproducible
             As of `all_reduce`.
         out : sequence of arrays, optional
             Where the results go; ``out=arrays`` works in place.
@@ -247,7 +257,7 @@ class Reductions(Member):
         Raises
         ------
         MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`. Only the lengths of packs are compared, not the shapes within.
+            As `all_reduce`; also where packs are made of arrays of different shapes.
         """
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 or more, not {bytes_per_pack}")
@@ -257,13 +267,17 @@ class Reductions(Member):
                 raise ValueError(f"out has {len(out)} arrays for {len(sources)} contributions")
             views = [check_out(o, x) for o, x in zip(out, sources, strict=True)]
 
-        def begin(source: Array, target: Array) -> list[Work]:
-            result = self.all_reduce(
-                source, op, out=target, algorithm=algorithm, async_op=async_op, timeout=timeout
-            )
-            return [result] if async_op else []
+        how, seconds = self._how_reduced(algorithm, reproducible), self._seconds(timeout)
+        members = packs(sources, bytes_per_pack)
+        shapes = iter([_shape_of([sources[i] for i in pack]) for pack in members])
 
-        reduction = PackedReduction(packs(sources, bytes_per_pack), begin)
+        def begin(source: Array, target: Array) -> list[Work]:
+            task = self._core.all_reduce(
+                source, target, op, how, reproducible, seconds, async_op, next(shapes)
+            )
+            return [outcome(task, target, None)] if async_op else []
+
+        reduction = PackedReduction(members, begin)
         for i, source in enumerate(sources):
             reduction.add(i, source)
 
@@ -281,6 +295,14 @@ class Reductions(Member):
         if not async_op:
             return finish()
         return Work([task for work in reduction.under_way for task in work._tasks], finish)
+
+
+def _shape_of(arrays: Sequence[Array]) -> list[int]:
+    """Return what the ranks must agree on of a pack: the arrays' shapes, with -2 between them."""
+    together: list[int] = []
+    for x in arrays:
+        together += [-2, *x.shape]
+    return together[1:]
 
 
 def all_reduce_together(

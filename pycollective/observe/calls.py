@@ -128,7 +128,7 @@ class _Observed:
 
     def all_reduce(
         self, input: Array, output: Array, op: str, algorithm: How, reproducible: bool,
-        timeout: float, async_op: bool = False,
+        timeout: float, async_op: bool = False, shape: Sequence[int] | None = None,
     ) -> Any:  # fmt: skip
         how = self._chosen("all_reduce", input.nbytes, algorithm)
         if reproducible:
@@ -136,7 +136,7 @@ class _Observed:
         return self._make(
             Call("all_reduce", input, how, {"op": op}),
             lambda: self.plain.all_reduce(
-                input, output, op, algorithm, reproducible, timeout, async_op
+                input, output, op, algorithm, reproducible, timeout, async_op, shape
             ),
         )
 
@@ -235,7 +235,10 @@ class _Observed:
         algorithm: How,
     ) -> Call:  # fmt: skip
         array = output if input is None else input
-        how = self._chosen(collective.name, 0 if array is None else array.nbytes, algorithm)
+        nbytes = 0 if array is None else array.nbytes
+        if collective.name == "all_gather" and output is not None:
+            nbytes = output.nbytes  # of all parts
+        how = self._chosen(collective.name, nbytes, algorithm)
         has_root = collective.name in ("gather", "scatter")
         return Call(collective.name, array, how, {"root": root} if has_root else {})
 

@@ -40,6 +40,11 @@ LISTENER = "PYCOLLECTIVE_LISTEN_FD"
 HOST_ID = "PYCOLLECTIVE_HOST_ID"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+_NO_THREADS = (
+    f"{TRANSPORT}=thread, and this process is one rank of several: processes talk through 'shm' or "
+    "'tcp'; pycollective.local_group makes ranks that are threads"
+)
+
 JOIN_TIMEOUT = 300.0
 """Seconds that the ranks wait for each other when a group is made."""
 SHORTEST_SECRET = 16
@@ -48,6 +53,22 @@ _launched: weakref.WeakSet[Communicator] = weakref.WeakSet()
 """This process's rank of the launcher's memory, as long as somebody has it."""
 _kept: list[Communicator] = []
 """The same, where nobody else does."""
+
+
+def forced(environment: Mapping[str, str]) -> str:
+    """Return the transport that the environment forces: "thread", "shm" or "tcp"; empty for none.
+
+    Raises
+    ------
+    ValueError
+        If it names something else.
+    """
+    wanted = environment.get(TRANSPORT, "")
+    if wanted not in ("", "shm", "thread", "tcp"):
+        raise ValueError(
+            f"{TRANSPORT}={wanted!r}: there are 'shm' (processes of one host), 'tcp' and 'thread'"
+        )
+    return wanted
 
 
 def launched_environment(rank: int, size: int, descriptor: int) -> dict[str, str]:
@@ -66,7 +87,8 @@ def init(
     Under ``pycollective run`` it is this process's rank of the launched group, through shared memory or
     TCP. Where ``PYCOLLECTIVE_ADDRESS`` is set (host:port, on which rank 0 listens), or torchrun's
     ``MASTER_ADDR``, the ranks meet there, in any order of starting, and talk through shared memory
-    where they prove to be on one host, over TCP where not; the variables are listed in
+    where they prove to be on one host, over TCP where not (``PYCOLLECTIVE_TRANSPORT=tcp`` or
+    ``shm`` leave one of the two); the variables are listed in
     ``docs/architecture.md``. Without any of them it is a group of one rank, so that the same script
     runs alone.
 
@@ -87,19 +109,21 @@ def init(
     """
     observe.settings()  # what it asks for in vain is said before anyone is waited for
     env = os.environ if environment is None else environment
-    wanted = env.get(TRANSPORT, "")
-    if wanted not in ("", "shm", "thread", "tcp"):
-        raise RendezvousError(
-            f"{TRANSPORT}={wanted!r}: there are 'shm' (processes of one host), 'tcp' and 'thread'"
-        )
-    torchrun = all(name in env for name in _TORCHRUN)
-    if wanted == "tcp" or (not wanted and MEMORY not in env and (ADDRESS in env or torchrun)):
+    try:
+        wanted = forced(env)
+    except ValueError as error:
+        raise RendezvousError(str(error)) from None
+    meets = ADDRESS in env or all(name in env for name in _TORCHRUN)
+    if wanted == "thread" and (meets or RANK in env):
+        raise RendezvousError(_NO_THREADS)
+    if wanted == "tcp" or (MEMORY not in env and meets):
         return _meet(env, timeout, join_timeout)
     given = [name for name in (RANK, SIZE, MEMORY) if name in env]
     if not given:
         if wanted == "shm":
             raise RendezvousError(
-                f"{TRANSPORT}=shm needs a launcher: pycollective run -n 2 python script.py"
+                f"{TRANSPORT}=shm needs a launcher (pycollective run -n 2 python script.py), or "
+                f"{ADDRESS}=host:port of rank 0"
             )
         (alone,) = threads(1, timeout, "nobody: no launcher's variables are set")
         return alone
@@ -167,8 +191,7 @@ def _met(about: Description, source: str, timeout: float, join_timeout: float) -
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
     group, name, how, host = tcp.connect(about, join_timeout)
     communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
-    if group.transport == "TCP":  # what was measured for it
-        communicator._prefer(about.choices)
+    communicator._prefer(about.choices.get(group.transport, []))
     trust = "authenticated" if about.secret else "without a secret"
     who = f"group {name}: rank {about.rank} of {about.size}, {how}, {trust}"
     observe.group_made(communicator, who, source, "rank 0's table")
@@ -272,6 +295,9 @@ def _described(
     """Return a group, with what the environment says besides who is in it."""
     from pycollective.rendezvous import description, memory
 
+    wanted = forced(env)
+    if wanted == "thread":
+        raise ValueError(_NO_THREADS)
     return description.Description(
         rank,
         size,
@@ -281,9 +307,10 @@ def _described(
         insecure=env.get(INSECURE) == "1",
         interface=env.get(INTERFACE, ""),
         streams=_number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
-        host_id="" if env.get(TRANSPORT) == "tcp" else env.get(HOST_ID) or memory.boot_id(),
+        host_id="" if wanted == "tcp" else env.get(HOST_ID) or memory.boot_id(),
+        one_host=wanted == "shm",
         listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
-        choices=tuning.given(env, "TCP", size) if rank == 0 else [],
+        choices=tuning.tables(env, size) if rank == 0 else {},
         own=own,
     )
 

@@ -26,7 +26,8 @@ class Description:
     streams: int = 1  # for messages, of every pair of ranks; rank 0's word counts
     listener: int = -1  # the descriptor of rank 0's listening socket, if the launcher made it
     host_id: str = ""  # what equals on ranks that may share memory; empty: TCP only
-    choices: tuning.Rows = field(default_factory=list)  # for algorithm="auto"; rank 0's count
+    one_host: bool = False  # whether it is an error if not all ranks share memory
+    choices: tuning.Tables = field(default_factory=dict)  # for algorithm="auto"; rank 0's count
     own: tuple[str, int] | None = None  # where this rank listens for its peers; None: any port
     least: int = 0  # ranks that are enough when `patience` is over, renumbered; 0: all must come
     patience: float = 0.0  # seconds

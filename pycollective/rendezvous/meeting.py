@@ -113,6 +113,12 @@ class Meeting:
         here, shared = self._share()
         hosts = self._leave_together(here[0])
         door.close()
+        if self.about.one_host and len(set(hosts)) > 1:
+            elsewhere = [r for r in range(size) if hosts[r] != hosts[rank]]
+            raise RendezvousError(
+                f"PYCOLLECTIVE_TRANSPORT=shm, and rank {rank} shares no memory with "
+                f"{_ranks(elsewhere)}{self._unproved(here)}: leave it out, or set it to 'tcp'"
+            )
         last = self.streams - 1  # for messages of two ranks
         sockets = [
             []
@@ -286,7 +292,7 @@ class Meeting:
         self.places[0] = door.address
         self.claims[0] = self._claim()
         places = [[*self.places[r], self.claims[r]] for r in range(self.about.size)]
-        choices = tuning.as_json(self.about.choices)
+        choices = {name: tuning.as_json(rows) for name, rows in self.about.choices.items()}
         self._tell_all(
             {
                 "group": name,
@@ -411,7 +417,7 @@ class Meeting:
             raise HandshakeError("a table of another size")
         self.streams = _int(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
         try:
-            self.about.choices = tuning.checked(table.get("choices"))
+            self.about.choices = tuning.checked_tables(table.get("choices"))
         except ValueError as error:
             raise HandshakeError(f"rank 0's table of algorithms cannot be used: {error}") from None
         for rank, place in enumerate(places):

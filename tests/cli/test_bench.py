@@ -12,8 +12,8 @@ import sys
 import numpy as np
 import pytest
 
-from pycollective import _core, algorithms, local_group, tuning
-from pycollective.benchmark.cases import COLLECTIVES, Arrays, Case
+from pycollective import _core, local_group, tuning
+from pycollective.benchmark.cases import COLLECTIVES, PARTS, Arrays, Case, algorithms_of
 from pycollective.benchmark.measure import Row, measure
 from pycollective.benchmark.tune import choose
 from pycollective.cli import main
@@ -44,11 +44,11 @@ def test_every_collective_among_threads(tmp_path, capsys, place, ranks):
     assert [line.split()[0] for line in lines] == [row["collective"] for row in rows]
     for what in COLLECTIVES:
         found = [row for row in rows if row["collective"] == what]
-        assert {row["algorithm"] for row in found} == set(algorithms.names(what))
+        assert {row["algorithm"] for row in found} == set(algorithms_of(what))
         for row in found:
             assert row["p50_us"] <= row["p99_us"]
             assert row["min_us"] <= row["p50_us"]
-            assert row["bytes"] % (4 * ranks) == 0 or what not in ("all_gather", "reduce_scatter")
+            assert row["bytes"] % (4 * ranks) == 0 or what not in PARTS
             measured = what != "barrier" and row["bytes"] >= 64 << 10 and (ranks > 1)
             assert (row["percent_of_limit"] is not None) == measured or ranks == 1
             if row["percent_of_limit"]:
@@ -82,6 +82,26 @@ def test_processes(tmp_path, capfdbinary, transport):
     assert found["transport"] == {"shm": "shared memory", "tcp": "TCP"}[transport]
     assert {row["collective"] for row in found["results"]} == set(COLLECTIVES)
     assert all(row["ranks"] == 3 and row["wrong"] == 0 for row in found["results"])
+
+
+def test_a_forced_transport(tmp_path, capfdbinary, monkeypatch):
+    report = tmp_path / "bench.json"
+    for forced, named in (("tcp", "TCP"), ("thread", "threads")):
+        monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", forced)
+        assert bench("-e", "8", "--json", str(report)) == 0
+        assert json.loads(report.read_text())["transport"] == named
+    monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "pigeon")
+    with pytest.raises(SystemExit, match="PYCOLLECTIVE_TRANSPORT='pigeon'"):
+        bench("-e", "8")
+
+
+def test_registered_memory(tmp_path, capfdbinary):
+    report = tmp_path / "bench.json"
+    words = f"--transport shm --registered -c all -b 64K -e 64K --json {report}".split()
+    assert bench(*words) == 0
+    assert b"# errors: 0 OK" in capfdbinary.readouterr().out
+    ragged = {row["collective"] for row in results(report) if not row["registered"]}
+    assert ragged == {what for what in COLLECTIVES if what.endswith("_ragged")}
 
 
 def test_in_a_launched_group(tmp_path):
@@ -151,7 +171,7 @@ def test_each_check_can_fail(on_ranks, what):
         arrays.call = broken
         return arrays.wrong()
 
-    rooted = what in ("reduce", "gather")
+    rooted = what in ("reduce", "gather", "gather_ragged")
     assert on_ranks(local_group(2), work) == [1, 0 if rooted else 1]
 
 
@@ -237,7 +257,7 @@ def test_tune_writes_a_table_that_groups_use(tmp_path, capsys, monkeypatch, capl
     assert f"# for groups of 2 ranks (threads) on this machine: {file}" in capsys.readouterr().out
     tables = json.loads(file.read_text())["tables"]
     assert {what for what, _, _ in tables["thread"]["2"]} == {
-        "all_reduce", "broadcast", "reduce_scatter",
+        "all_gather", "all_reduce", "broadcast", "reduce_scatter",
     }  # fmt: skip
     (comm, _) = local_group(2)
     for what, most_bytes, name in reversed(tables["thread"]["2"]):
@@ -276,7 +296,7 @@ def test_rows_rule_what_auto_does(table, on_ranks):
     assert selected(comms[0], "all_reduce", 64) == "ring"
     assert selected(comms[0], "all_reduce", 65) == "direct"
     assert selected(comms[0], "broadcast", 101) == "tree"
-    assert selected(comms[0], "reduce_scatter", 8) == "ring"
+    assert selected(comms[0], "reduce_scatter", 8) == "direct"
     first, second, third = on_ranks(comms, called)[0]
     assert ", ring)" in first
     assert ", direct)" in second

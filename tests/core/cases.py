@@ -46,11 +46,12 @@ REDUCTIONS = [
 ]
 MOVES = [
     *_whats("broadcast", "auto", own_algorithms.fan),
-    *_whats("all_gather", own_algorithms.everyone),
+    *_whats("all_gather", "auto", own_algorithms.everyone),
     *_whats("gather", own_algorithms.funnel),
     *_whats("scatter", own_algorithms.deal),
     *_whats("all_to_all", own_algorithms.swap),
-    *[What(c, ragged=True) for c in ("all_gather", "gather", "scatter", "all_to_all")],
+    *[What(c, ragged=True) for c in ("gather", "scatter", "all_to_all")],
+    *[What("all_gather", how, ragged=True) for how in ("auto", "doubling", "direct")],
 ]
 CUT = ("reduce_scatter", "scatter", "all_to_all")  # of which every rank gets a part
 

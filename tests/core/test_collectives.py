@@ -59,6 +59,12 @@ def test_rows_and_scalars_as_mpi_has_them(ranks, on_ranks):
 
     check(on_ranks(comms, without_x), list(rows))
 
+    def thin(c):  # a part of shape (1, 1), and rank 0's out without its first axis
+        out = np.empty((1, 1) if c.rank else 1)
+        return c.scatter(rows[:, :1] if c.rank == 0 else None, out=out).reshape(1)
+
+    check(on_ranks(comms, thin), list(rows[:, :1]))
+
 
 def test_what_says_dtype_and_rows_of_a_ragged_scatter(on_ranks):
     counts = [2, 0, 3]
@@ -138,7 +144,7 @@ def test_all_reduce_many(bytes_per_pack, kind, on_ranks):
          ["float64[*, 1]", "float64[*, 2]"]),
         ([lambda c: c.scatter(np.zeros(4)), lambda c: c.scatter(np.zeros(6))],
          ["float64[2]", "float64[3]"]),
-        ([lambda c: c.reduce_scatter(np.zeros(4)),
+        ([lambda c: c.reduce_scatter(np.zeros(4), algorithm="ring"),
           lambda c: c.reduce_scatter(np.zeros(4), algorithm="direct")], ["ring", "direct"]),
         ([lambda c: c.all_to_all(np.zeros(4)), lambda c: c.all_to_all(np.zeros(4, "i4"))],
          ["float64[4]", "int32[4]"]),
@@ -146,6 +152,19 @@ def test_all_reduce_many(bytes_per_pack, kind, on_ranks):
           lambda c: c.all_to_all(np.zeros(4), [2, 2], out_counts=[2, 2])], ["all_to_all"]),
         ([lambda c: c.all_to_all(np.zeros(4), [2, 2], out_counts=[2 - 2 * c.rank, 2 * c.rank]),
           lambda c: c.all_to_all(np.zeros(4), [2, 2], out_counts=[2, 2])], ["all_to_all"]),
+        ([lambda c: c.scatter(np.zeros((4, 3))),
+          lambda c: c.scatter(None if c.rank else np.zeros((6, 2)), out=np.zeros((3, 2)))],
+         ["float64[2, 3]", "float64[3, 2]"]),
+        ([lambda c: c.all_reduce_many([np.zeros((2, 3))]),
+          lambda c: c.all_reduce_many([np.zeros((3, 2))])], ["float64[2, 3]", "float64[3, 2]"]),
+        ([lambda c: c.all_reduce_many([np.zeros(1), np.zeros(5)], algorithm="ring"),
+          lambda c: c.all_reduce_many([np.zeros(5), np.zeros(1)], algorithm="ring")],
+         ["float64[1] [5]", "float64[5] [1]"]),
+        ([lambda c: c.all_reduce_many([np.zeros(2), np.zeros(2), np.zeros(2)], bytes_per_pack=40),
+          lambda c: c.all_reduce_many([np.zeros(6)], bytes_per_pack=40)],
+         ["float64[2] [2] [2]", "float64[6]"]),
+        ([lambda c: c.all_reduce(np.zeros((1,) * 9 + (2, 3))),
+          lambda c: c.all_reduce(np.zeros((1,) * 9 + (3, 2)))], ["float64[1, 1, 1,"]),
         ([lambda c: c.broadcast(np.zeros(3)), lambda c: c.broadcast(np.zeros(3), algorithm="chain")],
          ["tree", "chain"]),
     ],
@@ -199,6 +218,9 @@ def test_bad_arguments():
         comm.all_to_all(x, [1, 2], out_counts=[1, -1])
     with pytest.raises(ValueError, match=r"counts\[0\] and out_counts\[0\] .* 1 and 2"):
         comm.all_to_all(x, [1, 2], out_counts=[2, 1])
+    for given in ({}, {"out_counts": [1, 2]}):
+        with pytest.raises(ValueError, match="has the algorithm 'direct' alone, not 'ring'"):
+            comm.all_to_all(x, [1, 2], algorithm="ring", **given)
     with pytest.raises(TypeError, match="out_counts with counts"):
         comm.all_to_all(x, out_counts=[1, 2])
     with pytest.raises(ValueError, match="no reduce_scatter algorithm is called 'bus'"):

@@ -79,8 +79,24 @@ def test_halves_are_rounded_once(kind, dtype, size, on_ranks):
 
 def test_reproducible_needs_direct():
     (alone,) = local_group(1)
-    with pytest.raises(ValueError, match="leave out algorithm='ring'"):
-        alone.all_reduce(np.ones(3), algorithm="ring", reproducible=True)
+    for call in (alone.all_reduce, alone.all_reduce_many):
+        with pytest.raises(ValueError, match="'ring' has an order of its own"):
+            call(np.ones(3), algorithm="ring", reproducible=True)
+
+
+@pytest.mark.parametrize("bytes_per_pack", [0, 1 << 20])
+def test_reproducible_packs_have_the_bits_of_their_arrays(bytes_per_pack, on_ranks):
+    x = np.random.default_rng(5).standard_normal((3, 4, 50)).astype("float16")
+
+    def work(c):
+        arrays = list(x[c.rank])
+        packed = c.all_reduce_many(arrays, reproducible=True, bytes_per_pack=bytes_per_pack)
+        return [a.tobytes() for a in packed], [
+            c.all_reduce(a, reproducible=True).tobytes() for a in arrays
+        ]
+
+    for packed, alone in on_ranks(local_group(3), work):
+        assert packed == alone
 
 
 def test_the_messages_of_direct_give_the_same_bits(on_ranks):

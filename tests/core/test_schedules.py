@@ -255,11 +255,21 @@ def test_double_tree_shares_the_work(size):
 @pytest.mark.parametrize("size", [2, 5, 8, 16])
 @pytest.mark.parametrize(
     ("collective", "algorithm"),
-    [("reduce_scatter", "ring"), ("reduce_scatter", "direct"), ("all_gather", "ring"),
-     ("all_to_all", "direct")],
-)  # fmt: skip
+    [(c, a) for c, a in ALL if c in ("reduce_scatter", "all_gather", "all_to_all")],
+)
 def test_parts_move_the_least(collective, algorithm, size):
     assert messages(algorithms.schedule(algorithm, size, collective)) == [size - 1] * size
+
+
+@pytest.mark.parametrize("size", range(2, 33))
+def test_halving_and_doubling_have_few_partners(size):
+    """A part passes through as many ranks as there are rounds."""
+    rounds = (size - 1).bit_length()
+    for collective, algorithm in (("reduce_scatter", "halving"), ("all_gather", "doubling")):
+        for rank, steps in enumerate(algorithms.schedule(algorithm, size, collective).steps):
+            to = {(s.peer - rank) % size for s in steps if s.verb == Verb.send}
+            sign = 1 if algorithm == "halving" else -1
+            assert to == {sign * (1 << j) % size for j in range(rounds)}
 
 
 def test_short_arrays_are_proved_too():

@@ -50,13 +50,13 @@ def test_options():
     assert (options.bytes_per_pack, options.timeout_seconds) == (0, None)
     assert options.implementation is CommunicationImplementation.AUTO
     assert CommunicationOptions(implementation="nccl").implementation.value == "NCCL"
-    assert [i.name for i in CollectiveCommunication] == ["AUTO", "RING", "NCCL"]
+    assert [i.name for i in CollectiveCommunication] == ["AUTO", "RING", "NCCL", "MPI"]
     assert "bytes_per_pack=3" in repr(CommunicationOptions(3))
     for arguments, message in (
         ({"bytes_per_pack": -1}, "Argument `bytes_per_pack` must be >=0, Received -1"),
         ({"implementation": 3}, "Argument `implementation` must be instance of "
                                 "`tf.distribute.experimental.CommunicationImplementation`."),
-        ({"implementation": "mpi"}, "MPI"),
+        ({"implementation": "gloo"}, "GLOO"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
@@ -14,9 +15,6 @@ pytestmark = [
 ]
 
 BODY = """
-import gc
-from pathlib import Path
-
 def held():
     gc.collect()
     maps = Path("/proc/self/maps").read_text()
@@ -28,9 +26,9 @@ def use(i):
     new = comm.split(0, key=-comm.rank)
     if i % 10 == 0:
         new.all_reduce(np.ones(3), async_op=True)
-        new.send([1.0], 1 - new.rank)
-        assert new.recv(source=1 - new.rank, shape=1, dtype=float)[0] == 1
-    assert new.all_reduce(np.ones(1))[0] == 2
+        new.send([1.0], (new.rank + 1) % new.size)
+        assert new.recv(source=(new.rank - 1) % new.size, shape=1, dtype=float)[0] == 1
+    assert new.all_reduce(np.ones(1))[0] == new.size
     if i % 2:
         new.close()
 
@@ -46,11 +44,14 @@ comm.barrier()
 """
 
 
-def test_a_thousand_groups(run_on):
+@pytest.mark.parametrize(
+    ("transport", "ranks", "many"), [("shm", 2, 1000), ("tcp", 2, 1000), ("mixed", 3, 100)]
+)
+def test_many_groups(tmp_path, transport, ranks, many):
     before = set(os.listdir("/dev/shm"))
-    status, out, err = run_on(2, BODY.replace("MANY", "1000 if 'shared' in repr(comm) else 100"))
-    assert (status, err) == (0, "")
-    assert out.splitlines() == [str([False] * 4)] * 2
+    done = run(tmp_path, transport, ranks, BODY.replace("MANY", str(many)))
+    assert (set(done.codes), done.errors) == ({0}, "")
+    assert done.outputs == [f"{[False] * 4}\n"] * ranks
     assert {n for n in set(os.listdir("/dev/shm")) - before if "pycollective" in n} == set()
 
 

@@ -65,6 +65,20 @@ CASES = {
         "all_gather(np.ones((2, 3)), ragged=True)", "all_gather(np.ones((2, 4)), ragged=True)",
         "all_gather #2 (float64[*, 3]", "all_gather #2 (float64[*, 4]",
     ),
+    "packs of equal lengths": (
+        "all_reduce_many([np.ones((2, 3)), np.ones(4)])",
+        "all_reduce_many([np.ones(4), np.ones((2, 3))])",
+        "(float64[2, 3] [4], sum, ", "(float64[4] [2, 3], sum, ",
+    ),
+    "the end of a long pack": (
+        "all_reduce_many([*np.ones((9, 1)), np.ones((2, 3))], async_op=True).wait()",
+        "all_reduce_many([*np.ones((9, 1)), np.ones((3, 2))], async_op=True).wait()",
+        "(float64[1] [1] [1] [1] […], sum, ", "(float64[1] [1] [1] [1] […], sum, ",
+    ),
+    "shapes of a scatter": (
+        "scatter(np.ones((6, 2)))", "scatter(np.ones((12, 1)))",
+        "scatter #1 (float64[2, 2], ", "scatter #1 (float64[4, 1], ",
+    ),
     "shared memory": (
         "empty(4)", "empty(5)",
         "empty #1 (float64[4])", "empty #1 (float64[5])",

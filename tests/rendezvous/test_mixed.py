@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import socket
 import sys
@@ -14,13 +15,21 @@ import pytest
 from processes import environments, run_on_hosts
 
 import pycollective as pc
-from pycollective import _core, algorithms
+from pycollective import _core, algorithms, tuning
 from pycollective.rendezvous import RendezvousError, init, memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 
 
 def join(envs, seconds=15.0):
+    """Call init for each in a thread of its own; return the communicators."""
+    results = outcomes(envs, seconds)
+    for result in results:
+        assert not isinstance(result, Exception), result
+    return results
+
+
+def outcomes(envs, seconds=15.0):
     """Call init for each in a thread of its own; return communicators or errors."""
     results = [None] * len(envs)
 
@@ -36,8 +45,6 @@ def join(envs, seconds=15.0):
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive(), "a rank hangs"
-    for result in results:
-        assert not isinstance(result, Exception), result
     return results
 
 
@@ -263,3 +270,58 @@ def test_a_group_on_one_host_can_use_it(on_ranks):
     assert comms[0].hosts == [0] * 5
     results = on_ranks(comms, lambda c: c.all_reduce(np.arange(999.0), algorithm="hierarchical"))
     assert all(np.array_equal(r, 5 * np.arange(999.0)) for r in results)
+
+
+# What was measured ----------------------------------------------------------------------------
+
+
+def test_a_mixed_group_uses_rank_0s_table(tmp_path):
+    file = tmp_path / "table.json"
+    kinds = _core.Collective
+    rows = [(kinds.all_reduce, 1000, "hierarchical"), (kinds.all_reduce, 1 << 40, "double_tree")]
+    tuning.save(file, "shared memory and TCP", 3, rows, "0")
+    tuning.save(file, "shared memory", 3, [(kinds.broadcast, 1000, "chain")], "0")
+    for hosts, collective, names in (
+        ("aab", kinds.all_reduce, ["hierarchical", "double_tree"]),
+        ("aaa", kinds.broadcast, ["chain", "tree"]),
+    ):
+        envs = environments(hosts, PYCOLLECTIVE_TUNING="none")
+        envs[0][tuning.TUNING] = str(file)
+        comms = join(envs)
+        for c in comms:
+            assert [c._core.select(collective, size) for size in (1000, 1001)] == names
+        close(comms)
+
+
+def test_bench_tunes_a_mixed_group(tmp_path):
+    file = tmp_path / "table.json"
+    words = "bench --tune -c all_reduce -b 64 -e 64 --seconds 0.002 -w 1".split()
+    preamble = f"import sys; from pycollective.cli import main; sys.exit(main({words}))"
+    done = run_on_hosts(tmp_path, "aab", "", preamble, PYCOLLECTIVE_TUNING=str(file))
+    assert done.codes == [0] * 3, done
+    timed = {line.split()[4] for line in done.outputs[0].splitlines() if line[:1] == " "}
+    assert timed == {*algorithms.names(), "hierarchical"}
+    ((what, _, name),) = json.loads(file.read_text())["tables"]["mixed"]["3"]
+    assert (what, name in timed) == ("all_reduce", True)
+
+
+# What is forced -------------------------------------------------------------------------------
+
+
+def test_shared_memory_can_be_forced():
+    comms = join(environments(["a", "a"], PYCOLLECTIVE_TRANSPORT="shm"))
+    assert [c._group.transport for c in comms] == ["shared memory"] * 2
+    close(comms)
+    text = "PYCOLLECTIVE_TRANSPORT=shm, and rank {} shares no memory with {}"
+    envs = environments(["a", "b", "a"], PYCOLLECTIVE_TRANSPORT="shm")
+    errors = [str(e) for e in outcomes(envs)]
+    away = ["rank 1", "ranks 0, 2", "rank 1"]
+    for rank, error in enumerate(errors):
+        assert text.format(rank, away[rank]) in error, errors
+
+
+def test_threads_cannot_be_forced_on_processes():
+    for error in outcomes(environments(["a", "a"], PYCOLLECTIVE_TRANSPORT="thread")):
+        assert "PYCOLLECTIVE_TRANSPORT=thread, and this process is one rank of several" in str(
+            error
+        )

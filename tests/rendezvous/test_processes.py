@@ -213,6 +213,10 @@ def test_bad_environments(tmp_path):
         ({"PYCOLLECTIVE_RANK": "0"}, "PYCOLLECTIVE_RANK is set and PYCOLLECTIVE_SIZE"),
         ({"PYCOLLECTIVE_TRANSPORT": "pigeon"}, "PYCOLLECTIVE_TRANSPORT='pigeon'"),
         ({"PYCOLLECTIVE_TRANSPORT": "shm"}, "needs a launcher"),
+        (
+            {**launched_environment(0, 2, 1), "PYCOLLECTIVE_TRANSPORT": "thread"},
+            "PYCOLLECTIVE_TRANSPORT=thread, and this process is one rank of several",
+        ),
         ({**launched_environment(0, 2, 1), "PYCOLLECTIVE_RANK": "one"}, "PYCOLLECTIVE_RANK='one'"),
     ):
         with pytest.raises(RendezvousError, match=text):
@@ -228,9 +232,14 @@ def test_bad_environments(tmp_path):
         comms[0].barrier()
 
 
-def test_bad_commands(tmp_path, capsys):
+def test_bad_commands(tmp_path, capsys, monkeypatch):
     from pycollective.cli import main
 
+    for forced, text in (("thread", "starts processes"), ("pigeon", "there are 'shm'")):
+        monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", forced)
+        with pytest.raises(SystemExit, match=text):
+            main(["run", "-n", "2", "script.py"])
+    monkeypatch.delenv("PYCOLLECTIVE_TRANSPORT")
     with pytest.raises(SystemExit, match="give a script"):
         main(["run", "-n", "2"])
     with pytest.raises(SystemExit, match="cannot start"):

@@ -105,6 +105,9 @@ class Nadam(_TwoMeans):
         return self.beta_1 * (1 - 0.5 * _GROWTH**step)
 
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
+        if self._product is None:
+            # Another replica has made the slots, and is about to make this.
+            self.build(variables)
         assert self._product is not None
         factor = self._momentum(int(self.iterations) + 1)
 

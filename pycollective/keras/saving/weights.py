@@ -87,7 +87,7 @@ def _variables_of(owner: Any) -> list[Variable]:
     """Return an object's own variables in the order of the file."""
     if isinstance(owner, Optimizer):
         return list(owner.variables)
-    own = list(owner._own_variables())
+    own = owner._own_variables()
     return [v for v in own if v.trainable] + [v for v in own if not v.trainable]
 
 
