@@ -7,6 +7,7 @@ same calls in the same order.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import math
 import os
@@ -242,6 +243,7 @@ class _Pulse:
         self._silence = silence
         self._over = over
         self._thread = threading.Thread(target=self._beat, name="pycollective-pulse", daemon=True)
+        _running.add(self)
         self._thread.start()
 
     def _beat(self) -> None:
@@ -266,10 +268,25 @@ class _Pulse:
             peer_lost=True,
         )
 
-    def close(self) -> None:
-        """Leave in good order; the others are there within a second."""
+    def end(self) -> None:
+        """Let the thread end, and wait for it: the others meet it within a second."""
+        self._over.set()
         self._thread.join(2 * PULSE_SECONDS)
+
+    def close(self) -> None:
+        """Leave in good order."""
+        self.end()
         self._own.close()
+
+
+_running: weakref.WeakSet[_Pulse] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_pulses() -> None:
+    """No thread may come back from a call when the interpreter is gone: that aborts the process."""
+    for pulse in list(_running):
+        pulse.end()
 
 
 def _at(address: str) -> str:

@@ -200,8 +200,10 @@ class BackupAndRestore(Callback):
         """Delete what was saved: training is complete."""
         if not self.delete_checkpoint:
             return
-        # Others may still be noting the last one.
-        self.model.distribute_strategy.extended.workers.barrier()
+        # When all workers have noted the last one.
+        self.model.distribute_strategy.extended.workers.write_once(self.backup_dir, self._delete)
+
+    def _delete(self) -> None:
         for path in self._manager.checkpoints:
             remove_files(path)
         with suppress(OSError):

@@ -1,0 +1,96 @@
+"""Training by two processes: callbacks that write files, an interruption, steps of several batches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import sys
+import numpy as np
+import pycollective as tf
+from pycollective import keras
+
+directory, stop = sys.argv[1], int(sys.argv[2])
+x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+with tf.distribute.MultiWorkerMirroredStrategy().scope():
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Dense(4, "relu", input_shape=(3,)), layers.BatchNormalization(), layers.Dense(2)]
+    )
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(0.01))
+    model.compile(optimizer, "mse", metrics=["mae"], accumulate_steps=2)
+
+
+class Stop(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == stop:
+            raise SystemExit(7)
+
+
+data = x, x[:, :2]
+heard = [
+    keras.callbacks.TensorBoard(directory + "/logs", histogram_freq=1),
+    keras.callbacks.CSVLogger(directory + "/log.csv", append=True),
+    keras.callbacks.BackupAndRestore(directory + "/backup"),
+    Stop(),
+]
+history = model.fit(
+    *data, 10, 4, verbose=0, shuffle=False, callbacks=heard, validation_data=data
+)
+print(history.epoch, *(f"{value:.7f}" for value in history.history["loss"]))
+print(*(f"{w.sum():.6f}" for w in model.get_weights()))
+"""
+
+
+def trained(program, directory, stop=99):
+    """Return the exit status, and what the workers printed, each the same."""
+    directory.mkdir(exist_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pycollective",
+        "run",
+        "-n",
+        "2",
+        program,
+        directory,
+        str(stop),
+    ]
+    run = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=120, env=os.environ
+    )
+    lines = run.stdout.splitlines()
+    assert run.returncode in (0, 7) and (run.returncode or len(lines) == 4), run.stderr
+    return run.returncode, sorted(set(lines))
+
+
+def test_two_workers(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    status, straight = trained(program, tmp_path / "straight")
+    assert status == 0 and len(straight) == 2
+    assert trained(program, tmp_path / "parts", 2)[0] != 0
+    assert (tmp_path / "parts" / "backup").exists()
+    status, parts = trained(program, tmp_path / "parts")
+    assert status == 0
+
+    def numbers(lines, start):
+        (line,) = (line for line in lines if line.startswith("[") == (start == "["))
+        return np.array([float(word) for word in line.split("]")[-1].split()])
+
+    np.testing.assert_allclose(numbers(parts, "["), numbers(straight, "[")[2:], rtol=1e-5)
+    np.testing.assert_allclose(numbers(parts, ""), numbers(straight, ""), rtol=1e-4, atol=1e-5)
+    for name, runs in (("straight", 1), ("parts", 2)):
+        directory = Path(tmp_path / name)
+        assert sorted(p.name for p in directory.iterdir()) == ["log.csv", "logs"]
+        assert len((directory / "log.csv").read_text().splitlines()) == 5
+        assert len(list((directory / "logs" / "train").iterdir())) == runs
