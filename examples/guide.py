@@ -3,7 +3,7 @@
     python examples/guide.py [--replicas 2]
 
 What the guide prints is printed here: the losses of its custom loop are the same for any number of
-replicas. Left out are the snippets that need a TPU, parameter servers or a second machine. Facts that
+replicas. Left out are the snippets that need a TPU, parameter servers or a second machine; facts that
 the tutorials beside the guide state are shown at the end.
 """
 
@@ -38,11 +38,16 @@ mirrored_strategy = tf.distribute.MirroredStrategy(
 print(f"with hierarchical copy {mirrored_strategy.num_replicas_in_sync} replicas")
 mirrored_strategy = tf.distribute.MirroredStrategy(devices=devices)
 
-heading("How workers communicate")
+heading("MultiWorkerMirroredStrategy")
 communication_options = tf.distribute.experimental.CommunicationOptions(
     implementation=tf.distribute.experimental.CommunicationImplementation.NCCL
 )
 print(communication_options.implementation)
+# Without a cluster description this is one worker: of one replica, where there is no GPU.
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+print(f"by default {strategy.num_replicas_in_sync} replicas")
+strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
+print(f"with NCCL {strategy.num_replicas_in_sync} replicas")
 
 heading("CentralStorageStrategy")
 central_storage_strategy = tf.distribute.experimental.CentralStorageStrategy()

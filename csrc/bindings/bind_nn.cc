@@ -191,6 +191,17 @@ void by_parts(Index size, const Body& body) {
   });
 }
 
+double sum_of_squares(const Array& x) {
+  double result = 0;
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    InterpreterRelease release;
+    result = nn::sum_of_squares(from, x.size());
+  });
+  return result;
+}
+
 void relu(const Array& x, Array& y) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
@@ -701,6 +712,7 @@ void bind_nn(py::module_& m) {
   m.def("im2col", &im2col, "x"_a, "cols"_a, "window"_a, "first"_a, "rows"_a);
   m.def("col2im", &col2im, "cols"_a, "x"_a, "window"_a, "first"_a, "rows"_a);
   m.def("bias_relu", &bias_relu, "z"_a, "bias"_a, "relu"_a);
+  m.def("sum_of_squares", &sum_of_squares, "x"_a);
   m.def("relu", &relu, "x"_a, "y"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
   m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,

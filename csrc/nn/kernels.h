@@ -25,6 +25,8 @@ void col2im(const double* cols, double* x, const Window& w, Index first, Index r
 // z = act(z + bias) for z [rows, channels]; bias may be null. NaN stays NaN.
 void bias_relu(float* z, const float* bias, Index rows, Index channels, bool relu);
 void bias_relu(double* z, const double* bias, Index rows, Index channels, bool relu);
+float sum_of_squares(const float* x, Index size);
+double sum_of_squares(const double* x, Index size);
 // y = max(x, 0); NaN stays NaN.
 void relu(const float* x, float* y, Index size);
 void relu(const double* x, double* y, Index size);

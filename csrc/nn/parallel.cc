@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -13,7 +14,15 @@
 namespace pycollective::nn {
 namespace {
 
-std::atomic<int> allowed{std::max(1, static_cast<int>(std::thread::hardware_concurrency()))};
+// OMP_NUM_THREADS is what launchers share out the cores of a host with.
+int threads_at_first() {
+  const char* asked = std::getenv("OMP_NUM_THREADS");
+  const int number = asked ? std::atoi(asked) : 0;
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return number > 0 ? std::min(number, cores) : cores;
+}
+
+std::atomic<int> allowed{threads_at_first()};
 
 // Threads that wait for work, made when they are first needed.
 class Team {

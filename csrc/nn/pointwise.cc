@@ -56,6 +56,24 @@ PYCOLLECTIVE_INLINE void relu_gradient_body(const T* __restrict g, const T* __re
   }
 }
 
+template <typename T>
+PYCOLLECTIVE_INLINE T sum_of_squares_body(const T* __restrict x, Index size) {
+  // In lanes, which the compiler may not make of one sum, and in blocks, which stay exact.
+  constexpr Index kLanes = 64, kBlock = 1 << 12;
+  double total = 0;
+  for (Index first = 0; first < size; first += kBlock) {
+    const Index last = std::min(first + kBlock, size);
+    T sums[kLanes] = {};
+    Index i = first;
+    for (; i + kLanes <= last; i += kLanes) {
+      for (Index l = 0; l < kLanes; ++l) sums[l] += x[i + l] * x[i + l];
+    }
+    for (; i < last; ++i) sums[0] += x[i] * x[i];
+    for (Index l = 0; l < kLanes; ++l) total += static_cast<double>(sums[l]);
+  }
+  return static_cast<T>(total);
+}
+
 // exp(x) for x <= 0 in operations that compilers vectorise: x = k ln2 + r, |r| <= ln2 / 2, a Taylor
 // polynomial of r and a power of two put together from bits. Error about one unit in the last
 // place; below `kLowest` the result would not be normal and is 0. NaN gives NaN.
@@ -141,6 +159,9 @@ PYCOLLECTIVE_INLINE void softmax_cross_entropy_body(const T* __restrict logits,
 }  // namespace
 
 #define PYCOLLECTIVE_POINTWISE(T)                                                                  \
+  PYCOLLECTIVE_CLONES T sum_of_squares(const T* x, Index size) {                                   \
+    return sum_of_squares_body(x, size);                                                           \
+  }                                                                                                \
   PYCOLLECTIVE_CLONES void relu(const T* x, T* y, Index size) { relu_body(x, y, size); }           \
   PYCOLLECTIVE_CLONES void bias_relu(T* z, const T* bias, Index rows, Index channels, bool relu) { \
     bias_relu_body(z, bias, rows, channels, relu);                                                 \

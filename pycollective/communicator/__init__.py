@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+from typing import Any, cast
 
 from pycollective import _core, observe, tuning
 from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
+from pycollective.communicator.mpi import MPIGroup, join
 from pycollective.communicator.reductions import (
     DEFAULT_ALGORITHM,
     Reductions,
@@ -46,6 +48,31 @@ class Communicator(Reductions, Moves, Messages):
         Seconds a call waits for the other ranks, unless the call says otherwise.
     """
 
+    @classmethod
+    def from_mpi(cls, comm: Any, *, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
+        """Make a communicator whose collectives run on the MPI library, through mpi4py.
+
+        For clusters whose network only MPI knows; every rank of ``comm`` calls it. It takes no
+        algorithms and no ``reproducible``: the library chooses, and the bits of a sum are its own.
+
+        Parameters
+        ----------
+        comm : mpi4py.MPI.Intracomm
+            For example ``MPI.COMM_WORLD``. Its own messages are not touched.
+        timeout : float
+            Seconds that a call waits for the other ranks.
+
+        Raises
+        ------
+        ImportError
+            Without mpi4py (``pip install 'pycollective[mpi]'``).
+        TypeError
+            If ``comm`` is no intracommunicator of mpi4py.
+        """
+        if not timeout > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+        return _on_mpi(join(comm), timeout)
+
     def split(
         self, color: int | None, key: int = 0, *, timeout: float | None = None
     ) -> Communicator | None:
@@ -78,6 +105,10 @@ class Communicator(Reductions, Moves, Messages):
             As `all_reduce`.
         """
         color = None if color is None else operator.index(color)
+        if self._family is None:
+            self.barrier(timeout=timeout)
+            mpi_group = cast(MPIGroup, self._group).split(color, operator.index(key))
+            return None if mpi_group is None else _on_mpi(mpi_group, self.timeout, self._lane)
         made = split_groups(self, color, operator.index(key), self._seconds(timeout))
         if made is None:
             return None
@@ -88,6 +119,13 @@ class Communicator(Reductions, Moves, Messages):
         who = f"rank {rank} of {part.size} (rank {self.rank} before), {group.transport}"
         observe.group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
         return part
+
+
+def _on_mpi(group: MPIGroup, timeout: float, lane: int | None = None) -> Communicator:
+    communicator = Communicator(cast(_core.Group, group), group.rank, timeout, None, lane)
+    who = f"rank {group.rank} of {group.size}, through MPI"
+    observe.group_made(communicator, who, "MPI", "")
+    return communicator
 
 
 def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communicator]:

@@ -44,12 +44,14 @@ class Member(_core.CommunicatorBase):
         group: _core.Group,
         rank: int,
         timeout: float,
-        family: Family,
+        family: Family | None,
         lane: int | None = None,
     ) -> None:
         self._group = group
         self._family = family
-        self._core: Any = _core.Communicator(group, rank)
+        # MPI's groups have a core of their own.
+        own = getattr(group, "core", None)
+        self._core: Any = _core.Communicator(group, rank) if own is None else own()
         self._choices: tuning.Rows = []
         self._lane = rank if lane is None else lane  # in timelines: of a part, the whole's rank
         self.rank = rank

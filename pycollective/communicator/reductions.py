@@ -310,13 +310,14 @@ def all_reduce_together(
     inputs: Sequence[Array],
     op: str,
     algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+    outputs: Sequence[Array] | None = None,
 ) -> list[Array]:
     """All-reduce of every rank of a group, called by one thread that has all their arrays.
 
     The same schedule runs as when each rank calls `Communicator.all_reduce`.
     """
     sources = [as_input(x) for x in inputs]
-    outputs = [np.empty(x.shape, x.dtype) for x in sources]
+    outputs = [np.empty(x.shape, x.dtype) for x in sources] if outputs is None else list(outputs)
     how = algorithm if isinstance(algorithm, str) else algorithm.for_ranks(len(communicators))
     cores = [c._core for c in communicators]
     observe.together(cores, sources, outputs, op, how, communicators[0].timeout)

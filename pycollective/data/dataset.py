@@ -105,6 +105,10 @@ class Dataset:
         """Return the number of elements; -1: infinite, -2: unknown."""
         return UNKNOWN_CARDINALITY
 
+    def _is_at_hand(self) -> bool:
+        """Whether an element costs less than handing it over from a thread that makes it ahead."""
+        return False
+
     def _rows(self) -> Rows | None:
         """Return the elements as rows of arrays that are in memory, if that is what they are."""
         return None

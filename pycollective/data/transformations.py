@@ -135,6 +135,9 @@ class Repeat(Transformed):
         source = rows.blocks
         return Rows(rows.columns, lambda: self._again(source))
 
+    def _is_at_hand(self) -> bool:
+        return self._source._is_at_hand()
+
     def _iter(self) -> Iterator[Any]:
         return self._again(self._source._iter)
 
@@ -402,6 +405,9 @@ class Prefetch(Transformed):
         size = at_least(buffer_size, -1, "buffer_size")
         self._buffer_size = 2 if size < 0 else size
 
+    def _is_at_hand(self) -> bool:
+        return self._buffer_size > 0
+
     def _iter(self) -> Iterator[Any]:
         if self._buffer_size == 0:
             return self._source._iter()
@@ -478,6 +484,9 @@ class WithOptions(Transformed):
 
     def _rows(self) -> Rows | None:
         return self._source._rows()
+
+    def _is_at_hand(self) -> bool:
+        return self._source._is_at_hand()
 
     def _iter(self) -> Iterator[Any]:
         return self._source._iter()

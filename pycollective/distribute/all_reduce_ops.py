@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from pycollective import array_backend
 from pycollective.communicator import Communicator, Work, all_reduce_together, local_group
 from pycollective.communicator.packing import PackedReduction, join, packs, split
@@ -131,14 +133,28 @@ class _ScheduledOps(CrossDeviceOps):
                 flats = [
                     join([_on_host(rows[i][r]) for i in members], work)[0] for r in range(replicas)
                 ]
-                op = _core_op(reduce_op, work)
-                totals = all_reduce_together(group, flats, op, self.algorithm_for(options))
+                totals = self._all_reduce_in_shares(group, flats, reduce_op, options)
                 for total in totals:
                     done = finished(total, dtype, reduce_op, replicas)
                     parts = split(done, [likes[i] for i in members])
                     for i, part in zip(members, parts, strict=True):
                         results[i].append(Tensor(array_backend.asarray(part, like=likes[i])))
         return results
+
+    def _all_reduce_in_shares(
+        self,
+        group: Sequence[Communicator],
+        flats: Sequence[Array],
+        reduce_op: ReduceOp,
+        options: CommunicationOptions,
+    ) -> list[Array]:
+        """Return every replica's total of the replicas' packs, each reduced in so many shares."""
+        op, algorithm = _core_op(reduce_op, flats[0].dtype), self.algorithm_for(options)
+        totals = [np.empty_like(flat) for flat in flats]
+        for first, last in _shares(flats[0].size, max(1, self._num_packs)):
+            inputs, outputs = ([x[first:last] for x in arrays] for arrays in (flats, totals))
+            all_reduce_together(group, inputs, op, algorithm, outputs)
+        return totals
 
     # From the replicas --------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def shared_among(replicas: int) -> Iterator[None]:
     with _lock:
         _depth += 1
         if _depth == 1:
-            _restore = _limit(max(1, available_cores() // replicas))
+            _restore = _limit(replicas)
     try:
         yield
     finally:
@@ -70,12 +70,14 @@ def shared_among(replicas: int) -> Iterator[None]:
                 _restore()
 
 
-def _limit(threads: int) -> Callable[[], None]:
-    """Set the number of threads, and return what sets it back."""
+def _limit(replicas: int) -> Callable[[], None]:
+    """Divide the threads by the number of replicas, and return what sets them back."""
     before = kernels.threads()
-    kernels.set_threads(threads)
+    kernels.set_threads(max(1, before // replicas))
     controller = _controller()
-    limiter = None if controller is None else controller.limit(limits=threads)
+    limiter = None
+    if controller is not None:
+        limiter = controller.limit(limits=max(1, available_cores() // replicas))
 
     def restore() -> None:
         kernels.set_threads(before)

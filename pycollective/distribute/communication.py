@@ -10,12 +10,14 @@ __all__ = ["CommunicationImplementation", "CommunicationOptions"]
 class CommunicationImplementation(enum.Enum):
     """Which library moves the data between devices.
 
-    AUTO leaves it to pycollective, RING is a ring of the replicas, NCCL is NVIDIA's library.
+    AUTO leaves it to pycollective, RING is a ring of the replicas, NCCL is NVIDIA's library. MPI, which
+    TensorFlow does not have, is the MPI library under whose ``mpirun`` the workers run.
     """
 
     AUTO = "AUTO"
     RING = "RING"
     NCCL = "NCCL"
+    MPI = "MPI"
 
 
 class CommunicationOptions:

@@ -192,7 +192,7 @@ class CrossDeviceOps:
         _check_destinations(destinations)
         if _is_there_already(value, destinations):
             return component_of(value, 0)
-        return self.gather_implementation(
+        return self._gather_implementation(
             value, destinations, axis, options or CommunicationOptions()
         )
 
@@ -226,7 +226,7 @@ class CrossDeviceOps:
         """
         return Mirrored([tensor] * num_destinations(destinations))
 
-    def gather_implementation(
+    def _gather_implementation(
         self,
         per_replica_value: PerReplica,
         destinations: Any,
@@ -318,8 +318,8 @@ class ReductionToOneDevice(CrossDeviceOps):
     ) -> Any:
         """Reduce one value, by the user's accumulation if there is one."""
         values = per_replica_value.values
-        on = self.reduce_to_device or "the first destination"
-        log_few("Reduce to %s then broadcast to %r.", on, _Names(destinations))
+        names = _Names(destinations)
+        log_few("Reduce to %s then broadcast to %r.", self.reduce_to_device or names, names)
         total: Any
         if any(isinstance(v, IndexedSlices) for v in values):
             total = joined_slices(values, reduce_op)
@@ -448,10 +448,15 @@ def _is_there_already(value: DistributedValues, destinations: Any) -> bool:
 
 
 class _Names:
-    """Shows the devices of destinations, when a log line is really written."""
+    """Shows the devices of destinations, and as a text the first, when a log line is really written."""
 
     def __init__(self, destinations: Any) -> None:
         self._destinations = destinations
+
+    def __str__(self) -> str:
+        if isinstance(self._destinations, str):
+            return str(parse_device(self._destinations))
+        return "the first of them"
 
     def __repr__(self) -> str:
         if isinstance(self._destinations, str):

@@ -227,7 +227,9 @@ class _Parts:
 
     def start(self) -> Iterator[list[Any]]:
         """Return the steps of one pass: mini-batches in replica order, None where there is none."""
-        return iter(Prefetcher(self._steps, self.ahead)) if self.ahead else self._steps()
+        if self.ahead and not all(p._is_at_hand() for p in self.pipelines):
+            return iter(Prefetcher(self._steps, self.ahead))
+        return self._steps()
 
     def _steps(self) -> Iterator[list[Any]]:
         sources = [p._iter() for p in self.pipelines]

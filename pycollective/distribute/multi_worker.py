@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import array_backend, rendezvous
+from pycollective import array_backend, observe, rendezvous
 from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
 from pycollective.cluster.membership import (
     Membership,
@@ -219,11 +220,18 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver must be an instance of "
                 "tf.distribute.cluster_resolver.ClusterResolver"
             )
+        observe.settings()  # lines go where the environment wants them from the first one on
         given = cluster_resolver is not None
         resolver = cluster_resolver or resolver_of_environment() or TFConfigClusterResolver()
         local = parse_devices(devices)
         options = _available(options, local)
-        member = membership_of(resolver)
+        on_mpi: Communicator | None = None
+        member: Membership | None
+        if options.implementation is CommunicationImplementation.MPI:
+            on_mpi = _on_mpi()
+            member = _member_of(on_mpi)
+        else:
+            member = membership_of(resolver)
         task = (resolver.task_type, resolver.task_id)
         names = tuple(map(str, local))
         how = options.implementation.value
@@ -248,7 +256,8 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"{member.source}, which was given" if given else member.source,
             )
             _log.info("Waiting for the cluster, timeout = %s", rendezvous_timeout)
-            workers = _joined(join_workers(member, rendezvous_timeout), member, len(local))
+            communicator = on_mpi or join_workers(member, rendezvous_timeout)
+            workers = _joined(communicator, member, len(local))
             _log.info("Cluster is ready.")
         super().__init__(MultiWorkerExtended(local, options, workers, resolver))
 
@@ -334,6 +343,21 @@ def _available(options: CommunicationOptions, devices: Sequence[Device]) -> Comm
     return options
 
 
+def _on_mpi() -> Communicator:
+    try:
+        mpi = importlib.import_module("mpi4py.MPI")
+    except ImportError:
+        raise ImportError(
+            "implementation='MPI' needs mpi4py: pip install 'pycollective[mpi]'"
+        ) from None
+    return Communicator.from_mpi(mpi.COMM_WORLD)
+
+
+def _member_of(communicator: Communicator) -> Membership:
+    names = tuple(f"worker {rank}" for rank in range(communicator.size))
+    return Membership("MPI", communicator.rank, communicator.size, (), names)
+
+
 def join_workers(member: Membership, seconds: float) -> Communicator:
     """Wait for the other workers."""
     begin = time.monotonic()
@@ -388,5 +412,7 @@ def _joined(communicator: Communicator, member: Membership, replicas: int) -> Wo
     addresses = member.addresses
     if len(addresses) == member.size:
         addresses = tuple(addresses[r] for r in table[:, 0])
+    if member.source == "MPI":  # whose launcher watches over its processes
+        return JoinedWorkers(communicator, names, None)
     present = Membership(member.source, communicator.rank, communicator.size, addresses, names)
     return JoinedWorkers(communicator, names, partial(join_workers, present, JOIN_TIMEOUT))

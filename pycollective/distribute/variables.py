@@ -149,7 +149,8 @@ class DistributedVariable(Variable, DistributedValues):
         return context
 
     def _local(self) -> Variable:
-        found: Variable = self._values[self._replica() or 0]
+        values = self._values
+        found: Variable = values[0 if len(values) == 1 else self._replica() or 0]
         return found
 
     def _current(self) -> Tensor:
@@ -160,7 +161,7 @@ class DistributedVariable(Variable, DistributedValues):
 
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
         """Update the replica's component, or all components, in place."""
-        if self._replica() is not None:
+        if len(self._values) == 1 or self._replica() is not None:
             self._local().update_inplace(update)
         else:
             with self._lock:

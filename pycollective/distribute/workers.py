@@ -123,13 +123,16 @@ class JoinedWorkers(Workers):
         This process's rank among them.
     names : sequence of str
         What the workers are called, by rank.
-    meet : callable
+    meet : callable or None
         Lets them meet again, for the group of the pulse. (A part of the first group would listen at
-        any port, which a firewall may close.)
+        any port, which a firewall may close.) None: somebody else watches over them.
     """
 
     def __init__(
-        self, communicator: Communicator, names: Sequence[str], meet: Callable[[], Communicator]
+        self,
+        communicator: Communicator,
+        names: Sequence[str],
+        meet: Callable[[], Communicator] | None,
     ) -> None:
         self.communicator: Communicator = communicator
         self.count = communicator.size
@@ -138,7 +141,7 @@ class JoinedWorkers(Workers):
         self._over_when_dropped = weakref.finalize(self, self._over.set)
         self._pulse: _Pulse | None = None
         silence = _seconds_of_silence()
-        if math.isfinite(silence):
+        if meet is not None and math.isfinite(silence):
             self._pulse = _Pulse(communicator, meet(), names, silence, self._over)
 
     def wait_at_most(self, seconds: float) -> None:

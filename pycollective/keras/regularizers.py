@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pycollective import nn
 from pycollective.keras import configs
 from pycollective.keras.backend import resolve
+from pycollective.nn.losses import sum_of_squares
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
@@ -63,8 +63,7 @@ class L1L2(Regularizer):
         if self.l1:
             parts.append(ops.reduce_sum(ops.abs(weight)) * self.l1)
         if self.l2 or not parts:
-            # l2_loss is half the sum of the squares.
-            parts.append(nn.l2_loss(weight) * (2 * self.l2))
+            parts.append(sum_of_squares(weight, self.l2))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def get_config(self) -> dict[str, Any]:

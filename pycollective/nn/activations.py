@@ -14,9 +14,9 @@ from ..tensor.ops._define import check_dtypes, differentiable, operands, unary
 from ..tensor.ops.reductions import axes_of
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .erf import erf, normal_density
 from .window import compiled, native
-from .workspace import workspace
 
 __all__ = [
     "bias_add",

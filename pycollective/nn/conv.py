@@ -21,6 +21,7 @@ from .._core import nn as kernels
 from ..array_backend import Array
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .halves import in_float32
 from .pooling import max_pool2d
 from .window import (
@@ -35,7 +36,6 @@ from .window import (
     pair,
     windows,
 )
-from .workspace import workspace
 
 __all__ = ["conv2d", "conv2d_relu_max_pool"]
 

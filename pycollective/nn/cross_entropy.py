@@ -6,8 +6,8 @@ import numpy as np
 
 from .._core import nn as kernels
 from ..array_backend import Array
+from ..workspace import workspace
 from .window import compiled, native
-from .workspace import workspace
 
 __all__ = ["forward"]
 

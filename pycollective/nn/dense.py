@@ -12,10 +12,10 @@ from ..array_backend import Array
 from ..tensor import ops
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .activations import bias_add
 from .activations import relu as relu_of
 from .window import compiled, native
-from .workspace import workspace
 
 __all__ = ["dense"]
 

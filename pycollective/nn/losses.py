@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from .._core import nn as kernels
 from ..array_backend import Array, array_module, asarray
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .activations import _classes, log_softmax_of, softplus_of, stable_sigmoid
+from .window import compiled, native
 
 __all__ = [
     "l2_loss",
@@ -139,7 +142,24 @@ def _same_shape(name: str, labels: Tensor, logits: Tensor) -> None:
 @differentiable
 def l2_loss(t: Any) -> Tensor:
     """Return half the sum of the squares."""
+    return sum_of_squares(t, 0.5)
+
+
+def sum_of_squares(t: Any, factor: float) -> Tensor:
+    """Return the sum of the squares, multiplied with a factor, as one operation."""
     x = as_tensor(t)
     a = x.array
-    flat = a.reshape(-1)
-    return record(np.dot(flat, flat) * a.dtype.type(0.5), (x,), lambda g, _need: (g * a,))
+    number = a.dtype.type
+    if compiled(a):
+        total = kernels.sum_of_squares(native(a))
+    else:
+        flat = a.reshape(-1)
+        total = np.dot(flat, flat)
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        slope = g * number(2 * factor)
+        if not compiled(a):
+            return (slope * a,)
+        return (np.multiply(a, slope, out=workspace.empty(a.shape, a.dtype)),)
+
+    return record(asarray(total * number(factor), a.dtype, like=a), (x,), vjp)

@@ -14,8 +14,8 @@ from ..tensor.ops._define import differentiable
 from ..tensor.ops.reductions import axes_of
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .window import compiled, native
-from .workspace import workspace
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
 

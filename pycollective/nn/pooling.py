@@ -11,6 +11,7 @@ from .._core import nn as kernels
 from ..array_backend import Array, array_module
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
+from ..workspace import workspace
 from .window import (
     Pair,
     Window,
@@ -23,7 +24,6 @@ from .window import (
     pair,
     windows,
 )
-from .workspace import workspace
 
 __all__ = ["max_pool2d"]
 

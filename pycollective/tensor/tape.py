@@ -19,6 +19,7 @@ import numpy as np
 
 from .. import nest
 from ..array_backend import Array, array_module, asarray, copy
+from ..workspace import workspace
 from .tensor import Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -435,7 +436,7 @@ def _sweep(
             elif key in own:
                 known += part
             else:
-                total = known + part
+                total = workspace.compute(np.add, known, part)
                 gradients[key] = total
                 if total.ndim:
                     own.add(key)

@@ -121,7 +121,8 @@ def children_of(value: Any) -> dict[str, Any]:
         return value._trackable_children()
     if isinstance(value, Variable):
         return {}
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    mapping = value.__class__ is not list and isinstance(value, Mapping)
+    items = value.items() if mapping else enumerate(value)
     return {str(key): item for key, item in items if is_trackable(item)}
 
 
@@ -140,6 +141,7 @@ def is_trackable(value: Any) -> bool:
     """Whether checkpoints look into ``value``: there is, or may come to be, a variable in it."""
     if isinstance(value, (Trackable, Variable)):
         return True
-    if isinstance(value, Mapping):
+    # Asking for Mapping takes a microsecond: not of what is most often there.
+    if value.__class__ is not list and isinstance(value, Mapping):
         return any(is_trackable(item) for item in value.values())
     return isinstance(value, (list, tuple)) and any(is_trackable(item) for item in value)

@@ -50,13 +50,13 @@ def test_options():
     assert (options.bytes_per_pack, options.timeout_seconds) == (0, None)
     assert options.implementation is CommunicationImplementation.AUTO
     assert CommunicationOptions(implementation="nccl").implementation.value == "NCCL"
-    assert [i.name for i in CollectiveCommunication] == ["AUTO", "RING", "NCCL"]
+    assert [i.name for i in CollectiveCommunication] == ["AUTO", "RING", "NCCL", "MPI"]
     assert "bytes_per_pack=3" in repr(CommunicationOptions(3))
     for arguments, message in (
         ({"bytes_per_pack": -1}, "Argument `bytes_per_pack` must be >=0, Received -1"),
         ({"implementation": 3}, "Argument `implementation` must be instance of "
                                 "`tf.distribute.experimental.CommunicationImplementation`."),
-        ({"implementation": "mpi"}, "MPI"),
+        ({"implementation": "gloo"}, "GLOO"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
@@ -449,11 +449,22 @@ def test_gather_asks_the_cross_device_operation_of_the_strategy():
     asked = []
 
     class Own(d.ReductionToOneDevice):
-        def gather_implementation(self, per_replica_value, destinations, axis, options):
+        def _gather_implementation(self, per_replica_value, destinations, axis, options):
             asked.append((len(per_replica_value.values), destinations, axis))
-            return super().gather_implementation(per_replica_value, destinations, axis, options)
+            return super()._gather_implementation(per_replica_value, destinations, axis, options)
 
     strategy = d.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=Own())
     ids = strategy.run(lambda: constant([1.0 * replica_id()]))
     assert strategy.gather(ids, axis=0).numpy().tolist() == [0, 1]
     assert asked == [(2, "cpu:0", 0)]
+
+
+@pytest.mark.parametrize("num_packs", [0, 1, 2, 3, 50])
+def test_packs_in_cross_replica_context_are_cut_in_so_many(num_packs):
+    ops = d.HierarchicalCopyAllReduce(num_packs=num_packs)
+    rows = [[np.arange(n, dtype=np.float32) + 10 * r for r in range(2)] for n in (3, 1, 7)]
+    many = [PerReplica([constant(x) for x in row]) for row in rows]
+    sums = ops.batch_reduce("SUM", [(value, value) for value in many])
+    for total, row in zip(sums, rows, strict=True):
+        for component in total.values:
+            np.testing.assert_array_equal(component.numpy(), row[0] + row[1])

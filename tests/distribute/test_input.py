@@ -17,6 +17,7 @@ import pycollective as tf
 from pycollective import distribute as d
 from pycollective.data import Dataset, TensorSpec
 from pycollective.data.experimental import AutoShardPolicy
+from pycollective.data.transformations import Prefetch
 from pycollective.distribute.input import PerReplicaSpec
 
 PER_REPLICA = d.InputReplicationMode.PER_REPLICA
@@ -687,9 +688,31 @@ def test_an_error_in_the_middle_arrives_and_threads_end(two, policy):
     assert_no_threads()
 
 
+@pytest.mark.parametrize(
+    ("source", "at_hand"),
+    [
+        (Dataset.range(8).batch(4), True),
+        (Dataset.range(8).shuffle(8).repeat().batch(4).repeat(), True),
+        (Dataset.from_tensors(np.zeros((1 << 18,))).repeat(4).batch(2), False),  # 4 MiB
+        (Dataset.range(8).map(lambda x: x).batch(4), False),
+        (Dataset.range(8).map(lambda x: x).batch(4).prefetch(1), True),
+        (Dataset.range(8).map(lambda x: x).batch(4).prefetch(0), False),
+    ],
+)
+def test_no_thread_makes_ahead_what_is_at_hand(two, source, at_hand):
+    iterator = iter(two.experimental_distribute_dataset(source))
+    next(iterator)
+    ahead = [name for name in threads() if name == "pycollective-prefetch"]
+    assert len(ahead) == (isinstance(source, Prefetch) if at_hand else 1)
+    iterator.close()
+    del iterator
+    assert_no_threads()
+
+
 def test_threads_of_abandoned_iterators_end(two):
     endless = Dataset.range(8).batch(4).repeat()
-    for dataset in (endless, endless.map(lambda x: x, num_parallel_calls=2).prefetch(2)):
+    mapped = endless.map(lambda x: x)
+    for dataset in (mapped, endless.map(lambda x: x, num_parallel_calls=2).prefetch(2)):
         distributed = two.experimental_distribute_dataset(dataset)
         for _ in distributed:
             assert threads()

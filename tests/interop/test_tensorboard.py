@@ -16,12 +16,10 @@ def test_everything_is_read(tmp_path):
     from tensorboard.backend.event_processing import plugin_event_multiplexer as multiplexer
     from tensorboard.util import tensor_util
 
-    model = keras.Sequential(
-        [
-            keras.layers.Dense(4, "relu", input_shape=(3,), name="first"),
-            keras.layers.Dense(1, name="last"),
-        ]
-    )
+    inputs = keras.Input((3,), name="rows")
+    first = keras.layers.Dense(4, "relu", name="first")(inputs)
+    both = keras.layers.Concatenate(name="both")([inputs, first])
+    model = keras.Model(inputs, keras.layers.Dense(1, name="last")(both))
     model.compile("adam", "mse", metrics=["mae"])
     board = keras.callbacks.TensorBoard(
         tmp_path, histogram_freq=1, write_images=True, update_freq="batch"
@@ -69,7 +67,9 @@ def test_everything_is_read(tmp_path):
     assert b"first (Dense)" in tensor_util.make_ndarray(event.tensor_proto).item()
     assert tags["graph"]
     nodes = {node.name: (node.op, list(node.input)) for node in read["train"].Graph().node}
-    assert nodes["first"] == ("Dense", ["input"]) and nodes["last"] == ("Dense", ["first"])
+    assert nodes["rows"][1] == [] and nodes["first"] == ("Dense", ["rows"])
+    assert nodes["both"] == ("Concatenate", ["rows", "first"])
+    assert nodes["last"] == ("Dense", ["both"])
     plugins = read["train"].summary_metadata
     assert plugins["epoch_loss"].plugin_data.plugin_name == "scalars"
     assert plugins["model"].plugin_data.plugin_name == "text"

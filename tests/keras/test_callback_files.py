@@ -106,7 +106,7 @@ def test_pictures_are_png_files(tmp_path):
 def test_tensorboard(name, tmp_path):
     with STRATEGIES[name]().scope():
         model = dense(2)
-        model.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"])
+        model.compile(keras.optimizers.SGD(0.03125), "mse", metrics=["mae"])
     board = callbacks.TensorBoard(
         tmp_path, histogram_freq=1, write_images=True, update_freq=2, write_steps_per_second=True
     )
@@ -119,7 +119,7 @@ def test_tensorboard(name, tmp_path):
             value = np.float32(logs[f"val_{name}"][epoch])
             assert held_out[f"epoch_{name}", epoch] == value
             assert held_out[f"evaluation_{name}_vs_iterations", 6 * (epoch + 1)] == value
-        assert train["epoch_learning_rate", epoch] == 0.5
+        assert train["epoch_learning_rate", epoch] == 0.03125
         assert train["epoch_steps_per_second", epoch] > 0
     # Six batches in each epoch; after every second one.
     assert [s for tag, s in train if tag == "batch_loss"] == [2, 4, 6, 8, 10, 12]
@@ -194,6 +194,18 @@ def test_history_is_plotted(tmp_path):
     assert (tmp_path / "loss.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="there is no .'accuracy'"):
         history.plot(["accuracy"])
+
+
+def test_of_several_workers_the_chief_writes(tmp_path, monkeypatch):
+    model = linear()
+    extended = type(model.distribute_strategy.extended)
+    monkeypatch.setattr(extended, "should_save_summary", property(lambda self: False))
+    writes = [
+        callbacks.TensorBoard(tmp_path / "logs", histogram_freq=1, update_freq="batch"),
+        callbacks.CSVLogger(tmp_path / "log.csv"),
+    ]
+    model.fit(ONES, ONES, verbose=0, callbacks=writes, validation_data=(ONES, ONES))
+    assert not list(tmp_path.iterdir())
 
 
 # Interruptions ------------------------------------------------------------------------------------
@@ -300,14 +312,14 @@ class Says(callbacks.Callback):
 
 
 def test_reduce_on_plateau(capsys):
-    values = [5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, 3.0]
+    values = [5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     plateau = callbacks.ReduceLROnPlateau(
-        "said", factor=0.5, patience=2, cooldown=1, min_lr=0.3, verbose=1
+        "said", factor=0.5, patience=2, cooldown=3, min_lr=0.3, verbose=1
     )
     model = linear(optimizer=keras.optimizers.SGD(1.0))
     logs = model.fit(ONES, ONES, epochs=9, verbose=0, callbacks=[Says(values), plateau]).history
-    # Two epochs as good as the second; one is let pass, then two again; the third time it is min_lr.
-    assert logs["learning_rate"] == pytest.approx([1, 1, 1, 1, 0.5, 0.5, 0.3, 0.3, 0.3])
+    # Two epochs as good as the second; three are let pass, but for the last, which counts again.
+    assert logs["learning_rate"] == pytest.approx([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.3])
     assert "Epoch 4: ReduceLROnPlateau reducing learning rate to 0.5." in capsys.readouterr().out
     with pytest.raises(ValueError, match="does not support a factor >= 1.0"):
         callbacks.ReduceLROnPlateau(factor=1.0)

@@ -300,8 +300,8 @@ def test_a_live_line_on_a_terminal(monkeypatch):
     lines = re.sub(r"\d+s - \d+(ms|us)/step", "TIME", terminal.getvalue()).split("\r")
     assert [line.rstrip() for line in lines] == [
         "",
-        "1/2 - TIME - loss: 1.0000",
-        "2/2 - TIME - loss: 1.0000",
+        "1/2 ━━━━━━━━━━────────── - TIME - loss: 1.0000",
+        "2/2 ━━━━━━━━━━━━━━━━━━━━ - TIME - loss: 1.0000",
         "2/2 - TIME - loss: 1.0000",
     ]
     assert terminal.getvalue().endswith("\n")

@@ -211,6 +211,19 @@ def test_areas(curve, method):
         np.testing.assert_allclose(float(metric.result()), area(cases, curve, method), rtol=1e-5)
 
 
+def test_precision_between_thresholds():
+    metric = metrics.AUC(curve="PR", num_thresholds=6)
+    metric.update_state(ANSWERS, SCORES)
+    tp, fp, _, fn = counted([-1, 0.2, 0.4, 0.6, 0.8, 2])
+    expected = 0.0
+    for i in range(5):
+        # True positives and positives both change linearly from one threshold to the next.
+        way = (np.arange(100_000) + 0.5) / 100_000
+        right, yes = (a[i + 1] + way * (a[i] - a[i + 1]) for a in (tp, tp + fp))
+        expected += (right / yes).mean() * (tp[i] - tp[i + 1]) / (tp[i + 1] + fn[i + 1])
+    np.testing.assert_allclose(float(metric.result()), expected, rtol=1e-4)
+
+
 def test_areas_by_label():
     metric = metrics.AUC(num_thresholds=11, multi_label=True, label_weights=[1, 2, 0])
     known = metrics.AUC(num_thresholds=11, multi_label=True, num_labels=3)

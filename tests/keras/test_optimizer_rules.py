@@ -309,6 +309,28 @@ def test_replicas(count, make):
             np.testing.assert_allclose(component.numpy(), expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_scaled_losses_of_replicas(count):
+    strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(count)])
+    # Each gradient by itself, so that the first is summed before the last is computed.
+    strategy.extended.gradient_options = distribute.experimental.CommunicationOptions(1)
+    for make in (
+        lambda: optimizers.SGD(0.1, loss_scale_factor=8.0),
+        lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)),
+    ):
+        with strategy.scope():
+            own, optimizer = variables(), make()
+
+        def step(own=own, optimizer=optimizer):
+            with GradientTape() as tape:
+                loss = sum(ops.reduce_sum(ops.square(v)) for v in own) / float(count)
+            optimizer.minimize(loss, own, tape=tape)
+
+        strategy.run(step)
+        for found, start in zip(own, START, strict=True):
+            np.testing.assert_allclose(found.numpy(), 0.8 * start, rtol=1e-12)
+
+
 # Descriptions -------------------------------------------------------------------------------------
 
 MADE = [

@@ -8,6 +8,7 @@ import pytest
 from pycollective import keras
 from pycollective.errors import CheckpointError
 from pycollective.keras import layers
+from pycollective.keras.saving.weights import _owners
 from tests.keras.fitting import mirrored
 
 h5py = pytest.importorskip("h5py")
@@ -213,6 +214,17 @@ def test_weights_alone(tmp_path):
     np.testing.assert_array_equal(third(A).numpy(), model(A).numpy())
 
 
+def test_every_layer_of_many_models_inside_is_stored():
+    x = y = keras.Input((4,))
+    for _ in range(20):
+        first = keras.Input((4,))
+        y = keras.Model(first, layers.Dense(4)(first))(y)
+    model = keras.Model(x, y)
+    paths = [path for path, owner in _owners(model) if isinstance(owner, layers.Dense)]
+    names = ["functional", *(f"functional_{number}" for number in range(1, 20))]
+    assert paths == [f"layers/{name}/layers/dense" for name in names]
+
+
 def test_layers_that_two_parts_share_are_one_again(tmp_path):
     dense = layers.Dense(4, name="dense")
     first = keras.Sequential([keras.Input((4,)), dense], name="one")
@@ -251,6 +263,16 @@ def test_saving_is_all_or_nothing(tmp_path, monkeypatch):
         model.save(tmp_path / "m.keras")
     assert (tmp_path / "m.keras").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["m.keras"]
+
+
+def test_a_replica_does_not_save(tmp_path):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = row()
+    for method, name in (("save", "m.keras"), ("save_weights", "m.weights.h5")):
+        with pytest.raises(RuntimeError, match=f"Model.{method}.. was called in a replica"):
+            strategy.run(getattr(model, method), args=(tmp_path / name,))
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_h5py(tmp_path, monkeypatch):

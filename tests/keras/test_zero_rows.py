@@ -209,9 +209,33 @@ def test_metrics_where_one_replica_has_no_rows(cls):
         np.testing.assert_array_equal(metric.result().numpy(), alone.result().numpy())
 
 
+def metric_functions():
+    """Return the functions of the metrics, by name; losses are tested by themselves."""
+    found = {name: getattr(metrics, name) for name in metrics.__all__ if not hasattr(losses, name)}
+    takes_both = ["y_true", "y_pred"]
+    return {
+        name: f
+        for name, f in found.items()
+        if inspect.isfunction(f) and [*inspect.signature(f).parameters][:2] == takes_both
+    }
+
+
+@pytest.mark.parametrize("name", metric_functions())
+def test_functions_of_metrics(name):
+    function = metric_functions()[name]
+
+    def use(pair):
+        function(*PAIRS[pair])
+
+    for pair in fitting([name for name in PAIRS if PAIRS[name][1] is not None], use):
+        found = function(*(x[:0] for x in PAIRS[pair]))
+        assert found.shape == (0, *function(*PAIRS[pair]).shape[1:])
+
+
 def test_the_classes_are_found():
     assert layers.Conv2D in exported(layers, layers.Layer)
     assert layers.Layer not in exported(layers, layers.Layer)
     assert len(exported(losses, losses.Loss)) >= 5
     assert len(exported(metrics, metrics.Metric)) >= 6
     assert losses.mean_squared_error in function_losses()
+    assert len(metric_functions()) >= 5

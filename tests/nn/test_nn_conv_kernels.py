@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 from pycollective._core import nn as kernels
+from pycollective.distribute.blas_threads import shared_among
 from pycollective.nn import conv as conv_module
 from pycollective.nn.conv import conv2d, conv2d_relu_max_pool
 from pycollective.nn.window import make_window
@@ -306,6 +310,31 @@ def test_calls_from_many_threads_give_the_same_bits() -> None:
         kernels.set_threads(before)
 
 
+@pytest.mark.parametrize(("asked", "found"), [("1", 1), ("nonsense", os.cpu_count())])
+def test_threads_are_those_of_the_environment(asked: str, found: int) -> None:
+    code = "from pycollective._core import nn; print(nn.threads())"
+    env = {**os.environ, "OMP_NUM_THREADS": asked, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert 1 <= int(done.stdout) <= found
+
+
+def test_replicas_share_the_threads() -> None:
+    before = kernels.threads()
+    kernels.set_threads(5)
+    try:
+        with shared_among(2):
+            assert kernels.threads() == 2
+            with shared_among(1):  # the outer one decides
+                assert kernels.threads() == 2
+        assert kernels.threads() == 5
+        with shared_among(9):
+            assert kernels.threads() == 1
+    finally:
+        kernels.set_threads(before)
+
+
 def test_kernels_check_their_arrays() -> None:
     x, w, b, window = winograd_case(WINOGRAD[0])
     y = np.empty((2, window.out_h, window.out_w, 8), np.float32)
@@ -327,7 +356,7 @@ def test_kernels_check_their_arrays() -> None:
         kernels.sparse_gradient(x, w, pooled, codes + 9, None, None, None, window, pool)
     with pytest.raises(ValueError, match="must cover the rows"):
         cut = make_window((window.out_h, window.out_w, 8), (2, 2), (2, 2), (1, 1), False)
-        few = np.empty((2, 2, 3, 8), np.float32)
+        few = np.zeros((2, 2, 3, 8), np.float32)
         kernels.blocked_forward(x, w, b, few, few.astype(np.uint8), window, cut, True)
     huge = make_window((1 << 17, 1 << 17, 8), (3, 3), (1, 1), (1, 1), False)
     assert kernels.sparse_fits(window, 8) and not kernels.sparse_fits(huge, 8)

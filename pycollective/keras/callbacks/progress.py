@@ -14,13 +14,15 @@ Logs = dict[str, Any]
 
 #: Seconds between two live lines.
 _INTERVAL = 0.1
+#: Characters of the live bar.
+_BAR = 20
 
 
 class ProgbarLogger(Callback):
     """Prints how far training is, and its numbers.
 
-    With ``verbose=1`` a line that is written over on a terminal; with ``verbose=2``, and where the
-    output is no terminal, one line for each epoch.
+    With ``verbose=1`` a line with a bar that is written over on a terminal; with ``verbose=2``, and
+    where the output is no terminal, one line for each epoch.
     """
 
     def __init__(self) -> None:
@@ -88,7 +90,7 @@ class ProgbarLogger(Callback):
         live = self.params.get("verbose") == 1 and sys.stdout.isatty()
         if live and now - self._shown >= _INTERVAL:
             self._shown = now
-            self._write("\r" + self._line(now, logs), "")
+            self._write("\r" + self._line(now, logs, self._bar()), "")
 
     def _finish(self, logs: Logs | None) -> None:
         start = "\r" if self._width else ""
@@ -98,12 +100,20 @@ class ProgbarLogger(Callback):
         print(line.ljust(self._width), end=end, flush=True)
         self._width = len(line)
 
-    def _line(self, now: float, logs: Logs | None) -> str:
+    def _bar(self) -> str:
+        """Return how much of the epoch is done as a bar, if that is known."""
+        steps: int | None = self.params.get("steps")
+        if steps is None:
+            return ""
+        done = _BAR * min(self._done, steps) // max(1, steps)
+        return " " + "━" * done + "─" * (_BAR - done)
+
+    def _line(self, now: float, logs: Logs | None, bar: str = "") -> str:
         seconds = now - self._begin
         steps = self.params.get("steps")
         each = 1e3 * seconds / max(1, self._done)
         parts = [
-            f"{self._done}/{'Unknown' if steps is None else max(steps, self._done)}",
+            f"{self._done}/{'Unknown' if steps is None else max(steps, self._done)}{bar}",
             f"{seconds:.0f}s",
             f"{each:.0f}ms/step" if each >= 1 else f"{1e3 * each:.0f}us/step",
             *(f"{name}: {_text(value)}" for name, value in (logs or {}).items()),

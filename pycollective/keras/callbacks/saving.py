@@ -200,6 +200,8 @@ class BackupAndRestore(Callback):
         """Delete what was saved: training is complete."""
         if not self.delete_checkpoint:
             return
+        # Others may still be noting the last one.
+        self.model.distribute_strategy.extended.workers.barrier()
         for path in self._manager.checkpoints:
             remove_files(path)
         with suppress(OSError):

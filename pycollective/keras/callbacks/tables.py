@@ -16,7 +16,7 @@ Logs = dict[str, Any]
 
 
 class CSVLogger(Callback):
-    """Writes a line with the numbers of each epoch into a file.
+    """Writes a line with the numbers of each epoch into a file; of several workers the chief does.
 
     Parameters
     ----------
@@ -42,6 +42,8 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Open the file."""
         self._close()
+        if not self.model.distribute_strategy.extended.should_save_summary:
+            return
         self._has_header = (
             self.append and os.path.exists(self.filename) and os.path.getsize(self.filename) > 0
         )
@@ -50,6 +52,8 @@ class CSVLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write a line; before the first the names."""
+        if self._file is None:
+            return
         found = logs or {}
         writer = csv.writer(self._file, delimiter=self.sep)
         if self.keys is None:

@@ -25,7 +25,8 @@ class TensorBoard(Callback):
     """Writes event files; ``tensorboard --logdir=logs`` shows them.
 
     Nothing is needed for it; the files are written by hand. ``train`` and ``validation`` below
-    ``log_dir`` have a number ``epoch_<name>`` for each number of an epoch.
+    ``log_dir`` have a number ``epoch_<name>`` for each number of an epoch. Of several workers the
+    chief writes.
 
     Parameters
     ----------
@@ -89,15 +90,18 @@ class TensorBoard(Callback):
         self._batches = 0
         self._epoch_began = (0.0, 0)
 
-    def _file(self, run: str) -> EventFile:
+    def _file(self, run: str) -> EventFile | None:
+        if not self.model.distribute_strategy.extended.should_save_summary:
+            return None
         if run not in self._files:
             self._files[run] = EventFile(os.path.join(self.log_dir, run))
         return self._files[run]
 
     def _scalars(self, run: str, start: str, logs: Logs, step: int, end: str = "") -> None:
         for name, value in logs.items():
-            if isinstance(value, (int, float)):
-                self._file(run).scalar(f"{start}{name}{end}", float(value), step)
+            file = self._file(run) if isinstance(value, (int, float)) else None
+            if file is not None:
+                file.scalar(f"{start}{name}{end}", float(value), step)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Begin the files."""
@@ -137,7 +141,6 @@ class TensorBoard(Callback):
         if optimizer is not None:
             step = int(optimizer.iterations)
             self._scalars("validation", "evaluation_", logs or {}, step, "_vs_iterations")
-            self._file("validation").flush()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write an epoch's numbers and weights."""
@@ -160,7 +163,10 @@ class TensorBoard(Callback):
     def _write_weights(self, epoch: int) -> None:
         file = self._file("train")
         for weight in self.model.weights:
+            # Every worker reads: what is brought together for it needs all of them.
             values = np.asarray(weight.numpy(), np.float64)
+            if file is None:
+                continue
             file.histogram(f"{weight.name}/histogram", values, epoch)
             picture = _picture(values) if self.write_images else None
             if picture is not None:
@@ -168,18 +174,36 @@ class TensorBoard(Callback):
 
     def _write_layers(self) -> None:
         file = self._file("train")
+        if file is None:
+            return
         lines: list[str] = []
         if self.model.built:
             self.model.summary(print_fn=lines.append)
             file.text("model", "\n".join(["```", *lines, "```"]), 0)
-        before = ["input"]
-        nodes: list[Any] = [("input", "Input", [], {})]
-        for layer in self.model.layers:
-            shape = getattr(layer, "_output_shape", None)
-            texts = {} if shape is None else {"output_shape": str(shape)}
-            nodes.append((layer.name, type(layer).__name__, before, texts))
+        file.graph(_nodes(self.model))
+
+
+def _nodes(model: Any) -> list[tuple[str, str, list[str], dict[str, str]]]:
+    """Return the layers of a model: name, kind, those whose results they get, and the shape."""
+    sources: dict[int, tuple[Any, list[str]]] = {}
+    graph = getattr(model, "_graph", None)
+    if graph is None:
+        # What a model of one's own does with its layers is not known: they stand in a row.
+        before: list[str] = []
+        for layer in model.layers:
+            sources[id(layer)] = layer, before
             before = [layer.name]
-        file.graph(nodes)
+    else:
+        for node in graph.nodes:
+            # A layer that is called several times is there once.
+            inputs = sources.setdefault(id(node.operation), (node.operation, []))[1]
+            inputs += [tensor.history.operation.name for tensor in node.input_tensors]
+    nodes = []
+    for layer, inputs in sources.values():
+        shape = getattr(layer, "_output_shape", None)
+        texts = {} if shape is None else {"output_shape": str(shape)}
+        nodes.append((layer.name, type(layer).__name__, inputs, texts))
+    return nodes
 
 
 def _picture(values: Array) -> Array | None:

@@ -526,47 +526,40 @@ class Layer(Trackable):
 
     def _sublayers(self) -> Iterator[Layer]:
         """Yield the layers directly inside, in the order of their definition, each once."""
-        seen: set[int] = set()
+        inside: dict[int, Layer] = {}
+        _collect(self, inside, [])
+        return iter(inside.values())
 
-        def search(value: Any) -> Iterator[Layer]:
-            for child in children_of(value).values():
-                if isinstance(child, Layer):
-                    if id(child) not in seen:
-                        seen.add(id(child))
-                        yield child
-                elif not isinstance(child, Trackable):
-                    yield from search(child)
+    def _own_variables(self) -> list[Variable]:
+        """Return the variables that are this layer's, not those of layers inside."""
+        variables: list[Variable] = []
+        _collect(self, {}, variables)
+        return variables
 
-        return search(self)
-
-    def _flatten_layers(self) -> Iterator[Layer]:
-        """Yield this layer and all layers inside, each once."""
+    def _walk(self) -> Iterator[tuple[Layer, list[Variable]]]:
+        """Yield this layer and all layers inside, each once, with the variables that are its own."""
         seen = {id(self)}
         stack: list[Layer] = [self]
         while stack:
             layer = stack.pop()
+            inside: dict[int, Layer] = {}
+            variables: list[Variable] = []
+            _collect(layer, inside, variables)
+            yield layer, variables
+            new = [sub for key, sub in inside.items() if key not in seen]
+            seen.update(inside)
+            stack.extend(reversed(new))
+
+    def _flatten_layers(self) -> Iterator[Layer]:
+        """Yield this layer and all layers inside, each once."""
+        for layer, _ in self._walk():
             yield layer
-            inside = [sub for sub in layer._sublayers() if id(sub) not in seen]
-            seen.update(id(sub) for sub in inside)
-            stack.extend(reversed(inside))
-
-    def _own_variables(self) -> Iterator[Variable]:
-        """Yield the variables that are this layer's, not those of layers inside."""
-
-        def search(value: Any) -> Iterator[Variable]:
-            for child in children_of(value).values():
-                if isinstance(child, Variable):
-                    yield child
-                elif not isinstance(child, Trackable):
-                    yield from search(child)
-
-        return search(self)
 
     def _all_variables(self) -> list[tuple[Variable, bool]]:
         """Return each variable once, and whether it is trained."""
         found: dict[int, tuple[Variable, bool]] = {}
-        for layer in self._flatten_layers():
-            for variable in layer._own_variables():
+        for layer, variables in self._walk():
+            for variable in variables:
                 trained = variable.trainable and layer._trainable
                 found.setdefault(id(variable), (variable, trained))
         return list(found.values())
@@ -666,6 +659,17 @@ class Layer(Trackable):
             if layer._trainable:
                 found.extend(penalty(variable) for penalty, variable in layer._regularized)
         return found
+
+
+def _collect(value: Any, layers: dict[int, Layer], variables: list[Variable]) -> None:
+    """Add the layers and the variables directly inside a layer or a container in it."""
+    for child in children_of(value).values():
+        if isinstance(child, Layer):
+            layers.setdefault(id(child), child)
+        elif isinstance(child, Variable):
+            variables.append(child)
+        elif not isinstance(child, Trackable):
+            _collect(child, layers, variables)
 
 
 def _is_plain(value: Any) -> bool:

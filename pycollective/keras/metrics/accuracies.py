@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.array_backend import Array, asarray
+from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx
 from pycollective.keras.losses.loss import matched
 from pycollective.keras.metrics.metric import MeanMetricWrapper
@@ -145,7 +146,7 @@ def _in_top(labels: Array, predicted: Array, k: int) -> Array:
 
 
 def _as_floats(right: Any) -> Tensor:
-    return Tensor(right.astype(floatx()) if right.ndim else np.asarray(right, floatx()))
+    return Tensor(asarray(right, as_dtype(floatx())))
 
 
 # Metrics ------------------------------------------------------------------------------------------

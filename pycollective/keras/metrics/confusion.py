@@ -11,7 +11,7 @@ from pycollective.array_backend import Array, asarray, to_numpy
 from pycollective.keras.backend import epsilon
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.losses.loss import broadcast_weights, same_rank
-from pycollective.keras.metrics.metric import Metric, add_to_sum
+from pycollective.keras.metrics.metric import Metric, add_to_sum, ratio
 from pycollective.nn import sigmoid
 from pycollective.tensor import Tensor, Variable, as_tensor, ops
 
@@ -126,9 +126,9 @@ def _weights(predicted: Tensor, sample_weight: Any, label_weights: Any) -> Array
 
 def _only_top(values: Array, k: int) -> Array:
     """Put what is not among the ``k`` largest of a row out of reach; of equal ones the first wins."""
-    best = np.argsort(-values, axis=-1, kind="stable")[..., :k]
-    kept = np.full_like(values, _LOWEST)
-    np.put_along_axis(kept, best, np.take_along_axis(values, best, axis=-1), axis=-1)
+    best_first = np.argsort(-values, axis=-1, kind="stable")
+    place = np.argsort(best_first, axis=-1, kind="stable")
+    kept: Array = np.where(place < k, values, values.dtype.type(_LOWEST))
     return kept
 
 
@@ -137,14 +137,13 @@ def _column(yes: Array, values: Array, weights: Array, thresholds: Array) -> tup
     order = np.argsort(thresholds, kind="stable")
     # How many thresholds lie below each prediction: at those it is a yes.
     below = np.searchsorted(asarray(thresholds[order], like=values), values, side="left")
+    given = asarray(np.argsort(order), like=values)
     size = len(thresholds) + 1
     positive, all_of = [], []
     for kind in (yes, ~yes):
         share = np.bincount(below, weights=weights * kind, minlength=size)
         from_here = share[::-1].cumsum()[::-1]
-        at = np.empty_like(from_here[1:])
-        at[order] = from_here[1:]
-        positive.append(at)
+        positive.append(from_here[1:][given])
         all_of.append(from_here[0])
     return positive[0], positive[1], all_of[1] - positive[1], all_of[0] - positive[0]
 
@@ -157,12 +156,6 @@ def _thresholds(given: Any, default: float) -> list[float]:
     if wrong:
         raise ValueError(f"Threshold values must be in [0, 1]. Received: {wrong}")
     return found
-
-
-def _ratio(numerator: Any, denominator: Any) -> Array:
-    """Return the quotient, 0 where the denominator is."""
-    safe = np.where(denominator == 0, 1, denominator)
-    return np.asarray(np.where(denominator == 0, 0, numerator / safe))
 
 
 # Counts -------------------------------------------------------------------------------------------
@@ -218,7 +211,7 @@ class _Counted(Metric):
 
     def _alone(self, values: Array) -> Tensor:
         """Return a number for each threshold, or one."""
-        return Tensor(np.asarray(values[0] if len(self.thresholds) == 1 else values))
+        return Tensor(values.reshape(()) if len(self.thresholds) == 1 else values)
 
 
 class _Count(_Counted):
@@ -274,7 +267,7 @@ class _Ratio(_Counted):
     def result(self) -> Tensor:
         """Return the share, 0 of nothing: a number, or one for each threshold."""
         right, wrong = (as_tensor(getattr(self, case)).array for case in self._kept)
-        return self._alone(_ratio(right, right + wrong))
+        return self._alone(ratio(right, right + wrong))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
@@ -438,13 +431,13 @@ class AUC(Metric):
 
     def _area(self, tp: Array, fp: Array, tn: Array, fn: Array) -> Array:
         """Return the areas of the steps from each threshold to the next."""
-        recall = _ratio(tp, tp + fn)
+        recall = ratio(tp, tp + fn)
         if self.curve == "ROC":
-            x, y = _ratio(fp, fp + tn), recall
+            x, y = ratio(fp, fp + tn), recall
         elif self.summation_method == "interpolation":
             return _interpolated(tp, fp, fn)
         else:
-            x, y = recall, _ratio(tp, tp + fp)
+            x, y = recall, ratio(tp, tp + fp)
         if self.summation_method == "interpolation":
             height = (y[:-1] + y[1:]) / 2
         else:
@@ -476,11 +469,11 @@ def _interpolated(tp: Array, fp: Array, fn: Array) -> Array:
     """
     positives = tp + fp
     more = tp[:-1] - tp[1:]
-    slope = _ratio(more, np.maximum(positives[:-1] - positives[1:], 0))
+    slope = ratio(more, np.maximum(positives[:-1] - positives[1:], 0))
     intercept = tp[1:] - slope * positives[1:]
     both = (positives[:-1] > 0) & (positives[1:] > 0)
-    ratio = np.where(both, _ratio(positives[:-1], np.maximum(positives[1:], 0)), 1)
-    return _ratio(slope * (more + intercept * np.log(ratio)), np.maximum(tp[1:] + fn[1:], 0))
+    grown = np.where(both, ratio(positives[:-1], np.maximum(positives[1:], 0)), 1)
+    return ratio(slope * (more + intercept * np.log(grown)), np.maximum(tp[1:] + fn[1:], 0))
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:

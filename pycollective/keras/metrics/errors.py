@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from pycollective.keras import losses
 from pycollective.keras.losses.loss import matched
-from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper
+from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, ratio
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
@@ -194,4 +192,4 @@ class RootMeanSquaredError(Mean):
     def result(self) -> Tensor:
         """Return the root of the mean: a scalar."""
         total, count = as_tensor(self.total).array, as_tensor(self.count).array
-        return Tensor(np.asarray(np.sqrt(total / count) if count != 0 else np.zeros_like(total)))
+        return ops.sqrt(ratio(total, count))

@@ -23,7 +23,7 @@ from pycollective.tensor import (
 )
 from pycollective.train.trackable import Trackable
 
-__all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sum"]
+__all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sum", "ratio"]
 
 
 class Metric(Trackable):
@@ -213,7 +213,7 @@ class Mean(Metric):
     def result(self) -> Tensor:
         """Return the mean: a scalar."""
         total, count = as_tensor(self.total).array, as_tensor(self.count).array
-        return Tensor(np.asarray(total / count if count != 0 else np.zeros_like(total)))
+        return Tensor(ratio(total, count))
 
 
 class MeanMetricWrapper(Mean):
@@ -280,6 +280,14 @@ def _weighted_sum(values: Any, sample_weight: Any, dtype: np.dtype[Any]) -> tupl
     value = Tensor(array.astype(dtype))
     weights = np.broadcast_to(broadcast_weights(sample_weight, value).array, array.shape)
     return (value.array * weights).sum(dtype=dtype), weights.sum(dtype=dtype)
+
+
+def ratio(numerator: Array, denominator: Array) -> Array:
+    """Return the quotient, 0 where the denominator is."""
+    nothing = denominator == 0
+    return np.where(nothing, 0, numerator / np.where(nothing, 1, denominator)).astype(
+        numerator.dtype, copy=False
+    )
 
 
 def add_to_sum(variable: Variable, amount: Array) -> None:

@@ -72,7 +72,7 @@ class Adamax(_TwoMeans):
         m, u = slots["m"], slots["u"]
         m += (gradient - m) * (1 - self.beta_1)
         u *= self.beta_2
-        np.maximum(u, abs(gradient), out=u)
+        np.maximum(u, np.abs(gradient), out=u)
         parameter -= learning_rate / (1 - self.beta_1**step) * m / (u + self.epsilon)
 
 
@@ -105,6 +105,9 @@ class Nadam(_TwoMeans):
         return self.beta_1 * (1 - 0.5 * _GROWTH**step)
 
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
+        if self._product is None:
+            # Another replica has made the slots, and is about to make this.
+            self.build(variables)
         assert self._product is not None
         factor = self._momentum(int(self.iterations) + 1)
 

@@ -736,23 +736,31 @@ def _require_copies(mode: Mode, variables: Sequence[Variable]) -> None:
             )
 
 
-def _sum_of_squares(gradient: Array) -> float:
+def _sum_of_squares(gradient: Array) -> Any:
+    """Return the sum of the squares: a number, or an array on the gradient's device."""
     flat = gradient.reshape(-1)
-    if gradient.dtype == np.float32:
+    host = isinstance(flat, np.ndarray)
+    if host and gradient.dtype == np.float32:
         with np.errstate(over="ignore"):
             total = float(np.dot(flat, flat))
         if math.isfinite(total):
             return total
     # Other types, and squares that are too large for float32.
     wide = flat.astype(np.float64)
-    return float(np.dot(wide, wide))
+    squares = np.dot(wide, wide)
+    return float(squares) if host else squares
 
 
-def _scaled(gradient: Array, limit: float, sum_of_squares: float) -> Array:
-    norm = math.sqrt(sum_of_squares)
-    if norm <= limit:
-        return gradient
+def _scaled(gradient: Array, limit: float, sum_of_squares: Any) -> Array:
     # With a norm that is not finite nothing of the gradient means anything.
-    factor = limit / norm if norm < math.inf else math.nan
-    scaled: Array = gradient * gradient.dtype.type(factor)
+    if isinstance(sum_of_squares, float):
+        norm = math.sqrt(sum_of_squares)
+        if norm <= limit:
+            return gradient
+        factor = gradient.dtype.type(limit / norm if norm < math.inf else math.nan)
+    else:
+        # Nothing is fetched from a device to find out.
+        size = np.sqrt(sum_of_squares)
+        factor = (limit / np.maximum(size, limit) + (size - size)).astype(gradient.dtype)
+    scaled: Array = gradient * factor
     return scaled

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pycollective.distribute.context import current_mode
 from pycollective.errors import CheckpointError
 from pycollective.keras.saving.archive import Parts, pack, unpack
 from pycollective.keras.saving.objects import (
@@ -57,6 +58,7 @@ def save_model(
     ImportError
         If h5py is not installed.
     """
+    _require_outside_replicas("Model.save")
     path = os.fspath(filepath)
     if zipped is False or not path.endswith(".keras"):
         raise ValueError(
@@ -145,6 +147,7 @@ def save_weights(model: Model, filepath: _Path, overwrite: bool = True) -> None:
     ImportError
         If h5py is not installed.
     """
+    _require_outside_replicas("Model.save_weights")
     path = os.fspath(filepath)
     if not path.endswith(".weights.h5"):
         raise ValueError(f"The filename must end in `.weights.h5`. Received: filepath={path}")
@@ -175,6 +178,7 @@ def load_weights(model: Model, filepath: _Path, skip_mismatch: bool = False) -> 
     ValueError
         For another ending, and if the model is not built.
     """
+    _require_outside_replicas("Model.load_weights")
     path = os.fspath(filepath)
     if not path.endswith((".weights.h5", ".keras")):
         raise ValueError(
@@ -199,6 +203,17 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         Classes and functions of one's own in it, by name.
     """
     return deserialize_keras_object(json.loads(json_string), custom_objects)
+
+
+def _require_outside_replicas(method: str) -> None:
+    mode = current_mode()
+    if mode is None or mode.replica_context is None:
+        return
+    if mode.strategy.num_replicas_in_sync > 1:
+        raise RuntimeError(
+            f"{method}() was called in a replica function, where each replica would do it; call it "
+            "outside of strategy.run()"
+        )
 
 
 def _require_built(model: Model, doing: str, how: str) -> None:

@@ -35,12 +35,14 @@ _MOST_NAMED = 10  # of the differences in a message
 
 def _owners(model: Layer) -> Iterator[tuple[str, Any]]:
     """Yield layers and optimizers with their paths, as Keras comes upon them, each once."""
-    seen: set[int] = set()
+    # The objects themselves are kept too: an id says nothing once its object is gone, such as the
+    # list that a property returns.
+    seen: dict[int, Any] = {}
 
     def visit(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if id(value) in seen:
             return
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, (list, tuple, Mapping)):
             names: Counter[str] = Counter()
             for item in value.values() if isinstance(value, Mapping) else value:
@@ -85,7 +87,7 @@ def _variables_of(owner: Any) -> list[Variable]:
     """Return an object's own variables in the order of the file."""
     if isinstance(owner, Optimizer):
         return list(owner.variables)
-    own = list(owner._own_variables())
+    own = owner._own_variables()
     return [v for v in own if v.trainable] + [v for v in own if not v.trainable]
 
 

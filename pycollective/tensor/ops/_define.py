@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...array_backend import Array, asarray
+from ...workspace import workspace
 from ..tape import record, thread_state
 from ..tensor import Tensor, as_tensor
 
@@ -124,6 +125,7 @@ def binary(
     that of the result ``z``. With ``linear`` it gets None for all but ``g``, and the arrays
     are not kept.
     """
+    ufunc = isinstance(forward, np.ufunc)
 
     def operation(x: Any, y: Any) -> Tensor:
         if x.__class__ is not Tensor or y.__class__ is not Tensor:
@@ -132,7 +134,7 @@ def binary(
         b = y.array
         if a.dtype is not b.dtype:
             check_dtypes(name, x, y)
-        result = forward(a, b)
+        result = workspace.compute(forward, a, b) if ufunc else forward(a, b)
         if not thread_state.tapes:
             return Tensor(result)
         shape_a = a.shape

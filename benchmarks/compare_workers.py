@@ -1,0 +1,180 @@
+"""Training with several workers, one replica each: beside TensorFlow's and PyTorch's, in the same run.
+
+    python benchmarks/compare_workers.py [--workers 1,2] [--data DIR] [--rounds 3] [--json FILE]
+                                         [--peer-python PYTHON]
+
+The tutorial's CNN and its loop, as in compare_training.py: 64 examples a worker, Adam, L2, float32, the
+loss read every step. pycollective's and TensorFlow's MultiWorkerMirroredStrategy run the same lines,
+described by TF_CONFIG; PyTorch is DistributedDataParallel on gloo. All workers are processes of this
+machine, with one BLAS thread where they are as many as cores. They take turns, round after round; the
+number is the median over all windows of all rounds, of all workers together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from compare_training import BATCH, images_of, installed, torch_tutorial, tutorial_steps
+
+WARMUP, WINDOWS, STEPS = 30, 5, 60
+
+
+def timed(step: Callable[[], float], workers: int) -> dict[str, Any]:
+    """Run windows of steps, as many on every worker; return samples per second of each."""
+    for _ in range(WARMUP):
+        step()
+    rates, losses = [], []
+    for _ in range(WINDOWS):
+        begin = time.perf_counter()
+        losses += [step() for _ in range(STEPS)]
+        rates.append(STEPS * BATCH * workers / (time.perf_counter() - begin))
+    return {"samples_per_s": rates, "loss": statistics.mean(losses[-50:])}
+
+
+def run_pycollective(workers: int, data: Any) -> dict[str, Any]:
+    import pycollective as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    steps = tutorial_steps(tf, strategy, "tutorial", data, compiled=False)
+    return timed(lambda: float(next(steps)), workers)
+
+
+def run_tensorflow(workers: int, data: Any) -> dict[str, Any]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    steps = tutorial_steps(tf, strategy, "tutorial", data, compiled=True)
+    return timed(lambda: float(next(steps)), workers)
+
+
+def run_torch(workers: int, data: Any) -> dict[str, Any]:
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(1)
+    x, y = data
+    images, labels = torch.from_numpy(x.transpose(0, 3, 1, 2).copy()), torch.from_numpy(y).long()
+    plain = torch_tutorial()
+    model = torch.nn.parallel.DistributedDataParallel(plain) if workers > 1 else plain
+    weights = [p for p in plain.parameters() if p.dim() > 1]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(rank))
+    place = 0
+
+    def step() -> float:
+        nonlocal place
+        chosen = order[place : place + BATCH]
+        place = (place + BATCH) % (len(order) - BATCH)
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+        loss = loss + 1e-5 * sum((w * w).sum() for w in weights)
+        loss.backward()
+        optimizer.step()
+        value = loss.detach()
+        if workers > 1:  # what the others print: the mean over all workers
+            torch.distributed.all_reduce(value)
+        return value.item() / workers
+
+    return timed(step, workers)
+
+
+CONTESTANTS = {
+    "pycollective": (run_pycollective, "own"),
+    "TensorFlow": (run_tensorflow, "tensorflow"),
+    "PyTorch DDP": (run_torch, "torch"),
+}
+
+
+def started(command: list[str], workers: int) -> dict[str, Any]:
+    """Run a contestant's workers, and return what the first one has measured."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
+    addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    processes = []
+    for index in range(workers):
+        task = {"type": "worker", "index": index}
+        cluster = {"cluster": {"worker": addresses}, "task": task}
+        more = {
+            "TF_CONFIG": json.dumps(cluster),
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": addresses[0].split(":")[1]},
+            **{"RANK": str(index), "WORLD_SIZE": str(workers)},
+            **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), threads),
+        }
+        out = subprocess.PIPE if index == 0 else subprocess.DEVNULL
+        processes.append(
+            subprocess.Popen(
+                command, env={**os.environ, **more}, stdout=out, stderr=subprocess.PIPE, text=True
+            )
+        )
+    said = [process.communicate(timeout=600) for process in processes]
+    for process, (_, errors) in zip(processes, said, strict=True):
+        if process.returncode:
+            raise SystemExit(f"{command} failed:\n{errors[-2000:]}")
+    found: dict[str, Any] = json.loads(said[0][0].strip().splitlines()[-1])
+    if not found["loss"] < 1.5:
+        raise SystemExit(f"{command} does not learn: its loss is {found['loss']}")
+    return found
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--workers", default="1,2", help="how many, one after the other (1,2)")
+    p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
+    p.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
+    p.add_argument("--json", type=Path, help="write the results there too")
+    p.add_argument("--peer-python", default=sys.executable, help="interpreter that has the peers")
+    p.add_argument("--contestant", choices=list(CONTESTANTS), help=argparse.SUPPRESS)
+    args = p.parse_args()
+    counts = [int(n) for n in args.workers.split(",")]
+    if args.contestant:
+        run, _ = CONTESTANTS[args.contestant]
+        print(json.dumps(run(counts[0], images_of("tutorial", args.data))))
+        return
+    rates: dict[tuple[str, int], list[float]] = {}
+    for turn in range(args.rounds):
+        for name, (_, needs) in CONTESTANTS.items():
+            python = sys.executable if needs == "own" else args.peer_python
+            if needs != "own" and not installed(python, needs):
+                continue
+            for workers in counts:
+                print(f"# round {turn + 1}: {name} x{workers}", file=sys.stderr, flush=True)
+                command = [python, __file__, "--contestant", name, "--workers", str(workers)]
+                command += ["--data", args.data] if args.data else []
+                found = started(command, workers)
+                rates.setdefault((name, workers), []).extend(found["samples_per_s"])
+    print(f"{'':14} {'workers':>7} {'samples/s':>10} {'range':>17} {'of best peer':>13}")
+    median = {key: statistics.median(values) for key, values in rates.items()}
+    for (name, workers), value in median.items():
+        peers = [v for (n, w), v in median.items() if w == workers and n != "pycollective"]
+        own = rates[name, workers]
+        spread = f"{min(own):,.0f} to {max(own):,.0f}"
+        best = max(peers, default=float("nan"))
+        print(f"{name:14} {workers:>7} {value:>10,.0f} {spread:>17} {value / best:>12.2f}x")
+    if args.json:
+        report = {
+            "benchmark": "compare_workers", "machine": platform.machine(), "cores": os.cpu_count(),
+            "data": "MNIST" if args.data else "generated", "batch_per_worker": BATCH,
+            "samples_per_s": {f"{n} x{w}": median[n, w] for n, w in median},
+        }  # fmt: skip
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Collectives on a real MPI library: the cases of test_suite.py, messages, splits, failures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("mpi4py")
+pytestmark = pytest.mark.slow
+
+_PREAMBLE = """
+import sys, os, threading, time
+import numpy as np
+import pycollective as pc
+from mpi4py import MPI
+comm = pc.Communicator.from_mpi(MPI.COMM_WORLD, timeout=30)
+r, n = comm.rank, comm.size
+"""
+
+
+@pytest.fixture
+def mpirun(tmp_path):
+    """Return a function that runs a script on so many ranks; gives each rank's lines, sorted."""
+    program = next(filter(None, map(shutil.which, ("mpirun", "mpiexec.hydra"))), None)
+    if program is None:
+        pytest.skip("no mpirun")
+
+    def run(ranks, body):
+        script = tmp_path / "script.py"
+        script.write_text(_PREAMBLE + body)
+        done = subprocess.run(
+            [program, "-n", str(ranks), sys.executable, str(script)],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path]),
+                "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+                "OMPI_MCA_mpi_yield_when_idle": "1",
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done
+        return sorted(done.stdout.splitlines())
+
+    return run
+
+
+@pytest.mark.parametrize("which", ["reductions", "moves"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_suite(mpirun, ranks, which):
+    body = """
+from cases import FACTORS, Case, Known, pairwise, play
+factors = dict(FACTORS[WHICH])
+whats = {}
+for what in factors["what"]:  # MPI chooses the algorithm
+    if isinstance(what.algorithm, str) and what.algorithm in ("auto", "", "tree", "ring", "direct"):
+        if what.collective != "all_reduce" or what.algorithm == "auto":
+            whats.setdefault((what.collective, what.ragged), what)
+factors["what"] = list(whats.values())
+count = 0
+for chosen in pairwise(factors):
+    case = Case(n, **chosen)
+    play(comm, case, Known(case))
+    count += 1
+print(count > 100)
+"""
+    assert mpirun(ranks, body.replace("WHICH", repr(which))) == ["True"] * ranks
+
+
+def test_messages_and_splits(mpirun):
+    body = """
+for size in (0, 1, 300_000):
+    for step in range(n):
+        comm.send(np.full(size, r + 0.5), (r + step) % n, tag=step)
+    for step in reversed(range(n)):
+        got = comm.recv(source=(r - step) % n, tag=step, shape=size, dtype=float)
+        assert (got == (r - step) % n + 0.5).all()
+part = comm.split(r % 2, -r)
+assert part.size == (n + 1 - r % 2) // 2
+assert part.all_reduce(np.ones(1))[0] == part.size
+assert comm.split(None if r else 0) is None or r == 0
+assert comm.all_reduce(np.full(2, np.nan if r == 1 else 1.0), "max").tolist() != [1.0, 1.0]
+many = comm.all_reduce_many([np.ones(3), np.ones(2, np.int32)], async_op=True).wait()
+assert [a.tolist() for a in many] == [[n] * 3, [n] * 2]
+print("done")
+"""
+    assert mpirun(3, body) == ["done"] * 3
+
+
+def test_calls_that_differ_and_ranks_that_leave(mpirun):
+    body = """
+first = comm.split(0)
+try:
+    first.all_reduce(np.ones(3 if r else 4))
+except pc.MismatchError as error:
+    print("rank 0 is in all_reduce(float64[4], sum); rank 1 is in" in str(error))
+second = comm.split(0)
+try:
+    if r == 0:
+        second.close()
+    else:
+        second.barrier()
+except pc.PeerLostError as error:
+    print("rank 0 has left the group" in str(error))
+third = comm.split(0)
+try:
+    if r == 0:
+        third.abort("enough")
+    third.barrier()
+except pc.AbortedError as error:
+    print(str(error) == "enough")
+fourth = comm.split(0)
+if r == 0:
+    try:
+        fourth.barrier(timeout=0.5)
+    except pc.CollectiveTimeoutError as error:
+        print("a rank did not come within 0.5 s" in str(error))
+comm.barrier()
+for call in (lambda: comm.all_reduce(np.ones(2), algorithm="ring"),
+             lambda: comm.all_reduce(np.ones(2, bool)), lambda: comm.broadcast(np.ones(2), root=9)):
+    try:
+        call()
+    except (TypeError, ValueError):
+        print(True)
+"""
+    assert mpirun(2, body) == ["True"] * (2 + 1 + 2 + 1 + 6)
+
+
+def test_workers_on_mpi(mpirun):
+    body = """
+options = pc.distribute.experimental.CommunicationOptions(implementation="MPI")
+strategy = pc.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+assert strategy.num_replicas_in_sync == n
+with strategy.scope():
+    model = pc.keras.Sequential([pc.keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(pc.keras.optimizers.SGD(0.1), "mse")
+x = np.random.default_rng(1).normal(size=(20, 3))
+model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0)
+print(*(w.tolist() for w in model.get_weights()))
+"""
+
+    def numbers(line):
+        return [float(x) for x in line.translate(str.maketrans("[],", "   ")).split()]
+
+    (one,), two = mpirun(1, body), mpirun(2, body)
+    assert two[0] == two[1]
+    assert numbers(two[0]) == pytest.approx(numbers(one), rel=1e-5)

@@ -1,0 +1,81 @@
+"""Meeting at addresses that are given: each rank at its own, or some of them only."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+import pytest
+from processes import SECRET, free_port
+
+from pycollective.rendezvous import RendezvousError, host_and_port, meet
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
+
+ENVIRONMENT = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
+
+
+class Rank:
+    """What `on_ranks` calls for each rank: meets, and reduces."""
+
+    def __init__(self, rank, addresses, pause=0.0, **options):
+        self.rank, self.addresses, self.pause, self.options = rank, addresses, pause, options
+
+    def __call__(self):
+        time.sleep(self.pause)
+        options = {"environment": ENVIRONMENT, "join_timeout": 10.0, **self.options}
+        comm = meet(self.rank, len(self.addresses), self.addresses, "a test", **options)
+        total = float(comm.all_reduce(np.float64(self.rank + 1)))
+        found = comm.rank, comm.size, total
+        comm.close()
+        return found
+
+
+def call(rank):
+    return rank()
+
+
+def test_each_at_its_own_address_in_any_order(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    pauses = (0.3, 0.0, 0.1)
+    found = on_ranks([Rank(r, addresses, pauses[r]) for r in range(3)], call)
+    assert found == [(r, 3, 6.0) for r in range(3)]
+
+
+def test_an_address_that_is_not_this_hosts_own(on_ranks):
+    """As that of a service in front of it: it listens at all addresses, which needs a secret."""
+    addresses = [f"127.0.0.1:{free_port()}", f"192.0.2.1:{free_port()}"]
+    found = on_ranks([Rank(r, addresses) for r in range(2)], call)
+    assert found == [(r, 2, 3.0) for r in range(2)]
+    open_to_all = {"PYCOLLECTIVE_TRANSPORT": "tcp"}
+    _, error = on_ranks(
+        [Rank(r, addresses, environment=open_to_all, join_timeout=1.0) for r in range(2)], call
+    )
+    assert isinstance(error, RendezvousError)
+    assert "0.0.0.0 is not a loopback address, and there is no secret" in str(error)
+
+
+def test_those_who_come_in_time_are_enough(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+    some = {"least": 2, "patience": 0.5}
+    found = on_ranks([Rank(r, addresses, **some) for r in (0, 2, 3)], call)
+    assert found == [(0, 3, 8.0), (1, 3, 8.0), (2, 3, 8.0)]
+    assert on_ranks([Rank(0, addresses, least=1, patience=0.2)], call) == [(0, 1, 1.0)]
+
+
+def test_too_few(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+    some = {"least": 3, "patience": 0.3, "join_timeout": 1.0}
+    for error in on_ranks([Rank(r, addresses, **some) for r in (0, 1)], call):
+        assert isinstance(error, RendezvousError)
+        assert "ranks 2, 3 of 4" in str(error)
+
+
+def test_addresses_that_are_none():
+    assert host_and_port("[::1]:8") == ("::1", 8)
+    for wrong in ("host", "host:", ":1", "host:0", "host:65536", "host:x"):
+        with pytest.raises(ValueError, match="is not host:port"):
+            host_and_port(wrong)
+    with pytest.raises(RendezvousError, match="'nowhere' is not host:port"):
+        meet(0, 2, ["nowhere"], "a test")
