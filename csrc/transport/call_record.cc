@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <string_view>
 
 #include "transport/transport.h"
@@ -18,7 +19,11 @@ std::string CallRecord::describe() const {
     if (i && shape[i - 1] != kNextArray) text += ", ";
     text += shape[i] < 0 ? "*" : std::to_string(shape[i]);
   }
-  if (dims > kMaxDims) text += shape[kMaxDims - 1] == kNextArray ? "…" : ", …";
+  if (dims > kMaxDims) {  // the hash of the others, so that two that differ look so
+    std::ostringstream hash;
+    hash << std::hex << (detail & 0xffff);
+    text += (shape[kMaxDims - 1] == kNextArray ? "… " : ", … ") + hash.str();
+  }
   text += "]";
   if (op[0]) text += std::string(", ") + op;
   if (algorithm[0]) text += std::string(", ") + algorithm;

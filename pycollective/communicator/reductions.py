@@ -139,7 +139,8 @@ class Reductions(Member):
         out : array, optional
             Where the root's result goes; ``out=x`` works in place. Other ranks' is not looked at.
         algorithm : {"tree"} or Algorithm
-            See `pycollective.algorithms`; one's own must be for reduce.
+            See `pycollective.algorithms`; one's own must be for reduce. The tree combines in an order
+            that depends on root and number of ranks alone, the same over every transport.
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional

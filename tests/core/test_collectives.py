@@ -8,6 +8,7 @@ from rank_groups import ALL_KINDS, make_group
 
 import pycollective as pc
 from pycollective import local_group
+from pycollective._core import Collective
 
 
 def check(got, want):
@@ -246,3 +247,44 @@ def test_ragged_scatter_says_what_is_wrong(on_ranks):
         return True
 
     assert on_ranks(local_group(2, timeout=30), work) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "collective", "borders"),
+    [
+        ("threads", 2, "broadcast", [("tree", None)]),
+        ("shm", 3, "broadcast", [("tree", 1 << 20), ("chain", None)]),
+        ("tcp", 4, "broadcast", [("tree", 64 << 10), ("chain", None)]),
+        ("tcp", 5, "broadcast", [("tree", 256 << 10), ("chain", None)]),
+        ("threads", 4, "reduce_scatter", [("direct", None)]),
+        ("mixed", 5, "reduce_scatter", [("halving", None)]),
+        ("tcp", 3, "reduce_scatter", [("direct", 32 << 10), ("ring", None)]),
+        ("shm", 3, "all_gather", [("ring", None)]),
+        ("tcp", 3, "all_gather", [("direct", 32 << 10), ("ring", None)]),
+    ],
+)
+def test_what_auto_means(kind, ranks, collective, borders):
+    comms = make_group(kind, ranks)
+    first = 0
+    for name, last in borders:
+        for size in (first, last or 1 << 40):
+            assert comms[0]._core.select(Collective.__members__[collective], size) == name
+        first = (last or 0) + 1
+    for c in comms:
+        c.close()
+
+
+def test_auto_counts_the_bytes_of_all_parts(on_ranks):
+    comms = make_group("tcp", 3)
+
+    def work(c):
+        c.all_gather(np.zeros((32 << 10) // 3 + c.size, "int8"))
+        large = c.describe()
+        c.all_gather(np.zeros((32 << 10) // 3, "int8"))
+        return large, c.describe()
+
+    for large, small in on_ranks(comms, work):
+        assert ", ring)" in large
+        assert ", direct)" in small
+    for c in comms:
+        c.close()

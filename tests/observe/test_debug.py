@@ -124,12 +124,12 @@ def test_trace(trace, on_ranks, capsys):
         "all_reduce #3 (float32[4], sum, direct, for reproducible=True)",
         f"broadcast #4 (float64[70000], tree, {chosen.format(560000)}, root 1)",
         "gather #5 (float32[4], direct, root 1)",
-        "all_gather #6 (int64[1], ring)",
-        "all_gather #7 (float32[0], ring)",
+        f"all_gather #6 (int64[1], ring, {table})",
+        f"all_gather #7 (float32[0], ring, {chosen.format(4)})",
         "all_to_all #8 (int64[2], direct)",
         "all_to_all #9 (float32[4], direct)",
         "reduce #10 (float32[4], min, tree, root 1)",
-        f"reduce_scatter #11 (float32[4], sum, ring, {table})",
+        f"reduce_scatter #11 (float32[4], sum, direct, {table})",
     ]
     assert calls[11] == "scatter #12 (float32[4], direct, root 0)"
     assert calls[12].startswith("empty #13 (float64[3])")

@@ -49,7 +49,7 @@ comm.barrier()
 )
 def test_many_groups(tmp_path, transport, ranks, many):
     before = set(os.listdir("/dev/shm"))
-    done = run(tmp_path, transport, ranks, BODY.replace("MANY", str(many)))
+    done = run(tmp_path, transport, ranks, BODY.replace("MANY", str(many)), seconds=300)
     assert (set(done.codes), done.errors) == ({0}, "")
     assert done.outputs == [f"{[False] * 4}\n"] * ranks
     assert {n for n in set(os.listdir("/dev/shm")) - before if "pycollective" in n} == set()
