@@ -32,6 +32,13 @@ def test_keras_fit(tmp_path):
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
-def test_custom_training(mnist_dir):
-    printed = run("custom_training.py", "--data", mnist_dir, "--epochs", 1, "--examples", 3000)
-    assert "Accuracy after restoring the saved model without strategy" in printed
+def test_keras_fit_reaches_99_percent(mnist_dir, tmp_path):
+    printed = run("keras_fit.py", "--data", mnist_dir, "--epochs", 5, "--logs", tmp_path)
+    assert float(re.findall(r"Eval accuracy: ([\d.]+)", printed)[-1]) >= 0.99
+
+
+def test_custom_training_reaches_99_percent(mnist_dir):
+    printed = run("custom_training.py", "--data", mnist_dir)
+    accuracies = re.findall(r"(?:Test Accuracy|without strategy): ([\d.]+)", printed)
+    assert len(accuracies) == 6 and accuracies[-1] == accuracies[-2]
+    assert float(accuracies[-1]) >= 99.0
