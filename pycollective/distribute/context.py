@@ -108,20 +108,26 @@ def replica_among(replicas: int) -> int | None:
     return here if count == replicas else None
 
 
-@contextmanager
-def entered(mode: Mode) -> Iterator[None]:
+class entered:
     """Put a mode on this thread's stack for the length of a block."""
-    modes, entries = _state.modes, _state.entries
-    depth, scopes, before = len(modes), len(entries), creators()
-    modes.append(mode)
-    try:
-        yield
-    finally:
-        proper = len(modes) == depth + 1 and modes[-1] is mode
-        del modes[depth:]
+
+    __slots__ = ("_before", "_depth", "_mode", "_scopes")
+
+    def __init__(self, mode: Mode) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        modes = _state.modes
+        self._depth, self._scopes, self._before = len(modes), len(_state.entries), creators()
+        modes.append(self._mode)
+
+    def __exit__(self, *exc_info: object) -> None:
+        modes = _state.modes
+        proper = len(modes) == self._depth + 1 and modes[-1] is self._mode
+        del modes[self._depth :]
         if not proper:  # a scope was entered in the block and not left
-            del entries[scopes:]
-            set_creators(before)
+            del _state.entries[self._scopes :]
+            set_creators(self._before)
             raise RuntimeError(_nesting_message("Device"))
 
 

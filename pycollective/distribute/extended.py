@@ -356,7 +356,8 @@ class StrategyExtended:
         """Run a function for one replica in this thread."""
         context = ReplicaContext(self.strategy, replica, run)
         with entered(Mode(self.strategy, context)), self.replica_device(replica):
-            return fn(*select_replica(replica, args), **select_replica(replica, kwargs))
+            args = select_replica(replica, args)
+            return fn(*args, **select_replica(replica, kwargs)) if kwargs else fn(*args)
 
     # Reducing, in cross-replica context ---------------------------------------------------------
 

@@ -234,6 +234,10 @@ class _Parts:
     def _steps(self) -> Iterator[list[Any]]:
         sources = [p._iter() for p in self.pipelines]
         count = self.extended.num_local_replicas // len(sources)
+        if self.extended.num_local_replicas == 1:
+            for part in sources[0]:
+                yield [part]
+            return
         while True:
             parts: list[Any] = []
             for source in sources:
@@ -322,7 +326,7 @@ class DistributedIterator(NextElements):
             # The others wait for this worker's count, which will not come.
             self._parts.extended.workers.abort(f"its input failed: {type(error).__name__}: {error}")
             raise
-        have = sum(part is not None for part in parts)
+        have = len([part for part in parts if part is not None])
         if self._parts.fills_up:
             have = self._parts.extended.sum_over_workers(have)
         if have == 0 or (have < size and not self._parts.fills_up):

@@ -170,6 +170,8 @@ def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def select_replica(replica: int, structure: Any) -> Any:
     """Return ``structure`` with distributed values replaced by one replica's components."""
+    if structure.__class__ is tuple and all([v.__class__ is Tensor for v in structure]):
+        return structure  # as what a strategy of one replica is given
     if nest.is_nested(structure):
         if isinstance(structure, Mapping):
             children = [select_replica(replica, v) for v in structure.values()]
