@@ -6,7 +6,7 @@ import enum
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -523,6 +523,30 @@ _SCATTER: dict[str, Callable[[Array, Array, Array], Any]] = {
     "scatter_max": _at("maximum"),
     "scatter_update": _set_rows,
 }
+
+
+def update_together(variables: Sequence[Variable], update: Callable[[list[Array]], Any]) -> None:
+    """Call ``update(arrays)`` with the arrays of several plain variables to write to, all at once.
+
+    As `Variable.update_inplace` does for one. The locks are taken in one order, whatever the order of
+    the variables, so that two threads that update some of the same ones do not wait for each other.
+    """
+    arrays: list[Any] = [None] * len(variables)
+    held: list[int] = []
+    try:
+        for place in sorted(range(len(variables)), key=lambda k: id(variables[k])):
+            variable = variables[place]
+            variable._lock.acquire()
+            held.append(place)
+            arrays[place], free = variable._release()
+            if not free:
+                arrays[place] = copy(arrays[place])
+        update(arrays)
+    finally:
+        for place in reversed(held):
+            if arrays[place] is not None:
+                variables[place]._set_array(arrays[place])
+            variables[place]._lock.release()
 
 
 def _take_value(variable: Variable) -> tuple[Array, int, int]:

@@ -23,6 +23,7 @@ from pycollective.keras.optimizers.gathering import current_gathering
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.tensor import GradientTape, Tensor, Variable, VariableAggregation, as_tensor
+from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable
 
 __all__ = ["Optimizer", "with_arrays"]
@@ -582,20 +583,21 @@ class Optimizer(Trackable):
         )
         step = int(self.iterations) + 1
         names = self.slot_names()
-        for gradient, variable in zip(gradients, variables, strict=True):
+        everything: list[Variable] = []
+        for variable in variables:
             slots = self._slots[id(variable)][1]
-            keep = 1.0
-            if self.weight_decay is not None and self._decays(variable):
-                keep -= self.weight_decay * learning_rate
+            everything += [variable, *[slots[name] for name in names]]
 
-            def update(arrays: list[Array], gradient: Array = gradient, keep: float = keep) -> None:
-                parameter, *rest = arrays
-                if keep != 1:
-                    parameter *= keep
-                kept = dict(zip(names, rest, strict=True))
+        def update(arrays: list[Array]) -> None:
+            rest = iter(arrays)
+            for gradient, variable in zip(gradients, variables, strict=True):
+                parameter = next(rest)
+                if self.weight_decay is not None and self._decays(variable):
+                    parameter *= 1.0 - self.weight_decay * learning_rate
+                kept = {name: next(rest) for name in names}
                 self.update_step(parameter, gradient, kept, learning_rate, step)
 
-            with_arrays([variable, *(slots[name] for name in names)], update)
+        with_arrays(everything, update)
 
     # Descriptions ----------------------------------------------------------------------------
 
@@ -702,27 +704,13 @@ def with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]],
     Outside of the replicas it is called for each copy.
     """
     for copies in _copies(variables):
-        _open(copies, [], function)
+        update_together(copies, function)
 
 
 def _copies(variables: Sequence[Variable]) -> Iterable[Sequence[Variable]]:
     if current_mode() is None and hasattr(variables[0], "values"):
         return zip(*[getattr(variable, "values") for variable in variables], strict=True)  # noqa: B009
     return [[variable._local() for variable in variables]]
-
-
-def _open(
-    variables: Sequence[Variable], arrays: list[Array], function: Callable[[list[Array]], None]
-) -> None:
-    """Add the array of the next variable to ``arrays``, until there are all of them."""
-    if len(arrays) == len(variables):
-        function(arrays)
-        return
-
-    def enter(array: Array) -> None:
-        _open(variables, [*arrays, array], function)
-
-    variables[len(arrays)].update_inplace(enter)
 
 
 def _require_copies(mode: Mode, variables: Sequence[Variable]) -> None:
