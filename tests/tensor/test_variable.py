@@ -9,7 +9,7 @@ import pytest
 
 import pycollective.tensor as tf
 from pycollective.tensor import VariableAggregation, VariableSynchronization
-from pycollective.tensor.variable import creators
+from pycollective.tensor.variable import creators, update_together
 
 
 def test_what_a_variable_is_made_of():
@@ -388,3 +388,42 @@ def test_unknown_arguments_are_errors_with_and_without_creators():
         pytest.raises(TypeError, match="colour"),
     ):
         tf.Variable(1.0, colour=1)
+
+
+def test_several_are_updated_together():
+    a, b = tf.Variable([1.0, 2.0]), tf.Variable([3])
+    before = a.read_value()
+
+    def update(arrays):
+        x, y = arrays
+        x *= 2
+        y += 1
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        update_together([a, b], update)
+    assert a.numpy().tolist() == [2.0, 4.0]
+    assert b.numpy().tolist() == [4]
+    assert before.numpy().tolist() == [1.0, 2.0]  # what was read stays what it was
+    with pytest.raises(RuntimeError):
+        update_together([a, b, a], update)
+    assert [a.numpy().tolist(), b.numpy().tolist()] == [[2.0, 4.0], [4]]
+
+
+def test_updates_of_the_same_variables_in_opposite_orders_do_not_wait_for_each_other():
+    a, b = tf.Variable(0.0), tf.Variable(0.0)
+
+    def add(arrays):
+        for array in arrays:
+            array += 1
+
+    def work(variables):
+        for _ in range(300):
+            update_together(variables, add)
+
+    threads = [threading.Thread(target=work, args=(v,)) for v in ([a, b], [b, a])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [float(a), float(b)] == [600.0, 600.0]
