@@ -2,12 +2,12 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from fitting import mirrored
 
 from pycollective import keras
 from pycollective.keras import layers
 from pycollective.keras.fusion import ConvReluPool
 from pycollective.tensor import GradientTape, ops
-from tests.keras.fitting import mirrored
 
 RANDOM = np.random.default_rng(3)
 A = RANDOM.standard_normal((6, 4)).astype(np.float32)

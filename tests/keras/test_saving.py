@@ -4,12 +4,12 @@ import zipfile
 
 import numpy as np
 import pytest
+from fitting import mirrored
 
 from pycollective import keras
 from pycollective.errors import CheckpointError
 from pycollective.keras import layers
 from pycollective.keras.saving.weights import _owners
-from tests.keras.fitting import mirrored
 
 h5py = pytest.importorskip("h5py")
 
