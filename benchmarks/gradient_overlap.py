@@ -7,8 +7,8 @@ and updating cost alone). Medians are reported, and the time won: absolutely, an
 the sum costs without overlap.
 
 ``--work cpu`` computes on the cores that also have to sum; with as many replicas as cores there is
-little to win. ``--work wait`` stands for layers that are computed elsewhere: each waits as long as the
-matrix products would take a device, and the cores are free.
+little to win. ``--work device`` stands for layers that are computed elsewhere: each waits for a device
+that takes ``--layer-ms`` forward and twice as long back, and has its gradient then; the cores are free.
 
 Run: ``python benchmarks/gradient_overlap.py [--megabytes 1 10 100] [--replicas 2] [--out FILE]``
 """
@@ -33,31 +33,31 @@ from pycollective.tensor import ops
 WAYS = ("overlapped", "one after the other", "without sum")
 
 
-def waiting(seconds: float) -> Any:
-    """Return an operation that changes nothing and takes its time, forward and back."""
-
-    def wait_back(gradient: Any) -> Any:
-        time.sleep(2 * seconds)  # two products
-        return gradient
+def on_a_device(seconds: float, gradient: Any) -> Any:
+    """Return a layer that a device computes: the host waits for it, and gets the weights' gradient."""
 
     @tensor.custom_gradient
-    def wait(x: Any) -> Any:
-        time.sleep(seconds)
-        return x * 1.0, wait_back
+    def layer(x: Any, w: Any) -> Any:
+        def back(upstream: Any) -> Any:
+            time.sleep(2 * seconds)  # two products
+            return upstream, gradient
 
-    return wait
+        time.sleep(seconds)
+        return x * 1.0, back
+
+    return layer
 
 
 class Case:
     """A chain of layers, its inputs and the ways to make a step."""
 
-    def __init__(self, megabytes: float, layers: int, replicas: int, batch: int, work: str) -> None:
+    def __init__(self, megabytes: float, args: argparse.Namespace, work: str) -> None:
+        layers, replicas = args.layers, args.replicas
         self.strategy = distribute.MirroredStrategy([f"cpu:{r}" for r in range(replicas)])
         width = max(8, round((megabytes * 2**20 / 4 / layers) ** 0.5))
         self.bytes = layers * width * width * 4
         rng = np.random.default_rng(0)
-        rows = batch if work == "cpu" else 1
-        self.x = tensor.constant(rng.standard_normal((rows, width)).astype("float32"))
+        self.x = tensor.constant(rng.standard_normal((args.batch_size, width)).astype("float32"))
         with self.strategy.scope():
             scale = np.float32(width**-0.5)
             self.weights = [
@@ -65,17 +65,29 @@ class Case:
                 for _ in range(layers)
             ]
             self.optimizer = keras.optimizers.SGD(1e-4)
-        # A device of 10 TFLOP/s.
-        self.wait = waiting(2 * batch * width * width / 1e13 + 1e-4) if work == "wait" else None
+        # The layers of each replica; None: computed here.
+        self.devices: list[list[Any]] | None = None
+        if work == "device":
+            gradients = [
+                tensor.constant(rng.standard_normal((width, width)).astype("float32") * 1e-3)
+                for _ in range(layers)
+            ]
+            self.devices = [
+                [on_a_device(args.layer_ms * 1e-3, gradient) for gradient in gradients]
+                for _ in range(replicas)
+            ]
 
     def step(self, way: str) -> None:
         """Make a step of one replica."""
         with tensor.GradientTape() as tape:
             y: Any = self.x
-            for w in self.weights:
-                y = ops.tanh(ops.matmul(y, w))
-                if self.wait is not None:
-                    y = self.wait(y)
+            if self.devices is None:
+                for w in self.weights:
+                    y = ops.tanh(ops.matmul(y, w))
+            else:
+                here = distribute.get_replica_context().local_replica_id
+                for layer, w in zip(self.devices[here], self.weights, strict=True):
+                    y = layer(y, w)
             loss = ops.reduce_sum(y)
         if way == WAYS[0]:
             self.optimizer.minimize(loss, self.weights, tape=tape)
@@ -100,7 +112,7 @@ class Case:
 
 
 def result(megabytes: float, pack: int, args: argparse.Namespace, work: str) -> dict[str, Any]:
-    case = Case(megabytes, args.layers, args.replicas, args.batch_size, work)
+    case = Case(megabytes, args, work)
     case.strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=pack)
     times, busy = case.measure(args.seconds)
     medians = {way: statistics.median(values) for way, values in times.items()}
@@ -129,10 +141,11 @@ def main() -> None:
         nargs="+",
         default=[distribute.StrategyExtended.gradient_options.bytes_per_pack],
     )
-    parser.add_argument("--work", nargs="+", choices=["cpu", "wait"], default=["cpu", "wait"])
+    parser.add_argument("--work", nargs="+", choices=["cpu", "device"], default=["cpu", "device"])
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=32, help="per replica")
+    parser.add_argument("--layer-ms", type=float, default=1.0, help="of a device, forward")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each case")
     parser.add_argument("--out", type=Path, help="where the JSON goes, besides the terminal")
     args = parser.parse_args()
@@ -147,7 +160,7 @@ def main() -> None:
         "results": [],
     }
     print(
-        f"{'work':>5} {'MB':>6} {'pack':>9} {'overlap':>9} {'after':>9} {'no sum':>9} {'won':>15}"
+        f"{'work':>6} {'MB':>6} {'pack':>9} {'overlap':>9} {'after':>9} {'no sum':>9} {'won':>15}"
     )
     for work in args.work:
         for megabytes in args.megabytes:
@@ -157,7 +170,7 @@ def main() -> None:
                 times = [row["milliseconds"][way] for way in WAYS]
                 share = row["won_share_of_sum"]
                 print(
-                    f"{work:>5} {row['megabytes']:6.1f} {pack:9d} "
+                    f"{work:>6} {row['megabytes']:6.1f} {pack:9d} "
                     + " ".join(f"{t:9.2f}" for t in times)
                     + f" {row['won_milliseconds']:8.2f} ms"
                     + ("" if share is None else f" {share:5.0%}")
