@@ -293,16 +293,17 @@ class MPICore:
 
     def all_reduce(
         self, source: Array, target: Array, op: str, how: Any, reproducible: bool,
-        seconds: float, async_op: bool = False,
+        seconds: float, async_op: bool = False, shape: Sequence[int] | None = None,
     ) -> _Task | None:  # fmt: skip
-        """Reduce to all ranks."""
+        """Reduce to all ranks, who agree on ``shape`` where the source has been made of others."""
         _require_own_choice(how, reproducible)
         comm = self._group.comm
 
         def reduce(given: Array, total: Array, mpi_op: Any) -> None:
             self._wait(comm.Iallreduce(given, total, mpi_op), seconds)
 
-        what = f"all_reduce({_kind(source)}, {op})"
+        made_of = "" if shape is None else f" of shapes {list(shape)}"
+        what = f"all_reduce({_kind(source)}{made_of}, {op})"
         return self._reduction(what, source, target, op, reduce, seconds, async_op)
 
     def reduce(

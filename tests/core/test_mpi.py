@@ -124,6 +124,11 @@ if r == 0:
         fourth.barrier(timeout=0.5)
     except pc.CollectiveTimeoutError as error:
         print("a rank did not come within 0.5 s" in str(error))
+fifth = comm.split(0)
+try:
+    fifth.all_reduce_many([np.ones((2, 3)), np.ones(4)] if r else [np.ones(4), np.ones((2, 3))])
+except pc.MismatchError as error:
+    print("the ranks' calls differ" in str(error))
 comm.barrier()
 for call in (lambda: comm.all_reduce(np.ones(2), algorithm="ring"),
              lambda: comm.all_reduce(np.ones(2, bool)), lambda: comm.broadcast(np.ones(2), root=9)):
@@ -132,7 +137,7 @@ for call in (lambda: comm.all_reduce(np.ones(2), algorithm="ring"),
     except (TypeError, ValueError):
         print(True)
 """
-    assert mpirun(2, body) == ["True"] * (2 + 1 + 2 + 1 + 6)
+    assert mpirun(2, body) == ["True"] * (2 + 1 + 2 + 1 + 2 + 6)
 
 
 def test_workers_on_mpi(mpirun):
