@@ -481,7 +481,7 @@ class TcpGroup::Member final : public Endpoint {
     bool was_broken = stream.broken();
     Stream::Read read;
     while ((read = stream.read(moved_)) == Stream::Read::header) {
-      const Header& header = stream.header();
+      const Header header = stream.header();  // a copy: what accept() makes room for may move it
       if (const char* wrong = tcp::wrong_with_message(header)) not_a_member(peer, wrong);
       stream.accept();
       bool awaited = header.fingerprint == fingerprint_ && header.remaining == remaining;

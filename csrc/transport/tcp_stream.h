@@ -51,7 +51,7 @@ class Stream {
   enum class Read { whole, header, waiting };
   Read read(std::uint64_t& moved);
   bool whole() const { return whole_; }
-  // Valid from the header on.
+  // Valid from the header on, until accept() or release().
   const Header& header() const { return *reinterpret_cast<const Header*>(staging_.data()); }
   // After a header that has been checked: makes room for the frame.
   void accept();

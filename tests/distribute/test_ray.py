@@ -16,7 +16,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cluster():
+def _cluster(tmp_path_factory):
+    # Ray's workers look where the driver is, and beside the sources there is no core.
+    before = os.getcwd()
+    os.chdir(tmp_path_factory.mktemp("ray"))
     paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     ray.init(
         num_cpus=2,
@@ -26,6 +29,7 @@ def _cluster():
     )
     yield
     ray.shutdown()
+    os.chdir(before)
 
 
 def train(steps=20):

@@ -66,7 +66,12 @@ def trained(program, directory, stop=99):
         str(stop),
     ]
     run = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=120, env=os.environ
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     lines = run.stdout.splitlines()
     assert run.returncode in (0, 7) and (run.returncode or len(lines) == 4), run.stderr
