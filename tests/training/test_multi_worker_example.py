@@ -24,6 +24,7 @@ def started(commands):
         subprocess.Popen(
             words,
             env={**env, **own},
+            cwd=Path(EXAMPLE).parent,  # not beside the sources, which have no core
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
