@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -358,15 +359,27 @@ def bother(port, stop, seed, counts):
         sock.close()
 
 
+def wait_until_listened_to(port):
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with contextlib.suppress(ConnectionRefusedError), socket.socket() as sock:
+            sock.connect(("127.0.0.1", port))
+            if sock.getsockname() != sock.getpeername():
+                return
+        time.sleep(0.01)
+
+
 def test_strangers_do_not_disturb(on_ranks):
     port, stop, counts = free_port(), threading.Event(), []
     strangers = [threading.Thread(target=bother, args=(port, stop, s, counts)) for s in range(2)]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for t in strangers:
-        t.start()
     results = []
     zero = threading.Thread(target=lambda: results.extend(join([environment(0, 2, port)])))
     zero.start()
+    # Before rank 0 listens a stranger's attempts could connect the port to itself, and take it.
+    wait_until_listened_to(port)
+    for t in strangers:
+        t.start()
     while len(counts) < 100:  # rank 0 waits among strangers for a while
         time.sleep(0.01)
     results.extend(join([environment(1, 2, port)]))
