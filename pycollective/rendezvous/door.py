@@ -56,7 +56,7 @@ class Door:
                 with self._lock:
                     if error.errno in SHORTAGES and not self._hang_up_oldest():
                         self.shortage = error
-                time.sleep(0.01)
+                self._closed.wait(0.01)
                 continue
             with self._lock:
                 if self._closed.is_set():
@@ -104,6 +104,10 @@ class Door:
         """Let nobody in any more; who is proving is turned away."""
         with self._lock:
             self._closed.set()
+        if self._socket.family == socket.AF_UNIX:  # of which the end does not wake accept
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as guest:
+                guest.setblocking(False)
+                guest.connect(self._socket.getsockname())
         _hang_up(self._socket)  # wakes accept
         with self._lock:
             for guest in self._strangers.values():

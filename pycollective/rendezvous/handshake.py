@@ -110,11 +110,11 @@ class Channel:
             data += part
         return bytes(data)
 
-    def readable(self) -> bool:
-        """Whether a message, or the end, has come."""
+    def readable(self, seconds: float = 0.0) -> bool:
+        """Whether a message, or the end, has come; waits so long for it."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(poll.poll(1000 * seconds))
 
     def ended(self) -> bool:
         """Whether the other side has closed the connection, and all it said has been read."""

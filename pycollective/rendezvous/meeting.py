@@ -480,7 +480,7 @@ class Meeting:
     def _hear(self, what: str) -> dict[str, Any]:
         """The next message of rank 0."""
         say = time.monotonic() + LOG_EVERY
-        while not self.store.readable():
+        while not self.store.readable(0.05):
             self._watch()
             now = time.monotonic()
             # Rank 0 names the missing at its own deadline, which may be a little later.
@@ -489,7 +489,6 @@ class Meeting:
             if now >= say:
                 _log.warning("rank %d waits %s", self.about.rank, what)
                 say = now + LOG_EVERY
-            time.sleep(0.005)
         try:
             message = self.store.receive(time.monotonic() + STRANGER_SECONDS)
         except OSError as error:
@@ -631,8 +630,8 @@ class Meeting:
                     raise RendezvousError(
                         f"rank 0 waited {self.seconds:g} s for {_ranks(list(waiting))} to connect"
                     )
-                if waiting:
-                    time.sleep(0.002)
+                if waiting:  # one after the other: all of them must come
+                    next(iter(waiting.values())).readable(0.01)
         except RendezvousError as error:
             self._tell_all({"error": str(error)})
             raise
