@@ -22,6 +22,7 @@ __all__ = [
     "Array",
     "array_module",
     "asarray",
+    "beside",
     "copy",
     "device_of",
     "is_array",
@@ -82,7 +83,8 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
         value = to_numpy(value)
     elif like is not None:
         value = placed(np.asarray(value) if array_module(value) is np else value, *device_of(like))
-    array: Array = module.asarray(value, dtype=dtype)
+    with _HOST if like is None else beside(like):
+        array: Array = module.asarray(value, dtype=dtype)
     return array
 
 
@@ -145,3 +147,11 @@ def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
 
     device: AbstractContextManager[Any] = cupy.cuda.Device(index)
     return device
+
+
+def beside(array: Any) -> AbstractContextManager[Any]:
+    """Return the context in which new arrays lie on an array's device, as operations on it need."""
+    return _HOST if array.__class__ is np.ndarray else on_device(*device_of(array))
+
+
+_HOST = nullcontext()

@@ -110,6 +110,16 @@ class StrategyExtended:
         """Make a variable of this strategy; a plain one unless overridden."""
         return next_creator(**kwargs)
 
+    def variable_on(
+        self, device: Device, next_creator: Callable[..., Variable], **kwargs: Any
+    ) -> Variable:
+        """Make a variable whose value lies on a device."""
+        with array_backend.on_device(device.kind, device.index):
+            variable = next_creator(**kwargs)
+            if device.kind == "GPU":
+                variable._set_array(device.place(variable._current().array))
+        return variable
+
     def begin_run(self) -> None:
         """Get ready for a run of several replicas."""
 
