@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 import types
 
 import numpy as np
 
 __all__ = ["DeviceArray", "make_cupy"]
+
+
+class _Current(threading.local):
+    device = 0
+
+
+_current = _Current()
+
+
+class Device:
+    """A device, and the block in which it is the current one of this thread."""
+
+    def __init__(self, number):
+        self.id = number
+
+    def __enter__(self):
+        self._before, _current.device = _current.device, self.id
+
+    def __exit__(self, *exc_info):
+        _current.device = self._before
 
 
 class DeviceArray:
@@ -16,6 +37,7 @@ class DeviceArray:
     def __init__(self, host):
         assert isinstance(host, (np.ndarray, np.generic))
         self._host = np.asarray(host)
+        self.device = Device(_current.device)
 
     shape = property(lambda self: self._host.shape)
     dtype = property(lambda self: self._host.dtype)
@@ -25,6 +47,7 @@ class DeviceArray:
     base = property(lambda self: None)
     strides = property(lambda self: self._host.strides)
     itemsize = property(lambda self: self._host.itemsize)
+    nbytes = property(lambda self: self._host.nbytes)
     T = property(lambda self: DeviceArray(self._host.T))
 
     def __array__(self, *args, **kwargs):
@@ -93,6 +116,8 @@ for _full in [
 
 def host_of(value):
     if isinstance(value, DeviceArray):
+        if value.device.id != _current.device:
+            raise ValueError("Array device must be same as the current device")
         return value._host
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -125,6 +150,7 @@ def make_cupy():
     """Return a module that looks like CuPy."""
     module = types.ModuleType("cupy")
     module.ndarray = DeviceArray
+    module.cuda = types.SimpleNamespace(Device=Device)
 
     def asarray(value, dtype=None):
         return DeviceArray(
