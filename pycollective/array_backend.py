@@ -18,7 +18,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "array_module", "asarray", "copy", "is_array", "scatter_add", "to_numpy"]
+__all__ = [
+    "Array",
+    "array_module",
+    "asarray",
+    "copy",
+    "is_array",
+    "on_host",
+    "placed",
+    "scatter_add",
+    "to_numpy",
+]
 
 #: A NumPy array, or a CuPy array in the same role.
 Array: TypeAlias = npt.NDArray[Any]
@@ -46,6 +56,11 @@ def array_module(*arrays: Any) -> Any:
 def is_array(value: Any) -> bool:
     """Whether ``value`` is a NumPy or CuPy array."""
     return isinstance(value, np.ndarray) or _cupy_of(value) is not None
+
+
+def on_host(array: Any) -> bool:
+    """Whether a value can be looked at at once; of arrays on a device that would mean to wait for it."""
+    return _cupy_of(array) is None
 
 
 def to_numpy(array: Any) -> Array:
@@ -108,3 +123,17 @@ def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
 
     device: AbstractContextManager[Any] = cupy.cuda.Device(index)
     return device
+
+
+def placed(array: Array, kind: str, index: int) -> Array:
+    """Return an array where a device has it: on a GPU a CuPy array, else as it is.
+
+    Strings, and types that CuPy does not have, stay on the host.
+    """
+    if kind != "GPU" or array.dtype.kind not in "biufc":
+        return array
+    import cupy
+
+    with on_device(kind, index):
+        moved: Array = cupy.asarray(array)
+    return moved

@@ -40,7 +40,13 @@ from pycollective.distribute.values import (
 from pycollective.distribute.variables import DistributedVariable, MirroredVariable
 from pycollective.distribute.workers import Workers
 from pycollective.errors import MismatchError
-from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
+from pycollective.tensor import (
+    IndexedSlices,
+    Tensor,
+    Variable,
+    VariableAggregation,
+    as_tensor,
+)
 from pycollective.tensor.variable import creators, set_creators
 
 if TYPE_CHECKING:
@@ -299,6 +305,22 @@ class StrategyExtended:
         """Return the context in which a replica's arrays are made."""
         device = self._devices[replica]
         return array_backend.on_device(device.kind, device.index)
+
+    def beside(self, replica: int, array: Array) -> Array:
+        """Return an array on a replica's device."""
+        device = self._devices[replica]
+        return array_backend.placed(array, device.kind, device.index)
+
+    def place(self, variable: Variable, replica: int) -> None:
+        """Bring a variable's value to a replica's device.
+
+        Scalars that all replicas have alike (ONLY_FIRST_REPLICA) stay on the host: counters and rates,
+        which the program reads in every step.
+        """
+        array = variable._current().array
+        only_first = variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+        if self._devices[replica].kind == "GPU" and not (only_first and not array.ndim):
+            variable._set_array(self.beside(replica, array))
 
     # Running ------------------------------------------------------------------------------------
 

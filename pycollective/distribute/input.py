@@ -349,8 +349,14 @@ class DistributedIterator(NextElements):
                 if part is None:
                     parts[place] = _empty(specs[place // count], self._like)
         if len(parts) == 1 and not self._parts.across_workers:
-            return nest.map_structure(Tensor, parts[0])
-        return nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)
+            return nest.map_structure(lambda leaf: self._tensor(0, leaf), parts[0])
+        return nest.map_structure(
+            lambda *leaves: PerReplica([self._tensor(r, leaf) for r, leaf in enumerate(leaves)]),
+            *parts,
+        )
+
+    def _tensor(self, replica: int, leaf: Any) -> Tensor:
+        return Tensor(self._parts.extended.beside(replica, leaf))
 
     def close(self) -> None:
         """End the pass."""

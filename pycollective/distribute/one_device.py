@@ -21,6 +21,7 @@ class _OneDeviceExtended(StrategyExtended):
         """Make a plain variable on the device."""
         with self.replica_device(0):
             variable = next_creator(**kwargs)
+            self.place(variable, 0)
         variable._distribute_strategy = self.strategy
         return variable
 
