@@ -48,6 +48,7 @@ class Trainer(Learner):
     history: History
     #: Set by a callback in ``on_train_begin``: where interrupted training goes on.
     _initial_epoch: int = 0
+    _initial_step: int = 0
 
     # Training --------------------------------------------------------------------------------
 
@@ -165,14 +166,15 @@ class Trainer(Learner):
         self.stop_training = False
         watch = LossWatch()
         epoch_logs: Logs = {}
-        self._initial_epoch = initial_epoch
+        self._initial_epoch, self._initial_step = initial_epoch, 0
         callbacks.on_train_begin()
         initial_epoch = self._initial_epoch
+        done = self._initial_step
         for epoch in range(initial_epoch, callbacks.params["epochs"]):
             self.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             logs: Logs | None = None
-            for first, batches in steps.epoch(settings.steps_per_execution * together):
+            for first, batches in steps.epoch(settings.steps_per_execution * together, done):
                 callbacks.on_train_batch_begin(first)
                 logs = numbers_of("train_step", execute(batches)[-1])
                 last = first + len(batches) - 1
@@ -180,6 +182,11 @@ class Trainer(Learner):
                 callbacks.on_train_batch_end(last, logs)
                 if self.stop_training:
                     break
+            if logs is None and done:
+                # Training was interrupted between the last batch and the end of the epoch.
+                done = 0
+                continue
+            done = 0
             if logs is None:
                 if epoch == initial_epoch:
                     raise ValueError("fit: the input has no batch")
