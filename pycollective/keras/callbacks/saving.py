@@ -201,7 +201,8 @@ class BackupAndRestore(Callback):
         latest = self._manager.latest_checkpoint
         if latest is not None:
             Checkpoint(**place).read(latest)
-        self._checkpoint.metrics = self.model.metrics if int(self._step) else []
+        metrics = self.model.metrics if int(self._step) else []
+        self._checkpoint.metrics = metrics
         self._before = signal.getsignal(signal.SIGTERM)
         if self.save_before_preemption:
             # It restores, too.
@@ -212,7 +213,7 @@ class BackupAndRestore(Callback):
             )
         else:
             self._manager.restore_or_initialize()
-        sums = [v for metric in self._checkpoint.metrics for v in metric.variables]
+        sums = [variable for metric in metrics for variable in metric.variables]
         self._restored = [(variable, variable.numpy()) for variable in sums]
         if latest is not None:
             self.model._initial_epoch = int(self._epoch)
