@@ -26,6 +26,7 @@ class DeviceArray:
     size = property(lambda self: self._host.size)
     flags = property(lambda self: self._host.flags)
     base = property(lambda self: None)
+    device = property(lambda self: types.SimpleNamespace(id=0))
     strides = property(lambda self: self._host.strides)
     itemsize = property(lambda self: self._host.itemsize)
     T = property(lambda self: DeviceArray(self._host.T))
@@ -148,12 +149,13 @@ def make_cupy():
         return value._host.copy()
 
     module.asnumpy = asnumpy
-    for name in ("zeros", "ones", "arange", "pad", "take_along_axis"):
+    for name in ("zeros", "ones", "empty", "arange", "pad", "take_along_axis", "ascontiguousarray"):
         setattr(module, name, on_device(getattr(np, name)))
     module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     module.cuda = types.SimpleNamespace(
         runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
         Device=lambda index: contextlib.nullcontext(),
+        get_current_stream=lambda: types.SimpleNamespace(ptr=7),
     )
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
     tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))
