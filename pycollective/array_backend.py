@@ -3,8 +3,8 @@
 Code elsewhere works on "arrays" and uses three things that both libraries give it: the operators
 and methods of the arrays themselves, NumPy's functions (CuPy arrays take part in them through the
 protocols of NEP 13 and NEP 18: ``np.exp(x)`` of a CuPy array runs on its device), and what is here,
-for where the two differ: making arrays, moving them to the host, and scattering. CuPy is never
-imported here: an array of it can only exist when the program has imported it.
+for where the two differ: making arrays, moving them between host and devices, and scattering. CuPy is
+imported only where a GPU is asked for: an array of it can only exist when the program has imported it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ __all__ = [
     "Array",
     "array_module",
     "asarray",
+    "beside",
     "copy",
+    "device_of",
     "is_array",
     "on_host",
     "placed",
@@ -79,12 +81,16 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
     dtype
         The dtype of the result; by default that of ``value``.
     like
-        An array whose library the result shall belong to; by default that of ``value``.
+        An array whose library the result shall belong to, and on whose device it shall lie; by
+        default those of ``value``.
     """
     module = array_module(value) if like is None else array_module(like)
     if module is np:
         value = to_numpy(value)
-    array: Array = module.asarray(value, dtype=dtype)
+    elif like is not None:
+        value = placed(np.asarray(value) if array_module(value) is np else value, *device_of(like))
+    with _HOST if like is None else beside(like):
+        array: Array = module.asarray(value, dtype=dtype)
     return array
 
 
@@ -92,6 +98,30 @@ def copy(array: Array) -> Array:
     """Return a writable array in C order that owns its memory, with the values of ``array``."""
     fresh: Array = array_module(array).array(array, order="C", copy=True, subok=False)
     return fresh
+
+
+def device_of(array: Any) -> tuple[str, int]:
+    """Return where a value lies: the kind of device, ``"CPU"`` or ``"GPU"``, and its number.
+
+    All that is no array of a GPU lies in the host's memory, which is ``("CPU", 0)``.
+    """
+    return ("CPU", 0) if _cupy_of(array) is None else ("GPU", int(array.device.id))
+
+
+def placed(array: Array, kind: str, index: int) -> Array:
+    """Return an array on a device: itself if it lies there, else a copy of its values.
+
+    What a GPU has no type for (text, objects, bfloat16) stays on the host.
+    """
+    if kind != "GPU":
+        return to_numpy(array)
+    if device_of(array) == (kind, index) or array.dtype.kind not in "biufc":
+        return array
+    import cupy
+
+    with cupy.cuda.Device(index):  # copy() of an array of another device copies to this one
+        moved: Array = cupy.asarray(array) if isinstance(array, np.ndarray) else array.copy()
+    return moved
 
 
 def scatter_add(target: Array, index: Any, values: Array) -> None:
@@ -125,15 +155,9 @@ def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
     return device
 
 
-def placed(array: Array, kind: str, index: int) -> Array:
-    """Return an array where a device has it: on a GPU a CuPy array, else as it is.
+def beside(array: Any) -> AbstractContextManager[Any]:
+    """Return the context in which new arrays lie on an array's device, as operations on it need."""
+    return _HOST if array.__class__ is np.ndarray else on_device(*device_of(array))
 
-    Strings, and types that CuPy does not have, stay on the host.
-    """
-    if kind != "GPU" or array.dtype.kind not in "biufc":
-        return array
-    import cupy
 
-    with on_device(kind, index):
-        moved: Array = cupy.asarray(array)
-    return moved
+_HOST = nullcontext()

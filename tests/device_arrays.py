@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import sys
+import threading
 import types
 
 import numpy as np
 
 __all__ = ["DeviceArray", "make_cupy"]
+
+
+class _Current(threading.local):
+    device = 0
+
+
+_current = _Current()
+
+
+class Device:
+    """A device, and the block in which it is the current one of this thread."""
+
+    def __init__(self, number):
+        self.id = number
+
+    def __enter__(self):
+        self._before, _current.device = _current.device, self.id
+
+    def __exit__(self, *exc_info):
+        _current.device = self._before
 
 
 class DeviceArray:
@@ -19,6 +39,7 @@ class DeviceArray:
     def __init__(self, host):
         assert isinstance(host, (np.ndarray, np.generic))
         self._host = np.asarray(host)
+        self.device = Device(_current.device)
 
     shape = property(lambda self: self._host.shape)
     dtype = property(lambda self: self._host.dtype)
@@ -26,9 +47,9 @@ class DeviceArray:
     size = property(lambda self: self._host.size)
     flags = property(lambda self: self._host.flags)
     base = property(lambda self: None)
-    device = property(lambda self: types.SimpleNamespace(id=0))
     strides = property(lambda self: self._host.strides)
     itemsize = property(lambda self: self._host.itemsize)
+    nbytes = property(lambda self: self._host.nbytes)
     T = property(lambda self: DeviceArray(self._host.T))
 
     def __array__(self, *args, **kwargs):
@@ -98,6 +119,8 @@ for _full in [
 
 def host_of(value):
     if isinstance(value, DeviceArray):
+        if value.device.id != _current.device:
+            raise ValueError("Array device must be same as the current device")
         return value._host
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -130,6 +153,12 @@ def make_cupy():
     """Return a module that looks like CuPy."""
     module = types.ModuleType("cupy")
     module.ndarray = DeviceArray
+    module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+    module.cuda = types.SimpleNamespace(
+        Device=Device,
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
+        get_current_stream=lambda: types.SimpleNamespace(ptr=7),
+    )
 
     def asarray(value, dtype=None):
         return DeviceArray(
@@ -149,14 +178,9 @@ def make_cupy():
         return value._host.copy()
 
     module.asnumpy = asnumpy
-    for name in ("zeros", "ones", "empty", "arange", "pad", "take_along_axis", "ascontiguousarray"):
+    made = "zeros ones empty arange pad take_along_axis ascontiguousarray"
+    for name in made.split():
         setattr(module, name, on_device(getattr(np, name)))
-    module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
-    module.cuda = types.SimpleNamespace(
-        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
-        Device=lambda index: contextlib.nullcontext(),
-        get_current_stream=lambda: types.SimpleNamespace(ptr=7),
-    )
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
     tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))
     module.lib = types.SimpleNamespace(stride_tricks=tricks)

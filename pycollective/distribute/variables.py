@@ -478,17 +478,17 @@ def make_distributed(
     components: list[Variable] = []
     workers = strategy.extended.workers
     for replica in range(strategy.extended.num_local_replicas):
-        with strategy.extended.replica_device(replica):
-            component = next_creator(
-                initial_value=value if replica == 0 else components[0].numpy(),
-                trainable=trainable,
-                name=name if replica == 0 else f"{name}/replica_{replica}",
-                dtype=dtype,
-                shape=shape,
-                synchronization=synchronization,
-                aggregation=aggregation,
-            )
-            strategy.extended.place(component, replica)
+        component = strategy.extended.variable_on(
+            strategy.extended._devices[replica],
+            next_creator,
+            initial_value=value if replica == 0 else components[0].numpy(),
+            trainable=trainable,
+            name=name if replica == 0 else f"{name}/replica_{replica}",
+            dtype=dtype,
+            shape=shape,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
         if replica == 0 and workers.count > 1:
             component.assign(Tensor(workers.from_first(component._current().array)))
         components.append(component)

@@ -18,7 +18,7 @@ PYTHON = """#!/bin/sh
 case "$*" in
 *"import cupy"*) exit {cupy} ;;
 *"import pytest"*|*"pip install"*|*"pycollective._core"*) exit 0 ;;
-*"-m pytest"*) echo '<testsuites><testsuite tests="5" failures="1" errors="0" skipped="2"/></testsuites>' \
+*"-m pytest"*) echo '<a><testsuite tests="5" failures="1" errors="0" skipped="2"/></a>' \
   >"$OUT/tests.xml"; exit {tests} ;;
 *gpu_training.py*) echo '{{"rate": 7}}' >"$OUT/gpu_training.json"; exit 0 ;;
 *) exec {python} "$@" ;;

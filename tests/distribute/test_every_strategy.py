@@ -81,6 +81,17 @@ def test_run_groups_by_identity(strategy):
         strategy.run(replica, args=3)
 
 
+def test_run_options_change_nothing(strategy):
+    options = d.RunOptions(experimental_enable_dynamic_batch_size=False)
+    x = strategy.experimental_distribute_values_from_function(
+        lambda c: tf.constant(1.0 + c.replica_id_in_sync_group)
+    )
+    for given in (options, d.RunOptions(), None):
+        got = strategy.run(lambda x, y: x * y, (x,), {"y": 2.0}, options=given)
+        want = [2.0 * (r + 1) for r in range(strategy.num_replicas_in_sync)]
+        assert [float(v) for v in results(strategy, got)] == want
+
+
 def test_values_from_a_function(strategy):
     seen = []
 
