@@ -46,7 +46,13 @@ def test_contexts(strategy):
         context = d.get_replica_context()
         assert context.strategy is strategy
         assert context.num_replicas_in_sync == strategy.num_replicas_in_sync
-        assert int(context.replica_id_in_sync_group) == context.local_replica_id
+        number = context.replica_id_in_sync_group
+        assert int(number) == context.local_replica_id
+        if real:
+            assert (type(number), number.dtype, number.shape) == (tf.Tensor, tf.int32, ())
+            assert context.devices == (strategy.extended.worker_devices[int(number)],)
+        else:
+            assert type(number) is int
         assert context.merge_call(lambda s: (s is strategy, facts())) == (
             True,
             (True, True, True, real),

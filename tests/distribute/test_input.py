@@ -638,7 +638,11 @@ def test_replicas_and_workers_that_do_not_fit():
 
 
 def test_datasets_that_cannot_be_split(two):
-    with pytest.raises(ValueError, match=r"Perhaps your input dataset is not batched\? Call the"):
+    with pytest.raises(
+        ValueError,
+        match=r"Perhaps your input dataset is not batched\? Call the `batch` method on the input "
+        "Dataset in order to be able to split your input across 2 replicas",
+    ):
         two.experimental_distribute_dataset(tf.data.Dataset.range(4))
     generated = tf.data.Dataset.from_generator(lambda: iter([1.0, 2.0]))
     with pytest.raises(ValueError, match="Perhaps your input dataset is not batched"):
