@@ -466,7 +466,7 @@ def test_how_far_ahead_batches_are_made(two, size):
         end = time.monotonic() + 10
         while len(made) < expected and time.monotonic() < end:
             time.sleep(0.001)
-        time.sleep(0.05)  # in which there might come more
+        time.sleep(0.02)  # in which there might come more
         assert len(made) == expected
         del iterator
         assert_no_threads()

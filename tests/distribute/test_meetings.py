@@ -108,7 +108,7 @@ def test_a_replica_on_the_callers_thread_is_named_in_the_log(never, caplog):
 
     def replica():
         if replica_id() == 0:
-            never.wait(1.0)
+            never.wait(0.3)
         else:
             d.get_replica_context().merge_call(lambda s: None)
 
@@ -127,7 +127,7 @@ def test_a_creation_that_nobody_comes_to(never):
     with pytest.raises(
         tf.CollectiveTimeoutError, match="replica 1 waits for replica 0 to create a variable"
     ):
-        two.run(lambda: tf.Variable(1.0) if replica_id() else never.wait(0.5))
+        two.run(lambda: tf.Variable(1.0) if replica_id() else never.wait(0.2))
 
 
 def test_what_the_late_replica_does_afterwards_is_refused(never):
@@ -160,8 +160,8 @@ def test_what_the_late_replica_does_afterwards_is_refused(never):
 
 def test_a_long_merge_function_is_nobodys_delay():
     two = mirrored(2)
-    two.extended.timeout = 0.1
-    got = two.run(lambda: d.get_replica_context().merge_call(lambda s: time.sleep(0.3) or 5))
+    two.extended.timeout = 0.05
+    got = two.run(lambda: d.get_replica_context().merge_call(lambda s: time.sleep(0.15) or 5))
     assert got == 5
 
 
