@@ -397,7 +397,7 @@ class SyncOnReadVariable(DistributedVariable):
                 f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
                 "aggregation is set to `tf.VariableAggregation.SUM`."
             )
-        return self.share_out(self._values[0]._checked(value, method))
+        return self.share_out(to_numpy(self._values[0]._checked(value, method)))
 
     def share_out(self, total: Array) -> Variable:
         """Give each component its share, so that with SUM the variable reads ``total``."""

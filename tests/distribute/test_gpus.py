@@ -51,6 +51,17 @@ def test_variables_lie_where_their_replicas_are():
         assert places(v) == [0, 1]
     made = mirrored.run(lambda: tf.Variable(lambda: np.ones(3)))
     assert places(made) == [0, 1]
+    turned = d.MirroredStrategy(["gpu:1", "gpu:0"])
+    with turned.scope():
+        v = tf.Variable([1.0, 2.0], **kinds["sum"])
+    v.assign([4.0, 6.0])
+    assert places(v) == [1, 0]
+    assert v.numpy().tolist() == [4.0, 6.0]
+    turned.run(lambda: v.assign_add([1.0, 1.0]))
+    assert v.numpy().tolist() == [6.0, 8.0]
+    ids = turned.run(lambda: d.get_replica_context().replica_id_in_sync_group)
+    assert places(ids) == [1, 0]
+    assert [int(i) for i in ids.values] == [0, 1]
     for strategy, place in (
         (d.OneDeviceStrategy("gpu:1"), 1),
         (d.experimental.CentralStorageStrategy(), None),
