@@ -119,6 +119,7 @@ class Meeting:
                 f"PYCOLLECTIVE_TRANSPORT=shm, and rank {rank} shares no memory with "
                 f"{_ranks(elsewhere)}{self._unproved(here)}: leave it out, or set it to 'tcp'"
             )
+        self._relay()
         last = self.streams - 1  # for messages of two ranks
         sockets = [
             []
@@ -144,6 +145,17 @@ class Meeting:
             f"{how}, {len(set(hosts))} hosts{self._unproved(here)}",
             own,
         )
+
+    def _relay(self) -> None:
+        """Let a thread stand between the core and control connections in TLS."""
+        if self.about.tls is None:
+            return
+        from pycollective.rendezvous.relay import Relay
+
+        others = [r for r in range(self.about.size) if r != self.about.rank]
+        relay = Relay({r: self.peers[r, 0].socket for r in others})
+        for r in others:
+            self.peers[r, 0] = Channel(relay.ends[r])
 
     def _claim(self) -> str:
         """What this rank says of its host; equal where memory may be shared."""
@@ -222,6 +234,7 @@ class Meeting:
                 self.key,
                 self.about.size * self.streams,
                 lambda channel, hello: self._enter_peer(channel, hello, group),
+                self.about.tls,
             )
         )
         if _is_unspecified(door.address[0]):  # the others are told where they can reach it
@@ -267,7 +280,7 @@ class Meeting:
         own = self._own_address(str(sock.getsockname()[0]))
         self.streams = _CONNECTIONS + self.about.streams
         name = secrets.token_hex(8)
-        front = self._open(Door(sock, self.key, self.about.size, self._enter_group))
+        front = self._open(Door(sock, self.key, self.about.size, self._enter_group, self.about.tls))
         try:
             others = range(1, self.about.size)
             self._wait(
@@ -472,6 +485,8 @@ class Meeting:
             if sock.getsockname() == sock.getpeername():  # TCP can connect a port to itself
                 raise ConnectionRefusedError("nobody listens")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.about.tls is not None:
+                return self.about.tls.introduce(sock, self.key, hello, soon)
             return introduce(sock, self.key, hello, soon)
         except BaseException:
             sock.close()
@@ -480,7 +495,7 @@ class Meeting:
     def _hear(self, what: str) -> dict[str, Any]:
         """The next message of rank 0."""
         say = time.monotonic() + LOG_EVERY
-        while not self.store.readable():
+        while not self.store.readable(0.05):
             self._watch()
             now = time.monotonic()
             # Rank 0 names the missing at its own deadline, which may be a little later.
@@ -489,7 +504,6 @@ class Meeting:
             if now >= say:
                 _log.warning("rank %d waits %s", self.about.rank, what)
                 say = now + LOG_EVERY
-            time.sleep(0.005)
         try:
             message = self.store.receive(time.monotonic() + STRANGER_SECONDS)
         except OSError as error:
@@ -511,6 +525,8 @@ class Meeting:
             raise HandshakeError("another group's")
         if hello.get("to") != self.about.rank:
             raise HandshakeError("another rank's")
+        if self.about.tls is not None and stream:
+            self.about.tls.end(channel.socket, time.monotonic() + STRANGER_SECONDS)
         with self.changed:
             if self.over or (rank, stream) in self.peers:
                 raise HandshakeError("a connection that is there already")
@@ -631,8 +647,8 @@ class Meeting:
                     raise RendezvousError(
                         f"rank 0 waited {self.seconds:g} s for {_ranks(list(waiting))} to connect"
                     )
-                if waiting:
-                    time.sleep(0.002)
+                if waiting:  # one after the other: all of them must come
+                    next(iter(waiting.values())).readable(0.01)
         except RendezvousError as error:
             self._tell_all({"error": str(error)})
             raise
