@@ -10,6 +10,7 @@ imported only where a GPU is asked for: an array of it can only exist when the p
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -26,6 +27,7 @@ __all__ = [
     "copy",
     "device_of",
     "is_array",
+    "on_host",
     "placed",
     "scatter_add",
     "to_numpy",
@@ -57,6 +59,11 @@ def array_module(*arrays: Any) -> Any:
 def is_array(value: Any) -> bool:
     """Whether ``value`` is a NumPy or CuPy array."""
     return isinstance(value, np.ndarray) or _cupy_of(value) is not None
+
+
+def on_host(array: Any) -> bool:
+    """Whether a value can be looked at at once; of arrays on a device that would mean to wait for it."""
+    return _cupy_of(array) is None
 
 
 def to_numpy(array: Any) -> Array:
@@ -121,10 +128,22 @@ def placed(array: Array, kind: str, index: int) -> Array:
 def scatter_add(target: Array, index: Any, values: Array) -> None:
     """Add ``values`` to ``target[index]`` in place; places that occur several times add up."""
     module = _cupy_of(target)
-    if module is None:
-        np.add.at(target, index, values)
-    else:
+    if module is not None:
         module.add.at(target, index, values)
+        return
+    rows = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if (
+        isinstance(rows, np.ndarray)
+        and rows.dtype.kind in "iu"
+        and target.ndim > 1
+        and target.flags.c_contiguous
+        and values.shape == rows.shape + target.shape[1:]
+    ):
+        # The same additions in the same order; NumPy is several times as fast with one axis.
+        width = math.prod(target.shape[1:])
+        target, values = target.reshape(-1), values.reshape(-1)
+        index = (rows.reshape(-1, 1).astype(np.intp) * width + np.arange(width)).reshape(-1)
+    np.add.at(target, index, values)
 
 
 def gpu_count() -> tuple[int, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import sys
 import threading
 import types
 
@@ -74,20 +76,21 @@ class DeviceArray:
     def __setitem__(self, index, value):
         self._host[deep(index)] = host_of(value)
 
-    def item(self):
-        return self._host.item()
-
-    def tolist(self):
-        return self._host.tolist()
-
-    def __bool__(self):
-        return bool(self._host)
-
-    def __int__(self):
-        return int(self._host)
-
     def __len__(self):
         return len(self._host)
+
+
+def _fetching(name):
+    def fetch(self):
+        sys.modules["cupy"].fetched += 1
+        return getattr(self._host, name)()
+
+    return fetch
+
+
+# What cannot be answered without bringing the values to the host.
+for _name in ["item", "tolist", "__bool__", "__int__", "__float__", "__index__"]:
+    setattr(DeviceArray, _name, _fetching(_name))
 
 
 def _operator(name):
@@ -150,7 +153,12 @@ def make_cupy():
     """Return a module that looks like CuPy."""
     module = types.ModuleType("cupy")
     module.ndarray = DeviceArray
-    module.cuda = types.SimpleNamespace(Device=Device)
+    module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+    module.cuda = types.SimpleNamespace(
+        Device=Device,
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
+        get_current_stream=lambda: types.SimpleNamespace(ptr=7),
+    )
 
     def asarray(value, dtype=None):
         return DeviceArray(
@@ -170,7 +178,8 @@ def make_cupy():
         return value._host.copy()
 
     module.asnumpy = asnumpy
-    for name in ("zeros", "ones", "arange", "pad", "take_along_axis"):
+    made = "zeros ones empty arange pad take_along_axis ascontiguousarray"
+    for name in made.split():
         setattr(module, name, on_device(getattr(np, name)))
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
     tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))

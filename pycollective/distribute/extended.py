@@ -40,7 +40,13 @@ from pycollective.distribute.values import (
 from pycollective.distribute.variables import DistributedVariable, MirroredVariable
 from pycollective.distribute.workers import Workers
 from pycollective.errors import MismatchError
-from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
+from pycollective.tensor import (
+    IndexedSlices,
+    Tensor,
+    Variable,
+    VariableAggregation,
+    as_tensor,
+)
 from pycollective.tensor.tape import paused
 from pycollective.tensor.variable import creators, set_creators
 
@@ -113,10 +119,15 @@ class StrategyExtended:
     def variable_on(
         self, device: Device, next_creator: Callable[..., Variable], **kwargs: Any
     ) -> Variable:
-        """Make a variable whose value lies on a device."""
+        """Make a variable whose value lies on a device.
+
+        Scalars that all replicas have alike (ONLY_FIRST_REPLICA) stay on the host: counters and rates,
+        which programs read in every step.
+        """
         with array_backend.on_device(device.kind, device.index):
             variable = next_creator(**kwargs)
-            if device.kind == "GPU":
+            only_first = variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+            if device.kind == "GPU" and (variable.ndim or not only_first):
                 variable._set_array(device.place(variable._current().array))
         return variable
 

@@ -336,12 +336,12 @@ class SyncOnReadVariable(DistributedVariable):
         ValueError
             With aggregation NONE.
         """
-        total = to_numpy(self._values[0]._current().array)
+        total = self._values[0]._current().array
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:  # of this process
             return Tensor(total)
         op = ReduceOp.from_variable_aggregation(self._aggregation)
         for component in self._values[1:]:
-            total = total + to_numpy(component._current().array)
+            total = total + asarray(component._current().array, like=total)
         extended = self._distribute_strategy.extended
         total = extended.workers.reduce(ReduceOp.SUM, total)
         mean = op is ReduceOp.MEAN
