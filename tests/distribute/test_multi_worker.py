@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 import subprocess
 import sys
@@ -54,6 +56,26 @@ def test_arguments_of_another_kind():
         D.MultiWorkerMirroredStrategy("worker")
     with pytest.raises(ValueError, match="communication_options must be an instance of "):
         D.MultiWorkerMirroredStrategy(communication_options="RING")
+
+
+def test_the_line_of_one_worker(nobody, caplog):
+    caplog.set_level(logging.INFO, "pycollective")
+    D.MultiWorkerMirroredStrategy(devices=["cpu:0", "cpu:1"])
+    assert [r.getMessage() for r in caplog.records] == [
+        "Single-worker MultiWorkerMirroredStrategy with local_devices = "
+        "('/job:localhost/replica:0/task:0/device:CPU:0', "
+        "'/job:localhost/replica:0/task:0/device:CPU:1'), communication = AUTO"
+    ]
+
+
+def test_a_strategy_that_has_joined_others_is_not_copied(nobody, monkeypatch):
+    strategy = D.MultiWorkerMirroredStrategy(devices=["cpu:0"])
+    assert copy.deepcopy(strategy).num_replicas_in_sync == 1
+    monkeypatch.setattr(strategy.extended.workers, "count", 2)
+    with pytest.raises(
+        ValueError, match="MultiWorkerMirroredStrategy cannot be deep copied in eager mode."
+    ):
+        copy.deepcopy(strategy)
 
 
 def test_nccl_without_gpus_becomes_a_ring(nobody, caplog):
@@ -146,6 +168,8 @@ def test_reductions(tmp_path, workers, replicas):
         assert "MultiWorkerMirroredStrategy with cluster_spec = {'worker': ['127.0.0.1:" in error
         assert f"num_workers = {workers}" in error
         assert "; described by TF_CONFIG\n" in error
+        waited = error.index("Waiting for the cluster, timeout = 30\n")
+        assert "Cluster is ready.\n" in error[waited:]
     n = workers * replicas
     i = np.arange(n, dtype=float)
     shares = []
