@@ -74,4 +74,4 @@ def _padded(text: str) -> Any:
 
 
 def _text(data: Any) -> str:
-    return data.tobytes().rstrip(b"\0").decode(errors="replace")
+    return bytes(data).rstrip(b"\0").decode(errors="replace")
