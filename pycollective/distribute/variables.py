@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycollective import nest
-from pycollective.array_backend import Array, asarray, to_numpy
+from pycollective.array_backend import Array, asarray, beside, to_numpy
 from pycollective.distribute.context import (
     current_mode,
     get_replica_context,
@@ -336,16 +336,18 @@ class SyncOnReadVariable(DistributedVariable):
         ValueError
             With aggregation NONE.
         """
-        total = self._values[0]._current().array
+        first = self._values[0]._current().array
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:  # of this process
-            return Tensor(total)
+            return Tensor(first)
         op = ReduceOp.from_variable_aggregation(self._aggregation)
-        for component in self._values[1:]:
-            total = total + asarray(component._current().array, like=total)
         extended = self._distribute_strategy.extended
-        total = extended.workers.reduce(ReduceOp.SUM, total)
-        mean = op is ReduceOp.MEAN
-        return as_tensor(total / extended.num_replicas_in_sync if mean else total)
+        with beside(first):
+            total = first
+            for component in self._values[1:]:
+                total = total + asarray(component._current().array, like=first)
+            total = extended.workers.reduce(ReduceOp.SUM, total)
+            mean = op is ReduceOp.MEAN
+            return as_tensor(total / extended.num_replicas_in_sync if mean else total)
 
     def _current(self) -> Tensor:
         return self.aggregate() if self._replica() is None else self._local()._current()
@@ -397,7 +399,7 @@ class SyncOnReadVariable(DistributedVariable):
                 f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
                 "aggregation is set to `tf.VariableAggregation.SUM`."
             )
-        return self.share_out(self._values[0]._checked(value, method))
+        return self.share_out(to_numpy(self._values[0]._checked(value, method)))
 
     def share_out(self, total: Array) -> Variable:
         """Give each component its share, so that with SUM the variable reads ``total``."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from device_arrays import DeviceArray
 from leftovers import assert_no_threads
+from strategies import replica_id
 
 import pycollective as tf
 from pycollective import array_backend
@@ -50,6 +51,17 @@ def test_variables_lie_where_their_replicas_are():
         assert places(v) == [0, 1]
     made = mirrored.run(lambda: tf.Variable(lambda: np.ones(3)))
     assert places(made) == [0, 1]
+    turned = d.MirroredStrategy(["gpu:1", "gpu:0"])
+    with turned.scope():
+        v = tf.Variable([1.0, 2.0], **kinds["sum"])
+    v.assign([4.0, 6.0])
+    assert places(v) == [1, 0]
+    assert v.numpy().tolist() == [4.0, 6.0]
+    turned.run(lambda: v.assign_add([1.0, 1.0]))
+    assert v.numpy().tolist() == [6.0, 8.0]
+    ids = turned.run(lambda: d.get_replica_context().replica_id_in_sync_group)
+    assert places(ids) == [1, 0]
+    assert [int(i) for i in ids.values] == [0, 1]
     for strategy, place in (
         (d.OneDeviceStrategy("gpu:1"), 1),
         (d.experimental.CentralStorageStrategy(), None),
@@ -132,6 +144,25 @@ def test_values_are_reduced_to_their_destinations():
     assert where(ops.reduce("SUM", on_gpus.values[1], "gpu:0")) == 0
     assert where(ops.reduce("SUM", on_gpus.values[1], "cpu:3")) is None
     assert where(ops.gather(on_gpus.values[1], "gpu:0", 0)) == 0
+
+
+def test_what_is_reduced_comes_to_the_host_from_one_replica_too():
+    one = d.MirroredStrategy(["gpu:1"])
+    x = one.run(lambda: tf.Tensor(array_backend.placed(np.ones(2), "GPU", 1)))
+    assert where(x) == 1
+    for op in ("SUM", "MEAN"):
+        assert where(one.reduce(op, x, axis=None)) is None
+        assert float(one.reduce(op, x, axis=0)) == {"SUM": 2.0, "MEAN": 1.0}[op]
+    assert where(one.gather(x, axis=0)) is None
+    alone = d.OneDeviceStrategy("gpu:1")
+    assert alone.reduce("SUM", x, axis=None) is x
+    assert float(alone.reduce("MEAN", x, axis=0)) == 1.0
+    two = d.MirroredStrategy()
+    parts = two.run(
+        lambda: tf.Tensor(array_backend.placed(np.arange(1.0 + replica_id()), "GPU", replica_id()))
+    )
+    assert float(two.reduce("MEAN", parts, axis=0)) == 1 / 3
+    assert float(two.reduce("SUM", parts, axis=-1)) == 1.0
 
 
 def test_what_is_reduced_on_one_device_is_reduced_there():

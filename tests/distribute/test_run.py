@@ -533,8 +533,8 @@ def test_ctrl_c_reaches_every_replica(two, ctrl_c):
             stop.wait(30)
         d.get_replica_context().all_reduce("SUM", constant(1.0))
 
-    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-    threading.Timer(0.6, stop.set).start()
+    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+    threading.Timer(0.3, stop.set).start()
     with pytest.raises(KeyboardInterrupt):
         two.run(replica)
     again = two.run(lambda: d.get_replica_context().all_reduce("SUM", constant(1.0)))
