@@ -24,9 +24,18 @@ from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
     from pycollective.rendezvous.description import Description
+    from pycollective.rendezvous.knocks import Knocks
     from pycollective.rendezvous.tls import Tls
 
-__all__ = ["RendezvousError", "again", "host_and_port", "init", "launched_environment", "meet"]
+__all__ = [
+    "RendezvousError",
+    "again",
+    "host_and_port",
+    "init",
+    "knocks",
+    "launched_environment",
+    "meet",
+]
 
 RANK = "PYCOLLECTIVE_RANK"
 SIZE = "PYCOLLECTIVE_SIZE"
@@ -244,6 +253,25 @@ def meet(
         raise RendezvousError(str(error)) from None
     about.least, about.patience = least, patience
     return _met(about, source, timeout, join_timeout)
+
+
+def knocks(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> Knocks:
+    """Listen at the first of a group's addresses for those who come while it works without them.
+
+    Raises
+    ------
+    RendezvousError
+        As `meet`.
+    """
+    from pycollective.rendezvous.knocks import Knocks
+
+    env = os.environ if environment is None else environment
+    try:
+        host, port = host_and_port(addresses[0])
+        about = _described(env, 0, len(addresses), host, port, (host, port))
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
+    return Knocks(about)
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -270,12 +270,7 @@ class Meeting:
     # Rank 0 ---------------------------------------------------------------------------------
 
     def _gather(self) -> tuple[str, Door]:
-        family, address = self._resolve()
-        sock = self._inherited()
-        if sock is None and self.about.own is None:
-            sock = self._listen(family, address)
-        elif sock is None:
-            sock = self._listen_for_peers(str(address[0]))
+        sock = self._inherited() or self.listen_at_own_address()
         self.cleanup.callback(sock.close)
         own = self._own_address(str(sock.getsockname()[0]))
         self.streams = _CONNECTIONS + self.about.streams
@@ -313,9 +308,17 @@ class Meeting:
                 "places": places,
                 "choices": choices,
                 "ranks": present,
+                "least": self.about.least,
             }
         )
         return name, door
+
+    def listen_at_own_address(self) -> socket.socket:
+        """Listen where the others look for rank 0, which this is."""
+        family, address = self._resolve()
+        if self.about.own is None:
+            return self._listen(family, address)
+        return self._listen_for_peers(str(address[0]))
 
     def _gone(self) -> list[int]:
         """Those who have not come, where not all must."""
@@ -421,9 +424,9 @@ class Meeting:
         ranks = table.get("ranks")
         if not isinstance(ranks, list) or self.about.rank not in ranks:
             raise HandshakeError("a table without this rank")
-        if len(ranks) < max(self.about.least, 1) or (
-            not self.about.least and len(ranks) < self.about.size
-        ):
+        # Who comes back to a group that has lost others takes its word for how many are enough.
+        least = self.about.least or _int(table, "least", 0, self.about.size) or self.about.size
+        if len(ranks) < least:
             raise HandshakeError("a table of too few ranks")
         self._renumber(ranks)
         if len(places) != self.about.size:

@@ -1,124 +1,233 @@
-"""`PreemptionCheckpointHandler` in one process: what it is made of, and when it saves and ends."""
+"""`PreemptionCheckpointHandler` in one process: who tells it to end, and what it does then."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import numpy as np
 import pytest
 
 import pycollective as tf
-from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.cluster import ClusterSpec, GCEClusterResolver, SimpleClusterResolver
+from pycollective.distribute import preemption
 
-E = tf.distribute.experimental
-
-
-class Ended(Exception):
-    """What the tests' own ``exit_fn`` raises."""
-
-
-def end():
-    raise Ended
+experimental = tf.distribute.experimental
+Config = experimental.TerminationConfig
 
 
 @pytest.fixture(autouse=True)
-def _sigterm():
-    """Give the signal back."""
+def _quick(monkeypatch):
+    monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.01)
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
-def handler_of(v, folder, **config):
-    config.setdefault("exit_fn", end)
-    return E.PreemptionCheckpointHandler(
-        None, tf.train.Checkpoint(v=v), folder, E.TerminationConfig(**config)
+class Program:
+    """Makes steps until it is ended, and counts them."""
+
+    def __init__(self, folder, config=None, resolver=None):
+        self.v = tf.Variable(np.int64(0))
+        self.folder = folder
+        checkpoint = tf.train.Checkpoint(v=self.v)
+        self.handler = experimental.PreemptionCheckpointHandler(
+            resolver, checkpoint, folder, config
+        )
+
+    def step(self):
+        self.v.assign_add(1)
+        time.sleep(0.002)
+
+    def run(self, told=lambda: None, seconds=20):
+        """Return the exit code, or None if it was not ended in time."""
+        end = time.monotonic() + seconds
+        for number in range(1_000_000):
+            if number == 3:
+                told()
+            try:
+                self.handler.run(self.step)
+            except SystemExit as error:
+                return error.code
+            if time.monotonic() > end:
+                return None
+
+    def saved(self):
+        """Return the step of the last checkpoint."""
+        again = Program(self.folder, Config(lambda: False))
+        again.handler._told_at = 0.0  # its watcher ends
+        assert int(again.v) == again.handler.total_run_calls
+        return int(again.v)
+
+
+def test_a_signal(tmp_path):
+    program = Program(tmp_path)
+    assert program.run(lambda: os.kill(os.getpid(), signal.SIGTERM)) == 42
+    assert program.saved() == int(program.v) == 4
+
+
+def test_a_watcher_and_an_exit_of_ones_own(tmp_path):
+    class Ended(Exception):
+        pass
+
+    def end():
+        raise Ended
+
+    told, asked = threading.Event(), []
+
+    def watcher():
+        asked.append(1)
+        if len(asked) == 2:
+            raise OSError("it cannot be reached")  # which is no answer
+        return told.is_set()
+
+    saves = []
+    program = Program(tmp_path, Config(watcher, end, save_fn=lambda: saves.append(1)))
+    with pytest.raises(Ended):
+        program.run(told.set)
+    assert saves == [1]
+    assert not os.listdir(tmp_path)
+
+
+def test_in_a_grace_period_it_goes_on_and_saves_twice(tmp_path):
+    told = threading.Event()
+    program = Program(tmp_path, Config(told.is_set, grace_period=0.2))
+    saves = []
+    program.handler._manager.save, save = (
+        lambda: saves.append(int(program.v)) or save(),
+        program.handler._manager.save,
     )
+    begin = time.monotonic()
+    assert program.run(told.set) == 42
+    assert time.monotonic() - begin < 15
+    first, last = saves
+    assert first < last == int(program.v)
+    assert program.saved() == last
 
 
-def test_a_signal_saves_after_the_step_and_ends(tmp_path):
-    v = tf.Variable(0.0)
-    handler = handler_of(v, tmp_path, exit_fn=None)
+def test_an_error_goes_through(tmp_path):
+    program = Program(tmp_path, Config(lambda: False))
 
-    def step(amount, told=False):
-        v.assign_add(amount)
-        if told:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return float(v)
+    def fails():
+        raise KeyError("mine")
 
-    assert [handler.run(step, 1.0), handler.run(step, amount=2.0)] == [1.0, 3.0]
-    assert handler.total_run_calls == 2
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(SystemExit) as ended:
-        handler.run(step, 4.0, told=True)
-    assert ended.value.code == 42
-    # Begun again, the program goes on where it was.
-    again = tf.Variable(0.0)
-    other = handler_of(again, tmp_path)
-    assert (float(again), other.total_run_calls) == (7.0, 3)
+    with pytest.raises(KeyError, match="mine"):
+        program.handler.run(fails)
+    with pytest.raises(KeyError), program.handler.watch_preemption_scope():
+        fails()
+    assert program.handler.total_run_calls == 0
+    program.handler.save_checkpoint_if_preempted()
+    assert not os.listdir(tmp_path)
+    program.handler._told_at = 0.0
+    with pytest.raises(SystemExit):
+        program.handler.save_checkpoint_if_preempted()
+    assert os.listdir(tmp_path)
 
 
-def test_within_its_grace_period_training_goes_on(tmp_path):
-    """It is saved when the signal comes, and once more before the period is over."""
-    v = tf.Variable(0.0)
-    saved = []
-    handler = handler_of(v, tmp_path, grace_period=0.2, save_fn=lambda: saved.append(float(v)))
-
-    def step():
-        v.assign_add(1.0)
-        time.sleep(0.01)
-        if float(v) == 2.0:
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(Ended):
-        while float(v) < 1000:
-            handler.run(step)
-    assert saved[0] == 2.0
-    assert len(saved) == 2
-    assert saved[1] == float(v) == handler.total_run_calls > 2
-
-
-def test_a_function_may_say_when_to_end(tmp_path):
-    v = tf.Variable(0.0)
-    asked = threading.Event()
-    handler = handler_of(v, tmp_path, termination_watcher_fn=lambda: asked.set() or True)
-    assert asked.wait(20)
-    with pytest.raises(Ended):
-        for _ in range(1000):
-            handler.run(v.assign_add, 1.0)
-            time.sleep(0.001)  # the watcher's thread has asked, and is about to tell
-    again = tf.Variable(0.0)
-    handler_of(again, tmp_path)
-    assert float(again) == float(v)
-
-
-def test_an_error_in_a_step_is_the_programs(tmp_path):
-    handler = handler_of(tf.Variable(0.0), tmp_path)
-    with pytest.raises(ZeroDivisionError):
-        handler.run(lambda: 1 / 0)
-    assert handler.total_run_calls == 0
-
-
-def test_a_manager_is_used_as_it_is(tmp_path):
+def test_a_manager_and_a_scope(tmp_path):
     v = tf.Variable(3.0)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=v), tmp_path, max_to_keep=2)
-    handler = E.PreemptionCheckpointHandler(
-        None, manager, termination_config=E.TerminationConfig(exit_fn=end)
+
+    def ended():
+        raise InterruptedError
+
+    handler = experimental.PreemptionCheckpointHandler(
+        None, manager, termination_config=Config(exit_fn=ended)
     )
     signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(Ended), handler.watch_preemption_scope():
+    with pytest.raises(InterruptedError), handler.watch_preemption_scope():
         handler.save_checkpoint_if_preempted()
     assert manager.latest_checkpoint is not None
 
 
-def test_what_cannot_be_handled(tmp_path):
+def test_what_it_cannot_work_with(tmp_path):
     checkpoint = tf.train.Checkpoint(v=tf.Variable(0.0))
+    handler = experimental.PreemptionCheckpointHandler
     with pytest.raises(tf.errors.InvalidArgumentError, match="a checkpoint_dir must be passed"):
-        E.PreemptionCheckpointHandler(None, checkpoint)
-    with pytest.raises(TypeError, match="expected a Checkpoint or a CheckpointManager"):
-        E.PreemptionCheckpointHandler(None, tmp_path)
-    spec = ClusterSpec({"worker": ["a:1"], "ps": ["b:1"]})
-    with pytest.raises(NotImplementedError, match="does not support usage with .*ParameterServer"):
-        E.PreemptionCheckpointHandler(SimpleClusterResolver(spec), checkpoint, tmp_path)
+        handler(None, checkpoint)
+    with pytest.raises(TypeError, match="a Checkpoint or a CheckpointManager, not 'saved'"):
+        handler(None, "saved")
+    ps = SimpleClusterResolver(ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]}))
+    with pytest.raises(NotImplementedError, match="does not support usage with"):
+        handler(ps, checkpoint, tmp_path)
+    errors = []
+
+    def elsewhere():
+        try:
+            handler(None, checkpoint, tmp_path)
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(20)
+    assert "main thread" in errors[0]
+    for wrong in ({"grace_period": -1}, {"exit_fn": 3}):
+        with pytest.raises((ValueError, TypeError), match="grace_period|exit_fn"):
+            Config(**wrong)
+
+
+class _Metadata(BaseHTTPRequestHandler):
+    """Answers as the metadata server does."""
+
+    event, asked = "NONE", 0
+
+    def do_GET(self):
+        kind = type(self)
+        kind.asked += 1
+        if kind.asked == 1 or self.headers["Metadata-Flavor"] != "Google":
+            self.send_error(503 if kind.asked == 1 else 403)
+            return
+        there = self.path == "/computeMetadata/v1/instance/maintenance-event"
+        self.send_response(200 if there else 404)
+        self.end_headers()
+        self.wfile.write(kind.event.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM")
+def test_maintenance_on_compute_engine(tmp_path, monkeypatch, caplog):
+    class Metadata(_Metadata):
+        pass
+
+    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_port}")
+            monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+            resolver = GCEClusterResolver("p", "z", "g", 1, service=_NoInstances())
+            program = Program(tmp_path, Config(grace_period=0.0), resolver)
+            assert program.run(seconds=0.3) is None
+            Metadata.event = "MIGRATE_ON_HOST_MAINTENANCE"
+            assert program.run(seconds=0.1) is None
+            Metadata.event = "TERMINATE_ON_HOST_MAINTENANCE"
+            assert program.run() == 143
+        finally:
+            server.shutdown()
+            thread.join(20)
+    assert Metadata.asked > 3
+    assert "is called again: HTTP Error 503" in caplog.text
+    assert program.saved() == int(program.v)
+    default = Program(tmp_path, None, resolver).handler
+    assert default._config.grace_period == 3600.0
+    default._told_at = 0.0
+
+
+class _NoInstances:
+    """Compute Engine's service, whose groups are empty."""
+
+    def instanceGroups(self):
+        return self
+
+    def instances(self):
+        return self
+
+    def listInstances(self, **_):
+        return None

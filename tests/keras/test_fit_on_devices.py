@@ -22,13 +22,13 @@ STRATEGIES = {
 }
 
 
-def convolutional(strategy, **compiled):
+def convolutional(strategy, synchronized=False, **compiled):
     with strategy.scope():
         model = keras.Sequential(
             [
                 layers.Conv2D(4, 3, activation="relu", input_shape=(8, 8, 1)),
                 layers.MaxPooling2D(),
-                layers.BatchNormalization(),
+                layers.BatchNormalization(synchronized=synchronized),
                 layers.Flatten(),
                 layers.Dropout(0.0),
                 layers.Dense(3, kernel_regularizer="l2"),
@@ -104,6 +104,20 @@ def test_no_step_fetches(cupy, name, compiled):
     for variable in model.weights:
         component = getattr(variable, "values", (variable,))[0]
         assert type(component._current().array) is DeviceArray
+
+
+def test_two_devices_fetch_for_what_they_sum(cupy):
+    expected = fitted(convolutional(distribute.get_strategy()))
+    strategy = distribute.MirroredStrategy(["gpu:0", "gpu:1"])
+    model = convolutional(strategy, synchronized=True)
+    watch = Fetches(cupy)
+    found = fitted(model, watch)
+    # What the replicas sum goes over the host as long as nothing else is there: 6 gradients and, for
+    # normalization and its gradient, 6 sums; what the steps report does not.
+    counts = np.reshape(watch.counts, (-1, 2))
+    assert set(counts[1:, 1] - counts[1:, 0]) <= set(range(2 * (6 + 6) + 1))
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=2e-3, err_msg=key)
 
 
 def test_who_looks_at_a_step_gets_floats(cupy):
