@@ -6,7 +6,8 @@ which: Winograd's for 3 x 3 filters at every pixel, kernels that read patches in
 channels, and else the patches of a block of output rows are copied side by side ("im2col"),
 multiplied, and finished while they are in cache. Gradients through max pooling are sums over the few
 places that it let through. In float64 the products are left to BLAS.
-Everything else (CuPy, other dtypes) takes the same route with the functions of its array module.
+Arrays of a GPU go to cuDNN where it is to be had (`cudnn`). Everything else (other dtypes, CuPy without
+cuDNN) is copied side by side and multiplied with the functions of its array module.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from .._core import nn as kernels
-from ..array_backend import Array
+from ..array_backend import Array, on_host
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
+from . import cudnn
 from .halves import in_float32
 from .pooling import max_pool2d
 from .window import (
@@ -56,35 +58,49 @@ _SPARSE_CHANNELS = 8
 def _conv_window(
     x: Array, w: Array, b: Array | None, strides: Pair, padding: str, dilations: Pair
 ) -> Window:
-    if x.ndim != 4 or w.ndim != 4:
-        raise ValueError(
-            "conv2d needs images [n, height, width, channels] and filters [kernel_h, kernel_w, "
-            f"channels, filters], got shapes {x.shape} and {w.shape}"
-        )
-    if x.shape[3] != w.shape[2]:
-        raise ValueError(
-            f"images of shape {x.shape} have {x.shape[3]} channels, filters of shape {w.shape} "
-            f"expect {w.shape[2]}"
-        )
-    if b is not None and b.shape != w.shape[3:]:
-        raise ValueError(f"bias has shape {b.shape}, filters of shape {w.shape} need {w.shape[3:]}")
-    if min(w.shape) < 1:
-        raise ValueError(f"filters of shape {w.shape} have an empty axis")
     for other in (w, b):
         if other is not None and other.dtype != x.dtype:
             raise TypeError(
                 f"images have dtype {x.dtype}, filters or bias {other.dtype}; cast one of them"
             )
+    return _window_of_shapes(
+        x.shape,
+        w.shape,
+        None if b is None else b.shape,
+        strides if strides.__class__ is tuple else pair(strides, "strides"),
+        padding,
+        dilations if dilations.__class__ is tuple else pair(dilations, "dilations"),
+    )
+
+
+@functools.lru_cache(maxsize=512, typed=True)
+def _window_of_shapes(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    b: tuple[int, ...] | None,
+    strides: Pair,
+    padding: str,
+    dilations: Pair,
+) -> Window:
+    if len(x) != 4 or len(w) != 4:
+        raise ValueError(
+            "conv2d needs images [n, height, width, channels] and filters [kernel_h, kernel_w, "
+            f"channels, filters], got shapes {x} and {w}"
+        )
+    if x[3] != w[2]:
+        raise ValueError(
+            f"images of shape {x} have {x[3]} channels, filters of shape {w} expect {w[2]}"
+        )
+    if b is not None and b != w[3:]:
+        raise ValueError(f"bias has shape {b}, filters of shape {w} need {w[3:]}")
+    if min(w) < 1:
+        raise ValueError(f"filters of shape {w} have an empty axis")
     try:
         return make_window(
-            x.shape[1:],
-            w.shape[:2],
-            pair(strides, "strides"),
-            pair(dilations, "dilations"),
-            is_same(padding),
+            x[1:], w[:2], pair(strides, "strides"), pair(dilations, "dilations"), is_same(padding)
         )
     except ValueError as error:
-        raise ValueError(f"conv2d of images {x.shape} with filters {w.shape}: {error}") from None
+        raise ValueError(f"conv2d of images {x} with filters {w}: {error}") from None
 
 
 # Compiled ----------------------------------------------------------------------------------------
@@ -356,24 +372,28 @@ def _patches(x: Array, w: Array, window: Window) -> Array:
 
 
 def _generic_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
-    y: Array = _patches(x, w, window) @ w.reshape(-1, w.shape[3])
+    y = None if on_host(x) else cudnn.forward(x, w, window)
+    if y is None:
+        y = _patches(x, w, window) @ w.reshape(-1, w.shape[3])
+        y = y.reshape(x.shape[0], window.out_h, window.out_w, w.shape[3])
     if b is not None:
         y = y + b
-    if relu:
-        y = np.maximum(y, y.dtype.type(0))
-    return y.reshape(x.shape[0], window.out_h, window.out_w, w.shape[3])
+    return np.maximum(y, y.dtype.type(0)) if relu else y
 
 
 def _generic_backward(
     g: Array, x: Array, w: Array, y: Array | None, window: Window, need: Sequence[bool]
 ) -> tuple[Array | None, Array | None, Array | None]:
-    dz = (g if y is None else np.where(y > 0, g, g.dtype.type(0))).reshape(-1, w.shape[3])
+    masked = g if y is None else np.where(y > 0, g, g.dtype.type(0))
     dx = dw = db = None
-    if need[0]:
+    if not on_host(g):
+        dx, dw = cudnn.gradients(masked, x, w, window, need[0], need[1])
+    dz = masked.reshape(-1, w.shape[3])
+    if need[0] and dx is None:
         columns = dz @ w.reshape(-1, w.shape[3]).T
         shape = (x.shape[0], window.out_h, window.out_w, *w.shape[:3])
         dx = add_windows(columns.reshape(shape), x.shape, window)
-    if need[1]:
+    if need[1] and dw is None:
         dw = (_patches(x, w, window).T @ dz).reshape(w.shape)
     if any(need[2:]):
         db = dz.sum(axis=0)
