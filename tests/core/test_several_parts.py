@@ -119,10 +119,10 @@ def test_items_that_parts_of_messages_cut(kind, on_ranks):
     rows["f0"], rows["f1"] = np.arange(3)[:, None], np.arange(30_011) % 251
 
     def work(c):
-        for algorithm in ("ring", "doubling", "direct", through_rank_0):
-            got = c.all_gather(rows[c.rank], algorithm=algorithm)
-            assert got.tobytes() == rows.tobytes(), algorithm
-        for algorithm in ("tree", "chain"):
-            assert c.broadcast(rows[c.rank], 1, algorithm=algorithm).tobytes() == rows[1].tobytes()
+        for how in ("ring", "doubling", "direct", through_rank_0):
+            got = c.all_gather(rows[c.rank], algorithm=how)
+            assert got.tobytes() == rows.tobytes(), how
+        for how in ("tree", "chain"):
+            assert c.broadcast(rows[c.rank], 1, algorithm=how).tobytes() == rows[1].tobytes()
 
     on_ranks(make_group(kind, 3, 30.0), work)
