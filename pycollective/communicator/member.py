@@ -93,7 +93,7 @@ class Member(_core.CommunicatorBase):
         Raises
         ------
         MemoryError
-            On every rank, if one of them finds no memory.
+            On every rank, if one of them finds no memory that is shared; else on the rank itself.
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
