@@ -28,6 +28,7 @@ try:
         time.sleep(0.002)
 except Exception as error:
     print(type(error).__name__, error, flush=True)
+    strategy.close()
     raise SystemExit(3)
 """
 
