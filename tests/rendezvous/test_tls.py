@@ -156,7 +156,10 @@ def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
     ("end", "says"),
     [
         ("", "rank 1 has left the group after 1 calls"),
-        ("os.fork() or child(); os.kill(os.getpid(), 9)", "rank 1 .*is lost to rank 0: it ended, or its"),
+        (
+            "os.fork() or child(); os.kill(os.getpid(), 9)",
+            "rank 1 .*is lost to rank 0: it ended, or its",
+        ),
     ],
 )
 def test_processes_that_end(tmp_path, certificates, end, says):
