@@ -63,7 +63,7 @@ class Workspace(threading.local):
 
     def _block(self, size: int) -> _Bytes:
         """Return fresh memory, aligned."""
-        room = -(-size // _ALIGNMENT) * _ALIGNMENT
+        room = max(-(-size // _ALIGNMENT), 1) * _ALIGNMENT
         if room > len(self._piece):
             fresh = np.empty(max(room, _PIECE) + _ALIGNMENT, np.uint8)
             self._piece = fresh.data[-fresh.ctypes.data % _ALIGNMENT :]

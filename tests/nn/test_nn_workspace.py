@@ -68,3 +68,7 @@ def test_computed_results_are_those_of_the_function() -> None:
         assert plain.base is None
         np.testing.assert_array_equal(plain, x * y)
         assert plain.dtype == (x * y).dtype
+
+
+def test_memory_for_nothing_can_be_written_to() -> None:
+    assert Workspace().scratch("a", (0, 5), np.float64).flags.writeable
