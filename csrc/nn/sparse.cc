@@ -108,30 +108,8 @@ void copy_out(const float* from, const Window& w, const Layout& l, float* x) {
   }
 }
 
-namespace base {
-#define PYCOLLECTIVE_TARGET
-#define PYCOLLECTIVE_VECTOR_BYTES 16
-#include "nn/sparse.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace base
-
-#ifdef PYCOLLECTIVE_X86_TARGETS
-namespace avx2 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
-#define PYCOLLECTIVE_VECTOR_BYTES 32
-#include "nn/sparse.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx2
-namespace avx512 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
-#define PYCOLLECTIVE_VECTOR_BYTES 64
-#include "nn/sparse.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx512
-#endif
+#define PYCOLLECTIVE_LOOPS "nn/sparse.inc"
+#include "nn/targets.inc"
 
 struct Loops {
   decltype(&base::add_hits) add_hits;
