@@ -66,6 +66,8 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
     like
         An array whose library the result shall belong to; by default that of ``value``.
     """
+    if "cupy" not in sys.modules:
+        return np.asarray(value, dtype=dtype)
     module = array_module(value) if like is None else array_module(like)
     if module is np:
         value = to_numpy(value)

@@ -54,12 +54,12 @@ class _Together:
 def _alike(param: Array, *others: Array) -> bool:
     """Whether the compiled kernels take these arrays as they are, and write to any of them."""
     shape, dtype = param.shape, param.dtype
-    if not compiled(param) or native(param) is not param:
+    if not (compiled(param) and param.flags.carray):
         return False
     for array in others:
         if array.__class__ is not np.ndarray or array.shape != shape or array.dtype is not dtype:
             return False
-        if native(array) is not array:
+        if not (array.flags.carray or native(array) is array):
             return False
     return True
 
