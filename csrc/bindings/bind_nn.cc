@@ -695,6 +695,29 @@ void over_all(const std::vector<Index>& sizes, const Body& body) {
   });
 }
 
+// Whether these are arrays of one of our types, as the kernels read them, and those of each place
+// have one shape.
+bool alike(const std::vector<std::vector<py::object>>& columns) {
+  const py::dtype real = py::dtype::of<float>(), wide = py::dtype::of<double>();
+  constexpr int kPlain = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  py::object kind;
+  for (const auto& column : columns) {
+    if (column.size() != columns[0].size()) return false;
+    for (std::size_t k = 0; k < column.size(); ++k) {
+      if (!py::isinstance<py::array>(column[k])) return false;
+      const auto array = py::reinterpret_borrow<py::array>(column[k]);
+      if (!kind) kind = array.dtype();
+      if (!array.dtype().is(kind) || (array.flags() & kPlain) != kPlain) return false;
+      const auto first = py::reinterpret_borrow<py::array>(columns[0][k]);
+      if (!std::equal(array.shape(), array.shape() + array.ndim(), first.shape(),
+                      first.shape() + first.ndim())) {
+        return false;
+      }
+    }
+  }
+  return kind && (kind.is(real) || kind.is(wide));
+}
+
 void adam_update(const Arrays& p, const Arrays& g, const Arrays& m, const Arrays& v, double alpha,
                  double beta1, double beta2, double epsilon) {
   if (p.empty()) return;
@@ -835,6 +858,8 @@ void bind_nn(py::module_& m) {
         "factor"_a = py::none(), "bias"_a = py::none());
   m.def("batch_combine", &batch_combine, "g"_a, "x"_a, "mean"_a, "by_g"_a, "by_x"_a, "shift"_a,
         "dx"_a, "factor"_a = py::none(), "bias"_a = py::none());
+  m.def("alike", &alike, "columns"_a,
+        "Whether lists hold arrays of one type that kernels take, of equal shapes at each place.");
   m.def("adam_update", &adam_update, "p"_a, "g"_a, "m"_a, "v"_a, "alpha"_a, "beta1"_a, "beta2"_a,
         "epsilon"_a);
   m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,

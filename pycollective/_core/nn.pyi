@@ -203,6 +203,7 @@ def batch_combine(
     factor: NDArray[Any] | None = None,
     bias: NDArray[Any] | None = None,
 ) -> None: ...
+def alike(columns: Sequence[Sequence[NDArray[Any]]]) -> bool: ...
 def adam_update(
     p: Sequence[NDArray[Any]],
     g: Sequence[NDArray[Any]],

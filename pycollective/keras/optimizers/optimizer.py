@@ -439,7 +439,9 @@ class Optimizer(Trackable):
         if self.use_ema:
             self._average()
         for variable in variables:
-            _constrain(variable)
+            constraint = getattr(variable, "constraint", None)
+            if constraint is not None:
+                _constrain(variable, constraint)
         with_arrays([self._iterations], _count)
 
     def _slot(self, variable: Variable, name: str) -> Variable:
@@ -712,11 +714,8 @@ def _adder(amount: Array) -> Callable[[list[Array]], None]:
     return add
 
 
-def _constrain(variable: Variable) -> None:
-    """Put a variable that has a constraint back to where it may be."""
-    constraint = getattr(variable, "constraint", None)
-    if constraint is None:
-        return
+def _constrain(variable: Variable, constraint: Callable[[Any], Any]) -> None:
+    """Put a variable back to where it may be."""
 
     def project(arrays: list[Array]) -> None:
         # A copy, because what is being written to must not be seen.
