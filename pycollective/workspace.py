@@ -59,7 +59,7 @@ class Workspace(threading.local):
         self._scratch: dict[str, _Bytes] = {}
         self._results: dict[int, list[_Bytes]] = {}
         self._kept = 0
-        self._piece = memoryview(b"")
+        self._piece = memoryview(bytearray())
 
     def _block(self, size: int) -> _Bytes:
         """Return fresh memory, aligned."""

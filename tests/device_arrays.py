@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import sys
+import threading
 import types
 
 import numpy as np
 
 __all__ = ["DeviceArray", "make_cupy"]
+
+
+class _Current(threading.local):
+    device = 0
+
+
+_current = _Current()
+
+
+class Device:
+    """A device, and the block in which it is the current one of this thread."""
+
+    def __init__(self, number):
+        self.id = number
+
+    def __enter__(self):
+        self._before, _current.device = _current.device, self.id
+
+    def __exit__(self, *exc_info):
+        _current.device = self._before
 
 
 class DeviceArray:
@@ -16,6 +39,7 @@ class DeviceArray:
     def __init__(self, host):
         assert isinstance(host, (np.ndarray, np.generic))
         self._host = np.asarray(host)
+        self.device = Device(_current.device)
 
     shape = property(lambda self: self._host.shape)
     dtype = property(lambda self: self._host.dtype)
@@ -25,6 +49,7 @@ class DeviceArray:
     base = property(lambda self: None)
     strides = property(lambda self: self._host.strides)
     itemsize = property(lambda self: self._host.itemsize)
+    nbytes = property(lambda self: self._host.nbytes)
     T = property(lambda self: DeviceArray(self._host.T))
 
     def __array__(self, *args, **kwargs):
@@ -51,20 +76,21 @@ class DeviceArray:
     def __setitem__(self, index, value):
         self._host[deep(index)] = host_of(value)
 
-    def item(self):
-        return self._host.item()
-
-    def tolist(self):
-        return self._host.tolist()
-
-    def __bool__(self):
-        return bool(self._host)
-
-    def __int__(self):
-        return int(self._host)
-
     def __len__(self):
         return len(self._host)
+
+
+def _fetching(name):
+    def fetch(self):
+        sys.modules["cupy"].fetched += 1
+        return getattr(self._host, name)()
+
+    return fetch
+
+
+# What cannot be answered without bringing the values to the host.
+for _name in ["item", "tolist", "__bool__", "__int__", "__float__", "__index__"]:
+    setattr(DeviceArray, _name, _fetching(_name))
 
 
 def _operator(name):
@@ -93,6 +119,8 @@ for _full in [
 
 def host_of(value):
     if isinstance(value, DeviceArray):
+        if value.device.id != _current.device:
+            raise ValueError("Array device must be same as the current device")
         return value._host
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -125,8 +153,15 @@ def make_cupy():
     """Return a module that looks like CuPy."""
     module = types.ModuleType("cupy")
     module.ndarray = DeviceArray
+    module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+    module.cuda = types.SimpleNamespace(
+        Device=Device,
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
+        get_current_stream=lambda: types.SimpleNamespace(ptr=7),
+    )
 
     def asarray(value, dtype=None):
+        module.sent += isinstance(value, np.ndarray)
         return DeviceArray(
             np.asarray(value._host if isinstance(value, DeviceArray) else value, dtype)
         )
@@ -137,14 +172,15 @@ def make_cupy():
 
     module.asarray, module.array = asarray, array
 
-    module.fetched = 0
+    module.fetched = module.sent = 0
 
     def asnumpy(value):
         module.fetched += 1
         return value._host.copy()
 
     module.asnumpy = asnumpy
-    for name in ("zeros", "ones", "arange", "pad", "take_along_axis"):
+    made = "zeros ones empty full arange pad take_along_axis ascontiguousarray"
+    for name in made.split():
         setattr(module, name, on_device(getattr(np, name)))
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
     tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))

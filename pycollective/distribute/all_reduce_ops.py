@@ -24,9 +24,11 @@ from pycollective.distribute.cross_device_ops import (
     ReductionToOneDevice,
     ReplicaReduction,
     check_alike,
+    devices_of,
     finished,
+    joined_slices,
     log_few,
-    num_destinations,
+    on_destinations,
     work_dtype,
 )
 from pycollective.distribute.devices import Device
@@ -41,8 +43,6 @@ __all__ = [
     "RingAllReduce",
     "default_cross_device_ops",
 ]
-
-_log = logging.getLogger("pycollective")
 
 
 class _ScheduledOps(CrossDeviceOps):
@@ -88,16 +88,17 @@ class _ScheduledOps(CrossDeviceOps):
         together: list[int] = []
         sparse = 0
         for i, (value, destinations) in enumerate(value_destination_pairs):
-            slices = any(isinstance(v, IndexedSlices) for v in value.values)
-            sparse += slices
-            if slices or num_destinations(destinations) != len(value.values):
+            if any(isinstance(v, IndexedSlices) for v in value.values):
+                sparse += 1
+                results[i] = on_destinations(joined_slices(value.values, reduce_op), destinations)
+            elif devices_of(destinations) != devices_of(value):
                 results[i] = self._one_device.reduce_implementation(
                     reduce_op, value, destinations, options
                 )
             else:
                 together.append(i)
         if sparse:
-            _log.warning("Efficient allreduce is not supported for %d IndexedSlices", sparse)
+            self._log_slices(sparse, len(value_destination_pairs[0][0].values), options)
         if together:
             rows = [
                 [as_tensor(v).array for v in value_destination_pairs[i][0].values] for i in together
@@ -134,11 +135,11 @@ class _ScheduledOps(CrossDeviceOps):
                     join([_on_host(rows[i][r]) for i in members], work)[0] for r in range(replicas)
                 ]
                 totals = self._all_reduce_in_shares(group, flats, reduce_op, options)
-                for total in totals:
+                for r, total in enumerate(totals):
                     done = finished(total, dtype, reduce_op, replicas)
                     parts = split(done, [likes[i] for i in members])
                     for i, part in zip(members, parts, strict=True):
-                        results[i].append(Tensor(array_backend.asarray(part, like=likes[i])))
+                        results[i].append(Tensor(array_backend.asarray(part, like=rows[i][r])))
         return results
 
     def _all_reduce_in_shares(
@@ -164,6 +165,7 @@ class _ScheduledOps(CrossDeviceOps):
         return (
             mine.reduce_implementation is base.reduce_implementation
             and mine.batch_reduce_implementation is base.batch_reduce_implementation
+            and mine._all_reduce is base._all_reduce
         )
 
     def begin_all_reduce(
@@ -224,6 +226,13 @@ class _ScheduledOps(CrossDeviceOps):
             len(likes),
             self.algorithm_for(options),
             self._num_packs or len(likes),
+        )
+
+    def _log_slices(self, count: int, replicas: int, options: CommunicationOptions) -> None:
+        log_few(
+            "Efficient allreduce is not supported for %d IndexedSlices",
+            count,
+            level=logging.WARNING,
         )
 
     def describe(self) -> str:
@@ -302,6 +311,16 @@ class CollectiveAllReduce(_ScheduledOps):
             len(members_of_packs),
         )
 
+    def _log_slices(self, count: int, replicas: int, options: CommunicationOptions) -> None:
+        log_few(
+            "Collective all_reduce IndexedSlices: %d all_reduces, num_devices = %d, "
+            "group_size = %d, implementation = %s",
+            count,
+            replicas,
+            replicas,
+            options.implementation.value,
+        )
+
 
 class RingAllReduce(_ScheduledOps):
     """All-reduce in a ring of the replicas: the least data moved.
@@ -321,7 +340,27 @@ class RingAllReduce(_ScheduledOps):
     called = "Ring all-reduce"
 
 
-class HierarchicalCopyAllReduce(_ScheduledOps):
+class _OfDevices(_ScheduledOps):
+    """What TensorFlow's operations between GPUs have in common: they do not gather."""
+
+    def _gather_implementation(
+        self,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        axis: int,
+        options: CommunicationOptions,
+    ) -> Any:
+        """Join the components on one device, and say so."""
+        log_few(
+            "gather/all_gather with NCCL or HierarchicalCopy is not supported. Falling back to gather "
+            "on one device and then broadcast.",
+            level=logging.WARNING,
+            times=3,
+        )
+        return super()._gather_implementation(per_replica_value, destinations, axis, options)
+
+
+class HierarchicalCopyAllReduce(_OfDevices):
     """All-reduce in two halves that exchange their sums; right for every number of devices.
 
     Unlike TensorFlow's it also runs between CPU replicas, and reduces the last device of an odd
@@ -342,7 +381,7 @@ class HierarchicalCopyAllReduce(_ScheduledOps):
     called = "HierarchicalCopy"
 
 
-class NcclAllReduce(_ScheduledOps):
+class NcclAllReduce(_OfDevices):
     """All-reduce by NVIDIA's NCCL between GPUs.
 
     What lies on CPUs is brought together on one device, as by `ReductionToOneDevice`; which also

@@ -292,7 +292,7 @@ def test_assignments_of_several_threads_leave_components_equal(two, how):
     def slow(value):  # the first thread stops between the components
         if float(value) == 1.0:
             between.set()
-            done.wait(0.3)
+            done.wait(0.1)
         return assign(value)
 
     second.assign = slow
@@ -505,7 +505,10 @@ def test_rows_of_sync_on_read_variables_are_refused(two, method):
         lambda: getattr(v, method)(slices([[1.0]], [0])),
         lambda: two.run(lambda: getattr(v, method)(slices([[1.0]], [0]))),
     ):
-        with pytest.raises(NotImplementedError, match=f"does not support `{method}`"):
+        with pytest.raises(
+            NotImplementedError,
+            match=f"Variables with `synchronization=ON_READ` doesn't support `{method}`",
+        ):
             write()
 
 
