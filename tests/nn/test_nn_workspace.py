@@ -70,5 +70,8 @@ def test_computed_results_are_those_of_the_function() -> None:
         assert plain.dtype == (x * y).dtype
 
 
-def test_memory_for_nothing_can_be_written_to() -> None:
-    assert Workspace().scratch("a", (0, 5), np.float64).flags.writeable
+def test_scratch_without_elements_can_be_written_to() -> None:
+    space = Workspace()
+    for _ in range(2):
+        assert space.scratch("a", (0, 5), np.float64).flags.writeable
+        space.scratch("b", (3, 5), np.float64)
