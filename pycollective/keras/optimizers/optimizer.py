@@ -66,7 +66,8 @@ class Optimizer(Trackable):
     Raises
     ------
     ValueError
-        If more than one way to clip is given, a limit is not positive, or a number is out of range.
+        If more than one way to clip is given, a limit is not positive, or a number is out of range
+        or not finite.
 
     Notes
     -----
@@ -143,7 +144,7 @@ class Optimizer(Trackable):
         if isinstance(learning_rate, LearningRateSchedule) or callable(learning_rate):
             self._rate = learning_rate
         else:
-            rate = float(learning_rate)
+            rate = self._finite(learning_rate)
             self._rate = self._make("learning_rate", lambda: np.asarray(rate), floatx())
 
     _untracked = frozenset({"_slots"})
@@ -263,9 +264,15 @@ class Optimizer(Trackable):
                 f"{self.name}: the learning rate cannot be set, because the optimizer was made "
                 "with a schedule; make it with a number instead"
             )
-        self._rate.assign(float(value))
+        self._rate.assign(self._finite(value))
 
     lr = learning_rate
+
+    def _finite(self, learning_rate: Any) -> float:
+        rate = float(learning_rate)
+        if not math.isfinite(rate):
+            raise ValueError(f"{self.name}: the learning rate must be a finite number, got {rate}")
+        return rate
 
     def build(self, var_list: Iterable[Variable]) -> None:
         """Make what the optimizer keeps for these variables, where it has not yet."""
