@@ -3,12 +3,13 @@
 Code elsewhere works on "arrays" and uses three things that both libraries give it: the operators
 and methods of the arrays themselves, NumPy's functions (CuPy arrays take part in them through the
 protocols of NEP 13 and NEP 18: ``np.exp(x)`` of a CuPy array runs on its device), and what is here,
-for where the two differ: making arrays, moving them to the host, and scattering. CuPy is never
-imported here: an array of it can only exist when the program has imported it.
+for where the two differ: making arrays, moving them to the host, and scattering. CuPy is imported
+here for GPU arrays of other libraries only: one of its own exists when the program has imported it.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "array_module", "asarray", "copy", "is_array", "scatter_add", "to_numpy"]
+__all__ = [
+    "Array",
+    "address",
+    "array_module",
+    "asarray",
+    "copy",
+    "device_of",
+    "empty",
+    "gpu_array",
+    "is_array",
+    "is_on_gpu",
+    "scatter_add",
+    "to_numpy",
+]
 
 #: A NumPy array, or a CuPy array in the same role.
 Array: TypeAlias = npt.NDArray[Any]
@@ -64,13 +78,17 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
     dtype
         The dtype of the result; by default that of ``value``.
     like
-        An array whose library the result shall belong to; by default that of ``value``.
+        An array whose library and device the result shall have; by default those of ``value``.
     """
     module = array_module(value) if like is None else array_module(like)
     if module is np:
-        value = to_numpy(value)
-    array: Array = module.asarray(value, dtype=dtype)
-    return array
+        return np.asarray(to_numpy(value), dtype=dtype)
+    if like is None or (_cupy_of(value) is not None and device_of(value) == device_of(like)):
+        array: Array = module.asarray(value, dtype=dtype)
+        return array
+    with module.cuda.Device(device_of(like)):
+        fresh: Array = module.array(value, dtype=dtype)
+        return fresh
 
 
 def copy(array: Array) -> Array:
@@ -86,6 +104,69 @@ def scatter_add(target: Array, index: Any, values: Array) -> None:
         np.add.at(target, index, values)
     else:
         module.add.at(target, index, values)
+
+
+# Devices of DLPack that are CUDA's: its own memory, and what it moves to and fro by itself.
+_CUDA_DEVICES = (2, 13)
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Whether ``value`` is an array on a GPU: CuPy's, or one with an interface that CuPy takes."""
+    if isinstance(value, np.ndarray):
+        return False
+    if _cupy_of(value) is not None or hasattr(value, "__cuda_array_interface__"):
+        return True
+    device = getattr(value, "__dlpack_device__", None)
+    return device is not None and device()[0] in _CUDA_DEVICES
+
+
+def gpu_array(value: Any) -> Array:
+    """Return the CuPy array of the memory of an array on a GPU.
+
+    What is being computed of it on another stream is waited for, as the interface of its library
+    provides.
+
+    Raises
+    ------
+    TypeError
+        CuPy is not installed, or cannot take the array.
+    """
+    if _cupy_of(value) is not None:
+        array: Array = value
+        return array
+    name = type(value).__name__
+    try:
+        cupy: Any = importlib.import_module("cupy")
+    except ImportError:
+        raise TypeError(
+            f"{name} lies on a GPU, and CuPy, through which GPU arrays are handled, is not installed: "
+            "pip install 'pycollective[cuda12]' or '[cuda13]', or copy it to the host first"
+        ) from None
+    try:
+        array = cupy.from_dlpack(value) if hasattr(value, "__dlpack__") else cupy.asarray(value)
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise TypeError(f"CuPy cannot take this {name}: {error}") from None
+    return array
+
+
+def device_of(array: Any) -> int:
+    """Return the number of the GPU that a CuPy array lies on."""
+    return int(array.device.id)
+
+
+def address(array: Any) -> int:
+    """Return where the memory of an array begins."""
+    return int(array.ctypes.data if _cupy_of(array) is None else array.data.ptr)
+
+
+def empty(shape: Any, dtype: npt.DTypeLike, like: Any) -> Array:
+    """Return a new array of the library, and on the device, of another one."""
+    module = _cupy_of(like)
+    if module is None:
+        return np.empty(shape, dtype)
+    with module.cuda.Device(device_of(like)):
+        array: Array = module.empty(shape, dtype)
+        return array
 
 
 def gpu_count() -> tuple[int, str]:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import types
 
 import numpy as np
 
-__all__ = ["DeviceArray", "make_cupy"]
+__all__ = ["DeviceArray", "make_cupy", "present"]
+
+present = threading.local()
+"""Which device is this thread's: the number ``device``, 0 unless it is set."""
+
+
+def _at_once(array):
+    """Devices of this module are done with an operation when it returns."""
+
+
+before_access = _at_once
+"""Is given every array whose elements the host is about to read; tests may put a wait in its place."""
 
 
 class DeviceArray:
@@ -15,16 +28,24 @@ class DeviceArray:
 
     def __init__(self, host):
         assert isinstance(host, (np.ndarray, np.generic))
-        self._host = np.asarray(host)
+        self._memory = np.asarray(host)
+        self.device = types.SimpleNamespace(id=getattr(present, "device", 0))
 
-    shape = property(lambda self: self._host.shape)
-    dtype = property(lambda self: self._host.dtype)
-    ndim = property(lambda self: self._host.ndim)
-    size = property(lambda self: self._host.size)
-    flags = property(lambda self: self._host.flags)
+    @property
+    def _host(self):
+        before_access(self)
+        return self._memory
+
+    shape = property(lambda self: self._memory.shape)
+    dtype = property(lambda self: self._memory.dtype)
+    ndim = property(lambda self: self._memory.ndim)
+    size = property(lambda self: self._memory.size)
+    nbytes = property(lambda self: self._memory.nbytes)
+    flags = property(lambda self: self._memory.flags)
     base = property(lambda self: None)
-    strides = property(lambda self: self._host.strides)
-    itemsize = property(lambda self: self._host.itemsize)
+    strides = property(lambda self: self._memory.strides)
+    itemsize = property(lambda self: self._memory.itemsize)
+    data = property(lambda self: types.SimpleNamespace(ptr=self._memory.ctypes.data))
     T = property(lambda self: DeviceArray(self._host.T))
 
     def __array__(self, *args, **kwargs):
@@ -128,7 +149,9 @@ def make_cupy():
 
     def asarray(value, dtype=None):
         return DeviceArray(
-            np.asarray(value._host if isinstance(value, DeviceArray) else value, dtype)
+            np.asarray(value._host, dtype)
+            if isinstance(value, DeviceArray)
+            else np.array(value, dtype)
         )
 
     def array(value, dtype=None, copy=True, order="K", subok=False):
@@ -143,8 +166,9 @@ def make_cupy():
         module.fetched += 1
         return value._host.copy()
 
+    module.cuda = types.SimpleNamespace(Device=lambda number: contextlib.nullcontext())
     module.asnumpy = asnumpy
-    for name in ("zeros", "ones", "arange", "pad", "take_along_axis"):
+    for name in ("zeros", "ones", "empty", "arange", "pad", "take_along_axis"):
         setattr(module, name, on_device(getattr(np, name)))
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
     tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))

@@ -377,7 +377,7 @@ def finished(total: Array, dtype: np.dtype[Any], reduce_op: ReduceOp, replicas: 
     A mean of ints is a fraction: their sum is exact, and divided here.
     """
     if reduce_op is ReduceOp.MEAN and dtype.kind in "iub":
-        return np.asarray(total / replicas)
+        return array_backend.asarray(total / replicas)
     return total if total.dtype == dtype else total.astype(dtype)
 
 
