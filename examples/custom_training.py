@@ -20,8 +20,10 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--replicas", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--examples", type=int, help="train on so many examples only")
+parser.add_argument("--seed", type=int, default=1, help="of the weights and the order")
 parser.add_argument("--data", help="folder of the MNIST files; else cache or download")
 args = parser.parse_args()
+tf.keras.utils.set_random_seed(args.seed)
 
 # Data -----------------------------------------------------------------------------------------
 mnist = tf.keras.datasets.mnist

@@ -48,9 +48,10 @@ def run(
         What Ray reserves for each.
     max_failures : int
         How many lost workers are replaced. A replacement begins ``train_fn`` anew, and so does a worker
-        whose ``train_fn`` ended because another one was lost.
+        whose ``train_fn`` ended because another one was lost. One whose machine is lost is replaced on
+        another; if it is worker 0, at whose address all meet, all of them begin anew.
     placement_timeout : float
-        Seconds to wait for Ray to have room for all workers.
+        Seconds to wait for Ray to have room for all workers, or for a replacement.
 
     Returns
     -------
@@ -86,13 +87,15 @@ def run(
 class _Worker:
     """What runs in an actor's process."""
 
-    def address(self) -> str:
-        """Return where this worker can listen: a port that nobody listens at now."""
+    def place(self) -> tuple[str, str]:
+        """Return the machine, and where this worker can listen: a port that nobody listens at now."""
         import socket
 
-        host = importlib.import_module("ray").util.get_node_ip_address()
+        ray = importlib.import_module("ray")
+        host = ray.util.get_node_ip_address()
         with socket.create_server((host, 0)) as sock:
-            return f"{host}:{sock.getsockname()[1]}"
+            address = f"{host}:{sock.getsockname()[1]}"
+        return ray.get_runtime_context().get_node_id(), address
 
     def call(
         self,
@@ -114,17 +117,21 @@ class _Workers:
     def __init__(self, ray: Any, count: int, bundle: dict[str, float], timeout: float) -> None:
         self._ray = ray
         self._bundle = bundle
+        self._timeout = timeout
         self._actors: list[Any] = []
         self._group = ray.util.placement_group([bundle] * count, strategy="PACK")
         try:
             ray.get(self._group.ready(), timeout=timeout)
         except ray.exceptions.GetTimeoutError:
             ray.util.remove_placement_group(self._group)
-            raise RendezvousError(
-                f"Ray has no room for {count} workers of {bundle} within {timeout:g} s; it has "
-                f"{ray.available_resources()}"
-            ) from None
+            raise self._no_room(f"{count} workers") from None
         self._actors = [self._actor(rank) for rank in range(count)]
+
+    def _no_room(self, what: str) -> RendezvousError:
+        return RendezvousError(
+            f"Ray has no room for {what} of {self._bundle} within {self._timeout:g} s; it has "
+            f"{self._ray.available_resources()}"
+        )
 
     def _actor(self, rank: int) -> Any:
         strategies = importlib.import_module("ray.util.scheduling_strategies")
@@ -145,12 +152,13 @@ class _Workers:
     ) -> list[Any]:
         """Call the function on all of them, and return the results by rank."""
         ray, errors = self._ray, self._ray.exceptions
-        addresses = ray.get([actor.address.remote() for actor in self._actors])
+        places = ray.get([actor.place.remote() for actor in self._actors])
         secret = secrets.token_hex(32)
 
         def begin(rank: int) -> Any:
             task = {"type": "worker", "index": rank}
-            config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+            cluster = {"worker": [address for _, address in places]}
+            config = json.dumps({"cluster": cluster, "task": task})
             environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
             return self._actors[rank].call.remote(environment, function, args, kwargs)
 
@@ -167,8 +175,16 @@ class _Workers:
                 lost += 1
                 if lost > max_failures:
                     raise
-                # In its place of the group, which is a host: its address stays.
+                # In its place of the group: where that is still the same machine, its address stays.
                 self._actors[rank] = self._actor(rank)
+                try:
+                    place = ray.get(self._actors[rank].place.remote(), timeout=self._timeout)
+                except errors.GetTimeoutError:
+                    raise self._no_room(f"a replacement of worker {rank}") from None
+                if place[0] != places[rank][0]:
+                    places[rank] = place
+                    if rank == 0:
+                        under_way = {begin(r): r for r in self._anew(list(under_way.values()))}
             except errors.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, Exception) else error
                 # Because of a loss that is, or will be, heard of here.
@@ -177,6 +193,13 @@ class _Workers:
                 repeated[rank] += 1
             under_way[begin(rank)] = rank
         return results
+
+    def _anew(self, ranks: list[int]) -> list[int]:
+        """Give workers that look for the others in vain another process."""
+        for rank in ranks:
+            self._ray.kill(self._actors[rank])
+            self._actors[rank] = self._actor(rank)
+        return ranks
 
     def end(self) -> None:
         """End the actors, and give back their places."""

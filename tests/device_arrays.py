@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
+import sys
 import threading
 import types
 
 import numpy as np
 
-__all__ = ["DeviceArray", "make_cupy", "present"]
-
-present = threading.local()
-"""Which device is this thread's: the number ``device``, 0 unless it is set."""
+__all__ = ["Device", "DeviceArray", "make_cupy"]
 
 
 def _at_once(array):
@@ -22,6 +21,30 @@ before_access = _at_once
 """Is given every array whose elements the host is about to read; tests may put a wait in its place."""
 
 
+class _Current(threading.local):
+    device = 0
+
+
+current = _Current()
+
+
+class Device:
+    """A device, and the block in which it is the current one of this thread."""
+
+    def __init__(self, number):
+        self.id = number
+
+    def __enter__(self):
+        self._before, current.device = current.device, self.id
+
+    def __exit__(self, *exc_info):
+        current.device = self._before
+
+
+class _Stream(contextlib.nullcontext):
+    ptr = 7
+
+
 class DeviceArray:
     """A NumPy array that behaves as CuPy's do: it takes part in NumPy's functions through their
     protocols, and refuses to become a NumPy array or to mix with one silently."""
@@ -29,7 +52,7 @@ class DeviceArray:
     def __init__(self, host):
         assert isinstance(host, (np.ndarray, np.generic))
         self._memory = np.asarray(host)
-        self.device = types.SimpleNamespace(id=getattr(present, "device", 0))
+        self.device = Device(current.device)
 
     @property
     def _host(self):
@@ -72,20 +95,21 @@ class DeviceArray:
     def __setitem__(self, index, value):
         self._host[deep(index)] = host_of(value)
 
-    def item(self):
-        return self._host.item()
-
-    def tolist(self):
-        return self._host.tolist()
-
-    def __bool__(self):
-        return bool(self._host)
-
-    def __int__(self):
-        return int(self._host)
-
     def __len__(self):
         return len(self._host)
+
+
+def _fetching(name):
+    def fetch(self):
+        sys.modules["cupy"].fetched += 1
+        return getattr(self._host, name)()
+
+    return fetch
+
+
+# What cannot be answered without bringing the values to the host.
+for _name in ["item", "tolist", "__bool__", "__int__", "__float__", "__index__"]:
+    setattr(DeviceArray, _name, _fetching(_name))
 
 
 def _operator(name):
@@ -114,6 +138,8 @@ for _full in [
 
 def host_of(value):
     if isinstance(value, DeviceArray):
+        if value.device.id != current.device:
+            raise ValueError("Array device must be same as the current device")
         return value._host
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -146,6 +172,13 @@ def make_cupy():
     """Return a module that looks like CuPy."""
     module = types.ModuleType("cupy")
     module.ndarray = DeviceArray
+    module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+    module.cuda = types.SimpleNamespace(
+        Device=Device,
+        # A driver that is too old for every NCCL: what these devices have to sum goes over the host.
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2, driverGetVersion=lambda: 0),
+        get_current_stream=_Stream,
+    )
 
     def asarray(value, dtype=None):
         return DeviceArray(
@@ -166,9 +199,9 @@ def make_cupy():
         module.fetched += 1
         return value._host.copy()
 
-    module.cuda = types.SimpleNamespace(Device=lambda number: contextlib.nullcontext())
     module.asnumpy = asnumpy
-    for name in ("zeros", "ones", "empty", "arange", "pad", "take_along_axis"):
+    made = "zeros ones empty arange pad take_along_axis ascontiguousarray"
+    for name in made.split():
         setattr(module, name, on_device(getattr(np, name)))
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
     tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))

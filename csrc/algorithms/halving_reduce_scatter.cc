@@ -3,8 +3,8 @@
 // so far for the 2^j ranks from r + 2^j on, or as many as there are, to rank r + 2^j; to what comes
 // from r - 2^j, for the ranks from r on, it adds its own.
 //
-// Cost: ceil(log2 size) rounds, in size - 1 turns because a part is a message; each rank sends
-// size - 1 parts, the least possible. A sum passes through ceil(log2 size) ranks, not size - 1.
+// Cost: ceil(log2 size) rounds of one message; each rank sends size - 1 parts, the least possible.
+#include <algorithm>
 #include <bit>
 
 #include "algorithms/algorithms.h"
@@ -17,31 +17,43 @@ class HalvingReduceScatter final : public Algorithm {
   std::string_view name() const override { return "halving"; }
   Collective collective() const override { return Collective::reduce_scatter; }
   int num_chunks(int size) const override { return size; }
-  // Sums on their way: chunk i is the one for rank i.
-  int num_scratch(int size) const override { return size > 2 ? size : 0; }
-  int num_steps(int, int size) const override { return size == 1 ? 1 : 2 * (size - 1); }
+  // Sums on their way: chunk i is the one for rank + i.
+  int num_scratch(int size) const override { return size > 2 ? farthest(size) : 0; }
+  int num_steps(int, int size) const override {
+    return 2 * std::bit_width(static_cast<unsigned>(size - 1)) + (copies(size) > 0);
+  }
 
   Step step(int rank, int size, int k) const override {
     if (size == 1) return copy(input(0), output(0));
-    // The pair of steps that sends the sum for rank + i away: the last pair is of i = 1.
-    int i = size - 1 - k / 2, distance = power_in(i);
-    if (k % 2 == 0) return send((rank + distance) % size, sum_for(rank, size, i, distance));
-    int kept = i - distance;
-    bool last = distance == 1;
-    return recv_reduce((rank - distance + size) % size, sum_for(rank, size, kept, distance),
-                       last ? output(0) : scratch((rank + kept) % size), /*completes=*/last);
+    bool last = size == 2;
+    int far = farthest(size);
+    if (k < 2) {  // the first round is of the ranks' inputs
+      int to = (rank + far) % size, from = (rank - far + size) % size;
+      if (k == 0) return send(to, input(to, size - far));
+      return recv_reduce(from, input(rank, size - far), last ? output(0) : scratch(0, size - far),
+                         last);
+    }
+    if (copies(size) > 0) {
+      // What got no summand in it.
+      if (k == 2)
+        return copy(input((rank + size - far) % size, copies(size)),
+                    scratch(size - far, copies(size)));
+      --k;
+    }
+    int distance = far >> k / 2;
+    if (k % 2 == 0) return send((rank + distance) % size, scratch(distance, distance));
+    last = distance == 1;
+    return recv_reduce((rank - distance + size) % size, scratch(0, distance),
+                       last ? output(0) : scratch(0, distance), last);
   }
 
  private:
-  // The highest power of two up to i, which is the distance of the round that sends the sum for
-  // rank + i away.
-  static int power_in(int i) { return static_cast<int>(std::bit_floor(static_cast<unsigned>(i))); }
-  // What is added up for rank + i before the round of a distance: in the round before it, of twice
-  // the distance, it got a summand if some rank sent one for i + 2 distance.
-  static Span sum_for(int rank, int size, int i, int distance) {
-    int to = (rank + i) % size;
-    return i + 2 * distance < size ? scratch(to) : input(to);
+  // How far a message goes in the first round: the highest power of two below size.
+  static int farthest(int size) {
+    return static_cast<int>(std::bit_ceil(static_cast<unsigned>(size)) / 2);
   }
+  // Sums that begin with this rank's input only in the second round.
+  static int copies(int size) { return size > 1 ? 2 * farthest(size) - size : 1; }
 };
 
 }  // namespace

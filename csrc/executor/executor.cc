@@ -76,9 +76,11 @@ Execution::Execution(const Plan& plan, const Buffers& buffers, Endpoint& endpoin
       endpoint_(endpoint),
       block_items_(block_items(plan, buffers, segment_bytes)) {
   start_block();
-  if (plan.scratch) {  // the first block is the longest
-    auto chunks = static_cast<std::size_t>(plan.scratch);
-    scratch_ = buffers.scratch->at_least(chunks * chunk_items_ * buffers.item);
+  if (plan.scratch || plan.packed) {  // the first block is the longest
+    auto scratch = static_cast<std::size_t>(plan.scratch) * chunk_items_ * buffers.item;
+    auto packing = static_cast<std::size_t>(plan.packed) * chunk_items_ * buffers.item;
+    scratch_ = buffers.scratch->at_least(scratch + packing);
+    packing_ = scratch_ + scratch;
   }
 }
 
@@ -87,29 +89,59 @@ void Execution::start_block() {
   std::size_t items = std::min(block_items_, buffers_.count - block_begin_);
   block_end_ = block_begin_ + items;
   chunk_items_ = chunk_items(plan_, buffers_, items);
-  next_ = 0;
+  next_ = packed_ = 0;
 }
 
-Execution::Bytes Execution::locate(const Span& span) const {
+Execution::Bytes Execution::locate(const Span& span, std::size_t skipped) const {
   if (span.count == 0) return {0, 0};
+  std::size_t item = buffers_.item, items = block_end_ - block_begin_;
   auto first = static_cast<std::size_t>(span.first), count = static_cast<std::size_t>(span.count);
-  std::size_t items = block_end_ - block_begin_;
-  if (buffers_.input_parts) {
-    if (span.buffer == Buffer::scratch) return {first * chunk_items_ * buffers_.item, items};
-    const Part* parts = span.buffer == Buffer::input ? buffers_.input_parts : buffers_.output_parts;
-    const Part& part = parts[first];
-    std::size_t begin = std::min(block_begin_, part.count), end = std::min(block_end_, part.count);
-    return {(part.first + begin) * buffers_.item, end - begin};
+  if (!buffers_.input_parts) {
+    std::size_t offset = first * chunk_items_;
+    if (span.buffer == Buffer::scratch) {
+      first %= static_cast<std::size_t>(plan_.chunks);
+    } else {
+      offset = std::min(offset, items) + block_begin_;
+    }
+    std::size_t begin = std::min(first * chunk_items_, items);
+    std::size_t end = std::min((first + count) * chunk_items_, items);
+    return {(offset + skipped) * item, end - begin - skipped};
   }
-  std::size_t offset = first * chunk_items_;
   if (span.buffer == Buffer::scratch) {
-    first %= static_cast<std::size_t>(plan_.chunks);
-  } else {
-    offset = std::min(offset, items) + block_begin_;
+    return {(first * items + skipped) * item, count * items - skipped};
   }
-  std::size_t begin = std::min(first * chunk_items_, items);
-  std::size_t end = std::min((first + count) * chunk_items_, items);
-  return {offset * buffers_.item, end - begin};
+  Bytes found = locate_part(span, 0);
+  int i = 1;
+  for (; skipped >= found.count && i < span.count; ++i) {
+    skipped -= found.count;
+    found = locate_part(span, i);
+  }
+  found.offset += skipped * item;
+  found.count -= skipped;
+  // Short parts lie side by side.
+  for (; i < span.count; ++i) {
+    Bytes next = locate_part(span, i);
+    if (next.count > 0 && next.offset != found.offset + found.count * item) break;
+    found.count += next.count;
+  }
+  return found;
+}
+
+// The i-th part of a span of the input or the output.
+Execution::Bytes Execution::locate_part(const Span& span, int i) const {
+  const Part* parts = span.buffer == Buffer::input ? buffers_.input_parts : buffers_.output_parts;
+  const Part& part = parts[static_cast<std::size_t>(place_of_part(span.first + i, buffers_.size))];
+  std::size_t begin = std::min(block_begin_, part.count), end = std::min(block_end_, part.count);
+  return {(part.first + begin) * buffers_.item, end - begin};
+}
+
+std::size_t Execution::items(const Span& span) const {
+  if (!buffers_.input_parts || span.buffer == Buffer::scratch || span.count < 2) {
+    return locate(span).count;
+  }
+  std::size_t sum = 0;
+  for (int i = 0; i < span.count; ++i) sum += locate_part(span, i).count;
+  return sum;
 }
 
 std::byte* Execution::memory(Buffer buffer) const {
@@ -127,51 +159,96 @@ Progress Execution::advance() {
       progress = Progress::moved;
     }
     bool last = block_end_ == buffers_.count;
-    // Scratch is written anew in each block, and no schedule says who has read the old one.
-    if ((last || plan_.scratch) && !endpoint_.flushed()) return progress;
+    // Scratch is written anew in each block, and no schedule says who has read the old one; nor
+    // what was packed.
+    if ((last || scratch_) && !endpoint_.flushed()) return progress;
     if (last) return Progress::done;
     start_block();
   }
 }
 
 bool Execution::try_step(const Step& step) {
-  bool receives = step.verb == Verb::recv || step.verb == Verb::recv_reduce;
   const Span& moved = step.verb == Verb::send ? step.source : step.target;
-  Bytes at = locate(moved);
+  std::size_t count = items(moved);
   // Nothing to move: the other side knows it too, unless the step is a bare signal.
-  if (at.count == 0 && moved.count != 0 && !buffers_.pairwise) return true;
-  const std::byte* source = memory(step.source.buffer) + locate(step.source).offset;
-  if (step.verb == Verb::send)
-    return endpoint_.try_send(step.peer, source, at.count * buffers_.item);
-  std::byte* target = memory(step.target.buffer) + at.offset;
-  if (receives) {
-    // A message may come in parts; what was received of it is kept from call to call.
-    do {
-      std::size_t left = at.count * buffers_.item - received_;
-      std::byte* into = target + received_;
-      bool reduces = step.verb == Verb::recv_reduce;
-      Piece part = reduces ? endpoint_.try_receive(step.peer, left)
-                           : endpoint_.try_receive_into(step.peer, left, into);
-      if (!part.data) return false;
-      if (reduces) {
-        buffers_.reduction->combine(into, source + received_, part.data,
-                                    part.bytes / buffers_.item);
-      } else if (part.bytes && part.data != into) {
-        std::memcpy(into, part.data, part.bytes);
-      }
-      endpoint_.release(step.peer);
-      received_ += part.bytes;
-    } while (received_ < at.count * buffers_.item);
-    received_ = 0;
-  } else if (step.verb == Verb::reduce) {
-    buffers_.reduction->combine(target, target, source, at.count);
-  } else if (target != source && at.count) {
-    std::memmove(target, source, at.count * buffers_.item);
-  }
-  if (step.completes && buffers_.reduction->finish) {
-    buffers_.reduction->finish(target, at.count, buffers_.size);
+  if (count == 0 && moved.count != 0 && !buffers_.pairwise) return true;
+  switch (step.verb) {
+    case Verb::send:
+      return try_send(step, count);
+    case Verb::recv:
+    case Verb::recv_reduce:
+      return try_receive(step, count);
+    case Verb::copy:
+    case Verb::reduce:
+      work(step, 0, count, nullptr);
   }
   return true;
+}
+
+bool Execution::try_send(const Step& step, std::size_t count) {
+  Bytes place = locate(step.source);
+  const std::byte* data = at(step.source, place);
+  if (place.count < count) {
+    std::byte* packed = packing_ + packed_ * buffers_.item;
+    data = packed;
+    for (std::size_t done = 0; !is_packed_ && done < count; done += place.count) {
+      place = locate(step.source, done);
+      std::memcpy(packed + done * buffers_.item, at(step.source, place),
+                  place.count * buffers_.item);
+    }
+    is_packed_ = true;
+  }
+  if (!endpoint_.try_send(step.peer, data, count * buffers_.item)) return false;
+  if (is_packed_) packed_ += count;
+  is_packed_ = false;
+  return true;
+}
+
+bool Execution::try_receive(const Step& step, std::size_t count) {
+  // A message may come in parts; what was received of it is kept from call to call.
+  do {
+    std::size_t left = (count - received_) * buffers_.item;
+    Bytes place = locate(step.target, received_);
+    bool in_one_piece = place.count * buffers_.item >= left;
+    Piece part = step.verb == Verb::recv && in_one_piece
+                     ? endpoint_.try_receive_into(step.peer, left, at(step.target, place))
+                     : endpoint_.try_receive(step.peer, left);
+    if (!part.data) return false;
+    std::size_t came = part.bytes / buffers_.item;
+    work(step, received_, came, part.data);
+    endpoint_.release(step.peer);
+    received_ += came;
+  } while (received_ < count);
+  received_ = 0;
+  return true;
+}
+
+void Execution::work(const Step& step, std::size_t first, std::size_t count, const void* received) {
+  const auto* from = static_cast<const std::byte*>(received);
+  while (count > 0) {
+    Bytes place = locate(step.target, first);
+    std::byte* target = at(step.target, place);
+    std::size_t length = std::min(place.count, count);
+    const std::byte* source = from;
+    if (step.verb != Verb::recv) {
+      Bytes own = locate(step.source, first);
+      source = at(step.source, own);
+      length = std::min(length, own.count);
+    }
+    if (step.verb == Verb::recv_reduce) {
+      buffers_.reduction->combine(target, source, from, length);
+    } else if (step.verb == Verb::reduce) {
+      buffers_.reduction->combine(target, target, source, length);
+    } else if (target != source) {
+      std::memmove(target, source, length * buffers_.item);
+    }
+    if (step.completes && buffers_.reduction->finish) {
+      buffers_.reduction->finish(target, length, buffers_.size);
+    }
+    first += length;
+    count -= length;
+    if (from) from += length * buffers_.item;
+  }
 }
 
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {

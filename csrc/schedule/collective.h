@@ -45,6 +45,9 @@ struct Content {
 Content initial_content(Collective collective, int rank, int size, int place);
 Content final_content(Collective collective, int rank, int size, int place);
 
+// Which place of a buffer of so many is meant, where spans may go on behind the last part.
+inline int place_of_part(int place, int count) { return place < count ? place : place - count; }
+
 // In place, one of the two buffers is a part of the other: input[i] is output[i] where chunks are
 // not parts; the rank's single part is its own place in the buffer of all parts otherwise.
 bool can_be_in_place(Collective collective);

@@ -121,7 +121,13 @@ class Fingerprints {
     if (content.from == Content::kEveryone) return complete(content.chunk);
     return multiply(ranks_[static_cast<std::size_t>(content.from)], number_of(content.chunk));
   }
+  // Which place of a buffer the i-th one is.
+  int wrapped(int r, Buffer buffer, int i) const {
+    if (!in_parts_ || buffer == Buffer::scratch) return i;
+    return place_of_part(i, buffer == Buffer::input ? inputs(r) : outputs(r));
+  }
   std::size_t place(int r, Buffer buffer, int i) const {
+    i = wrapped(r, buffer, i);
     if (buffer == Buffer::scratch) i += outputs(r);
     return begins_[static_cast<std::size_t>(r)] + static_cast<std::size_t>(i);
   }
@@ -133,6 +139,7 @@ class Fingerprints {
   int chunk_at(int r, Buffer buffer, int i) {
     if (!in_parts_) return buffer == Buffer::scratch ? i % chunks_ : i;
     if (buffer == Buffer::scratch) return scratch_chunk(r, i);
+    i = wrapped(r, buffer, i);
     return buffer == Buffer::input ? initial_content(what_, r, size_, i).chunk
                                    : final_content(what_, r, size_, i).chunk;
   }
@@ -155,6 +162,7 @@ class Fingerprints {
   // *lost tells that it is not.
   std::uint64_t read(int r, Buffer buffer, int i, bool* lost) const {
     if (buffer != Buffer::input) return cells_[place(r, buffer, i)];
+    i = wrapped(r, buffer, i);
     std::uint64_t value = value_of(initial_content(what_, r, size_, i));
     int shared = shared_place(r, i);
     if (shared >= 0) {

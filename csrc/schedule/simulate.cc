@@ -189,7 +189,7 @@ class Simulator {
   double bytes(int r, const Span& span) const {
     if (span.count == 0) return 0;
     const Block& block = walk_.repeated(r) + 1 < blocks_ ? full_ : last_;
-    if (parts_) return block.bytes;
+    if (parts_) return span.count * block.bytes;
     int first = span.first;
     if (span.buffer == Buffer::scratch) first %= chunks_;
     return std::min((first + span.count) * block.chunk, block.bytes) -

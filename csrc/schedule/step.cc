@@ -12,6 +12,9 @@ Plan make_plan(const Algorithm& algorithm, int rank, int size, int root) {
   for (int k = 0; k < count; ++k) {
     Step step = algorithm.step(relative, size, k);
     if (step.peer >= 0) step.peer = (step.peer + root) % size;
+    if (in_parts(algorithm.collective()) && step.verb == Verb::send && step.source.count > 1) {
+      plan.packed += step.source.count;
+    }
     plan.steps.push_back(step);
   }
   return plan;

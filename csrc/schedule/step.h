@@ -33,8 +33,8 @@ enum class Verb : std::uint8_t {
 // as long as chunk i mod num_chunks, and holds nothing but that chunk.
 enum class Buffer : std::uint8_t { input, output, scratch };
 
-// Chunks [first, first + count) of a buffer; where chunks are ranks' parts, one of them. A span of
-// no chunks is a bare signal.
+// Chunks [first, first + count) of a buffer; a span of no chunks is a bare signal. Where chunks are
+// ranks' parts, the first part follows the last one: of 4, 3:5 are 3 and 0.
 struct Span {
   Buffer buffer = Buffer::input;
   int first = 0;
@@ -84,6 +84,7 @@ class Algorithm : public std::enable_shared_from_this<Algorithm> {
 struct Plan {
   int chunks = 1;
   int scratch = 0;
+  int packed = 0;  // parts that are sent together with others
   std::vector<Step> steps;
 };
 

@@ -97,9 +97,16 @@ class Play {
     if (content.from == Content::kEveryone) return {content.chunk, size_, everyone_.set};
     return {content.chunk, 1, std::uint64_t{1} << content.from};
   }
+  // Which place of a buffer the i-th one is.
+  int place(int r, Buffer buffer, int i) const {
+    if (!in_parts_ || buffer == Buffer::scratch) return i;
+    const Rank& rank = ranks_[static_cast<std::size_t>(r)];
+    return place_of_part(i, buffer == Buffer::input ? rank.inputs : rank.outputs);
+  }
   // In place, a place of the smaller buffer is one of the larger.
   Cell& cell(int r, Buffer buffer, int i) {
     Rank& rank = at(r);
+    i = place(r, buffer, i);
     if (in_place_ && in_parts_) {
       if (buffer == Buffer::input && rank.outputs == size_) buffer = Buffer::output, i = r;
       if (buffer == Buffer::output && rank.inputs == size_) buffer = Buffer::input, i = r;
@@ -112,7 +119,9 @@ class Play {
   }
   // The chunk that belongs in a place, or -1 where any may stand.
   int belongs(int r, Buffer buffer, int i) const {
-    if (buffer == Buffer::output) return final_content(what_, r, size_, i).chunk;
+    if (buffer == Buffer::output) {
+      return final_content(what_, r, size_, place(r, buffer, i)).chunk;
+    }
     return in_parts_ ? -1 : i % schedule_.chunks;
   }
 
@@ -352,11 +361,10 @@ std::string misfit(const Step& step, int rank, const Shape& shape) {
     } else if (span->buffer == Buffer::output) {
       chunks = output_chunks(shape.collective, shape.chunks, rank, shape.size);
     }
-    if (span->first < 0 || span->count < 0 || span->first > chunks - span->count) {
+    bool round = parts && span->buffer != Buffer::scratch;
+    if (span->first < 0 || span->count < 0 || span->count > chunks ||
+        span->first > chunks - (round ? 1 : span->count)) {
       return "chunks outside 0:" + std::to_string(chunks);
-    }
-    if (parts && span->count > 1) {
-      return "moves several parts at once, which need not lie side by side";
     }
     if (!parts && span->first % shape.chunks + span->count > shape.chunks) {
       return "goes over the last chunk's end in the scratch buffer";

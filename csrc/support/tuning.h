@@ -30,6 +30,10 @@ inline constexpr int kShmSlots = 4;
 inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
 inline constexpr std::size_t kShmInlineBytes = 224;
 
+// Between processes, from so many bytes on a message that all ranks of the host can reach is not
+// copied into the slots.
+inline constexpr std::size_t kShmLentBytes = 16 * 1024;
+
 // What a message between two ranks of one host can have under way before its sender waits: of all
 // pairs together, and of one pair. Only what is used is ever there.
 inline constexpr std::size_t kPipesBytes = std::size_t{64} << 20;

@@ -35,8 +35,8 @@ class Group {
   virtual void abandon() noexcept {}
   // What moves the bytes, in words.
   virtual std::string_view transport() const = 0;
-  // Where arrays that all ranks reach are made; nullptr where every rank has memory of its own, or
-  // all the same.
+  // Where arrays are made that the ranks of this host reach; nullptr where every rank has memory of
+  // its own, or all the same: for all ranks of the group, or for none.
   virtual std::shared_ptr<SharedHeap> heap() { return nullptr; }
   // For each rank, the number of its host; ranks of one number share memory.
   virtual std::vector<int> hosts() const {

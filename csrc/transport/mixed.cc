@@ -243,8 +243,6 @@ std::string_view MixedGroup::transport() const {
   return one_host() ? "shared memory" : "shared memory and TCP";
 }
 
-std::shared_ptr<SharedHeap> MixedGroup::heap() { return one_host() ? shm_->heap() : nullptr; }
-
 std::uint64_t MixedGroup::calls(int rank) const {
   return place(rank) < 0 ? tcp_.calls(rank) : shm_->calls(place(rank));
 }

@@ -34,7 +34,7 @@ class MixedGroup final : public Group {
   void leave(int rank) noexcept override;
   void abandon() noexcept override;
   std::string_view transport() const override;
-  std::shared_ptr<SharedHeap> heap() override;
+  std::shared_ptr<SharedHeap> heap() override { return shm_->heap(); }
   std::vector<int> hosts() const override { return hosts_; }
   std::string address(int rank) const override { return tcp_.address(rank); }
   std::uint64_t calls(int rank) const override;

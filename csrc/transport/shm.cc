@@ -16,7 +16,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint32_t kVersion = 4;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 // Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
@@ -58,7 +58,10 @@ struct alignas(kCacheLine) ShmGroup::Channel {
     std::uint64_t call;       // its number
     std::uint64_t remaining;  // bytes of the message, this part's and those to come
     std::uint64_t bytes;      // of this part
-    std::byte inline_data[kShmInlineBytes];
+    union {
+      std::byte inline_data[kShmInlineBytes];
+      std::uint64_t place;  // of longer ones: 0 in the ring, else where in the heap it is lent
+    };
   };
   std::atomic<std::uint64_t> posted;  // parts, ever
   alignas(kCacheLine) std::atomic<std::uint64_t> taken;
@@ -82,6 +85,7 @@ class ShmEndpoint final : public Endpoint {
       : group_(group),
         rank_(rank),
         pending_(static_cast<std::size_t>(group.size())),
+        lent_until_(static_cast<std::size_t>(group.size())),
         board_(*this) {}
 
   int rank() const override { return group_.name(rank_); }
@@ -112,13 +116,15 @@ class ShmEndpoint final : public Endpoint {
       for (Pending& pending : pending_) pending = {};
       unsent_ = 0;
     }
+    lends_ = false;
     state().busy.store(0, std::memory_order_release);
   }
 
   bool try_send(int peer, const void* data, std::size_t bytes) override {
     Pending& pending = pending_[static_cast<std::size_t>(peer)];
     if (pending.active && !push(peer)) return false;
-    pending = {static_cast<const std::byte*>(data), bytes, true};
+    std::uint64_t place = bytes >= kShmLentBytes ? group_.heap_->place_of(data, bytes) : 0;
+    pending = {static_cast<const std::byte*>(data), bytes, place, true};
     ++unsent_;
     push(peer);
     return true;
@@ -133,13 +139,20 @@ class ShmEndpoint final : public Endpoint {
       mismatch(peer, group_.call_of(peer, slot.call));
     }
     if (slot.bytes <= kShmInlineBytes) return {slot.inline_data, slot.bytes};
+    if (slot.place) return {group_.heap_->reach(slot.place), slot.bytes};
     return {group_.slots(peer, rank_) + taken % kShmSlots * kShmSlotBytes, slot.bytes};
   }
 
   void release(int peer) override {
     auto& channel = group_.channel(peer, rank_);
-    channel.taken.store(channel.taken.load(std::memory_order_relaxed) + 1,
-                        std::memory_order_release);
+    std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
+    const auto& slot = channel.slots[taken % kShmSlots];
+    if (slot.bytes > kShmInlineBytes && slot.place) {
+      // A sender that gave up may have overwritten what was being read: it fails the group first.
+      std::atomic_thread_fence(std::memory_order_acquire);
+      group_.check();
+    }
+    channel.taken.store(taken + 1, std::memory_order_release);
     ring(peer);
   }
 
@@ -149,9 +162,18 @@ class ShmEndpoint final : public Endpoint {
     }
   }
 
-  // Copied into the ring is as good as read.
-  bool flushed() override { return unsent_ == 0; }
-  bool flushed_to(int peer) override { return !pending_[static_cast<std::size_t>(peer)].active; }
+  // Copied into the ring is as good as read; what is lent is not.
+  bool flushed() override {
+    if (unsent_ > 0) return false;
+    for (int peer = 0; lends_ && peer < group_.size(); ++peer) {
+      if (!has_read(peer)) return false;
+    }
+    lends_ = false;
+    return true;
+  }
+  bool flushed_to(int peer) override {
+    return !pending_[static_cast<std::size_t>(peer)].active && has_read(peer);
+  }
 
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
@@ -167,7 +189,7 @@ class ShmEndpoint final : public Endpoint {
   }
   Board* board() override { return &board_; }
 
-  bool sending() const { return unsent_ > 0; }
+  bool sending() const { return unsent_ > 0 || lends_; }
 
   void look_up() {
     if (auto lost = group_.failure()) group_.fail(lost->kind, lost->what());  // of the followed one
@@ -197,11 +219,18 @@ class ShmEndpoint final : public Endpoint {
   struct Pending {
     const std::byte* data = nullptr;
     std::size_t bytes = 0;
+    std::uint64_t place = 0;  // where the peer reaches it, if it does
     bool active = false;
   };
 
   ShmGroup::RankState& state() { return group_.state(rank_); }
   void ring(int peer) { group_.state(peer).bed.ring_if_asleep(); }
+
+  // Whether a peer has read all that it was lent.
+  bool has_read(int peer) const {
+    return group_.channel(rank_, peer).taken.load(std::memory_order_acquire) >=
+           lent_until_[static_cast<std::size_t>(peer)];
+  }
 
   // Copies what there is room for; true when nothing is left to send to this peer.
   bool push(int peer) {
@@ -212,15 +241,22 @@ class ShmEndpoint final : public Endpoint {
     while (pending.active &&
            posted - channel.taken.load(std::memory_order_acquire) < std::uint64_t{kShmSlots}) {
       auto& slot = channel.slots[posted % kShmSlots];
-      std::size_t part = std::min(pending.bytes, kShmSlotBytes);
+      std::size_t part = pending.place ? pending.bytes : std::min(pending.bytes, kShmSlotBytes);
       slot.fingerprint = fingerprint_;
       slot.call = call_.number;
       slot.remaining = pending.bytes;
       slot.bytes = part;
-      std::byte* target = part <= kShmInlineBytes
-                              ? slot.inline_data
-                              : group_.slots(rank_, peer) + posted % kShmSlots * kShmSlotBytes;
-      if (part) std::memcpy(target, pending.data, part);
+      std::byte* target = slot.inline_data;
+      if (part > kShmInlineBytes) {
+        slot.place = pending.place;
+        target = group_.slots(rank_, peer) + posted % kShmSlots * kShmSlotBytes;
+      }
+      if (pending.place) {
+        lent_until_[static_cast<std::size_t>(peer)] = posted + 1;
+        lends_ = true;
+      } else if (part) {
+        std::memcpy(target, pending.data, part);
+      }
       channel.posted.store(++posted, std::memory_order_release);
       moved = true;
       pending.data += part;
@@ -252,6 +288,10 @@ class ShmEndpoint final : public Endpoint {
   std::uint64_t fingerprint_ = 0;
   std::vector<Pending> pending_;
   int unsent_ = 0;  // peers with something pending
+  // Parts of each channel that must be taken before all is read that was lent to the peer; whether
+  // something was lent that may not have been read.
+  std::vector<std::uint64_t> lent_until_;
+  bool lends_ = false;
   ShmBoard board_;
 };
 

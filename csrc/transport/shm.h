@@ -2,8 +2,9 @@
 //
 // Every ordered pair of ranks has a channel: a ring of kShmSlots slots of kShmSlotBytes each. A
 // sender copies its message in, part by part as there is room; the receiver reduces or copies
-// straight out of the ring. Small messages travel in the slot's own cache lines. Whoever waits
-// sleeps on a futex in the shared memory. Whoever holds the descriptor of the memory may join, and
+// straight out of the ring. Small messages travel in the slot's own cache lines; what lies in the
+// heap (shared_heap.h) is lent: the receiver reads it where it is. Whoever waits sleeps on a futex
+// in the shared memory. Whoever holds the descriptor of the memory may join, and
 // nobody else.
 //
 // A failure is written into the memory, so that all ranks hear of it: a rank that gives up writes

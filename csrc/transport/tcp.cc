@@ -97,8 +97,9 @@ class TcpGroup::Member final : public Endpoint {
       peer.control = duplicate_socket(given[0]);
       peer.streams = std::vector<Stream>(given.size() - 1);
       for (std::size_t s = 1; s < given.size(); ++s) peer.streams[s - 1].open(given[s]);
-      std::string there = address_of(peer.control.get(), true);
-      if (there.empty() || there == address_of(peer.control.get(), false)) {
+      // The control connection may be a relay's (pycollective/rendezvous/relay.py).
+      std::string there = address_of(given.back(), true);
+      if (there.empty() || there == address_of(given.back(), false)) {
         ++here;
       } else {
         peer.name += " (" + there + ")";

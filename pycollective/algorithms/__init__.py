@@ -182,7 +182,8 @@ def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> 
 
     A message takes a round; it begins when its sender has received what it waits for, and when the
     message before it between the same two ranks is over. ``2+0:4`` under a rank says that
-    it receives chunks 0 to 3 from rank 2 and adds them; ``2<0:4`` that it keeps them as they are.
+    it receives chunks 0 to 3 from rank 2 and adds them; ``2<0:4`` that it keeps them as they are. Parts
+    are counted on behind the last one: of 4 ranks' parts ``3:5`` are the last and the first.
     """
     made = schedule(what, size, collective)
     cells = _played(made.steps)

@@ -18,7 +18,10 @@ PROVED_RANKS = 64
 
 
 class Chunks:
-    """A buffer of the rank: ``input[c]`` is a chunk, ``input[a:b]`` are several."""
+    """A buffer of the rank: ``input[c]`` is a chunk, ``input[a:b]`` are several.
+
+    Where chunks are ranks' parts, the first one follows the last: of four, ``input[3:5]`` are 3 and 0.
+    """
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
+import urllib.request
 from typing import Any
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 
 __all__ = ["GCEClusterResolver"]
+
+METADATA = "GCE_METADATA_IP"
+"""Where the machine's metadata server is, instead of at its usual name."""
+_EVENT = "http://{}/computeMetadata/v1/instance/maintenance-event"
+_ENDS = "TERMINATE_ON_HOST_MAINTENANCE"
+_METADATA_SECONDS = 5.0
 
 
 class GCEClusterResolver(ClusterResolver):
@@ -88,6 +96,20 @@ class GCEClusterResolver(ClusterResolver):
                 previous_request=request, previous_response=response
             )
         return ClusterSpec({self._job: sorted(addresses)})
+
+    def is_to_end(self) -> bool:
+        """Ask the metadata server whether this machine is about to be stopped for maintenance.
+
+        Raises
+        ------
+        OSError
+            If it does not answer.
+        """
+        host = os.environ.get(METADATA, "metadata.google.internal")
+        request = urllib.request.Request(_EVENT.format(host), headers={"Metadata-Flavor": "Google"})
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(request, timeout=_METADATA_SECONDS) as answer:
+            return bool(answer.read(100).decode(errors="replace").strip() == _ENDS)
 
 
 def _installed_service(credentials: Any) -> Any:

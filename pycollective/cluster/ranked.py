@@ -151,7 +151,8 @@ class _MPIClusterResolver(RankedClusterResolver):
     def address(self) -> str:
         """Return worker 0's address: as it was set; where all are on one host, its loopback address.
 
-        The port is then made of the job's name, or of the session that its processes belong to.
+        The port is then made of the job's name, or of the session that its processes belong to. On
+        several hosts MPI itself is asked, by all processes, if mpi4py is there.
         """
         given = self._master()
         if given is not None:
@@ -159,10 +160,16 @@ class _MPIClusterResolver(RankedClusterResolver):
         size = self.num_tasks
         local = [name for name in self.local_sizes if name in self._environ]
         if size > 1 and not any(self._number(name, 1) == size for name in local):
-            raise ValueError(
-                f"{self.launcher} does not say where worker 0 of {size} is, and they are not all on "
-                f"this host: set {_ADDRESS}=host:port of it, as in mpirun -x {_ADDRESS}=node1:8476"
-            )
+            from pycollective.cluster import over_mpi
+
+            try:
+                return over_mpi.worker_0(size)
+            except LookupError as error:
+                raise ValueError(
+                    f"{self.launcher} does not say where worker 0 of {size} is, and they are not all "
+                    f"on this host; {error}: set {_ADDRESS}=host:port of it, as in mpirun -x "
+                    f"{_ADDRESS}=node1:8476"
+                ) from None
         job = " ".join(self._environ.get(name, "") for name in self.jobs) or str(os.getsid(0))
         return f"127.0.0.1:{20000 + zlib.crc32(job.encode()) % 10000}"
 
@@ -170,8 +177,8 @@ class _MPIClusterResolver(RankedClusterResolver):
 class OpenMPIClusterResolver(_MPIClusterResolver):
     """``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE`` of Open MPI's ``mpirun``.
 
-    Worker 0's address is ``PYCOLLECTIVE_ADDRESS``, or ``MASTER_ADDR`` and ``MASTER_PORT``; on one host
-    it need not be set.
+    Worker 0's address is ``PYCOLLECTIVE_ADDRESS``, or ``MASTER_ADDR`` and ``MASTER_PORT``; on one
+    host, and where mpi4py is installed, it need not be set.
     """
 
     needs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")

@@ -114,7 +114,7 @@ def _check_place(out: Array, x: Array) -> None:
     if type(out) is np.ndarray and type(x) is np.ndarray:
         return
     places = [
-        f"GPU {array_backend.device_of(a)}" if array_backend.is_on_gpu(a) else "the host"
+        "the host" if array_backend.on_host(a) else f"GPU {array_backend.device_of(a)[1]}"
         for a in (x, out)
     ]
     if places[0] != places[1]:

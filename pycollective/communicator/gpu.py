@@ -55,17 +55,15 @@ def core_for(member: Communicator, array: Array) -> NcclCore | StagedCore:
     NcclError
         The ranks have several versions of NCCL, or NCCL refuses to work.
     """
-    here = array_backend.device_of(array)
-    problem, version = "", 0
+    here = array_backend.device_of(array)[1]
+    problem, version, gpu = "", 0, ""
     try:
         library = nccl.library()
         require_cuda(library, device.driver_version())
-        version = library.version
+        version, gpu = library.version, device.identity(here)
     except NcclNotFoundError as error:
         problem = str(error)
-    told = _exchange(
-        member, f"{version}\n{device.identity(here)}\n{problem}", "make the first call on a GPU"
-    )
+    told = _exchange(member, f"{version}\n{gpu}\n{problem}", "make the first call on a GPU")
     versions, gpus, problems = zip(*(text.split("\n", 2) for text in told), strict=True)
     why = _why_not(versions, gpus, problems)
     if why:
@@ -343,9 +341,9 @@ class NcclCore:
         if not isinstance(how, str):
             raise ValueError(f"'{how.name}' is for host arrays: NCCL has algorithms of its own")
         for array in kept:
-            if array is not None and array_backend.device_of(array) != self._nccl.device:
+            if array is not None and array_backend.device_of(array)[1] != self._nccl.device:
                 raise ValueError(
-                    f"the array lies on GPU {array_backend.device_of(array)}, and rank {self.rank} "
+                    f"the array lies on GPU {array_backend.device_of(array)[1]}, and rank {self.rank} "
                     f"makes its calls on GPU {self._nccl.device}: a rank has one GPU"
                 )
         if what not in self._agreed:
@@ -395,6 +393,11 @@ class NcclCore:
         self._nccl.close()
         self._watch.close()
         self._nccl.join()
+
+    def finish(self) -> None:
+        """Leave when the process ends, without waiting for anybody."""
+        self._watch.abandon()
+        self._nccl.finish()
 
     def abandon(self) -> None:
         """Let go of it in a forked child."""
@@ -518,7 +521,7 @@ class _Watch:
             own.close()
 
     def abandon(self) -> None:
-        """Let go of it in a forked child; the group itself does so, as every group."""
+        """Let go of the group of their own, which ends as every group does."""
         self._own = None
 
 
@@ -560,6 +563,9 @@ class StagedCore:
     def close(self) -> None:
         """Nothing is left behind."""
 
+    def finish(self) -> None:
+        """Nothing is left behind."""
+
     def abandon(self) -> None:
         """Nothing is left behind."""
 
@@ -583,5 +589,5 @@ class _StagedTask:
         self._task.check()
         host, self._host = self._host, None
         if host is not None:
-            with array_backend.on_device("GPU", array_backend.device_of(self._target)):
+            with array_backend.beside(self._target):
                 self._target[...] = array_backend.asarray(host, like=self._target)

@@ -151,6 +151,8 @@ class Member(_core.CommunicatorBase):
 
     def _close_at_exit(self) -> None:
         """Leave when the process ends: nobody will wait for the calls that are under way."""
+        if self._gpu is not None:
+            self._gpu.finish()
         if not isinstance(self._core, _Gone) and self._core.outstanding:
             self.abort(f"rank {self.rank} ended while calls of it were under way")
         self.close()

@@ -27,9 +27,11 @@ from pycollective.distribute.cross_device_ops import (
     ReductionToOneDevice,
     ReplicaReduction,
     check_alike,
+    devices_of,
     finished,
+    joined_slices,
     log_few,
-    num_destinations,
+    on_destinations,
     work_dtype,
 )
 from pycollective.distribute.devices import Device
@@ -45,8 +47,6 @@ __all__ = [
     "RingAllReduce",
     "default_cross_device_ops",
 ]
-
-_log = logging.getLogger("pycollective")
 
 
 class _ScheduledOps(CrossDeviceOps):
@@ -92,16 +92,17 @@ class _ScheduledOps(CrossDeviceOps):
         together: list[int] = []
         sparse = 0
         for i, (value, destinations) in enumerate(value_destination_pairs):
-            slices = any(isinstance(v, IndexedSlices) for v in value.values)
-            sparse += slices
-            if slices or num_destinations(destinations) != len(value.values):
+            if any(isinstance(v, IndexedSlices) for v in value.values):
+                sparse += 1
+                results[i] = on_destinations(joined_slices(value.values, reduce_op), destinations)
+            elif devices_of(destinations) != devices_of(value):
                 results[i] = self._one_device.reduce_implementation(
                     reduce_op, value, destinations, options
                 )
             else:
                 together.append(i)
         if sparse:
-            _log.warning("Efficient allreduce is not supported for %d IndexedSlices", sparse)
+            self._log_slices(sparse, len(value_destination_pairs[0][0].values), options)
         if together:
             rows = [
                 [as_tensor(v).array for v in value_destination_pairs[i][0].values] for i in together
@@ -135,17 +136,23 @@ class _ScheduledOps(CrossDeviceOps):
                 dtype = likes[members[0]].dtype
                 work = work_dtype(dtype, reduce_op)
                 flats = [
-                    join([self._prepared(rows[i][r], options) for i in members], work)[0]
+                    self._joined([rows[i][r] for i in members], work, options)
                     for r in range(replicas)
                 ]
                 totals = self._all_reduce_in_shares(group, flats, reduce_op, options)
-                for replica, total in enumerate(totals):
-                    done = finished(total, dtype, reduce_op, replicas)
+                for r, total in enumerate(totals):
+                    with array_backend.beside(total):
+                        done = finished(total, dtype, reduce_op, replicas)
                     parts = split(done, [likes[i] for i in members])
                     for i, part in zip(members, parts, strict=True):
-                        mine = array_backend.asarray(part, like=rows[i][replica])
-                        results[i].append(Tensor(mine))
+                        results[i].append(Tensor(array_backend.asarray(part, like=rows[i][r])))
         return results
+
+    def _joined(self, arrays: list[Array], dtype: Any, options: CommunicationOptions) -> Array:
+        """Return one replica's arrays as a flat one, prepared."""
+        prepared = [self._prepared(array, options) for array in arrays]
+        with array_backend.beside(prepared[0]):
+            return join(prepared, dtype)[0]
 
     def _all_reduce_in_shares(
         self,
@@ -170,6 +177,7 @@ class _ScheduledOps(CrossDeviceOps):
         return (
             mine.reduce_implementation is base.reduce_implementation
             and mine.batch_reduce_implementation is base.batch_reduce_implementation
+            and mine._all_reduce is base._all_reduce
         )
 
     def begin_all_reduce(
@@ -241,6 +249,13 @@ class _ScheduledOps(CrossDeviceOps):
             len(likes),
             self.algorithm_for(options),
             self._num_packs or len(likes),
+        )
+
+    def _log_slices(self, count: int, replicas: int, options: CommunicationOptions) -> None:
+        log_few(
+            "Efficient allreduce is not supported for %d IndexedSlices",
+            count,
+            level=logging.WARNING,
         )
 
     def describe(self) -> str:
@@ -320,6 +335,16 @@ class CollectiveAllReduce(_ScheduledOps):
             len(members_of_packs),
         )
 
+    def _log_slices(self, count: int, replicas: int, options: CommunicationOptions) -> None:
+        log_few(
+            "Collective all_reduce IndexedSlices: %d all_reduces, num_devices = %d, "
+            "group_size = %d, implementation = %s",
+            count,
+            replicas,
+            replicas,
+            options.implementation.value,
+        )
+
 
 class RingAllReduce(_ScheduledOps):
     """All-reduce in a ring of the replicas: the least data moved.
@@ -339,7 +364,27 @@ class RingAllReduce(_ScheduledOps):
     called = "Ring all-reduce"
 
 
-class HierarchicalCopyAllReduce(_ScheduledOps):
+class _OfDevices(_ScheduledOps):
+    """What TensorFlow's operations between GPUs have in common: they do not gather."""
+
+    def _gather_implementation(
+        self,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        axis: int,
+        options: CommunicationOptions,
+    ) -> Any:
+        """Join the components on one device, and say so."""
+        log_few(
+            "gather/all_gather with NCCL or HierarchicalCopy is not supported. Falling back to gather "
+            "on one device and then broadcast.",
+            level=logging.WARNING,
+            times=3,
+        )
+        return super()._gather_implementation(per_replica_value, destinations, axis, options)
+
+
+class HierarchicalCopyAllReduce(_OfDevices):
     """All-reduce in two halves that exchange their sums; right for every number of devices.
 
     Unlike TensorFlow's it also runs between CPU replicas, and reduces the last device of an odd
@@ -360,7 +405,7 @@ class HierarchicalCopyAllReduce(_ScheduledOps):
     called = "HierarchicalCopy"
 
 
-class NcclAllReduce(_ScheduledOps):
+class NcclAllReduce(_OfDevices):
     """All-reduce by NVIDIA's NCCL between GPUs, each replica from its own thread.
 
     Where NCCL cannot be used (there is none, or replicas are on one GPU) GPU arrays are reduced in the
@@ -413,7 +458,7 @@ class NcclAllReduce(_ScheduledOps):
 
         def reduce(communicator: Communicator, flat: Array, total: Array, stream: Any) -> None:
             try:
-                with nccl.device.on(array_backend.device_of(flat)), stream:
+                with array_backend.beside(flat), stream:
                     for first, last in _shares(flat.size, max(1, self._num_packs)):
                         communicator.all_reduce(flat[first:last], op, out=total[first:last])
             except BaseException as error:
@@ -421,7 +466,7 @@ class NcclAllReduce(_ScheduledOps):
                 communicator.abort(f"replica {communicator.rank} failed: {error}")
                 raise
 
-        streams = [nccl.device.stream_on(array_backend.device_of(flat)) for flat in flats]
+        streams = [nccl.device.stream_on(array_backend.device_of(flat)[1]) for flat in flats]
         with ThreadPoolExecutor(len(group)) as threads:
             for done in [
                 threads.submit(reduce, *work)

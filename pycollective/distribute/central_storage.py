@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pycollective import array_backend
 from pycollective.distribute.context import get_replica_context, is_creating_once
 from pycollective.distribute.devices import Device, parse_device, parse_devices
 from pycollective.distribute.mirrored import MirroredExtended
@@ -81,9 +80,7 @@ class _CentralStorageExtended(MirroredExtended):
         return context.created_by_first(lambda: self._make(next_creator, **kwargs))
 
     def _make(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
-        device = self._parameter_device
-        with array_backend.on_device(device.kind, device.index):
-            variable = next_creator(**kwargs)
+        variable = self.variable_on(self._parameter_device, next_creator, **kwargs)
         if self.num_local_replicas > 1:
             variable = AggregatingVariable(self.strategy, variable)
         else:

@@ -20,7 +20,7 @@ from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from pycollective.distribute.devices import parse_device
+from pycollective.distribute.devices import Device, parse_device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import (
     DistributedValues,
@@ -102,8 +102,9 @@ class CrossDeviceOps:
         Returns
         -------
         Tensor or Mirrored
-            The result: Mirrored when there are several destinations. One value that is on its
-            destination already is returned as it is, and no hook is called.
+            The result: Mirrored when there are several destinations. One value that lies on its
+            destination already is returned as it is, and no hook is called; all CPU devices have one
+            memory.
 
         Raises
         ------
@@ -136,15 +137,9 @@ class CrossDeviceOps:
         """
         op = ReduceOp.of(reduce_op)
         pairs = []
-        for pair in value_destination_pairs:
-            if not isinstance(pair, tuple):
-                raise ValueError("Each element of `value_destination_pairs` should be a tuple.")
-            if len(pair) != 2:
-                raise ValueError(
-                    "Each element of `value_destination_pairs` should be a tuple of size 2."
-                )
-            _check_destinations(pair[1])
-            pairs.append((_as_per_replica(pair[0]), pair[1]))
+        for value, destinations in checked_pairs(value_destination_pairs):
+            _check_destinations(destinations)
+            pairs.append((_as_per_replica(value), destinations))
         if all(_is_there_already(value, destinations) for value, destinations in pairs):
             return [component_of(value, 0) for value, _ in pairs]
         return self.batch_reduce_implementation(op, pairs, options or CommunicationOptions())
@@ -220,11 +215,11 @@ class CrossDeviceOps:
         )
 
     def broadcast_implementation(self, tensor: Tensor, destinations: Any) -> Mirrored:
-        """Give a tensor to every destination.
+        """Copy a tensor to every destination.
 
         Tensors never change, so replicas of one memory share it.
         """
-        return Mirrored([tensor] * num_destinations(destinations))
+        return Mirrored([on_device(tensor, device) for device in devices_of(destinations)])
 
     def _gather_implementation(
         self,
@@ -235,16 +230,26 @@ class CrossDeviceOps:
     ) -> Any:
         """Join the components of one value on one device; the arguments are checked."""
         arrays = [as_tensor(v).array for v in per_replica_value.values]
-        joined = array_backend.asarray(concatenated(arrays, axis), like=arrays[0])
-        return on_destinations(Tensor(joined), destinations)
+        return on_destinations(Tensor(concatenated(arrays, axis)), destinations)
 
     # Collectives of replicas that run at the same time ------------------------------------------
 
-    def takes_part_from_replicas(self) -> bool:
-        """Whether each replica can do its part from its own thread, by `all_reduce_replica`.
+    def _all_reduce(
+        self,
+        reduce_op: ReduceOp,
+        value: list[Tensor],
+        replica_id: int,
+        options: CommunicationOptions,
+    ) -> list[Tensor]:
+        """Reduce the values of one replica, in its own thread, while the others do the same.
 
-        Otherwise the replicas meet, and one thread reduces for all of them.
+        A hook, too: where it is not overridden the replicas meet, and `batch_reduce_implementation`
+        is called once for all of them. Whatever it waits in needs a deadline of its own.
         """
+        raise NotImplementedError(f"{type(self).__name__} must override _all_reduce")
+
+    def takes_part_from_replicas(self) -> bool:
+        """Whether each replica can do its part from its own thread, by `begin_all_reduce`."""
         return False
 
     def begin_all_reduce(
@@ -318,17 +323,20 @@ class ReductionToOneDevice(CrossDeviceOps):
     ) -> Any:
         """Reduce one value, by the user's accumulation if there is one."""
         values = per_replica_value.values
-        names = _Names(destinations)
-        log_few("Reduce to %s then broadcast to %r.", self.reduce_to_device or names, names)
+        devices = devices_of(destinations)
+        here = devices[0] if self.reduce_to_device is None else parse_device(self.reduce_to_device)
+        log_few("Reduce to %s then broadcast to %r.", here, tuple(map(str, devices)))
         total: Any
         if any(isinstance(v, IndexedSlices) for v in values):
-            total = joined_slices(values, reduce_op)
-        elif self.accumulation_fn is None:
-            total = Tensor(_sum_in_order([as_tensor(v).array for v in values], reduce_op))
-        else:
-            total = as_tensor(self.accumulation_fn([as_tensor(v) for v in values]))
-            if reduce_op is ReduceOp.MEAN:
-                total = total / len(values)
+            return on_destinations(joined_slices(values, reduce_op), destinations)
+        with array_backend.on_device(here.kind, here.index):
+            tensors = [on_device(as_tensor(v), here) for v in values]
+            if self.accumulation_fn is None:
+                total = Tensor(_sum_in_order([t.array for t in tensors], reduce_op))
+            else:
+                total = as_tensor(self.accumulation_fn(tensors))
+                if reduce_op is ReduceOp.MEAN:
+                    total = total / len(values)
         return on_destinations(total, destinations)
 
     def batch_reduce_implementation(
@@ -350,18 +358,17 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def _sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
-    """Return the sum or mean of equal arrays, added in replica order."""
+    """Return the sum or mean of equal arrays of one device, added in replica order."""
     check_alike(arrays)
-    hosts = [array_backend.to_numpy(a) for a in arrays]
-    dtype = hosts[0].dtype
+    dtype = arrays[0].dtype
     work = work_dtype(dtype, reduce_op)
-    total = np.add(hosts[0], hosts[1], dtype=work) if len(hosts) > 1 else hosts[0].astype(work)
-    total = np.asarray(total)
-    for host in hosts[2:]:
-        np.add(total, host, out=total)
+    total = np.add(*arrays[:2], dtype=work) if len(arrays) > 1 else arrays[0].astype(work)
+    total = array_backend.asarray(total)
+    for array in arrays[2:]:
+        np.add(total, array, out=total)
     if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub":
-        total /= len(hosts)
-    return array_backend.asarray(finished(total, dtype, reduce_op, len(hosts)), like=arrays[0])
+        total /= len(arrays)
+    return finished(total, dtype, reduce_op, len(arrays))
 
 
 def work_dtype(dtype: np.dtype[Any], reduce_op: ReduceOp) -> np.dtype[Any]:
@@ -399,9 +406,54 @@ def slices_beside(own: IndexedSlices, total: IndexedSlices) -> IndexedSlices:
 
 
 def on_destinations(result: Any, destinations: Any) -> Any:
-    """Return a result as it is for one destination, Mirrored for several."""
-    count = num_destinations(destinations)
-    return result if count == 1 else Mirrored([result] * count)
+    """Return a result on its destination, Mirrored for several."""
+    parts = [on_device(result, device) for device in devices_of(destinations)]
+    return parts[0] if len(parts) == 1 else Mirrored(parts)
+
+
+def on_device(value: Any, device: Device) -> Any:
+    """Return a tensor, or `IndexedSlices`, on a device: itself if it lies there."""
+    if isinstance(value, IndexedSlices):
+        rows, indices = on_device(value.values, device), on_device(value.indices, device)
+        same = rows is value.values and indices is value.indices
+        return value if same else IndexedSlices(rows, indices, value.dense_shape)
+    array = device.place(value.array)
+    return value if array is value.array else Tensor(array)
+
+
+def devices_of(value: Any) -> tuple[Device, ...]:
+    """Return in which device's memory each component of a value, or of destinations, lies.
+
+    A CPU device is a part of a program and not of the memory: all of them are CPU 0 here.
+    """
+    if isinstance(value, str):
+        return (parse_device(value).memory,)
+    if isinstance(value, DistributedValues):
+        return tuple(device for component in value.values for device in devices_of(component))
+    if isinstance(value, IndexedSlices):
+        return devices_of(value.values)
+    if isinstance(value, Variable):
+        value = value._current()
+    return (Device(*array_backend.device_of(getattr(value, "array", value))),)
+
+
+def checked_pairs(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Return pairs of a value and its destinations.
+
+    Raises
+    ------
+    ValueError
+        If something else is among them.
+    """
+    pairs = list(pairs)
+    for pair in pairs:
+        if not isinstance(pair, tuple):
+            raise ValueError("Each element of `value_destination_pairs` should be a tuple.")
+        if len(pair) != 2:
+            raise ValueError(
+                "Each element of `value_destination_pairs` should be a tuple of size 2."
+            )
+    return pairs
 
 
 def check_alike(row: Sequence[Array]) -> None:
@@ -437,44 +489,20 @@ def _check_destinations(destinations: Any) -> None:
     )
 
 
-def component_of(value: DistributedValues, replica: int) -> Any:
-    """Return a replica's component as a tensor or `IndexedSlices`."""
-    component = value.values[replica]
+def component_of(value: Any, replica: int) -> Any:
+    """Return a replica's component, or what all have, as a tensor or `IndexedSlices`."""
+    component = value.values[replica] if isinstance(value, DistributedValues) else value
     return component if isinstance(component, IndexedSlices) else as_tensor(component)
 
 
 def _is_there_already(value: DistributedValues, destinations: Any) -> bool:
-    return len(value.values) == 1 and num_destinations(destinations) == 1
-
-
-class _Names:
-    """Shows the devices of destinations, and as a text the first, when a log line is really written."""
-
-    def __init__(self, destinations: Any) -> None:
-        self._destinations = destinations
-
-    def __str__(self) -> str:
-        if isinstance(self._destinations, str):
-            return str(parse_device(self._destinations))
-        return "the first of them"
-
-    def __repr__(self) -> str:
-        if isinstance(self._destinations, str):
-            return repr((str(parse_device(self._destinations)),))
-        count = num_destinations(self._destinations)
-        return f"{count} device{'s'[: count > 1]}"
+    return len(value.values) == 1 and devices_of(value) == devices_of(destinations)
 
 
 _logged: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
-def log_few(message: str, *args: Any) -> None:
-    """Log at level INFO the first ten times."""
-    if next(_logged[message]) < 10:
-        _log.info(message, *args)
-
-
-def num_destinations(destinations: Any) -> int:
-    """Return on how many devices ``destinations`` lies."""
-    values = getattr(destinations, "values", None)
-    return len(values) if isinstance(values, tuple) else 1
+def log_few(message: str, *args: Any, level: int = logging.INFO, times: int = 10) -> None:
+    """Log the first few times."""
+    if next(_logged[message]) < times:
+        _log.log(level, message, *args)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pycollective import array_backend
+from pycollective.array_backend import Array
 
 __all__ = ["Device", "default_devices", "parse_device", "parse_devices"]
 
@@ -42,6 +43,15 @@ class Device:
 
     kind: str
     index: int
+
+    @property
+    def memory(self) -> Device:
+        """The device in whose memory its values lie: all CPU devices have the host's, CPU 0's."""
+        return self if self.kind == "GPU" else Device("CPU", 0)
+
+    def place(self, array: Array) -> Array:
+        """Return an array in this device's memory: itself if it lies there."""
+        return array_backend.placed(array, self.kind, self.index)
 
     def __str__(self) -> str:
         """Return the canonical name."""

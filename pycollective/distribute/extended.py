@@ -22,7 +22,8 @@ from pycollective.distribute.cross_device_ops import (
     CommunicationOptions,
     CrossDeviceOps,
     ReplicaReduction,
-    joined_slices,
+    checked_pairs,
+    component_of,
     slices_beside,
 )
 from pycollective.distribute.devices import Device
@@ -33,14 +34,20 @@ from pycollective.distribute.values import (
     DistributedValues,
     Mirrored,
     PerReplica,
-    concatenated,
     regroup,
     select_replica,
 )
 from pycollective.distribute.variables import DistributedVariable, MirroredVariable
 from pycollective.distribute.workers import Workers
 from pycollective.errors import MismatchError
-from pycollective.tensor import IndexedSlices, Tensor, Variable, as_tensor
+from pycollective.tensor import (
+    IndexedSlices,
+    Tensor,
+    Variable,
+    VariableAggregation,
+    as_tensor,
+)
+from pycollective.tensor.tape import paused
 from pycollective.tensor.variable import creators, set_creators
 
 if TYPE_CHECKING:
@@ -109,6 +116,21 @@ class StrategyExtended:
         """Make a variable of this strategy; a plain one unless overridden."""
         return next_creator(**kwargs)
 
+    def variable_on(
+        self, device: Device, next_creator: Callable[..., Variable], **kwargs: Any
+    ) -> Variable:
+        """Make a variable whose value lies on a device.
+
+        Scalars that all replicas have alike (ONLY_FIRST_REPLICA) stay on the host: counters and rates,
+        which programs read in every step.
+        """
+        with array_backend.on_device(device.kind, device.index):
+            variable = next_creator(**kwargs)
+            only_first = variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+            if device.kind == "GPU" and (variable.ndim or not only_first):
+                variable._set_array(device.place(variable._current().array))
+        return variable
+
     def begin_run(self) -> None:
         """Get ready for a run of several replicas."""
 
@@ -135,16 +157,21 @@ class StrategyExtended:
             if len({len(slices) for slices in all_slices}) > 1:
                 counts = [len(slices) for slices in all_slices]
                 raise MismatchError(f"all_reduce: the replicas reduce {counts} IndexedSlices")
+            values = [PerReplica(of_one) for of_one in zip(*all_slices, strict=True)]
             try:
-                sums = [
-                    joined_slices(of_one, reduce_op) for of_one in zip(*all_slices, strict=True)
-                ]
+                with self._for_all_replicas():
+                    sums = self.cross_device_ops.batch_reduce(
+                        reduce_op, [(value, value) for value in values], options
+                    )
             except ValueError as error:
-                raise MismatchError(f"all_reduce of IndexedSlices: {error}") from None
-            sums = [self.workers.reduce_slices(reduce_op, total) for total in sums]
+                raise MismatchError(f"all_reduce of IndexedSlices: {error}") from error
+            sums = [self._over_workers(reduce_op, total) for total in sums]
             return [
-                [slices_beside(own, total) for own, total in zip(slices, sums, strict=True)]
-                for slices in all_slices
+                [
+                    slices_beside(own, component_of(total, r))
+                    for own, total in zip(slices, sums, strict=True)
+                ]
+                for r, slices in enumerate(all_slices)
             ]
 
         result: list[IndexedSlices] = context.meet(
@@ -171,11 +198,14 @@ class StrategyExtended:
                 raise MismatchError(f"all_gather: the replicas gather {counts} tensors")
             results: list[list[tuple[Array, int]]] = [[] for _ in all_arrays]
             for of_one in zip(*all_arrays, strict=True):
+                value = PerReplica([Tensor(array) for array in of_one])
+                ops = self.cross_device_ops_for(value)
                 try:
-                    whole = concatenated(of_one, axis)
+                    with self._for_all_replicas():
+                        joined = component_of(ops.gather(value, value, axis, options), 0).array
                 except ValueError as error:
-                    raise MismatchError(f"all_gather: {error}") from None
-                whole, begin = self.workers.gather(whole, axis)
+                    raise MismatchError(f"all_gather: {error}") from error
+                whole, begin = self.workers.gather(joined, axis)
                 for array, result in zip(of_one, results, strict=True):
                     result.append((array_backend.asarray(whole, like=array), begin))
                     begin += array.shape[axis]
@@ -196,9 +226,15 @@ class StrategyExtended:
         """Begin an all-reduce whose arrays come one by one; None where that is not possible."""
         return None
 
-    def cross_device_ops_for(self, value: Any) -> CrossDeviceOps:
-        """Return what reduces a value in cross-replica context."""
+    def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
+        """Return what reduces a value in cross-replica context, or gathers it."""
         return self.cross_device_ops
+
+    @contextmanager
+    def _for_all_replicas(self) -> Iterator[None]:
+        """Be in cross-replica context, where no tape records."""
+        with entered(Mode(self.strategy, None)), paused():
+            yield
 
     def abort_collectives(self, reason: str) -> None:
         """Wake replicas that are in a collective, because another one has failed."""
@@ -403,7 +439,7 @@ class StrategyExtended:
             return value
         if not isinstance(value, DistributedValues):
             return self._over_workers(op, self._reduce_plain(op, value))
-        ops = self.cross_device_ops_for(value)
+        ops = self.cross_device_ops_for(value, destinations)
         return self._over_workers(op, ops.reduce(op, value, destinations, options))
 
     def _over_workers(self, op: ReduceOp, reduced: Any) -> Any:
@@ -426,13 +462,12 @@ class StrategyExtended:
         """Reduce several values in one go; arguments and results as those of `reduce_to`."""
         require_cross_replica(self.strategy)
         op = ReduceOp.of(reduce_op)
-        pairs = list(value_destination_pairs)
+        pairs = checked_pairs(value_destination_pairs)
         differ = [
             i
-            for i, pair in enumerate(pairs)
-            if isinstance(pair, tuple)
-            and isinstance(pair[0], PerReplica)
-            and self.cross_device_ops_for(pair[0]) is self.cross_device_ops
+            for i, (value, destinations) in enumerate(pairs)
+            if isinstance(value, PerReplica)
+            and self.cross_device_ops_for(value, destinations) is self.cross_device_ops
         ]
         together = [pairs[i] for i in differ]
         reduced = self.cross_device_ops.batch_reduce(op, together, options) if together else []

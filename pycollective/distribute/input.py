@@ -121,12 +121,14 @@ class InputOptions(_InputOptions):
     Attributes
     ----------
     experimental_fetch_to_device : bool, optional
-        Whether batches are made ready ahead, in a thread; True unless given. Otherwise only those of
-        `Strategy.experimental_distribute_dataset` are, one step ahead.
+        Whether batches are made ready ahead, in a thread, on the replicas' devices; True unless given.
+        Otherwise they stay on the host, and only those of `Strategy.experimental_distribute_dataset`
+        are made ahead, by one step.
     experimental_replication_mode : InputReplicationMode
         Whether the function that makes a dataset is called for each worker or for each replica.
     experimental_place_dataset_on_device : bool
-        Accepted for TensorFlow's sake: datasets run on the host.
+        Whether batches come to lie on the replicas' devices, without being made ahead; datasets
+        themselves run on the host.
     experimental_per_replica_buffer_size : int
         How many batches of each replica are kept ready.
     """
@@ -192,12 +194,20 @@ class _Parts:
         How many steps are made ahead in a thread; 0: none, and no thread.
     keep_rest : bool
         Whether a last step that not all replicas have data for is one even where all shapes are known.
+    to_devices : bool
+        Whether mini-batches are put on the replicas' GPUs.
     """
 
     def __init__(
-        self, extended: StrategyExtended, pipelines: list[Dataset], ahead: int, keep_rest: bool
+        self,
+        extended: StrategyExtended,
+        pipelines: list[Dataset],
+        ahead: int,
+        keep_rest: bool,
+        to_devices: bool,
     ) -> None:
         self.extended = extended
+        self._copies = to_devices and any(d.kind == "GPU" for d in extended._devices)
         self.pipelines = pipelines
         self.ahead = ahead
         workers, _ = extended.input_pipeline
@@ -227,16 +237,23 @@ class _Parts:
 
     def start(self) -> Iterator[list[Any]]:
         """Return the steps of one pass: mini-batches in replica order, None where there is none."""
-        if self.ahead and not all(p._is_at_hand() for p in self.pipelines):
+        at_hand = not self._copies and all(p._is_at_hand() for p in self.pipelines)
+        if self.ahead and not at_hand:
             return iter(Prefetcher(self._steps, self.ahead))
         return self._steps()
+
+    def place(self, replica: int, part: Any) -> Any:
+        """Return a mini-batch, or None, where a replica is to have it."""
+        if part is None or not self._copies:
+            return part
+        return nest.map_structure(self.extended._devices[replica].place, part)
 
     def _steps(self) -> Iterator[list[Any]]:
         sources = [p._iter() for p in self.pipelines]
         count = self.extended.num_local_replicas // len(sources)
         if self.extended.num_local_replicas == 1:
             for part in sources[0]:
-                yield [part]
+                yield [self.place(0, part)]
             return
         while True:
             parts: list[Any] = []
@@ -245,7 +262,7 @@ class _Parts:
                 parts += taken + [None] * (count - len(taken))
             if all(part is None for part in parts):
                 return
-            yield parts
+            yield [self.place(replica, part) for replica, part in enumerate(parts)]
 
 
 def _is_static(spec: Any) -> bool:
@@ -347,7 +364,8 @@ class DistributedIterator(NextElements):
             count = len(parts) // len(specs)
             for place, part in enumerate(parts):
                 if part is None:
-                    parts[place] = _empty(specs[place // count], self._like)
+                    empty = _empty(specs[place // count], self._like)
+                    parts[place] = self._parts.place(place, empty)
         if len(parts) == 1 and not self._parts.across_workers:
             return nest.map_structure(Tensor, parts[0])
         return nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)
@@ -436,7 +454,7 @@ def distribute_dataset(strategy: Strategy, dataset: Any, options: InputOptions |
     if hungry:
         warnings.warn(hungry, RuntimeWarning, stacklevel=3)
     return DistributedDataset(
-        _Parts(extended, [share.dataset], 1 + _buffered(options), keep_rest=True),
+        _Parts(extended, [share.dataset], 1 + _buffered(options), True, _to_devices(options)),
         lambda: share.cardinality,
         partial(describe, dataset, workers, replicas),
         _starvation_check(workers, worker, warned=bool(hungry)),
@@ -491,7 +509,7 @@ def distribute_from_function(
         return "\n".join(["made by a function, once for each of", *lines])
 
     return DistributedDataset(
-        _Parts(extended, datasets, _buffered(options), keep_rest=False),
+        _Parts(extended, datasets, _buffered(options), False, _to_devices(options)),
         cardinality,
         description,
         _starvation_check(workers, worker, warned=False),
@@ -532,6 +550,11 @@ def _buffered(options: InputOptions | None) -> int:
     options = options or InputOptions()
     fetched = options.experimental_fetch_to_device
     return options.experimental_per_replica_buffer_size if fetched else 0
+
+
+def _to_devices(options: InputOptions | None) -> bool:
+    options = options or InputOptions()
+    return options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
 
 
 def _check_options(options: Any) -> None:

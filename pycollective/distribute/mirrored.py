@@ -17,6 +17,7 @@ from pycollective.distribute.cross_device_ops import (
     CrossDeviceOps,
     ReductionToOneDevice,
     ReplicaReduction,
+    devices_of,
 )
 from pycollective.distribute.devices import Device, parse_devices
 from pycollective.distribute.extended import StrategyExtended
@@ -25,7 +26,7 @@ from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues
 from pycollective.distribute.variables import mirrored_creator
-from pycollective.tensor import Tensor, Variable
+from pycollective.tensor import Tensor, Variable, as_tensor
 
 __all__ = ["MirroredStrategy"]
 
@@ -75,10 +76,16 @@ class MirroredExtended(StrategyExtended):
         if communicators:
             communicators[0].abort(reason)
 
-    def cross_device_ops_for(self, value: Any) -> CrossDeviceOps:
-        """Return what reduces a value: int32 is brought together on one device, as in TensorFlow."""
+    def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
+        """Return what reduces a value to destinations, or gathers it.
+
+        As in TensorFlow int32, and what goes to other devices than those it comes from, is brought
+        together on one device, whatever operation was given to the strategy.
+        """
         values = value.values if isinstance(value, DistributedValues) else (value,)
         if any(getattr(v, "dtype", None) == np.int32 for v in values):
+            return self._one_device
+        if destinations is not None and devices_of(destinations) != devices_of(value):
             return self._one_device
         return self.cross_device_ops
 
@@ -114,6 +121,11 @@ class MirroredExtended(StrategyExtended):
         options: CommunicationOptions,
     ) -> list[Any]:
         options = self._options.merge(options)
+        if type(ops)._all_reduce is not CrossDeviceOps._all_reduce:
+            tensors = [Tensor(a) for a in arrays]
+            with context.collective():
+                reduced = ops._all_reduce(reduce_op, tensors, context.local_replica_id, options)
+            return [as_tensor(r).array for r in reduced]
         if not ops.takes_part_from_replicas():
 
             def reduce(_strategy: Strategy, *values: DistributedValues) -> list[Any]:
@@ -179,8 +191,8 @@ class MirroredStrategy(Strategy):
         GPUs, or the CPU as one replica.
     cross_device_ops : CrossDeviceOps, optional
         How values of the replicas are reduced; by default the core's own all-reduce between CPUs,
-        NCCL between GPUs, and `ReductionToOneDevice` where both are mixed. int32 is always reduced
-        on one device.
+        NCCL between GPUs, and `ReductionToOneDevice` where both are mixed. int32, and what goes to
+        other devices than the replicas', is always reduced on one device.
 
     Raises
     ------

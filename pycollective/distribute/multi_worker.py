@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import logging
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,6 +48,7 @@ JOIN_TIMEOUT = rendezvous.JOIN_TIMEOUT
 
 PATIENCE = 30.0
 _MEETING_SECONDS = 30.0
+_PROBE_SECONDS = 1.0
 
 
 class MultiWorkerExtended(MirroredExtended):
@@ -280,7 +283,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         min_workers : int, optional
             How many are enough to go on; by default all, so that lost workers must be started again,
             with the same command. With fewer, those whose network is cut from the others may go on
-            among themselves, unless this is more than half of all.
+            among themselves, unless this is more than half of all. A worker that is started again
+            later is taken in when the next checkpoint is written: its `save` ends in each ``train_fn``
+            with an `AbortedError` that is caught here, and all begin again from that checkpoint.
         max_workers : int, optional
             Accepted where it is not less than the cluster's number of workers.
         patience : float
@@ -318,7 +323,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         while True:
             try:
-                return train_fn(self)
+                with _open_to_the_lost(member, self.extended.workers):
+                    return train_fn(self)
             except (PeerLostError, AbortedError, CollectiveTimeoutError) as error:
                 _log.warning("%s: meets the others again after: %s", self, error)
             self.extended.workers.close()
@@ -396,6 +402,40 @@ def _survivors(member: Membership, least: int, patience: float) -> Communicator:
             if first == min(member.rank, last):
                 raise
     raise AssertionError("a worker meets at its own address at the latest")
+
+
+@contextlib.contextmanager
+def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
+    """Let the first of those who are left notice when a lost worker is back.
+
+    Lost workers look for the others at worker 0's address. Where that one is lost itself, it listens
+    there when it is back.
+    """
+    if workers.index or workers.count == member.size:
+        yield
+    elif member.rank == 0:
+        try:
+            knocks = rendezvous.knocks(member.addresses)
+        except RendezvousError as error:
+            _log.warning("lost workers cannot come back: %s", error)
+            yield
+            return
+        workers.somebody_waits = knocks.heard
+        try:
+            yield
+        finally:
+            knocks.close()
+    else:
+        workers.somebody_waits = partial(_listens, member.addresses[0])
+        yield
+
+
+def _listens(address: str) -> bool:
+    try:
+        socket.create_connection(rendezvous.host_and_port(address), _PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _joined(communicator: Communicator, member: Membership, replicas: int) -> Workers:

@@ -19,8 +19,7 @@ class _OneDeviceExtended(StrategyExtended):
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a plain variable on the device."""
-        with self.replica_device(0):
-            variable = next_creator(**kwargs)
+        variable = self.variable_on(self._devices[0], next_creator, **kwargs)
         variable._distribute_strategy = self.strategy
         return variable
 

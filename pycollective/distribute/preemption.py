@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pycollective.cluster import ClusterResolver
+from pycollective.cluster import ClusterResolver, GCEClusterResolver
 from pycollective.distribute.termination import TerminationConfig
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Variable
@@ -28,6 +28,8 @@ __all__ = ["PreemptionCheckpointHandler"]
 _log = logging.getLogger("pycollective")
 
 EXIT_CODE = 42
+_ENGINE_EXIT_CODE = 143
+_ENGINE_GRACE_SECONDS = 3600.0
 _POLL_SECONDS = 1.0
 # How many steps before the end of the grace period the last checkpoint is begun.
 _STEPS_LEFT = 6
@@ -52,7 +54,8 @@ class PreemptionCheckpointHandler:
         Where to; needed with a `Checkpoint`.
     termination_config : TerminationConfig, optional
         How the program learns that it has to end, and what it does then; by default a SIGTERM, which
-        this object catches, and no grace period.
+        this object catches, and no grace period. With a `GCEClusterResolver` what is not given is that
+        the machine's metadata server announces maintenance, exit code 143, and an hour.
 
     Raises
     ------
@@ -90,6 +93,8 @@ class PreemptionCheckpointHandler:
             )
         self._manager = given
         self._config = termination_config or TerminationConfig()
+        if isinstance(cluster_resolver, GCEClusterResolver):
+            self._config = _on_compute_engine(self._config, cluster_resolver)
         self._told_at: float | None = None
         self._saved = False
         self._longest = 0.0  # seconds of a step
@@ -106,9 +111,16 @@ class PreemptionCheckpointHandler:
             return
 
         def poll() -> None:
+            silent = False
             while self._told_at is None:
-                if watcher():
-                    self._tell("termination_watcher_fn")
+                try:
+                    if watcher():
+                        self._tell("termination_watcher_fn")
+                    silent = False
+                except OSError as error:  # what it asks may be back in a moment
+                    if not silent:
+                        _log.warning("termination_watcher_fn failed, is called again: %s", error)
+                    silent = True
                 time.sleep(_POLL_SECONDS)
 
         threading.Thread(target=poll, name="pycollective-preemption", daemon=True).start()
@@ -177,6 +189,18 @@ class PreemptionCheckpointHandler:
             return _NOTHING
         end = self._told_at + (self._config.grace_period or 0.0)
         return _OVER if time.monotonic() > end - _STEPS_LEFT * self._longest else _TOLD
+
+
+def _on_compute_engine(
+    config: TerminationConfig, resolver: GCEClusterResolver
+) -> TerminationConfig:
+    grace = config.grace_period
+    return TerminationConfig(
+        config.termination_watcher_fn or resolver.is_to_end,
+        config.exit_fn or (lambda: sys.exit(_ENGINE_EXIT_CODE)),
+        _ENGINE_GRACE_SECONDS if grace is None else grace,
+        config.save_fn,
+    )
 
 
 def _exit() -> None:

@@ -79,7 +79,8 @@ class ReplicaContext:
         extended = self._strategy.extended
         if extended.is_default:
             return 0
-        return Tensor(np.asarray(extended.first_replica + self._replica, np.int32))
+        number = np.asarray(extended.first_replica + self._replica, np.int32)
+        return Tensor(extended._devices[self._replica].place(number))
 
     @property
     def local_replica_id(self) -> int:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import nest
+from pycollective import array_backend, nest
 from pycollective.distribute.context import Scope, require_cross_replica
+from pycollective.distribute.cross_device_ops import on_device
+from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ValueContext
@@ -25,6 +27,8 @@ from pycollective.distribute.variables import MirroredVariable
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 
 __all__ = ["Strategy"]
+
+_HOST = Device("CPU", 0)
 
 
 class Strategy:
@@ -170,12 +174,18 @@ class Strategy:
         if op is ReduceOp.SUM:
             return total
         count = self._extended.workers.total(sum(n for _, n in locally))
-        with np.errstate(invalid="ignore", divide="ignore"):  # the mean of nothing is NaN
-            return Tensor(np.asarray(total.array / np.asarray(count, total.dtype)))
+        with (
+            array_backend.beside(total.array),
+            np.errstate(invalid="ignore", divide="ignore"),  # the mean of nothing is NaN
+        ):
+            return Tensor(array_backend.asarray(total.array / total.dtype.type(count)))
 
     def _reduce_across(self, op: ReduceOp, value: Any) -> Any:
         reduced = self._extended.reduce_to(op, value, "cpu:0")
-        return reduced if isinstance(reduced, IndexedSlices) else as_tensor(reduced)
+        if not isinstance(reduced, IndexedSlices):
+            reduced = as_tensor(reduced)
+        # A strategy of several replicas may happen to have one, on a GPU.
+        return on_device(reduced, _HOST) if self._extended.groups_values else reduced
 
     def gather(self, value: Any, axis: int) -> Any:
         """Join the replicas' values along an axis, in replica order, to a plain tensor.
@@ -358,7 +368,8 @@ def _sum_within(component: Any, axes: tuple[int, ...], op: ReduceOp) -> tuple[Te
     # On its way to a mean, which is a fraction anyway, the sum of small ints must not wrap around.
     wide = op is ReduceOp.MEAN and array.dtype.kind in "iu"
     dtype = None if wide else array.dtype
-    return Tensor(np.asarray(array.sum(axis=axes, dtype=dtype))), count
+    with array_backend.beside(array):
+        return Tensor(array_backend.asarray(array.sum(axis=axes, dtype=dtype))), count
 
 
 def _per_replica(components: list[Any]) -> Any:

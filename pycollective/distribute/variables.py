@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycollective import nest
-from pycollective.array_backend import Array, asarray, to_numpy
+from pycollective.array_backend import Array, asarray, beside, to_numpy
 from pycollective.distribute.context import (
     current_mode,
     get_replica_context,
@@ -336,16 +336,18 @@ class SyncOnReadVariable(DistributedVariable):
         ValueError
             With aggregation NONE.
         """
-        total = to_numpy(self._values[0]._current().array)
+        first = self._values[0]._current().array
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:  # of this process
-            return Tensor(total)
+            return Tensor(first)
         op = ReduceOp.from_variable_aggregation(self._aggregation)
-        for component in self._values[1:]:
-            total = total + to_numpy(component._current().array)
         extended = self._distribute_strategy.extended
-        total = extended.workers.reduce(ReduceOp.SUM, total)
-        mean = op is ReduceOp.MEAN
-        return as_tensor(total / extended.num_replicas_in_sync if mean else total)
+        with beside(first):
+            total = first
+            for component in self._values[1:]:
+                total = total + asarray(component._current().array, like=first)
+            total = extended.workers.reduce(ReduceOp.SUM, total)
+            mean = op is ReduceOp.MEAN
+            return as_tensor(total / extended.num_replicas_in_sync if mean else total)
 
     def _current(self) -> Tensor:
         return self.aggregate() if self._replica() is None else self._local()._current()
@@ -397,7 +399,7 @@ class SyncOnReadVariable(DistributedVariable):
                 f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
                 "aggregation is set to `tf.VariableAggregation.SUM`."
             )
-        return self.share_out(self._values[0]._checked(value, method))
+        return self.share_out(to_numpy(self._values[0]._checked(value, method)))
 
     def share_out(self, total: Array) -> Variable:
         """Give each component its share, so that with SUM the variable reads ``total``."""
@@ -478,16 +480,17 @@ def make_distributed(
     components: list[Variable] = []
     workers = strategy.extended.workers
     for replica in range(strategy.extended.num_local_replicas):
-        with strategy.extended.replica_device(replica):
-            component = next_creator(
-                initial_value=value if replica == 0 else components[0].numpy(),
-                trainable=trainable,
-                name=name if replica == 0 else f"{name}/replica_{replica}",
-                dtype=dtype,
-                shape=shape,
-                synchronization=synchronization,
-                aggregation=aggregation,
-            )
+        component = strategy.extended.variable_on(
+            strategy.extended._devices[replica],
+            next_creator,
+            initial_value=value if replica == 0 else components[0].numpy(),
+            trainable=trainable,
+            name=name if replica == 0 else f"{name}/replica_{replica}",
+            dtype=dtype,
+            shape=shape,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
         if replica == 0 and workers.count > 1:
             component.assign(Tensor(workers.from_first(component._current().array)))
         components.append(component)

@@ -22,7 +22,12 @@ from pycollective.array_backend import Array
 from pycollective.communicator import Communicator
 from pycollective.distribute.cross_device_ops import finished, work_dtype
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.errors import CheckpointError, CollectiveError, CollectiveTimeoutError
+from pycollective.errors import (
+    AbortedError,
+    CheckpointError,
+    CollectiveError,
+    CollectiveTimeoutError,
+)
 from pycollective.tensor import IndexedSlices, Tensor
 
 __all__ = ["JoinedWorkers", "Workers"]
@@ -31,6 +36,7 @@ SILENCE = "PYCOLLECTIVE_HEARTBEAT"
 SECONDS_OF_SILENCE = 8.0
 """A worker that has not been heard of for so long is lost."""
 PULSE_SECONDS = 1.0
+_FAILED, _SOMEBODY_WAITS = 1, 2
 
 
 class Workers:
@@ -42,11 +48,15 @@ class Workers:
         How many processes there are, and which one this is.
     communicator : Communicator or None
         This process's rank among them, if they are several.
+    somebody_waits : callable or None
+        Says whether a lost worker wants to come back: asked when a checkpoint is written, which is
+        where all can begin again with it.
     """
 
     count = 1
     index = 0
     communicator: Communicator | None = None
+    somebody_waits: Callable[[], bool] | None = None
 
     def write_once(self, path: str, write: Callable[[], None]) -> None:
         """Write files: the first worker, and every one that means another path, calls ``write``.
@@ -61,13 +71,19 @@ class Workers:
                 write()
             except Exception as failure:
                 error = failure
-        failed, _ = self.gather(np.asarray([error is not None]), 0)
+        waited_for = self.somebody_waits is not None and self.somebody_waits()
+        mine = _FAILED if error is not None else _SOMEBODY_WAITS if waited_for else 0
+        states, _ = self.gather(np.asarray([mine]), 0)
         if error is not None:
             raise error
-        if failed.any():
-            others = ", ".join(str(w) for w in np.flatnonzero(failed))
+        if (states == _FAILED).any():
+            others = ", ".join(str(w) for w in np.flatnonzero(states == _FAILED))
             raise CheckpointError(
                 f"{path!r} was not written: worker {others} could not; its error says why"
+            )
+        if (states == _SOMEBODY_WAITS).any():
+            raise AbortedError(
+                f"a lost worker is back, so training begins again from {path!r} with it"
             )
 
     def wait_at_most(self, seconds: float) -> None:
@@ -100,6 +116,10 @@ class Workers:
     def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
         """Return worker 0's slices."""
         return slices
+
+    def every(self, value: str, said: str) -> str:
+        """Return ``""`` if all workers have the same value, or else what each of them says."""
+        return ""
 
     def barrier(self) -> None:
         """Return when every worker has come here."""
@@ -195,6 +215,15 @@ class JoinedWorkers(Workers):
             own = [np.zeros((rows, *a.shape[1:]), a.dtype) for a in own]
         values, indices = [Tensor(self.from_first(a)) for a in own]
         return IndexedSlices(values, indices, slices.dense_shape)
+
+    def every(self, value: str, said: str) -> str:
+        """Return ``""`` if all workers have the same value, or else what each of them says."""
+        digest = hashlib.sha256(value.encode()).digest()
+        digests, _ = self.gather(np.frombuffer(digest, np.uint8)[None], 0)
+        if (digests == digests[0]).all():
+            return ""
+        text = np.frombuffer(f"worker {self.index}: {said}; ".encode(), np.uint8)
+        return self.gather(text, 0)[0].tobytes().decode().removesuffix("; ")
 
     def barrier(self) -> None:
         """Return when every worker has come here."""

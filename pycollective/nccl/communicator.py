@@ -162,7 +162,8 @@ class NcclCommunicator:
             daemon=True,
         )
         # One that nobody has any more waits for nobody.
-        weakref.finalize(self, _drop, self._comm, self._over).atexit = False
+        self._dropped = weakref.finalize(self, _drop, self._comm, self._over)
+        self._dropped.atexit = False
         _running.add(self)
         self._thread.start()
 
@@ -222,8 +223,14 @@ class NcclCommunicator:
             operation = Operation(self, what, self._made, seconds, kept, event)
             with self._lock:
                 self._last = stream, event
+                self._forget()
                 self._pending.append(operation)
             return operation
+
+    def _forget(self) -> None:
+        """Let go of the memory of calls that are over."""
+        while self._pending and self._pending[0].over:
+            self._pending.popleft()
 
     def check(self) -> None:
         """Raise why this communicator has failed, if it has."""
@@ -289,8 +296,7 @@ class NcclCommunicator:
         with self._lock:
             if self.error is not None:
                 return self.error
-            while self._pending and self._pending[0].over:
-                self._pending.popleft()
+            self._forget()
             oldest = self._pending[0] if self._pending else None
             code = self._comm.async_error()
         if code not in (0, _core.nccl.IN_PROGRESS):
@@ -347,8 +353,20 @@ class NcclCommunicator:
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
 
+    def finish(self) -> None:
+        """Leave when the process ends: nobody will wait for the calls that are under way."""
+        self._over.set()
+        self.join()
+        with self._lock:
+            busy = any(not operation.over for operation in self._pending)
+            if busy and self._comm.alive:
+                self._comm.abort()
+        self._end()
+
     def abandon(self) -> None:
         """Let go of it in a forked child, where NCCL must not be called."""
+        _running.discard(self)
+        self._dropped.detach()
         self.error = AbortedError(
             "this communicator belongs to the parent process: a forked child has no rank of its own"
         )
@@ -375,12 +393,4 @@ _running: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()
 def _end_all() -> None:
     """Let no device wait for a process that is gone, and no thread outlive the interpreter."""
     for communicator in list(_running):
-        communicator._over.set()
-        communicator.join()
-        with communicator._lock:
-            alive = communicator.error is None and communicator._comm.alive
-            busy = any(not operation.over for operation in communicator._pending)
-            if alive and busy:
-                communicator._comm.abort()
-        if alive and not busy:
-            communicator._end()
+        communicator.finish()

@@ -6,7 +6,8 @@ which: Winograd's for 3 x 3 filters at every pixel, kernels that read patches in
 channels, and else the patches of a block of output rows are copied side by side ("im2col"),
 multiplied, and finished while they are in cache. Gradients through max pooling are sums over the few
 places that it let through. In float64 the products are left to BLAS.
-Everything else (CuPy, other dtypes) takes the same route with the functions of its array module.
+Arrays of a GPU go to cuDNN where it is to be had (`cudnn`). Everything else (other dtypes, CuPy without
+cuDNN) is copied side by side and multiplied with the functions of its array module.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from .._core import nn as kernels
-from ..array_backend import Array
+from ..array_backend import Array, on_host
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
+from . import cudnn
 from .halves import in_float32
 from .pooling import max_pool2d
 from .window import (
@@ -356,24 +358,28 @@ def _patches(x: Array, w: Array, window: Window) -> Array:
 
 
 def _generic_forward(x: Array, w: Array, b: Array | None, window: Window, relu: bool) -> Array:
-    y: Array = _patches(x, w, window) @ w.reshape(-1, w.shape[3])
+    y = None if on_host(x) else cudnn.forward(x, w, window)
+    if y is None:
+        y = _patches(x, w, window) @ w.reshape(-1, w.shape[3])
+        y = y.reshape(x.shape[0], window.out_h, window.out_w, w.shape[3])
     if b is not None:
         y = y + b
-    if relu:
-        y = np.maximum(y, y.dtype.type(0))
-    return y.reshape(x.shape[0], window.out_h, window.out_w, w.shape[3])
+    return np.maximum(y, y.dtype.type(0)) if relu else y
 
 
 def _generic_backward(
     g: Array, x: Array, w: Array, y: Array | None, window: Window, need: Sequence[bool]
 ) -> tuple[Array | None, Array | None, Array | None]:
-    dz = (g if y is None else np.where(y > 0, g, g.dtype.type(0))).reshape(-1, w.shape[3])
+    masked = g if y is None else np.where(y > 0, g, g.dtype.type(0))
     dx = dw = db = None
-    if need[0]:
+    if not on_host(g):
+        dx, dw = cudnn.gradients(masked, x, w, window, need[0], need[1])
+    dz = masked.reshape(-1, w.shape[3])
+    if need[0] and dx is None:
         columns = dz @ w.reshape(-1, w.shape[3]).T
         shape = (x.shape[0], window.out_h, window.out_w, *w.shape[:3])
         dx = add_windows(columns.reshape(shape), x.shape, window)
-    if need[1]:
+    if need[1] and dw is None:
         dw = (_patches(x, w, window).T @ dz).reshape(w.shape)
     if any(need[2:]):
         db = dz.sum(axis=0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._core import nn as kernels
-from ..array_backend import Array, array_module, asarray
+from ..array_backend import Array, array_module, asarray, on_host
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
@@ -44,6 +44,11 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
     ------
     ValueError
         If a label is out of range, or the shapes do not fit.
+
+    Notes
+    -----
+    On a device the labels are not looked at, which would mean to wait for it: the loss of a label that
+    is out of range is NaN there, and so is its gradient, as TensorFlow has it.
     """
     x, axis = _classes("sparse_softmax_cross_entropy_with_logits", logits, -1)
     a = x.array
@@ -57,12 +62,16 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
         )
     classes = a.shape[axis]
     wrong = (label < 0) | (label >= classes)
-    if wrong.any():
+    if not on_host(a):
+        label = np.where(wrong, 0, label)
+    elif wrong.any():
         raise ValueError(
             f"labels must be in 0 to {classes - 1} for logits of shape {a.shape}, got "
             f"{int(label[wrong].ravel()[0])}"
         )
     logs = log_softmax_of(a.reshape(-1, classes), 1)
+    if not on_host(a):
+        logs = np.where(wrong.reshape(-1, 1), logs.dtype.type(np.nan), logs)
     rows = array_module(a).arange(logs.shape[0])
     columns = label.reshape(-1)
 

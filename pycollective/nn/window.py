@@ -18,6 +18,7 @@ __all__ = [
     "Pair",
     "Window",
     "add_windows",
+    "behind",
     "compiled",
     "is_same",
     "make_window",
@@ -89,12 +90,17 @@ def native(array: Array) -> Array:
     return np.array(array, order="C", copy=True)
 
 
-def padded(x: Array, window: Window, fill: Any) -> Array:
-    """Return the images with ``fill`` around them, as far as the window reaches."""
+def behind(window: Window, image: tuple[int, ...]) -> tuple[int, int]:
+    """Return how far the window reaches beyond the last row and column of ``[n, height, width, …]``."""
     reach_h = (window.out_h - 1) * window.stride_h + (window.kernel_h - 1) * window.dilation_h + 1
     reach_w = (window.out_w - 1) * window.stride_w + (window.kernel_w - 1) * window.dilation_w + 1
-    bottom = max(reach_h - window.pad_top - x.shape[1], 0)
-    right = max(reach_w - window.pad_left - x.shape[2], 0)
+    bottom = max(reach_h - window.pad_top - image[1], 0)
+    return bottom, max(reach_w - window.pad_left - image[2], 0)
+
+
+def padded(x: Array, window: Window, fill: Any) -> Array:
+    """Return the images with ``fill`` around them, as far as the window reaches."""
+    bottom, right = behind(window, x.shape)
     if not (window.pad_top or window.pad_left or bottom or right):
         return x
     around = ((0, 0), (window.pad_top, bottom), (window.pad_left, right), (0, 0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,8 +24,18 @@ from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
     from pycollective.rendezvous.description import Description
+    from pycollective.rendezvous.knocks import Knocks
+    from pycollective.rendezvous.tls import Tls
 
-__all__ = ["RendezvousError", "again", "host_and_port", "init", "launched_environment", "meet"]
+__all__ = [
+    "RendezvousError",
+    "again",
+    "host_and_port",
+    "init",
+    "knocks",
+    "launched_environment",
+    "meet",
+]
 
 RANK = "PYCOLLECTIVE_RANK"
 SIZE = "PYCOLLECTIVE_SIZE"
@@ -193,6 +204,7 @@ def _met(about: Description, source: str, timeout: float, join_timeout: float) -
     communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
     communicator._prefer(about.choices.get(group.transport, []))
     trust = "authenticated" if about.secret else "without a secret"
+    trust += ", control in TLS" if about.tls and about.size > 1 else ""
     who = f"group {name}: rank {about.rank} of {about.size}, {how}, {trust}"
     observe.group_made(communicator, who, source, "rank 0's table")
     return communicator
@@ -241,6 +253,25 @@ def meet(
         raise RendezvousError(str(error)) from None
     about.least, about.patience = least, patience
     return _met(about, source, timeout, join_timeout)
+
+
+def knocks(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> Knocks:
+    """Listen at the first of a group's addresses for those who come while it works without them.
+
+    Raises
+    ------
+    RendezvousError
+        As `meet`.
+    """
+    from pycollective.rendezvous.knocks import Knocks
+
+    env = os.environ if environment is None else environment
+    try:
+        host, port = host_and_port(addresses[0])
+        about = _described(env, 0, len(addresses), host, port, (host, port))
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
+    return Knocks(about)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -312,6 +343,7 @@ def _described(
         listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
         choices=tuning.tables(env, size) if rank == 0 else {},
         own=own,
+        tls=_tls(env),
     )
 
 
@@ -340,10 +372,21 @@ def _secret(env: Mapping[str, str]) -> bytes:
     return secret
 
 
+def _tls(env: Mapping[str, str]) -> Tls | None:
+    if not any(name.startswith("PYCOLLECTIVE_TLS_") for name in env):
+        return None
+    from pycollective.rendezvous import tls
+
+    return tls.of_environment(env)
+
+
 @atexit.register
 def _leave_all() -> None:
     for communicator in list(live):
         communicator._close_at_exit()
+    relay = sys.modules.get("pycollective.rendezvous.relay")
+    if relay is not None:
+        relay.finish()
 
 
 def _forget_after_fork() -> None:

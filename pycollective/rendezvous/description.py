@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pycollective import tuning
+
+if TYPE_CHECKING:
+    from pycollective.rendezvous.tls import Tls
 
 __all__ = ["MAX_RANKS", "MAX_STREAMS", "Description"]
 
@@ -31,3 +35,4 @@ class Description:
     own: tuple[str, int] | None = None  # where this rank listens for its peers; None: any port
     least: int = 0  # ranks that are enough when `patience` is over, renumbered; 0: all must come
     patience: float = 0.0  # seconds
+    tls: Tls | None = None  # for the connections of the meeting, and control

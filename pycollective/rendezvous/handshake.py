@@ -18,7 +18,16 @@ import struct
 import time
 from typing import Any
 
-__all__ = ["Channel", "HandshakeError", "Refused", "answer", "digest", "introduce", "key_of"]
+__all__ = [
+    "Channel",
+    "HandshakeError",
+    "Refused",
+    "answer",
+    "digest",
+    "introduce",
+    "key_of",
+    "refuse",
+]
 
 VERSION = 1
 STRANGER_LIMIT = 1024
@@ -110,17 +119,17 @@ class Channel:
             data += part
         return bytes(data)
 
-    def readable(self) -> bool:
-        """Whether a message, or the end, has come."""
+    def readable(self, seconds: float = 0.0) -> bool:
+        """Whether a message, or the end, has come; waits so long for it."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(poll.poll(1000 * seconds))
 
     def ended(self) -> bool:
         """Whether the other side has closed the connection, and all it said has been read."""
         try:
             self.socket.setblocking(False)
-            return self.socket.recv(1, socket.MSG_PEEK) == b""
+            return socket.socket.recv(self.socket, 1, socket.MSG_PEEK) == b""  # below TLS, if any
         except BlockingIOError:
             return False
         except OSError:
@@ -145,6 +154,12 @@ def introduce(sock: socket.socket, key: bytes, about: dict[str, Any], deadline: 
     _check(answer, _mac(key, b"listens", said))
     channel.seal(_mac(key, b"conversation", said), connected=True)
     return channel
+
+
+def refuse(sock: socket.socket, why: str) -> None:
+    """As the one that listens, say in plain text why the other side is not wanted."""
+    sock.recv(1 << 16)  # what is unread when a socket is closed resets it
+    Channel(sock).send({"refused": why}, time.monotonic() + 1.0)
 
 
 def answer(sock: socket.socket, key: bytes, deadline: float) -> tuple[Channel, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, array_module, asarray, copy, to_numpy
+from ..array_backend import Array, array_module, asarray, beside, copy, to_numpy
 from .indexed_slices import IndexedSlices
 from .tape import key_of, thread_state
 from .tensor import Operators, Tensor, as_tensor
@@ -315,10 +315,11 @@ class Variable(Operators, metaclass=_VariableMeta):
         with self._lock:
             own, free = self._release()
             try:
-                if free:
-                    own[...] = array
-                else:
-                    own = copy(array)
+                with beside(own):
+                    if free:
+                        own[...] = array
+                    else:
+                        own = copy(array)
             finally:
                 self._set_array(own)
         return self
@@ -451,9 +452,10 @@ class Variable(Operators, metaclass=_VariableMeta):
         with self._lock:
             array, free = self._release()
             try:
-                if not free:
-                    array = copy(array)
-                update(array)
+                with beside(array):
+                    if not free:
+                        array = copy(array)
+                    update(array)
             finally:
                 self._set_array(array)
 

@@ -146,7 +146,8 @@ class Checkpoint(Trackable):
         CheckpointError
             If the files are missing, truncated or damaged, a variable has another shape or dtype
             than its saved value (then nothing is changed), or nothing in the checkpoint has the
-            name of anything here.
+            name of anything here. On every worker if they restore different values, or not all
+            restore something: each of them makes this call.
         """
         if save_path is not None:
             self.save_counter  # noqa: B018  (made, so that the saved number is restored)
@@ -155,13 +156,25 @@ class Checkpoint(Trackable):
     def read(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
         """Restore a checkpoint of `write`; as `restore`."""
         _require_outside_replicas("restore")
-        if save_path is None:
-            return CheckpointStatus(None, self)
-        path = os.fspath(save_path)
+        path = None if save_path is None else os.fspath(save_path)
+        contents: Contents | None = None
+        found = "nothing"
         try:
-            contents = read_files(path)
+            if path is not None:
+                found = f"{path!r}, which it cannot read"
+                contents = read_files(path)
+                found = f"{path!r}, SHA-256 {contents.digest}"
         except CheckpointError as error:
-            raise CheckpointError(f"{error}. {_remedy(path)}") from None
+            raise CheckpointError(f"{error}. {_remedy(str(path))}") from None
+        finally:
+            others = workers_of(self).every(contents.digest if contents else found, found)
+        if others:
+            raise CheckpointError(
+                f"the workers restore different checkpoints: {others}. All need the same one, on a "
+                "disk that all can read or as equal copies; nothing was changed"
+            )
+        if path is None or contents is None:
+            return CheckpointStatus(None, self)
         restoration = _Restoration(path, contents)
         restoration.start(self)
         return CheckpointStatus(restoration, self)

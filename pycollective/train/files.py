@@ -55,10 +55,14 @@ class Node(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a checkpoint holds: objects (the first one is the root) and tensors by name."""
+    """What a checkpoint holds: objects (the first one is the root) and tensors by name.
+
+    One that was read has the SHA-256 of its data file.
+    """
 
     nodes: list[Node]
     tensors: dict[str, Array]
+    digest: str = ""
 
 
 def write_files(path: str, contents: Contents) -> None:
@@ -134,7 +138,7 @@ def read_files(path: str) -> Contents:
                 f"checkpoint {path!r}: tensor {name!r} is not in the data file as its index says"
             )
     nodes = [Node(dict(item.get("children", {})), item.get("tensor")) for item in index["objects"]]
-    return Contents(nodes, tensors)
+    return Contents(nodes, tensors, digest)
 
 
 def is_complete(path: str) -> bool:

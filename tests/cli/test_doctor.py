@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -10,7 +11,8 @@ import sys
 
 import pytest
 
-from pycollective.cli import main
+from pycollective.cli import doctor, main
+from pycollective.cluster.membership import Membership
 
 
 @pytest.fixture
@@ -52,6 +54,25 @@ def test_where_the_others_are_not(environ, capsys):
     assert f"WRONG: worker 1, this process: {mine} cannot be listened at" in out
     assert "Timeout waiting for the cluster" in out
     assert f"worker 0 at {gone}: the host answers, and nobody listens" in out
+
+
+def test_a_firewall_is_told_from_a_closed_port(monkeypatch):
+    """One that swallows packets does as a host does whose queue of connections is full."""
+    monkeypatch.setattr(doctor, "_PROBE_SECONDS", 0.2)
+    with contextlib.ExitStack() as open_ones:
+        sock = open_ones.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        port = sock.getsockname()[1]
+        addresses = ["127.0.0.1:9", f"127.0.0.1:{port}", "no.such.host.invalid:1", "127.0.0.1:1"]
+        names = tuple(f"worker {i}" for i in range(4))
+        member = Membership("a test", 0, 4, tuple(addresses), names)
+        assert doctor._tried_out(member)[0].endswith(": somebody listens there")
+        with contextlib.suppress(TimeoutError):
+            while True:
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 0.2))
+        swallowed, unknown, closed = doctor._tried_out(member)
+    assert swallowed.endswith(f"{port}: no answer: a firewall, or another host's address")
+    assert unknown.startswith("worker 2 at no.such.host.invalid:1: ")
+    assert closed.endswith("the host answers, and nobody listens: not started yet, or gone")
 
 
 @pytest.mark.slow

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
+import types
 
 import pytest
 
 from pycollective import cluster
-from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.cluster import ClusterSpec, SimpleClusterResolver, over_mpi
 from pycollective.cluster.membership import (
     Membership,
     membership_of,
@@ -55,6 +57,7 @@ def environ(monkeypatch):
         for part in parts:
             for name, value in part.items():
                 monkeypatch.setenv(name, value)
+        monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
         return resolver_of_environment()
 
     return put
@@ -160,3 +163,41 @@ def test_problems_of_addresses():
         assert problems(Membership("torchrun", 1, 2, (mine,), names)) == []
     away = problems(Membership("TF_CONFIG", 0, 1, ("192.0.2.1:9", "127.0.0.1:1"), names))
     assert "is no address of this host" in away[0]
+
+
+def test_mpi_says_where_worker_0_is(monkeypatch):
+    class World:
+        rank, size = 0, 2
+
+        def Allgather(self, own, names):
+            names[0] = own
+            names[1, :9] = list(b"127.0.0.1")  # where the way to other hosts begins
+
+        def Bcast(self, said, root):
+            self.said = bytes(said).rstrip(b"\0").decode()
+
+    world = World()
+    mpi = types.SimpleNamespace(COMM_WORLD=world, Get_processor_name=lambda: "me")
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    for name in ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    over_mpi.worker_0.cache_clear()
+    monkeypatch.setenv("PYCOLLECTIVE_SECRET", "")  # so that it is taken away in the end
+    monkeypatch.delenv("PYCOLLECTIVE_SECRET")
+    try:
+        address = over_mpi.worker_0(2)
+        assert over_mpi.worker_0(2) == address  # asked once
+        host, port = address.split(":")
+        assert host == "127.0.0.1"
+        assert 0 < int(port) < 65536
+        secret = os.environ["PYCOLLECTIVE_SECRET"]
+        assert world.said == f"{address} {secret}"
+        assert len(secret) == 64
+        over_mpi.worker_0.cache_clear()
+        over_mpi.worker_0(2)
+        assert os.environ["PYCOLLECTIVE_SECRET"] == secret
+        assert world.said.endswith(" ")
+        with pytest.raises(LookupError, match="mpi4py sees 2 of the processes"):
+            over_mpi.worker_0(3)
+    finally:
+        over_mpi.worker_0.cache_clear()

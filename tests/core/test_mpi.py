@@ -159,3 +159,14 @@ print(*(w.tolist() for w in model.get_weights()))
     (one,), two = mpirun(1, body), mpirun(2, body)
     assert two[0] == two[1]
     assert numbers(two[0]) == pytest.approx(numbers(one), rel=1e-5)
+
+
+def test_workers_on_several_hosts_need_no_address(mpirun):
+    """Where not all are said to be on this host, MPI hands out the address, and a secret."""
+    body = """
+os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = os.environ["MPI_LOCALNRANKS"] = "1"
+strategy = pc.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=30)
+total = strategy.reduce("SUM", pc.constant(r + 1.0), axis=None)
+print(float(total), len(os.environ["PYCOLLECTIVE_SECRET"]), strategy.cluster_resolver.num_tasks)
+"""
+    assert mpirun(2, body) == ["3.0 64 2"] * 2

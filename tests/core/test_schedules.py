@@ -8,6 +8,7 @@ import pytest
 
 from pycollective import algorithms
 from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb, prove, verify
+from pycollective.algorithms import Cluster, Link
 
 ALL = [(c, a) for c in Collective.__members__ for a in algorithms.names(c)]
 ALL_REDUCE = algorithms.names("all_reduce")
@@ -258,18 +259,27 @@ def test_double_tree_shares_the_work(size):
     [(c, a) for c, a in ALL if c in ("reduce_scatter", "all_gather", "all_to_all")],
 )
 def test_parts_move_the_least(collective, algorithm, size):
-    assert messages(algorithms.schedule(algorithm, size, collective)) == [size - 1] * size
+    made = algorithms.schedule(algorithm, size, collective)
+    sent = [sum(s.source.count for s in steps if s.verb == Verb.send) for steps in made.steps]
+    assert sent == [size - 1] * size
 
 
 @pytest.mark.parametrize("size", range(2, 33))
-def test_halving_and_doubling_have_few_partners(size):
-    """A part passes through as many ranks as there are rounds."""
+def test_halving_and_doubling_take_few_turns(size):
+    """A message in each round, to another rank."""
     rounds = (size - 1).bit_length()
+    turns = Cluster(size, places=[], links=[Link(latency=1.0)])
     for collective, algorithm in (("reduce_scatter", "halving"), ("all_gather", "doubling")):
         for rank, steps in enumerate(algorithms.schedule(algorithm, size, collective).steps):
-            to = {(s.peer - rank) % size for s in steps if s.verb == Verb.send}
-            sign = 1 if algorithm == "halving" else -1
-            assert to == {sign * (1 << j) % size for j in range(rounds)}
+            to = [(s.peer - rank) % size for s in steps if s.verb == Verb.send]
+            distances = [1 << j for j in range(rounds)]
+            if algorithm == "halving":
+                assert to == distances[::-1]
+            else:
+                assert to == [-d % size for d in distances]
+        assert algorithms.simulate(algorithm, turns, 1000, collective).seconds == rounds
+        picture = algorithms.rounds(algorithm, size, collective).splitlines()
+        assert len(picture) == 2 + rounds
 
 
 def test_short_arrays_are_proved_too():
@@ -325,9 +335,28 @@ def test_scratch_is_checked():
     assert "may still be reading" in prove(Schedule(Collective.all_reduce, 1, again, 1))
 
 
-def test_several_parts_at_once_are_refused():
-    steps = [[Step(Verb.copy, -1, span("input", 0, 2), span("output", 0, 2))]] * 2
-    assert "several parts" in verify(Schedule(Collective.all_to_all, 2, steps), False)
+def test_several_parts_go_round():
+    """Behind the last part of a buffer comes the first; behind the last chunk nothing."""
+
+    def by_rank_0(first, count=2):
+        own = [Step(Verb.copy, -1, span("input", 0), span("output", r)) for r in range(3)]
+        steps = [[own[0]], *([own[r], Step(Verb.send, 0, span("output", r))] for r in (1, 2))]
+        for r in (1, 2):
+            steps[0].append(Step(Verb.recv, r, target=span("output", r)))
+        for r in (1, 2):
+            steps[0].append(Step(Verb.send, r, span("output", first(r), count)))
+            steps[r].append(Step(Verb.recv, 0, target=span("output", first(r), count)))
+        return prove(Schedule(Collective.all_gather, 3, steps))
+
+    assert by_rank_0(lambda r: (r + 1) % 3) == ""
+    assert "wrong output[1]: never written" in by_rank_0(lambda r: 2)
+    assert "chunks outside 0:3" in by_rank_0(lambda r: 3)
+    assert "chunks outside 0:3" in by_rank_0(lambda r: 0, 4)
+    beyond = [[Step(Verb.copy, -1, span("input", 1, 2), span("output", 1, 2))]]
+    assert "chunks outside 0:2" in prove(Schedule(Collective.all_reduce, 2, beyond))
+    scratch = [[Step(Verb.copy, -1, span("input", 0), span("output", 0)),
+                Step(Verb.copy, -1, span("output", 0, 1), span("scratch", 2, 1))]]  # fmt: skip
+    assert "chunks outside 0:2" in prove(Schedule(Collective.all_gather, 1, scratch, 2))
 
 
 def test_reducing_where_nothing_is_reduced():

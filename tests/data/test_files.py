@@ -253,7 +253,7 @@ def test_any_changed_or_lost_bytes_of_an_npz_are_found(tmp_path: Path) -> None:
     made = write_npz(path)
     good = path.read_bytes()
     random = np.random.default_rng(0)
-    for trial in range(200):
+    for trial in range(100):
         data = bytearray(good)
         if trial % 2:
             del data[random.integers(len(data)) :]
@@ -393,6 +393,7 @@ def test_checksums_have_the_form_of_sha256() -> None:
 # Digits
 
 
+@pytest.mark.slow  # importing scikit-learn takes seconds
 def test_digits() -> None:
     pytest.importorskip("sklearn")
     (x_train, y_train), (x_test, y_test) = digits.load_data()

@@ -129,6 +129,9 @@ def test_one_value_at_its_destination_is_returned_as_it_is():
     assert ops.gather(x, "cpu:0", 0) is x
     assert ops.calls == []
     assert ops.batch_reduce("SUM", []) == []
+    # One value that lies elsewhere is not there already.
+    assert ops.reduce("SUM", x, Mirrored([x, x])) == "reduced"
+    assert ops.batch_reduce("SUM", [(x, x), (x, Mirrored([x, x]))]) == ["reduced"] * 2
 
 
 @pytest.mark.parametrize(
@@ -338,7 +341,7 @@ def test_slices_are_joined(ops, caplog):
         assert part.values.numpy().tolist() == [[0.5], [1.0], [2.0]]
         assert part.dense_shape == (5, 1)
     warned = "Efficient allreduce is not supported for 1 IndexedSlices" in caplog.text
-    assert warned == (ops is not d.ReductionToOneDevice)
+    assert warned == (ops not in (d.ReductionToOneDevice, CollectiveAllReduce))
     total = ops().reduce("SUM", value, "cpu:0")
     assert total.values.numpy().tolist() == [[1.0], [2.0], [4.0]]
     with pytest.raises(ValueError, match="some are IndexedSlices"):
@@ -445,18 +448,145 @@ def test_log_lines(caplog, two, monkeypatch):
     )
 
 
-def test_gather_asks_the_cross_device_operation_of_the_strategy():
-    asked = []
+def test_log_lines_of_slices_and_gathers(caplog, two):
+    caplog.set_level(logging.INFO, "pycollective")
+    rows = IndexedSlices(constant([[1.0]]), np.array([0]))
 
-    class Own(d.ReductionToOneDevice):
-        def _gather_implementation(self, per_replica_value, destinations, axis, options):
-            asked.append((len(per_replica_value.values), destinations, axis))
-            return super()._gather_implementation(per_replica_value, destinations, axis, options)
+    def gather_and_reduce():
+        context = d.get_replica_context()
+        return context.all_gather(constant([1.0]), 0), context.all_reduce("SUM", [rows, rows])
 
-    strategy = d.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=Own())
+    two.run(gather_and_reduce)
+    assert lines(caplog, "Collective all_reduce IndexedSlices") == [
+        "Collective all_reduce IndexedSlices: 2 all_reduces, num_devices = 2, group_size = 2, "
+        "implementation = AUTO"
+    ]
+    assert not [r for r in caplog.records if r.levelno > logging.INFO]
+    for ops in (d.NcclAllReduce, d.HierarchicalCopyAllReduce):
+        caplog.clear()
+        cross_device_ops._logged.clear()
+        strategy = mirrored(2, ops())
+        for _ in range(12):
+            strategy.run(gather_and_reduce)
+        strategy.gather(strategy.run(lambda: constant([1.0])), axis=0)
+        warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        assert warned.count("Efficient allreduce is not supported for 2 IndexedSlices") == 10
+        (gathered,) = set(warned[:20]) - set(warned[-1:])
+        assert gathered.startswith(
+            "gather/all_gather with NCCL or HierarchicalCopy is not supported. Falling back to gather "
+            "on one device and then broadcast."
+        )
+        assert warned.count(gathered) == 3
+
+
+# What is asked of a user's own ----------------------------------------------------------------
+
+
+class Own(d.ReductionToOneDevice):
+    """Notes what it is asked for, and whether in cross-replica context."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def note(self, what, value):
+        assert d.in_cross_replica_context()
+        self.asked.append((what, len(value.values)))
+
+    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        self.note("reduce", per_replica_value)
+        return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
+
+    def _gather_implementation(self, per_replica_value, destinations, axis, options):
+        self.note("gather", per_replica_value)
+        return super()._gather_implementation(per_replica_value, destinations, axis, options)
+
+
+def test_gathers_and_slices_ask_the_operation_of_the_strategy():
+    ops = Own()
+    strategy = mirrored(2, ops)
     ids = strategy.run(lambda: constant([1.0 * replica_id()]))
-    assert strategy.gather(ids, axis=0).numpy().tolist() == [0, 1]
-    assert asked == [(2, "cpu:0", 0)]
+    with strategy.scope():
+        assert strategy.gather(ids, axis=0).numpy().tolist() == [0, 1]
+        assert ops.asked == [("gather", 2)]
+
+    def replica():
+        context = d.get_replica_context()
+        rows = IndexedSlices(constant([[1.0 + replica_id()]]), np.array([replica_id()]))
+        return context.all_gather([constant([1.0 * replica_id()])] * 2, 0), context.all_reduce(
+            "MEAN", rows
+        )
+
+    gathered, rows = strategy.run(replica)
+    assert ops.asked == [("gather", 2)] * 3 + [("reduce", 2)]
+    assert gathered[1].values[1].numpy().tolist() == [0, 1]
+    assert rows.values[1].values.numpy().tolist() == [[0.5], [1.0]]
+
+
+def test_what_goes_elsewhere_is_not_asked_of_a_users_own():
+    """As in TensorFlow: `reduce` brings values to the host, variables lie where the replicas are."""
+    ops = Own()
+    strategy = mirrored(2, ops)
+    x = PerReplica([constant(1.0), constant(2.0)])
+    with strategy.scope():
+        assert float(strategy.reduce("SUM", x, axis=None)) == 3.0
+        assert float(strategy.extended.reduce_to("SUM", x, "cpu:0")) == 3.0
+        assert float(strategy.extended.batch_reduce_to("SUM", [(x, "cpu:0")])[0]) == 3.0
+        assert ops.asked == []
+        v = Variable(0.0, aggregation=pc.VariableAggregation.SUM)
+        strategy.extended.reduce_to("SUM", x, x)
+        strategy.extended.reduce_to("SUM", x, v)
+        strategy.extended.batch_reduce_to("SUM", [(x, x), (x, "cpu:0"), (x, v)])
+    assert ops.asked == [("reduce", 2)] * 4
+    strategy.run(lambda: v.assign(1.0 + replica_id()))
+    assert ops.asked == [("reduce", 2)] * 5
+    with pytest.raises(ValueError, match="should be a tuple of size 2"):
+        strategy.extended.batch_reduce_to("SUM", [(x,)])
+
+
+class FromTheReplicas(d.RingAllReduce):
+    """Reduces in the replicas' threads, by a group of its own; everything else as its base."""
+
+    def __init__(self, replicas):
+        super().__init__()
+        self.group = pc.local_group(replicas, timeout=20)
+        self.calls = []
+
+    def _all_reduce(self, reduce_op, value, replica_id, options):
+        assert d.get_replica_context().local_replica_id == replica_id
+        self.calls.append((reduce_op, len(value), options.bytes_per_pack))
+        reduced = [self.group[replica_id].all_reduce(x.numpy(), "max") for x in value]
+        return [constant(r) for r in reduced]
+
+
+def test_an_all_reduce_of_ones_own_in_the_replicas():
+    ops = FromTheReplicas(3)
+    strategy = mirrored(3, ops)
+
+    def replica():
+        x = constant(2.0 + replica_id())
+        with pc.GradientTape() as tape:
+            tape.watch(x)
+            most = d.get_replica_context().all_reduce(
+                "MEAN", [x, x * 10.0, constant(1)], CommunicationOptions(7)
+            )
+            loss = (most[0] + most[1]) * float(1 + replica_id())
+        return most, tape.gradient(loss, x)
+
+    most, gradients = strategy.run(replica)
+    assert [[float(v) for v in m.values] for m in most] == [[4.0] * 3, [40.0] * 3, [1.0] * 3]
+    # The gradient of a collective is the same collective: here, of 1, 2 and 3 and ten times as much.
+    assert [float(g) for g in gradients.values] == [33.0] * 3
+    assert ops.calls[:3] == [(d.ReduceOp.MEAN, 2, 7)] * 3  # the int32 goes through one device
+    assert len(ops.calls) == 6
+    assert not ops.takes_part_from_replicas()  # or gradients would pass by it while the tape runs
+    with pytest.raises(RuntimeError, match="replica 1 is in collective number 1"):
+        strategy.run(lambda: replica_id() == 1 and d.get_replica_context().all_reduce("SUM", 1.0))
+
+
+def test_the_hook_of_the_replicas_is_not_there_by_itself():
+    with pytest.raises(NotImplementedError, match="Own must override _all_reduce"):
+        Own()._all_reduce(d.ReduceOp.SUM, [constant(1.0)], 0, CommunicationOptions())
 
 
 @pytest.mark.parametrize("num_packs", [0, 1, 2, 3, 50])

@@ -38,6 +38,12 @@ def train(strategy):
         step.assign_add(1)
         if int(step) % 5 == 0:
             checkpoint.save("saved/ckpt")
+        if int(step) == 20 and os.environ.get("GROWS"):
+            waits = time.monotonic() + 40
+            while strategy.extended.workers.count == 2 and time.monotonic() < waits:
+                print("TWO", flush=True)
+                time.sleep(0.1)
+                checkpoint.save("saved/ckpt")
     return {"begun": begun, "losses": losses, "w": w.numpy(), "n": strategy.num_replicas_in_sync}
 strategy = strategy_of()
 say(**strategy.run_elastic(train, min_workers=LEAST, patience=float(os.environ["PATIENCE"])))
@@ -45,54 +51,66 @@ strategy.close()
 """
 
 
-def undisturbed(tmp_path):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
     """Return what a single worker's training gives."""
-    folder = tmp_path / "alone"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("alone")
     (own,) = ended(start(folder, [("worker", 0)], _TRAINING, LEAST="1", PATIENCE="1")).said
     return own
 
 
-def check(own, alone, workers):
-    assert (own["begun"], own["n"]) == (10, workers)
-    assert own["losses"] == pytest.approx(alone["losses"][10:], rel=1e-9)
+def check(own, alone, workers, begun=10):
+    assert (own["begun"], own["n"]) == (begun, workers)
+    assert own["losses"] == pytest.approx(alone["losses"][begun:], rel=1e-9)
     assert own["w"] == pytest.approx(alone["w"], rel=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1])
-def test_fewer_go_on(tmp_path, lost):
-    """Also where it is the first one that is lost, at whose address all have met."""
-    alone = undisturbed(tmp_path)
-    tasks = [("worker", index) for index in range(3)]
+def begin(tmp_path, lost, **more):
+    """Start three workers, one of which dies; return them, and how it is started again."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
     processes = []
-    for task in tasks:
-        dies = {"DIES": "1"} if task[1] == lost else {}
-        more = {"LEAST": "2", "PATIENCE": "2", **dies}
-        processes += start(tmp_path, [task], _TRAINING, cluster=cluster, **more)
+    for index in range(3):
+        dies = {"DIES": "1"} if index == lost else {}
+        processes += start(
+            tmp_path, [("worker", index)], _TRAINING, cluster=cluster, **more, **dies
+        )
+    return processes, lambda: start(
+        tmp_path, [("worker", lost)], _TRAINING, cluster=cluster, **more
+    )
+
+
+@pytest.mark.slow
+def test_fewer_go_on(tmp_path, alone):
+    """Also where it is the first one that is lost, at whose address all have met."""
+    processes, _ = begin(tmp_path, 0, LEAST="2", PATIENCE="1")
     done = ended(processes)
-    assert done.codes[lost] == -9
-    del done.codes[lost], done.outputs[lost], done.errors[lost]
+    assert done.codes[0] == -9
+    del done.codes[0], done.outputs[0], done.errors[0]
     first, second = done.said
     assert first == second
     check(first, alone, 2)
 
 
 @pytest.mark.slow
-def test_a_replacement_is_waited_for(tmp_path):
-    alone = undisturbed(tmp_path)
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(3)]}
-    more = {"LEAST": "3", "PATIENCE": "30"}
-    processes = []
-    for index in range(3):
-        dies = {"DIES": "1"} if index == 1 else {}
-        processes += start(
-            tmp_path, [("worker", index)], _TRAINING, cluster=cluster, **more, **dies
-        )
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_worker_that_comes_back_is_taken_in_at_the_next_checkpoint(tmp_path, alone, lost):
+    """After fewer have gone on without it."""
+    processes, again = begin(tmp_path, lost, LEAST="2", PATIENCE="0.5", GROWS="1")
+    assert processes[lost].wait(60) == -9
+    processes[lost].communicate()
+    assert processes[2].stdout.readline() == "TWO\n"
+    processes[lost : lost + 1] = again()
+    said = ended(processes).said
+    assert said[0] == said[1] == said[2]
+    check(said[0], alone, 3, begun=20)
+
+
+@pytest.mark.slow
+def test_a_replacement_is_waited_for(tmp_path, alone):
+    processes, again = begin(tmp_path, 1, LEAST="3", PATIENCE="30")
     assert processes[1].wait(60) == -9
     processes[1].communicate()
-    processes[1:2] = start(tmp_path, [("worker", 1)], _TRAINING, cluster=cluster, **more)
+    processes[1:2] = again()
     said = ended(processes).said
     assert said[0] == said[1] == said[2]
     check(said[0], alone, 3)

@@ -7,6 +7,7 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+from leftovers import assert_no_threads
 from strategies import EVERY, replica_id
 
 import pycollective as tf
@@ -46,7 +47,13 @@ def test_contexts(strategy):
         context = d.get_replica_context()
         assert context.strategy is strategy
         assert context.num_replicas_in_sync == strategy.num_replicas_in_sync
-        assert int(context.replica_id_in_sync_group) == context.local_replica_id
+        number = context.replica_id_in_sync_group
+        assert int(number) == context.local_replica_id
+        if real:
+            assert (type(number), number.dtype, number.shape) == (tf.Tensor, tf.int32, ())
+            assert context.devices == (strategy.extended.worker_devices[int(number)],)
+        else:
+            assert type(number) is int
         assert context.merge_call(lambda s: (s is strategy, facts())) == (
             True,
             (True, True, True, real),
@@ -79,6 +86,17 @@ def test_run_groups_by_identity(strategy):
     assert strategy.run(lambda: 1) == 1
     with pytest.raises(ValueError, match="positional args must be a list or tuple, got"):
         strategy.run(replica, args=3)
+
+
+def test_run_options_change_nothing(strategy):
+    options = d.RunOptions(experimental_enable_dynamic_batch_size=False)
+    x = strategy.experimental_distribute_values_from_function(
+        lambda c: tf.constant(1.0 + c.replica_id_in_sync_group)
+    )
+    for given in (options, d.RunOptions(), None):
+        got = strategy.run(lambda x, y: x * y, (x,), {"y": 2.0}, options=given)
+        want = [2.0 * (r + 1) for r in range(strategy.num_replicas_in_sync)]
+        assert [float(v) for v in results(strategy, got)] == want
 
 
 def test_values_from_a_function(strategy):
@@ -329,3 +347,39 @@ def test_indexed_slices(strategy):
         strategy.gather(value, axis=0)
     with pytest.raises(NotImplementedError, match="all_gather does not support IndexedSlices"):
         strategy.run(lambda: d.get_replica_context().all_gather([slices(0)], axis=0))
+
+
+def test_a_dataset_that_fails_in_the_middle_of_an_epoch(strategy):
+    closed = []
+
+    def rows():
+        try:
+            for _ in range(3):
+                yield np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+            raise OSError("the disk is gone")
+        finally:
+            closed.append(True)
+
+    spec = tf.TensorSpec((4, 2), tf.float32), tf.TensorSpec((4, 1), tf.float32)
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=spec)
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    steps = []
+
+    def loop():
+        for x, _ in strategy.experimental_distribute_dataset(dataset):
+            steps.append(strategy.run(model, args=(x,)))
+
+    counted = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: steps.append(b))
+    for run in (loop, lambda: model.fit(dataset, epochs=2, verbose=0, callbacks=[counted])):
+        steps.clear()
+        closed.clear()
+        with pytest.raises(OSError, match="the disk is gone"):
+            run()
+        assert len(steps) == 3
+        assert closed == [True]
+        assert_no_threads()
+    assert float(tf.reduce_sum(model(np.ones((1, 2), "float32")))) == pytest.approx(
+        float(model.predict(np.ones((1, 2), "float32"), verbose=0)[0, 0])
+    )

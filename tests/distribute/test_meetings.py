@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 from strategies import mirrored, replica_id
 
@@ -108,7 +109,7 @@ def test_a_replica_on_the_callers_thread_is_named_in_the_log(never, caplog):
 
     def replica():
         if replica_id() == 0:
-            never.wait(1.0)
+            never.wait(0.3)
         else:
             d.get_replica_context().merge_call(lambda s: None)
 
@@ -127,7 +128,7 @@ def test_a_creation_that_nobody_comes_to(never):
     with pytest.raises(
         tf.CollectiveTimeoutError, match="replica 1 waits for replica 0 to create a variable"
     ):
-        two.run(lambda: tf.Variable(1.0) if replica_id() else never.wait(0.5))
+        two.run(lambda: tf.Variable(1.0) if replica_id() else never.wait(0.2))
 
 
 def test_what_the_late_replica_does_afterwards_is_refused(never):
@@ -160,8 +161,8 @@ def test_what_the_late_replica_does_afterwards_is_refused(never):
 
 def test_a_long_merge_function_is_nobodys_delay():
     two = mirrored(2)
-    two.extended.timeout = 0.1
-    got = two.run(lambda: d.get_replica_context().merge_call(lambda s: time.sleep(0.3) or 5))
+    two.extended.timeout = 0.05
+    got = two.run(lambda: d.get_replica_context().merge_call(lambda s: time.sleep(0.15) or 5))
     assert got == 5
 
 
@@ -291,6 +292,33 @@ def test_several_user_threads():
         assert not t.is_alive()
     assert not errors
     assert float(v) == 4 * 10 * 3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_models_train_in_several_user_threads(shared):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((24, 5)).astype("float32"), rng.random((24, 2)).astype("float32")
+    made = [mirrored(2), mirrored(3), d.OneDeviceStrategy("cpu:0"), d.get_strategy()]
+    losses = {}
+
+    def train(place, strategy):
+        with strategy.scope():
+            uniform = tf.keras.initializers.GlorotUniform(seed=place)
+            model = tf.keras.Sequential([tf.keras.layers.Dense(2, kernel_initializer=uniform)])
+            model.compile(tf.keras.optimizers.Adam(0.01), "mse")
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        losses.setdefault(place, []).append(history.history["loss"])
+
+    strategies = made[:1] * len(made) if shared else made
+    for place, strategy in enumerate(strategies):
+        train(place, strategy)
+    threads = [threading.Thread(target=train, args=a) for a in enumerate(strategies)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    for alone, together in losses.values():  # a thread that failed has left one
+        np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 
 def test_a_deep_copy_runs_at_the_same_time(two):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -54,6 +57,26 @@ def test_arguments_of_another_kind():
         D.MultiWorkerMirroredStrategy("worker")
     with pytest.raises(ValueError, match="communication_options must be an instance of "):
         D.MultiWorkerMirroredStrategy(communication_options="RING")
+
+
+def test_the_line_of_one_worker(nobody, caplog):
+    caplog.set_level(logging.INFO, "pycollective")
+    D.MultiWorkerMirroredStrategy(devices=["cpu:0", "cpu:1"])
+    assert [r.getMessage() for r in caplog.records] == [
+        "Single-worker MultiWorkerMirroredStrategy with local_devices = "
+        "('/job:localhost/replica:0/task:0/device:CPU:0', "
+        "'/job:localhost/replica:0/task:0/device:CPU:1'), communication = AUTO"
+    ]
+
+
+def test_a_strategy_that_has_joined_others_is_not_copied(nobody, monkeypatch):
+    strategy = D.MultiWorkerMirroredStrategy(devices=["cpu:0"])
+    assert copy.deepcopy(strategy).num_replicas_in_sync == 1
+    monkeypatch.setattr(strategy.extended.workers, "count", 2)
+    with pytest.raises(
+        ValueError, match="MultiWorkerMirroredStrategy cannot be deep copied in eager mode."
+    ):
+        copy.deepcopy(strategy)
 
 
 def test_nccl_without_gpus_becomes_a_ring(nobody, caplog):
@@ -145,7 +168,9 @@ def test_reductions(tmp_path, workers, replicas):
     for error in done.errors:
         assert "MultiWorkerMirroredStrategy with cluster_spec = {'worker': ['127.0.0.1:" in error
         assert f"num_workers = {workers}" in error
-        assert "; described by TF_CONFIG\n" in error
+        assert error.count("; described by TF_CONFIG\n") == 1
+        waited = error.index("Waiting for the cluster, timeout = 30\n")
+        assert "Cluster is ready.\n" in error[waited:]
     n = workers * replicas
     i = np.arange(n, dtype=float)
     shares = []
@@ -459,3 +484,39 @@ say(again=again["weights"], epochs=len(again["loss"]))
             np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-9, err_msg=name)
         assert own["again"] == own["weights"]
         assert own["epochs"] == 2
+
+
+@pytest.mark.slow
+def test_all_restore_the_same_checkpoint_or_none_does(tmp_path):
+    body = """
+strategy = strategy_of()
+own = strategy.extended.first_replica
+with strategy.scope():
+    v = tf.Variable(np.zeros(3))
+checkpoint = tf.train.Checkpoint(v=v)
+paths = [checkpoint.write(f"saved{own}")]
+v.assign(np.ones(3))
+paths.append(checkpoint.write(f"later{own}"))
+for choice in ((None, paths[0]), (paths[0], paths[1]), ("nowhere", paths[0])):
+    try:
+        checkpoint.read(choice[own])
+    except tf.CheckpointError as error:
+        print(error)
+say(kept=v.numpy())
+checkpoint.read(paths[0])  # equal copies at different places
+say(restored=v.numpy())
+"""
+    done = run(tmp_path, 2, body)
+    for own in done.said:
+        assert own == {"kept": [1.0] * 3, "restored": [0.0] * 3}
+    missing, *differ = done.outputs[0].splitlines()[2::-1]
+    assert "'nowhere'" in missing
+    other = done.outputs[1].splitlines()
+    assert differ == other[1::-1]
+    assert re.match(
+        "the workers restore different checkpoints: worker 0: nothing; worker 1: 'saved1', SHA-256 "
+        "[0-9a-f]{64}. All need the same one",
+        other[0],
+    )
+    assert re.search("worker 0: 'saved0', SHA-256 .*; worker 1: 'later1', SHA-256", other[1])
+    assert "worker 0: 'nowhere', which it cannot read; worker 1: 'saved1', SHA" in other[2]

@@ -292,7 +292,7 @@ def test_assignments_of_several_threads_leave_components_equal(two, how):
     def slow(value):  # the first thread stops between the components
         if float(value) == 1.0:
             between.set()
-            done.wait(0.3)
+            done.wait(0.1)
         return assign(value)
 
     second.assign = slow

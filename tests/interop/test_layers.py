@@ -11,7 +11,7 @@ import pytest
 real = pytest.importorskip("keras", minversion="3.5")
 jax = pytest.importorskip("jax")
 
-from pycollective import keras  # noqa: E402
+from pycollective import distribute, keras  # noqa: E402
 from pycollective.tensor import GradientTape, Tensor  # noqa: E402
 
 pytestmark = [
@@ -214,6 +214,59 @@ def test_layers(case):
     one = shapes if isinstance(x, list) else shapes[0]
     if not isinstance(ours, (keras.layers.Normalization, keras.layers.RandomCrop)):
         assert tuple(theirs.compute_output_shape(one)) == ours.compute_output_shape(one)
+
+
+@pytest.mark.parametrize("rows", [(5,), (3, 2), (0, 5)], ids=str)
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_batch_normalization_over_all_replicas(rows, axis):
+    """Keras synchronizes with TensorFlow only; it has to be what Keras makes of the whole batch."""
+    options = {"axis": axis, "momentum": 0.9, "name": "one"}
+    theirs = real.layers.BatchNormalization(**options)
+    strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(len(rows))])
+    with strategy.scope():
+        ours = keras.layers.BatchNormalization(synchronized=True, **options)
+    config = stored(ours.get_config())
+    same({**stored(theirs.get_config()), "synchronized": True}, config)
+    same(config, stored(keras.layers.BatchNormalization.from_config(config).get_config()))
+
+    x = RANDOM.standard_normal((5, 3, 4)).astype(np.float32) * 3 + 2
+    upstream = RANDOM.standard_normal(x.shape).astype(np.float32)
+    theirs.build(x.shape)
+    ours.build(x.shape)
+    weights = [RANDOM.random(w.shape).astype(w.dtype) + 0.5 for w in theirs.get_weights()]
+    theirs.set_weights(weights)
+    ours.set_weights(weights)
+    trainable = [v.value for v in theirs.trainable_variables]
+    fixed = [v.value for v in theirs.non_trainable_variables]
+
+    def call(trainable, x):
+        return theirs.stateless_call(trainable, fixed, x, training=True)
+
+    expected, back, after = jax.vjp(call, trainable, x, has_aux=True)
+    (by_gamma, by_beta), by_x = back(upstream)
+
+    ends = np.cumsum(rows)
+    parts = [slice(end - count, end) for count, end in zip(rows, ends, strict=True)]
+
+    def step():
+        part = parts[distribute.get_replica_context().replica_id_in_sync_group]
+        own = Tensor(x[part])
+        with GradientTape() as tape:
+            tape.watch(own)
+            y = ours(own, training=True)
+        sources = [own, *ours.trainable_variables]
+        return y, *tape.gradient(y, sources, Tensor(upstream[part]))
+
+    found = [
+        [np.asarray(v) for v in strategy.experimental_local_results(result)]
+        for result in strategy.run(step)
+    ]
+    close(np.concatenate(found[0]), expected)
+    close(np.concatenate(found[1]), by_x, 2e-5)
+    close(sum(found[2]), by_gamma)
+    close(sum(found[3]), by_beta)
+    for mine, other in zip(ours.non_trainable_variables, after, strict=True):
+        close(mine.numpy(), other)
 
 
 def test_every_layer_is_compared():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import signal
 import struct
 import zlib
 
@@ -216,16 +218,19 @@ class Interrupted(Exception):
 
 
 class Interrupts(callbacks.Callback):
-    def __init__(self, epoch):
+    """Raises in an epoch (None: never) once a batch is done; notes what it hears of."""
+
+    def __init__(self, epoch, batch=1):
         super().__init__()
-        self.epoch = epoch
-        self.epochs = []
+        self.epoch, self.batch = epoch, batch
+        self.epochs, self.batches = [], []
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epochs.append(epoch)
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.epochs[-1] == self.epoch and batch == 1:
+        self.batches.append(batch)
+        if self.epochs[-1] == self.epoch and batch >= self.batch:
             raise Interrupted
 
 
@@ -254,6 +259,104 @@ def test_training_goes_on_where_it_was_interrupted(name, tmp_path):
     for found, right in zip(again.get_weights(), straight.get_weights(), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-6)
     assert not directory.exists()
+
+
+ANSWERS = (TARGETS > 0).astype(np.float32)
+
+
+class Batches:
+    """5 batches of 21 examples, whose number nobody knows."""
+
+    def __iter__(self):
+        return ((X[i : i + 5], ANSWERS[i : i + 5]) for i in range(0, 21, 5))
+
+
+def answering(name, **compiled):
+    with STRATEGIES[name]().scope():
+        model = dense(2)
+        metrics = ["mae", keras.metrics.AUC(from_logits=True, name="auc")]
+        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=metrics, **compiled)
+    return model
+
+
+def answered(model, kind, *more):
+    data = ([X, ANSWERS], {"batch_size": 5}) if kind == "arrays" else ([Batches()], {})
+    return model.fit(*data[0], epochs=4, shuffle=False, verbose=0, callbacks=more, **data[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "together", "kind"),
+    [("default", 1, "arrays"), ("mirrored 2", 1, "batches"), ("mirrored 2", 2, "arrays")],
+)
+def test_an_epoch_goes_on_where_it_was_interrupted(name, together, kind, tmp_path):
+    compiled = {"steps_per_execution": together}
+    straight, again = answering(name, **compiled), answering(name, **compiled)
+    expected = answered(straight, kind).history
+    backup = {"backup_dir": tmp_path / "backup", "save_freq": 13}
+    with pytest.raises(Interrupted):
+        answered(
+            answering(name, **compiled),
+            kind,
+            callbacks.BackupAndRestore(**backup),
+            Interrupts(2, 2),
+        )
+    watch = Interrupts(None)
+    logs = answered(again, kind, callbacks.BackupAndRestore(**backup), watch).history
+    assert watch.epochs == [2, 3]
+    assert watch.batches[0] == (3 if together == 1 else 4)
+    for key, values in expected.items():
+        np.testing.assert_allclose(logs[key], values[2:], rtol=1e-5, err_msg=key)
+    for found, right in zip(again.get_weights(), straight.get_weights(), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-6)
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize("kind", ["arrays", "batches"])
+def test_behind_the_last_batch_the_next_epoch_begins(kind, tmp_path):
+    backup = {"backup_dir": tmp_path / "backup", "save_freq": 5}
+    with pytest.raises(Interrupted):
+        answered(answering("default"), kind, callbacks.BackupAndRestore(**backup), Interrupts(0, 4))
+    straight, again = answering("default"), answering("default")
+    answered(straight, kind)
+    watch = Interrupts(None)
+    logs = answered(again, kind, callbacks.BackupAndRestore(**backup), watch).history
+    # How many batches an epoch has is not known in the first one.
+    assert watch.epochs == ([1, 2, 3] if kind == "arrays" else [0, 1, 2, 3])
+    assert len(watch.batches) == 15 and len(logs["loss"]) == 3
+    for found, right in zip(again.get_weights(), straight.get_weights(), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+def test_a_signal_saves_before_it_ends_training(tmp_path):
+    backup = {
+        "backup_dir": tmp_path / "backup",
+        "save_freq": None,
+        "save_before_preemption": True,
+    }
+
+    def told(batch, logs):
+        if int(model.optimizer.iterations) == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    model, straight, again = (answering("mirrored 2") for _ in range(3))
+    expected = answered(straight, "arrays").history
+    tells = callbacks.LambdaCallback(on_train_batch_end=told)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            answered(model, "arrays", tells, callbacks.BackupAndRestore(**backup))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 42
+    assert int(model.optimizer.iterations) == 8
+    watch = Interrupts(None)
+    logs = answered(again, "arrays", callbacks.BackupAndRestore(**backup), watch).history
+    assert watch.epochs == [1, 2, 3] and watch.batches[0] == 3
+    for key, values in expected.items():
+        np.testing.assert_allclose(logs[key], values[1:], rtol=1e-5, err_msg=key)
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(ValueError, match=r"Either `save_freq` or `save_before_preemption` must"):
+        callbacks.BackupAndRestore(tmp_path, save_freq=None)
 
 
 def test_backups_after_batches(tmp_path):

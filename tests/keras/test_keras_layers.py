@@ -692,3 +692,43 @@ def test_each_replica_drops_its_own_elements_repeatably():
     first, again = run(), run()
     assert not np.array_equal(first[0], first[1])
     np.testing.assert_array_equal(first, again)
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (lambda: layers.Rescaling([1.0, 2.0], name="one"), r"axes for scale of shape \(2,\)"),
+        (lambda: layers.Rescaling(1, [[[1.0]]], name="one"), r"axes for offset of shape"),
+        (
+            lambda: layers.Normalization(mean=[1.0, 2.0], variance=[1.0, 2.0], name="one"),
+            r"axes \(-1,\) for mean of shape \(2,\)",
+        ),
+        (lambda: layers.Softmax(axis=2, name="one"), "an axis 2"),
+        (lambda: layers.Softmax(axis=(0, -3), name="one"), r"an axis \(0, -3\)"),
+        (lambda: layers.Dropout(0.5, noise_shape=(4, 2), name="one"), r"noise_shape of \(4, 2\)"),
+        (lambda: layers.Dropout(0.5, noise_shape=(4,), name="one"), r"noise_shape of \(4,\)"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_named_with_the_layer(layer, text):
+    said = f'Input 0 of layer "one" is incompatible with the layer: expected .*{text}.* received '
+    for training in (False, True):
+        with pytest.raises(ValueError, match=said + r"input with shape \(4, 3\)"):
+            layer()(np.ones((4, 3), np.float32), training=training)
+    with pytest.raises(ValueError, match=said + r"input with shape \(None, 3\)"):
+        layer()(layers.Input((3,)))
+
+
+def test_a_row_that_is_not_in_the_table_is_named_with_the_layer():
+    with pytest.raises(IndexError, match='layer "one": the table has rows 0 to 2'):
+        layers.Embedding(3, 2, name="one")(np.array([[1, 3]]))
+
+
+def test_statistics_are_given_in_the_shape_of_the_axes_or_of_the_inputs():
+    x = np.arange(24.0).reshape(2, 3, 4)
+    flat = layers.Normalization(1, [1.0, 2.0, 3.0], [4.0, 9.0, 16.0], dtype="float64")
+    whole = layers.Normalization(
+        1, [[[1.0], [2.0], [3.0]]], [[[4.0], [9.0], [16.0]]], dtype="float64"
+    )
+    expected = (x - np.array([[1.0], [2.0], [3.0]])) / np.array([[2.0], [3.0], [4.0]])
+    for layer in (flat, whole):
+        np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-12)

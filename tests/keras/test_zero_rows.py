@@ -232,6 +232,28 @@ def test_functions_of_metrics(name):
         assert found.shape == (0, *function(*PAIRS[pair]).shape[1:])
 
 
+def leaves(base):
+    """Return the classes of this package that are made of ``base``, and of which none is made."""
+    found = set()
+    for cls in base.__subclasses__():
+        ours = cls.__module__.startswith("pycollective.") and not cls.__name__.startswith("_")
+        below = leaves(cls)
+        found |= below or ({cls} if ours else set())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("base", "module"),
+    [(layers.Layer, layers), (losses.Loss, losses), (metrics.Metric, metrics)],
+    ids=["layers", "losses", "metrics"],
+)
+def test_no_class_is_forgotten(base, module):
+    """What its module does not export would not be tested here."""
+    in_fit = {"Functional", "Sequential", "LossTracker"}  # models, and what follows their loss
+    found = {cls for cls in leaves(base) if cls.__name__ not in in_fit}
+    assert found <= set(exported(module, base))
+
+
 def test_the_classes_are_found():
     assert layers.Conv2D in exported(layers, layers.Layer)
     assert layers.Layer not in exported(layers, layers.Layer)

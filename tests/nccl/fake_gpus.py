@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import device_arrays
 import pytest
-from device_arrays import present
+from device_arrays import current
 
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 _numbers = itertools.count(0x1000)
@@ -42,7 +42,7 @@ class Device:
         self.pci_bus_id = f"0000:{number:02x}:00.0"
 
     def __enter__(self):
-        self._before = getattr(present, "device", 0)
+        self._before = current.device
         self.use()
         return self
 
@@ -50,20 +50,22 @@ class Device:
         Device(self._cuda, self._before).use()
 
     def use(self):
-        present.device = self.id
+        current.device = self.id
         self._cuda.library.fake_set_device(self.id)
 
 
 class Stream:
     def __init__(self, cuda, ptr=None):
         self._cuda = cuda
-        self.device = getattr(present, "device", 0)
+        self.device = current.device
         self.ptr = next(_numbers) if ptr is None else ptr
-        self.waits = []
+        self.waits = 0
+        self.awaited = []
         cuda.streams.setdefault(self.device, []).append(self)
 
     def wait_event(self, event):
-        self.waits.append(event)
+        self.waits += 1
+        self.awaited.append(event)
 
     def synchronize(self):
         self._cuda.event_after(self).synchronize()
@@ -82,14 +84,18 @@ class Event:
 
     def __init__(self, cuda):
         self._cuda = cuda
+        self._over = False
 
     def record(self, stream):
         self._stream, self._count = stream.ptr, self._cuda.library.fake_given(stream.ptr)
-        self._waits = list(stream.waits)
+        stream.awaited = [event for event in stream.awaited if not event._over]
+        self._first = list(stream.awaited)
 
     def _wait(self, seconds):
-        first = all(event._wait(seconds) for event in self._waits)
-        return first and bool(self._cuda.library.fake_wait(self._stream, self._count, seconds))
+        if not self._over and all(event._wait(seconds) for event in self._first):
+            self._over = bool(self._cuda.library.fake_wait(self._stream, self._count, seconds))
+            self._first = [] if self._over else self._first
+        return self._over
 
     @property
     def done(self):
@@ -132,7 +138,7 @@ class Cuda:
         return event
 
     def get_current_stream(self):
-        number = getattr(present, "device", 0)
+        number = current.device
         return getattr(_local, "streams", {}).get(number) or self._defaults[number]
 
     def finish(self, array):

@@ -33,6 +33,7 @@ typedef struct Op {
   int type, op, root, done;
   void *stream;
   struct Op *next;
+  struct Op *after; /* on the same stream */
 } Op;
 
 typedef struct Slot { /* a collective: a call of every rank */
@@ -63,7 +64,7 @@ static char log_text[1 << 16];
 static size_t log_used;
 static char last_error[256];
 static int next_result, stalled, ids;
-static struct { void *stream; long given, finished; } streams[MAX_STREAMS];
+static struct { void *stream; long given, finished; Op *first, *last; } streams[MAX_STREAMS];
 static int num_streams;
 static __thread int device, depth;
 static __thread Op *group_first;
@@ -91,9 +92,12 @@ static size_t size_of(int type) {
 }
 
 static void finish(Op *op) {
-  if (op->done) return;
+  int place = place_of(op->stream);
   op->done = 1;
-  streams[place_of(op->stream)].finished++;
+  for (Op *first = streams[place].first; first && first->done; first = first->after) {
+    streams[place].first = first->after;
+    streams[place].finished++; /* in their order */
+  }
   pthread_cond_broadcast(&changed);
 }
 
@@ -244,7 +248,11 @@ static void give(Op *op) {
   snprintf(text, sizeof text, "rank %d: %s count=%zu type=%d op=%d root=%d stream=%ld", op->comm->rank,
            op->kind, op->count, op->type, op->op, op->root, (long)op->stream);
   note(text);
-  streams[place_of(op->stream)].given++;
+  int place = place_of(op->stream);
+  streams[place].given++;
+  if (streams[place].first) streams[place].last->after = op;
+  else streams[place].first = op;
+  streams[place].last = op;
   if (!strcmp(op->kind, "Send") || !strcmp(op->kind, "Recv")) {
     Op **end = &c->messages;
     while (*end) end = &(*end)->next;
@@ -278,7 +286,7 @@ static int enqueue(const char *kind, const void *send, void *recv, size_t count,
   }
   if (!result) {
     Op *made = calloc(1, sizeof(Op));
-    *made = (Op){kind, comm, send, recv, count, type, op, root, 0, stream, NULL};
+    *made = (Op){kind, comm, send, recv, count, type, op, root, 0, stream, NULL, NULL};
     if (depth) {
       Op **end = &group_first;
       while (*end) end = &(*end)->next;

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from pycollective.distribute.preemption import PreemptionCheckpointHandler
+from pycollective.distribute.termination import TerminationConfig
 from pycollective.keras.callbacks.base import Callback
 from pycollective.keras.callbacks.control import Monitor
 from pycollective.tensor import Variable
@@ -81,24 +84,26 @@ class ModelCheckpoint(Monitor):
                 "The filepath provided must end in `.keras` (Keras model format). Received: "
                 f"filepath={self.filepath}; with save_weights_only=True the variables are saved alone"
             )
-        if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
-            raise ValueError(f"save_freq must be 'epoch' or a positive integer, got {save_freq!r}")
+        _check_frequency(save_freq)
         self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
         self.save_freq = save_freq
         self.best = initial_value_threshold
-        self._batches = 0
+        self._due = _Due(save_freq)
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Note the epoch."""
         self._epoch = epoch
 
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Note the batch."""
+        self._due.begin(batch)
+
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Write a checkpoint if it is time."""
-        self._batches += 1
-        if self.save_freq != "epoch" and self._batches % int(self.save_freq) == 0:
+        if self._due.end(batch):
             self._save(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -130,74 +135,130 @@ class ModelCheckpoint(Monitor):
 class BackupAndRestore(Callback):
     """Saves training as it goes on, and goes on from there after an interruption.
 
-    What is saved is a checkpoint of the model and its optimizer, and the epoch; it is written whole
-    or not at all. A program that is started again with the same callback restores it, and begins
-    with the epoch that was interrupted.
+    What is saved is a checkpoint of the model and its optimizer, where training is, and in the middle of
+    an epoch what its metrics have summed up; it is written whole or not at all. A program that is
+    started again with the same callback restores it, and goes on behind the last step that was saved:
+    the batches of that epoch before it are read and passed over, so the input should come in the same
+    order (``shuffle=False``, or a seed).
 
     Parameters
     ----------
     backup_dir
         Where to; nothing else should be there.
     save_freq
-        ``"epoch"``, or after how many batches.
+        ``"epoch"``, or after how many batches; None: only with ``save_before_preemption``.
     double_checkpoint
         Whether the checkpoint before the last one is kept too.
     delete_checkpoint
         Whether the checkpoints are deleted when training ends.
+    save_before_preemption
+        Whether a SIGTERM to any worker lets all of them save after the step that they are in, and end
+        with exit code 42; as `distribute.experimental.PreemptionCheckpointHandler`, whose signal
+        handler holds while `Model.fit` runs.
 
     Raises
     ------
     ValueError
-        Without a directory, or for a ``save_freq`` that is neither ``"epoch"`` nor positive.
+        Without a directory, for a ``save_freq`` that is neither ``"epoch"`` nor positive, and if there
+        is nothing to be saved at all.
     """
 
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
-        save_freq: str | int = "epoch",
+        save_freq: str | int | None = "epoch",
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
+        save_before_preemption: bool = False,
     ) -> None:
         super().__init__()
         if not backup_dir:
             raise ValueError("Empty `backup_dir` argument passed")
-        if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
-            raise ValueError(f"save_freq must be 'epoch' or a positive integer, got {save_freq!r}")
+        if not save_freq and not save_before_preemption:
+            raise ValueError("Either `save_freq` or `save_before_preemption` must be set.")
+        if save_freq:
+            _check_frequency(save_freq)
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
-        self._batches = 0
+        self.save_before_preemption = save_before_preemption
+        self._handler: PreemptionCheckpointHandler | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Restore what was saved, if training was interrupted."""
-        self._batches = 0
-        self._epoch = Variable(np.zeros((), np.int64), trainable=False, name="epoch")
-        checkpoint = Checkpoint(model=self.model, epoch=self._epoch)
-        self._manager = CheckpointManager(
-            checkpoint, self.backup_dir, 2 if self.double_checkpoint else 1, "backup"
+        self._due = _Due(self.save_freq or "epoch")
+        self._epoch, self._step = (
+            Variable(np.zeros((), np.int64), trainable=False, name=name)
+            for name in ("epoch", "step_in_epoch")
         )
-        if self._manager.restore_or_initialize() is not None:
+        place = {"epoch": self._epoch, "step_in_epoch": self._step}
+        self._checkpoint: Any = Checkpoint(model=self.model, **place)
+        self._manager = CheckpointManager(
+            self._checkpoint, self.backup_dir, 2 if self.double_checkpoint else 1, "backup"
+        )
+        # What the metrics have belongs to the middle of an epoch.
+        latest = self._manager.latest_checkpoint
+        if latest is not None:
+            Checkpoint(**place).read(latest)
+        metrics = self.model.metrics if int(self._step) else []
+        self._checkpoint.metrics = metrics
+        self._before = signal.getsignal(signal.SIGTERM)
+        if self.save_before_preemption:
+            # It restores, too.
+            self._handler = PreemptionCheckpointHandler(
+                self.model.distribute_strategy.cluster_resolver,
+                self._manager,
+                termination_config=TerminationConfig(save_fn=self._save),
+            )
+        else:
+            self._manager.restore_or_initialize()
+        sums = [variable for metric in metrics for variable in metric.variables]
+        self._restored = [(variable, variable.numpy()) for variable in sums]
+        if latest is not None:
             self.model._initial_epoch = int(self._epoch)
+            self.model._initial_step = int(self._step)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note where training would go on."""
+        """Let an epoch that was interrupted go on with the sums it had."""
+        for variable, value in self._restored:
+            variable.assign(value)
+        self._restored = []
         self._epoch.assign(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Note the batch."""
+        self._due.begin(batch)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Save if it is time."""
-        self._batches += 1
-        if self.save_freq != "epoch" and self._batches % int(self.save_freq) == 0:
-            self._manager.save()
+        self._step.assign(batch + 1)
+        if batch + 1 == self.params.get("steps"):
+            self._begin_epoch(int(self._epoch) + 1)
+        if self._due.end(batch):
+            self._save()
+        if self._handler is not None:
+            self._handler.run(lambda: None)  # the step is made; it is counted
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Save if it is time."""
-        self._epoch.assign(epoch + 1)
+        self._begin_epoch(epoch + 1)
         if self.save_freq == "epoch":
-            self._manager.save()
+            self._save()
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch.assign(epoch)
+        self._step.assign(0)
+
+    def _save(self) -> None:
+        self._checkpoint.metrics = self.model.metrics if int(self._step) else []
+        self._manager.save()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Delete what was saved: training is complete."""
+        if self._handler is not None:
+            self._handler = None
+            signal.signal(signal.SIGTERM, self._before)
         if not self.delete_checkpoint:
             return
         # When all workers have noted the last one.
@@ -210,3 +271,25 @@ class BackupAndRestore(Callback):
             os.remove(os.path.join(self.backup_dir, STATE_FILE))
             # Not if there is something of somebody else's.
             os.rmdir(self.backup_dir)
+
+
+def _check_frequency(save_freq: Any) -> None:
+    if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
+        raise ValueError(f"save_freq must be 'epoch' or a positive integer, got {save_freq!r}")
+
+
+class _Due:
+    """Counts batches, of which several may be heard of together, and says when it is time."""
+
+    def __init__(self, save_freq: str | int) -> None:
+        self._every = 0 if save_freq == "epoch" else int(save_freq)
+        self._batches = 0
+        self._first = 0
+
+    def begin(self, batch: int) -> None:
+        self._first = batch
+
+    def end(self, batch: int) -> bool:
+        before = self._batches
+        self._batches += batch - self._first + 1
+        return self._every > 0 and self._batches // self._every > before // self._every

@@ -164,6 +164,7 @@ class Softmax(_Elementwise):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the activation of the inputs."""
+        self.compute_output_shape(inputs.shape)
         if isinstance(self.axis, int):
             return activations.softmax(inputs, self.axis)
         axes = [axis % inputs.ndim for axis in self.axis]
@@ -176,6 +177,14 @@ class Softmax(_Elementwise):
         flat = activations.softmax(ops.reshape(moved, (*lead, size)))
         back = sorted(range(inputs.ndim), key=[*rest, *axes].__getitem__)
         return ops.transpose(ops.reshape(flat, moved.shape), back)
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        axes = (self.axis,) if isinstance(self.axis, int) else self.axis
+        rank = len(input_shape)
+        if any(not -rank <= axis < rank for axis in axes):
+            raise self._incompatible(tuple(input_shape), f"an axis {self.axis}")
+        return tuple(input_shape)
 
 
 def _positive(name: str, value: Any) -> float:

@@ -218,7 +218,12 @@ class Embedding(Layer):
         """Return the rows: the shape of the inputs with ``output_dim`` behind it."""
         if inputs.dtype.kind not in "iu":
             inputs = ops.cast(inputs, np.int32)
-        return ops.gather(self.embeddings, inputs)
+        try:
+            return ops.gather(self.embeddings, inputs)
+        except IndexError as error:
+            raise IndexError(
+                f'layer "{self._name}": the table has rows 0 to {self.input_dim - 1} ({error})'
+            ) from None
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
         """Return the input's shape with ``output_dim`` behind it."""

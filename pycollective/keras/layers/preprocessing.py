@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
 from pycollective import nn
-from pycollective.array_backend import asarray
+from pycollective.array_backend import Array, asarray
 from pycollective.keras import initializers
 from pycollective.keras.backend import epsilon
 from pycollective.keras.layers.core import positive
@@ -39,8 +40,16 @@ class Rescaling(Layer):
         self.scale = initializers.array_or_number(scale)
         self.offset = initializers.array_or_number(offset)
 
+    def _check(self, shape: Any) -> None:
+        for name, value in (("scale", self.scale), ("offset", self.offset)):
+            lengths = np.shape(value)
+            pairs = zip(reversed(lengths), reversed(shape), strict=False)
+            if len(lengths) > len(shape) or any(n != 1 and m not in (n, None) for n, m in pairs):
+                raise self._incompatible(tuple(shape), f"axes for {name} of shape {lengths}")
+
     def call(self, inputs: Tensor) -> Tensor:
         """Return the scaled inputs."""
+        self._check(inputs.shape)
         x = ops.cast(inputs, self._dtype)
         scale, offset = (
             Tensor(asarray(value, self._dtype, like=x.array)) for value in (self.scale, self.offset)
@@ -49,6 +58,7 @@ class Rescaling(Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
         """Return the same shape."""
+        self._check(input_shape)
         return tuple(input_shape)
 
 
@@ -113,6 +123,11 @@ class Normalization(Layer):
         """Make ``mean``, ``variance`` and ``count``, if they are not given."""
         self._lengths = self._lengths_of(input_shape)
         self._kept = tuple(sorted(axis % len(input_shape) for axis in self.axis))
+        for name, value in (("mean", self.input_mean), ("variance", self.input_variance)):
+            if value is not None and self._spread(value, len(input_shape)) is None:
+                raise self._incompatible(
+                    tuple(input_shape), f"axes {self.axis} for {name} of shape {value.shape}"
+                )
         if self.input_mean is None:
             self._adapted = [
                 self.add_weight("mean", self._lengths, initializer="zeros", trainable=False),
@@ -160,6 +175,16 @@ class Normalization(Layer):
         for variable, value in zip(self._adapted, (mean, squares / count), strict=False):
             variable.assign(value)
 
+    def _spread(self, value: Array, rank: int) -> Array | None:
+        """Return a given mean or variance in the lengths of the kept axes, or None if it cannot be."""
+        whole = [1] * rank
+        for axis, length in zip(self._kept, self._lengths, strict=True):
+            whole[axis] = length
+        for shape in (self._lengths, tuple(whole)):
+            with contextlib.suppress(ValueError):
+                return np.broadcast_to(value, shape).reshape(self._lengths)
+        return None
+
     def _statistics(self, inputs: Tensor) -> list[Tensor]:
         """Return mean and standard deviation in shapes that broadcast against the inputs."""
         shape = [n if i in self._kept else 1 for i, n in enumerate(inputs.shape)]
@@ -167,9 +192,7 @@ class Normalization(Layer):
             values = [ops.cast(variable, self._dtype) for variable in self._adapted[:2]]
         else:
             values = [
-                Tensor(
-                    asarray(np.broadcast_to(value, self._lengths), self._dtype, like=inputs.array)
-                )
+                Tensor(asarray(self._spread(value, inputs.ndim), self._dtype, like=inputs.array))
                 for value in (self.input_mean, self.input_variance)
                 if value is not None
             ]

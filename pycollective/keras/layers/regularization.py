@@ -61,10 +61,23 @@ class Dropout(Seeded):
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Return the inputs, with elements dropped if ``training``."""
+        self.compute_output_shape(inputs.shape)
         if not training or self.rate == 0:
             return inputs
         with self._drawing():
             return nn.dropout(inputs, self.rate, self.noise_shape)
+
+    def compute_output_shape(self, input_shape: Any) -> Shape:
+        """Return the same shape."""
+        noise, shape = self.noise_shape, tuple(input_shape)
+        if noise is not None and (
+            len(noise) != len(shape)
+            or any(
+                n not in (None, 1, m) and m is not None for n, m in zip(noise, shape, strict=True)
+            )
+        ):
+            raise self._incompatible(shape, f"axes for a noise_shape of {noise}")
+        return shape
 
 
 class ActivityRegularization(Layer):

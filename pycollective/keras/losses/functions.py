@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nn
+from pycollective.array_backend import on_host
 from pycollective.keras.backend import epsilon
 from pycollective.keras.losses.loss import matched
 from pycollective.tensor import Tensor, as_tensor, ops
@@ -81,6 +82,10 @@ def sparse_categorical_crossentropy(
 
 def _class_numbers(labels: Any, classes: int) -> Any:
     """Return labels as integers, each of which has been seen to be in range."""
+    if not on_host(labels):
+        # Nothing is fetched to find out: what is no class gives NaN.
+        numbers = labels.astype(np.int64)
+        return numbers if labels.dtype.kind in "iu" else np.where(numbers == labels, numbers, -1)
     if labels.dtype.kind in "iu":
         if not labels.size or (labels.min() >= 0 and labels.max() < classes):
             return labels
@@ -238,8 +243,9 @@ def squared_hinge(y_true: Any, y_pred: Any) -> Tensor:
 
 def _below_margin(y_true: Any, y_pred: Any) -> Tensor:
     true, predicted = matched(y_true, y_pred)
-    if bool(((true.array == 0) | (true.array == 1)).all()):
-        true = 2.0 * true - 1.0
+    # A choice that needs no number of a device on the host.
+    zeros_and_ones = ((true.array == 0) | (true.array == 1)).all()
+    true = ops.where(Tensor(zeros_and_ones), 2.0 * true - 1.0, true)
     return ops.maximum(1.0 - true * predicted, 0.0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array, asarray, to_numpy
+from pycollective.array_backend import Array, asarray
 from pycollective.keras.backend import epsilon
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.losses.loss import broadcast_weights, same_rank
@@ -423,11 +423,13 @@ class AUC(Metric):
         """Return the area: a scalar."""
         if self.true_positives is None:
             return Tensor(np.zeros((), self.dtype))
-        found = (to_numpy(as_tensor(getattr(self, case)).array) for case in _CASES)
+        found = (as_tensor(getattr(self, case)).array for case in _CASES)
         area = self._area(*found).sum(axis=0)
         if self.multi_label:
-            area = np.average(area, weights=self.label_weights)
-        return Tensor(np.asarray(area, self.dtype))
+            given = np.ones(area.shape) if self.label_weights is None else self.label_weights
+            weights = asarray(np.asarray(given, area.dtype), like=area)
+            area = (area * weights).sum() / weights.sum()
+        return Tensor(asarray(area, self.dtype))
 
     def _area(self, tp: Array, fp: Array, tn: Array, fn: Array) -> Array:
         """Return the areas of the steps from each threshold to the next."""
@@ -443,7 +445,8 @@ class AUC(Metric):
         else:
             pick = np.minimum if self.summation_method == "minoring" else np.maximum
             height = pick(y[:-1], y[1:])
-        return np.asarray((x[:-1] - x[1:]) * height)
+        area: Array = (x[:-1] - x[1:]) * height
+        return area
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -107,7 +109,9 @@ class LossScaleOptimizer(Optimizer):
 
     def _step(self, gradients: list[Array], variables: list[Variable]) -> None:
         scale = float(self.dynamic_scale)
-        if all(bool(np.isfinite(gradient).all()) for gradient in gradients):
+        finite = [np.isfinite(gradient).all() for gradient in gradients]
+        # One question to a device for all gradients: the only one of a step.
+        if functools.reduce(operator.and_, finite):
             unscaled = [gradient / gradient.dtype.type(scale) for gradient in gradients]
             self.inner_optimizer._step(unscaled, variables)
             count = int(self.step_counter) + 1

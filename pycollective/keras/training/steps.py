@@ -57,13 +57,15 @@ class Steps:
         self._iterator: Iterator[Any] | None = None
         self.total = limit if limit is not None else (size if size >= 0 else None)
 
-    def epoch(self, at_once: int) -> Iterator[tuple[int, list[Any]]]:
+    def epoch(self, at_once: int, begin: int = 0) -> Iterator[tuple[int, list[Any]]]:
         """Yield the number of a step and its batch, and those of the next ones, for one epoch.
 
         Parameters
         ----------
         at_once
             How many batches are yielded together.
+        begin
+            How many batches are passed over.
 
         Warns
         -----
@@ -72,7 +74,7 @@ class Steps:
         """
         iterator = iter(self._batches) if self._iterator is None else self._iterator
         self._iterator = None
-        done = 0
+        done = sum(1 for _ in itertools.islice(iterator, begin))
         while self._limit is None or done < self._limit:
             wanted = at_once if self._limit is None else min(at_once, self._limit - done)
             batches = list(itertools.islice(iterator, wanted))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from pycollective.array_backend import Array
-from pycollective.distribute.values import DistributedValues
 from pycollective.keras.callbacks import CallbackList, History
 from pycollective.keras.optimizers.gathering import Gathering, gathered
 from pycollective.keras.training.compiled import Compiled
@@ -24,10 +19,10 @@ from pycollective.keras.training.inputs import (
     weighted_by_class,
 )
 from pycollective.keras.training.learner import Learner, Logs
+from pycollective.keras.training.numbers import LossWatch, numbers_of
 from pycollective.keras.training.share import Share, held
 from pycollective.keras.training.steps import Steps
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
-from pycollective.tensor import as_tensor
 
 __all__ = ["Trainer"]
 
@@ -53,6 +48,7 @@ class Trainer(Learner):
     history: History
     #: Set by a callback in ``on_train_begin``: where interrupted training goes on.
     _initial_epoch: int = 0
+    _initial_step: int = 0
 
     # Training --------------------------------------------------------------------------------
 
@@ -168,25 +164,29 @@ class Trainer(Learner):
             step if prepare is None else lambda data: step(prepare(data)), together
         )
         self.stop_training = False
-        finite = True
+        watch = LossWatch()
         epoch_logs: Logs = {}
-        self._initial_epoch = initial_epoch
+        self._initial_epoch, self._initial_step = initial_epoch, 0
         callbacks.on_train_begin()
         initial_epoch = self._initial_epoch
+        done = self._initial_step
         for epoch in range(initial_epoch, callbacks.params["epochs"]):
             self.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             logs: Logs | None = None
-            for first, batches in steps.epoch(settings.steps_per_execution * together):
+            for first, batches in steps.epoch(settings.steps_per_execution * together, done):
                 callbacks.on_train_batch_begin(first)
-                logs = _as_logs("train_step", execute(batches)[-1])
+                logs = numbers_of("train_step", execute(batches)[-1])
                 last = first + len(batches) - 1
-                if finite and not _is_finite(logs):
-                    finite = False
-                    _warn_of_loss(logs, epoch, first, last)
+                watch.look(logs, epoch, first, last)
                 callbacks.on_train_batch_end(last, logs)
                 if self.stop_training:
                     break
+            if logs is None and done:
+                # Training was interrupted between the last batch and the end of the epoch.
+                done = 0
+                continue
+            done = 0
             if logs is None:
                 if epoch == initial_epoch:
                     raise ValueError("fit: the input has no batch")
@@ -194,6 +194,7 @@ class Trainer(Learner):
                     f"there is no input left for epoch {epoch + 1}: training ends", stacklevel=4
                 )
                 break
+            watch.catch_up()
             callbacks.params["steps"] = steps.total
             epoch_logs = dict(logs)
             if validation is not None and _is_due(epoch, validation_freq):
@@ -249,7 +250,7 @@ class Trainer(Learner):
         callbacks.on_test_begin()
         for first, batches in steps.epoch(settings.steps_per_execution):
             callbacks.on_test_batch_begin(first)
-            logs = _as_logs("test_step", execute(batches)[-1])
+            logs = numbers_of("test_step", execute(batches)[-1])
             callbacks.on_test_batch_end(first + len(batches) - 1, logs)
         if logs is None:
             raise ValueError("evaluate: the input has no batch")
@@ -334,7 +335,7 @@ class Trainer(Learner):
     ) -> Any:
         with self.distribute_strategy.scope():
             self.reset_metrics()
-            logs = _as_logs(name, self._executor(step)([self._distributed(*data)])[-1])
+            logs = numbers_of(name, self._executor(step)([self._distributed(*data)])[-1])
         return logs if return_dict else _in_order(logs)
 
     def _distributed(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -398,38 +399,6 @@ def _joined_shares(shares: list[Share], together: int) -> list[Share]:
 
 def _validation_parts(data: Any) -> tuple[Any, Any, Any]:
     return unpack_x_y_sample_weight(data) if isinstance(data, (tuple, list)) else (data, None, None)
-
-
-def _as_logs(name: str, results: Any) -> Logs:
-    """Return what a step returned as numbers."""
-    if not isinstance(results, Mapping):
-        raise TypeError(
-            f"{name}() must return a dict of what is to be reported, got "
-            f"{type(results).__name__}: {results!r}"
-        )
-    return {str(key): _number(value) for key, value in results.items()}
-
-
-def _number(value: Any) -> Any:
-    """Return a value as a float, or as an array; what differs between replicas is added up."""
-    parts = value.values if isinstance(value, DistributedValues) else (value,)
-    total: Array = sum(np.asarray(as_tensor(part).numpy()) for part in parts)  # type: ignore[assignment]
-    return float(total) if total.size == 1 else total
-
-
-def _is_finite(logs: Logs) -> bool:
-    loss = logs.get("loss")
-    return not isinstance(loss, float) or math.isfinite(loss)
-
-
-def _warn_of_loss(logs: Logs, epoch: int, first: int, last: int) -> None:
-    where = f"step {first + 1}" if first == last else f"steps {first + 1} to {last + 1}"
-    warnings.warn(
-        f"the loss is {logs['loss']} since {where} of epoch {epoch + 1}: the learning rate may be too "
-        "high, or the input hold such numbers; keras.callbacks.TerminateOnNaN() ends training then",
-        RuntimeWarning,
-        stacklevel=5,
-    )
 
 
 def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:

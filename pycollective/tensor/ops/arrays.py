@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ...array_backend import Array, array_module, asarray, copy, is_array, scatter_add
+from ...array_backend import (
+    Array,
+    array_module,
+    asarray,
+    copy,
+    is_array,
+    on_host,
+    scatter_add,
+)
 from ...dtypes import as_dtype, float32
 from ..tape import record
 from ..tensor import Tensor, as_tensor
@@ -470,6 +478,11 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     ------
     IndexError
         If an index is not in 0 to the length of the axis - 1.
+
+    Notes
+    -----
+    Floating-point numbers on a device are gathered without a look at the indices, which would mean to
+    wait for it: what an index outside would give is NaN there.
     """
     x = as_tensor(params)
     a = x.array
@@ -477,7 +490,11 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
     if index.dtype.kind not in "iu":
         raise TypeError(f"gather needs integer indices, got {index.dtype}; use cast()")
     (place,) = axes_of(axis, a.ndim, "gather")
-    if index.size and (index.min() < 0 or index.max() >= a.shape[place]):
+    wrong = None
+    if a.dtype.kind == "f" and not on_host(a):
+        wrong = (index < 0) | (index >= a.shape[place])
+        index = np.where(wrong, 0, index)
+    elif index.size and (index.min() < 0 or index.max() >= a.shape[place]):
         raise IndexError(
             f"gather: indices from {int(index.min())} to {int(index.max())} are not all in 0 to "
             f"{a.shape[place] - 1}, axis {place} of shape {a.shape}"
@@ -491,4 +508,8 @@ def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
         scatter_add(full, places, g.astype(wide, copy=False))
         return (full.astype(a.dtype, copy=False),)
 
-    return record(np.take(a, index, axis=place), (x,), vjp)
+    result = np.take(a, index, axis=place)
+    if wrong is not None:
+        beyond = wrong.reshape((*wrong.shape, *(1,) * (a.ndim - place - 1)))
+        result = np.where(beyond, a.dtype.type(np.nan), result)
+    return record(result, (x,), vjp)

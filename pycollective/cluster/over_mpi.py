@@ -1,0 +1,77 @@
+"""Where worker 0 is, and a secret, handed out by MPI itself: for ``mpirun`` on several hosts.
+
+Needs mpi4py; what is said goes as plain bytes, over MPI's own network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import secrets
+import socket
+from typing import Any
+
+import numpy as np
+
+__all__ = ["worker_0"]
+
+_SECRETS = ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE")
+_BYTES = 256  # of a name, of an address and a secret
+
+
+@functools.cache
+def worker_0(size: int) -> str:
+    """Return worker 0's address, which all processes ask for together, once.
+
+    Where worker 0 has no secret, it makes one for all; it becomes ``PYCOLLECTIVE_SECRET``.
+
+    Raises
+    ------
+    LookupError
+        If MPI cannot be asked; it says why.
+    """
+    try:
+        mpi = importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError):  # mpi4py without an MPI library
+        raise LookupError(
+            "mpi4py, which could ask MPI, is not installed or does not work"
+        ) from None
+    world = mpi.COMM_WORLD
+    if world.size != size:
+        raise LookupError(
+            f"mpi4py sees {world.size} of the processes: its MPI library is another than mpirun's"
+        )
+    names = np.zeros((size, _BYTES), np.uint8)
+    world.Allgather(_padded(mpi.Get_processor_name()), names)
+    said = np.zeros(_BYTES, np.uint8)
+    if world.rank == 0:
+        host = _own_address([_text(name) for name in names])
+        with socket.create_server((host, 0)) as sock:
+            port = sock.getsockname()[1]
+        secret = "" if any(name in os.environ for name in _SECRETS) else secrets.token_hex(32)
+        said = _padded(f"{host}:{port} {secret}")
+    world.Bcast(said, 0)
+    address, _, secret = _text(said).partition(" ")
+    if secret:
+        os.environ["PYCOLLECTIVE_SECRET"] = secret
+    return address
+
+
+def _own_address(hosts: list[str]) -> str:
+    """Return the address under which this process, the first one, is reached from other hosts."""
+    for other in hosts:
+        if other != hosts[0]:
+            with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as sock:
+                sock.connect((other, 9))  # sends nothing; finds the way there
+                return str(sock.getsockname()[0])
+    return socket.gethostbyname(hosts[0])
+
+
+def _padded(text: str) -> Any:
+    return np.frombuffer(text.encode()[:_BYTES].ljust(_BYTES, b"\0"), np.uint8).copy()
+
+
+def _text(data: Any) -> str:
+    return bytes(data).rstrip(b"\0").decode(errors="replace")

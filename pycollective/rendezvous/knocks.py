@@ -1,0 +1,57 @@
+"""Who wants to come into a group that works without them: heard where they look for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from pycollective.errors import RendezvousError
+from pycollective.rendezvous.description import Description
+from pycollective.rendezvous.door import Door
+from pycollective.rendezvous.handshake import Channel, HandshakeError
+from pycollective.rendezvous.meeting import Meeting
+
+__all__ = ["Knocks"]
+
+_FRESH_SECONDS = 3.0
+"""Who still waits tries again in less."""
+
+
+class Knocks:
+    """Listens at rank 0's address, and sends everybody away who comes: they try again.
+
+    Parameters
+    ----------
+    about : Description
+        The whole group, in which this is rank 0.
+
+    Raises
+    ------
+    RendezvousError
+        If it cannot listen there.
+    """
+
+    def __init__(self, about: Description) -> None:
+        self._last = -_FRESH_SECONDS
+        self._cleanup = contextlib.ExitStack()
+        meeting = Meeting(about, _FRESH_SECONDS, self._cleanup, None)
+        try:
+            sock = meeting.listen_at_own_address()
+        except OSError as error:
+            raise RendezvousError(f"cannot listen for workers that come back: {error}") from None
+        self._door = Door(sock, meeting.key, about.size, self._enter, about.tls)
+        self._cleanup.callback(self._door.close)
+
+    def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
+        if hello.get("purpose") == "join":
+            self._last = time.monotonic()
+        raise HandshakeError("not now")
+
+    def heard(self) -> bool:
+        """Whether somebody who knows the secret is waiting."""
+        return time.monotonic() - self._last < _FRESH_SECONDS
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._cleanup.close()

@@ -1,0 +1,84 @@
+"""tests/gpu/run.sh where there is no GPU: it says so; and with stand-ins for what it calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "gpu" / "run.sh"
+
+#: Does what the machine with a GPU would: CuPy is there, the build works; tests and benchmarks as told.
+PYTHON = """#!/bin/sh
+case "$*" in
+*"import cupy"*) exit {cupy} ;;
+*"import pytest"*|*"pip install"*|*"pycollective._core"*) exit 0 ;;
+*"-m pytest"*) echo '<a><testsuite tests="5" failures="1" errors="0" skipped="2"/></a>' \
+  >"$OUT/tests.xml"; exit {tests} ;;
+*gpu_training.py*) echo '{{"rate": 7}}' >"$OUT/gpu_training.json"; exit 0 ;;
+*) exec {python} "$@" ;;
+esac
+"""
+
+
+def run(tmp_path, tools, **environment):
+    """Run the script with these programs in front of all others."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in tools.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", str(SCRIPT)],
+        env={
+            **os.environ,
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "OUT": str(out),
+            "PYTHON": str(folder / "python"),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done, out
+
+
+@pytest.mark.parametrize(
+    ("smi", "cupy", "said"),
+    [
+        ("exit 1", 0, "there is no GPU here"),
+        ("exit 0", 0, "there is no GPU here"),
+        ("echo Some GPU", 1, "CuPy cannot use the GPU (Some GPU)"),
+    ],
+)
+def test_it_fails_clearly(tmp_path, smi, cupy, said):
+    python = PYTHON.format(cupy=cupy, tests=0, python=sys.executable)
+    done, out = run(tmp_path, {"nvidia-smi": f"#!/bin/sh\n{smi}\n", "python": python})
+    assert done.returncode == 1
+    assert said in done.stderr and said in (out / "gpu.log").read_text()
+    assert not (out / "gpu.json").exists()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_one_report(tmp_path, status):
+    python = PYTHON.format(cupy=0, tests=status, python=sys.executable)
+    tools = {"nvidia-smi": "#!/bin/sh\necho Some GPU, 1.2, 9 MiB\n", "python": python}
+    done, out = run(tmp_path, tools)
+    assert done.returncode == status, done.stderr
+    assert ("tests failed (exit status 1)" in done.stderr) == bool(status)
+    found = json.loads((out / "gpu.json").read_text())
+    assert found["gpus"] == ["Some GPU, 1.2, 9 MiB"]
+    assert found["tests"] == {
+        "exit": status, "tests": 5, "failures": 1, "errors": 0, "skipped": 2
+    }  # fmt: skip
+    assert found["benchmarks"]["gpu_training"] == {"rate": 7}
+    assert found["benchmarks_that_failed"] == []
+    assert {path.name for path in out.iterdir()} == {"gpu.json", "gpu.log"}

@@ -1,0 +1,95 @@
+"""Messages of several ranks' parts at once, which need not lie side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rank_groups import make_group
+
+from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, scratch, send
+
+BEYOND_A_BLOCK = (4 << 20) + 77
+"""Bytes of a part that does not move at once, so that parts of a block do not touch."""
+
+
+@algorithm(num_chunks=lambda size: size, collective="all_gather")
+def through_rank_0(rank, size):
+    """Rank 0 sends each rank all parts but its own: those behind it, and those before."""
+    yield copy(input[0], output[rank])
+    if rank:
+        yield send(0, output[rank])
+        yield recv(0, output[(rank + 1) % size : (rank + 1) % size + size - 1])
+        return
+    for peer in range(1, size):
+        yield recv(peer, output[peer])
+    for peer in range(1, size):
+        first = (peer + 1) % size
+        yield send(peer, output[first : first + size - 1])
+
+
+@algorithm(num_chunks=lambda size: size, num_scratch=lambda size: size, collective="reduce_scatter")
+def added_by_rank_0(rank, size):
+    """Rank 0 adds everything, beginning with part 1, and sends what is wanted."""
+    if rank:
+        yield send(0, input[1 : 1 + size])
+        yield recv(0, output[0])
+        return
+    sums = input[1 : 1 + size] if size > 1 else input[0]
+    for peer in range(1, size):
+        yield recv_reduce(peer, sums, scratch[0:size])
+        sums = scratch[0:size]
+    for peer in range(1, size):
+        yield send(peer, scratch[peer - 1])
+    yield copy(scratch[size - 1] if size > 1 else input[0], output[0])
+
+
+GROUPS = [
+    ("threads", 3),
+    ("shm", 3),
+    ("tcp", 3),
+    ("mixed", 3),
+    pytest.param("threads", 5, marks=pytest.mark.slow),
+]
+
+
+def numbers(items, rank):
+    return (np.arange(items, dtype="u4") * 7 + rank).astype("u1") % 50
+
+
+@pytest.mark.parametrize(("kind", "ranks"), GROUPS)
+def test_doubling(kind, ranks, on_ranks):
+    counts = [BEYOND_A_BLOCK, 0, 5, BEYOND_A_BLOCK - 4096, 1][:ranks]
+    ragged = [numbers(count, r) for r, count in enumerate(counts)]
+    equal = [numbers(BEYOND_A_BLOCK, r) for r in range(ranks)]
+
+    def work(c):
+        for how in ("doubling", through_rank_0):
+            for arrays in (equal, ragged, [x[:1] for x in equal]):
+                x = arrays[c.rank]
+                got = c.all_gather(x, algorithm=how, ragged=arrays is ragged)
+                assert np.array_equal(got, np.concatenate(arrays)), (how, x.size)
+
+    on_ranks(make_group(kind, ranks, 30.0), work)
+
+
+@pytest.mark.parametrize(("kind", "ranks"), GROUPS)
+def test_halving(kind, ranks, on_ranks):
+    given = [numbers(ranks * BEYOND_A_BLOCK, r) for r in range(ranks)]
+    sums = sum(given).reshape(ranks, -1)
+
+    def work(c):
+        for how in ("halving", added_by_rank_0):
+            for items in (1, 1001, BEYOND_A_BLOCK):
+                x = given[c.rank].reshape(ranks, -1)[:, :items].copy()
+                got = c.reduce_scatter(x, algorithm=how).reshape(-1)
+                assert np.array_equal(got, sums[c.rank, :items]), (how, items)
+                c.reduce_scatter(x, out=x[c.rank], algorithm=how)
+                assert np.array_equal(x[c.rank], got), (how, items)
+
+    on_ranks(make_group(kind, ranks, 30.0), work)
+
+
+def test_they_are_proved():
+    for size in range(1, 20):
+        through_rank_0.verify(size)
+        added_by_rank_0.verify(size)

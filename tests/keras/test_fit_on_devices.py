@@ -1,0 +1,171 @@
+"""`fit` on a device: what is trained lies there, and no step fetches anything from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from device_arrays import DeviceArray
+
+from pycollective import distribute, keras
+from pycollective.keras import callbacks, layers
+from pycollective.keras.training.numbers import Numbers
+
+RANDOM = np.random.default_rng(3)
+IMAGES = RANDOM.random((22, 8, 8, 1), np.float32)
+LABELS = RANDOM.integers(0, 3, 22)
+
+CLIPPED = {"learning_rate": 0.1, "momentum": 0.9, "global_clipnorm": 0.5}
+
+STRATEGIES = {
+    "one device": lambda: distribute.OneDeviceStrategy("gpu:0"),
+    "mirrored": lambda: distribute.MirroredStrategy(["gpu:0"]),
+}
+
+
+def convolutional(strategy, synchronized=False, **compiled):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                layers.Conv2D(4, 3, activation="relu", input_shape=(8, 8, 1)),
+                layers.MaxPooling2D(),
+                layers.BatchNormalization(synchronized=synchronized),
+                layers.Flatten(),
+                layers.Dropout(0.0),
+                layers.Dense(3, kernel_regularizer="l2"),
+            ]
+        )
+        random = np.random.default_rng(1)
+        model.set_weights([random.random(w.shape) for w in model.get_weights()])
+        model.compile(
+            **{
+                "optimizer": "adam",
+                "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                "metrics": ["accuracy"],
+                **compiled,
+            }
+        )
+    return model
+
+
+class Fetches(callbacks.Callback):
+    """Notes how often something was fetched before each step and after the last one."""
+
+    def __init__(self, cupy):
+        super().__init__()
+        self.cupy = cupy
+        self.counts = []
+        self.logs = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.counts.append(self.cupy.fetched)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.counts.append(self.cupy.fetched)
+        self.logs.append(logs)
+
+
+def fitted(model, *heard, epochs=2):
+    data = IMAGES, LABELS
+    return model.fit(
+        *data,
+        batch_size=4,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        validation_data=data,
+        callbacks=list(heard),
+    ).history
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        {},
+        {"steps_per_execution": 3, "accumulate_steps": 2},
+        {"optimizer": {"class_name": "SGD", "config": CLIPPED}},
+    ],
+    ids=["plain", "several at once", "clipped"],
+)
+def test_no_step_fetches(cupy, name, compiled):
+    expected = fitted(convolutional(distribute.get_strategy(), **compiled))
+    model = convolutional(STRATEGIES[name](), **compiled)
+    for variable in model.weights:
+        component = getattr(variable, "values", (variable,))[0]
+        assert type(component._current().array) is DeviceArray
+    watch = Fetches(cupy)
+    found = fitted(model, watch)
+    steps = len(watch.counts) // 2
+    in_first_epoch = watch.counts[:steps]
+    assert len(set(in_first_epoch)) == 1, "a step fetched something"
+    assert len(set(watch.counts[steps:])) == 1, "a step fetched something"
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=2e-3, err_msg=key)
+    for variable in model.weights:
+        component = getattr(variable, "values", (variable,))[0]
+        assert type(component._current().array) is DeviceArray
+
+
+def test_two_devices_fetch_for_what_they_sum(cupy):
+    expected = fitted(convolutional(distribute.get_strategy()))
+    strategy = distribute.MirroredStrategy(["gpu:0", "gpu:1"])
+    model = convolutional(strategy, synchronized=True)
+    watch = Fetches(cupy)
+    found = fitted(model, watch)
+    # What the replicas sum goes over the host as long as nothing else is there: 6 gradients and, for
+    # normalization and its gradient, 6 sums; what the steps report does not.
+    counts = np.reshape(watch.counts, (-1, 2))
+    assert set(counts[1:, 1] - counts[1:, 0]) <= set(range(2 * (6 + 6) + 1))
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=2e-3, err_msg=key)
+
+
+def test_who_looks_at_a_step_gets_floats(cupy):
+    model = convolutional(STRATEGIES["mirrored"]())
+    watch = Fetches(cupy)
+    fitted(model, watch, epochs=1)
+    assert all(isinstance(logs, Numbers) for logs in watch.logs)
+    fetched = cupy.fetched
+    assert list(watch.logs[0]) == ["loss", "accuracy"] and len(watch.logs[0]) == 2
+    assert cupy.fetched == fetched
+    # What a later step reports does not change it.
+    losses = [logs["loss"] for logs in watch.logs]
+    assert all(type(loss) is float for loss in losses) and len(set(losses)) == len(losses)
+    assert dict(watch.logs[0]) == {**watch.logs[0]} == watch.logs[0]
+    # Those of the last step were fetched for the epoch.
+    assert cupy.fetched == fetched + 2 * (len(losses) - 1)
+    watch.logs[1]["accuracy"] = 7
+    assert watch.logs[1].copy()["accuracy"] == 7
+    logs = model.evaluate(IMAGES, LABELS, verbose=0, return_dict=True)
+    assert {type(value) for value in logs.values()} == {float}
+    assert type(model.train_on_batch(IMAGES, LABELS)[0]) is float
+    assert model.predict(IMAGES, verbose=0).__class__ is np.ndarray
+
+
+def test_a_loss_that_is_not_finite_is_reported_when_the_epoch_ends(cupy):
+    model = convolutional(STRATEGIES["one device"](), metrics=None)
+    images = IMAGES.copy()
+    images[9] = np.nan
+    said = []
+    ends = callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: said.append(batch))
+    with pytest.warns(RuntimeWarning, match="the loss is nan since step 3 of epoch 1:") as heard:
+        model.fit(images, LABELS, 4, 2, shuffle=False, verbose=0, callbacks=[ends])
+    assert len(heard) == 1
+
+
+@pytest.mark.filterwarnings("ignore:the loss is nan:RuntimeWarning")
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_a_label_that_is_no_class_gives_nan(cupy, wrong):
+    labels = LABELS.copy()
+    labels[5] = wrong
+    model = convolutional(STRATEGIES["mirrored"](), metrics=None)
+    assert np.isnan(model.evaluate(IMAGES, labels, verbose=0))
+    with pytest.raises(ValueError, match=f"label {wrong} at position"):
+        convolutional(distribute.get_strategy()).evaluate(IMAGES, labels, verbose=0)
+
+
+def test_a_number_outside_a_table_gives_nan(cupy):
+    with STRATEGIES["one device"]().scope():
+        table = layers.Embedding(4, 2)
+        rows = table(cupy.asarray(np.array([[0, 3], [4, -1]]))).numpy()
+    assert np.isfinite(rows[0]).all() and np.isnan(rows[1]).all()

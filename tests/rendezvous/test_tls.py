@@ -1,0 +1,227 @@
+"""Control connections in TLS: who shows which certificate, and what the core hears through them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from processes import SECRET, free_port, run_on_hosts
+from test_strangers import Recorder
+
+import pycollective as pc
+from pycollective.rendezvous import RendezvousError, meet
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux"),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command"),
+]
+
+
+def _openssl(folder, *words):
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """Return the variables of a rank, by (who signed its certificate, whom it trusts)."""
+    folder = tmp_path_factory.mktemp("tls")
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    for name in ("ours", "theirs"):
+        files = ("-keyout", f"{name}.key", "-out", f"{name}.pem")
+        _openssl(folder, "req", "-x509", *new, *files, "-subj", f"/CN={name}", "-days", "2")
+        files = ("-keyout", f"{name}1.key", "-out", f"{name}1.csr")
+        _openssl(folder, "req", *new, *files, "-subj", "/CN=a rank")
+        signer = ("-CA", f"{name}.pem", "-CAkey", f"{name}.key", "-CAcreateserial")
+        files = ("-in", f"{name}1.csr", "-out", f"{name}1.pem")
+        _openssl(folder, "x509", "-req", *files, *signer, "-days", "2")
+
+    def variables(signed="ours", trusts="ours"):
+        return {
+            "PYCOLLECTIVE_TLS_CERT": str(folder / f"{signed}1.pem"),
+            "PYCOLLECTIVE_TLS_KEY": str(folder / f"{signed}1.key"),
+            "PYCOLLECTIVE_TLS_CA": str(folder / f"{trusts}.pem"),
+        }
+
+    return variables
+
+
+def met(environments, work, addresses=None, seconds=20.0):
+    """Return a function for each rank that meets the others and works."""
+    addresses = addresses or [f"127.0.0.1:{free_port()}"] * len(environments)
+
+    def rank(i):
+        more = {"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_TRANSPORT": "tcp"}
+        comm = meet(
+            i,
+            len(environments),
+            [addresses[i]],
+            "a test",
+            join_timeout=seconds,
+            timeout=20.0,
+            environment={**more, **environments[i]},
+        )
+        try:
+            return work(comm)
+        finally:
+            comm.close()
+
+    return [lambda i=i: rank(i) for i in range(len(environments))]
+
+
+def call(rank):
+    return rank()
+
+
+def total(comm):
+    part = comm.split(0)
+    both = comm.all_reduce(np.arange(100_000.0)), part.all_reduce(np.ones(3))
+    part.close()
+    return [float(x[-1]) for x in both]
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param("tcp", marks=pytest.mark.slow),
+        pytest.param("one", marks=pytest.mark.slow),
+        "two",
+    ],
+)
+def test_all_goes_on_as_without(on_ranks, certificates, hosts):
+    own = [certificates() for _ in range(3)]
+    for rank, env in enumerate(own if hosts != "tcp" else ()):
+        env["PYCOLLECTIVE_TRANSPORT"] = ""
+        env["PYCOLLECTIVE_HOST_ID"] = "a" if hosts == "one" or rank else "b"
+    assert on_ranks(met(own, total), call) == [[299_997.0, 3.0]] * 3
+
+
+def test_nothing_of_the_meeting_can_be_read(on_ranks, certificates):
+    for own, secret in ([certificates()] * 2, True), ([{}] * 2, False):
+        port = free_port()
+        between = Recorder(port)
+        where = [f"127.0.0.1:{port}", f"127.0.0.1:{between.port}"]
+        try:
+            assert on_ranks(met(own, total, where), call) == [[199_998.0, 2.0]] * 2
+        finally:
+            between.close()
+        said = b"".join(between.said)
+        assert (b"purpose" not in said) == secret
+
+
+def test_a_failure_is_heard_with_its_reason(on_ranks, certificates):
+    def fails(comm):
+        if comm.rank == 1:
+            time.sleep(0.1)
+            comm.abort("mine")
+        comm.all_reduce(np.ones(10))
+
+    for error in on_ranks(met([certificates()] * 3, fails), call):
+        assert isinstance(error, pc.CollectiveError)
+        assert "mine" in str(error)
+
+
+def test_who_has_left_is_named(on_ranks, certificates):
+    def leaves(comm):
+        if comm.rank == 1:
+            comm.all_reduce(np.ones(1))
+
+    def goes_on(comm):
+        if comm.rank != 1:
+            comm.all_reduce(np.ones(1))
+            comm.all_reduce(np.ones(1))
+
+    first, _, last = on_ranks(met([certificates()] * 3, lambda c: (leaves(c), goes_on(c))), call)
+    for error in (first, last):
+        assert isinstance(error, pc.PeerLostError)
+        assert "rank 1 has left the group after 1 calls" in str(error)
+
+
+def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
+    """Though the core sees of the control connection only what stands for it."""
+
+    def rank_0(comm):
+        return comm._group.address(0)
+
+    where = [f"127.0.0.2:{free_port()}"] * 2
+    assert on_ranks(met([certificates()] * 2, rank_0, where), call)[1] == "127.0.0.2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("", "rank 1 has left the group after 1 calls"),
+        ("os.fork() or child(); os.kill(os.getpid(), 9)", "rank 1 .*is lost to rank 0"),
+    ],
+)
+def test_processes_that_end(tmp_path, certificates, end, says):
+    """In good order, though nobody closes; or killed, where a forked child has copies of all."""
+    body = f"""
+def child():
+    wait_until = time.monotonic() + 10
+    while not os.path.exists("heard") and time.monotonic() < wait_until:
+        time.sleep(0.01)
+    os._exit(0)
+comm.all_reduce(np.ones(1))
+if comm.rank == 1:
+    {end or "raise SystemExit"}
+begin = time.monotonic()
+try:
+    comm.all_reduce(np.ones(1))
+except pc.PeerLostError as error:
+    print(time.monotonic() - begin < 8, error)
+Path("heard").touch()
+"""
+    more = {"PYCOLLECTIVE_TRANSPORT": "tcp", **certificates()}
+    done = run_on_hosts(tmp_path, ["", ""], body, **more)
+    assert re.match(f"True {says}", done.outputs[0]), done
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        pytest.param(
+            ("theirs", "theirs"),
+            "its certificate is refused .*PYCOLLECTIVE_TLS_CA",
+            marks=pytest.mark.slow,
+        ),
+        (("theirs", "ours"), "it refuses this rank's certificate .*unknown ca"),
+        (None, "this rank speaks TLS only"),
+    ],
+)
+def test_who_is_not_wanted(on_ranks, certificates, others, why):
+    own = [certificates(), certificates(*others) if others else {}]
+    first, second = on_ranks(met(own, total, seconds=0.4), call)
+    assert isinstance(first, RendezvousError)
+    assert "could not prove that they belong here" in str(first)
+    assert isinstance(second, RendezvousError)
+    assert re.search(why, str(second)), second
+
+
+@pytest.mark.slow
+def test_tls_at_a_rank_without(on_ranks, certificates):
+    _, second = on_ranks(met([{}, certificates()], total, seconds=0.4), call)
+    assert isinstance(second, RendezvousError)
+    assert "it speaks no TLS: PYCOLLECTIVE_TLS_CERT" in str(second)
+
+
+def test_variables_that_do_not_fit(certificates, tmp_path):
+    own = certificates()
+    del own["PYCOLLECTIVE_TLS_KEY"]
+    with pytest.raises(RendezvousError, match="PYCOLLECTIVE_TLS_KEY is not: TLS needs all three"):
+        met([own, {}], total)[0]()
+    own = {**certificates(), "PYCOLLECTIVE_TLS_CA": str(tmp_path / "none")}
+    with pytest.raises(
+        RendezvousError, match="PYCOLLECTIVE_TLS_CA='.*none' cannot be used: .*No su"
+    ):
+        met([own, {}], total)[0]()
+    own = {**certificates(), "PYCOLLECTIVE_TLS_KEY": certificates("theirs")["PYCOLLECTIVE_TLS_KEY"]}
+    with pytest.raises(
+        RendezvousError, match="PYCOLLECTIVE_TLS_CERT=.* cannot be used: .*(?i:mism)"
+    ):
+        met([own, {}], total)[0]()
