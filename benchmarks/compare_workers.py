@@ -1,6 +1,6 @@
 """Training with several workers, one replica each: beside TensorFlow's and PyTorch's, in the same run.
 
-    python benchmarks/compare_workers.py [--workers 1,2] [--data DIR] [--rounds 3] [--json FILE]
+    python benchmarks/compare_workers.py [--workers 1,2,4] [--data DIR] [--rounds 3] [--json FILE]
                                          [--peer-python PYTHON]
 
 The tutorial's CNN and its loop, as in compare_training.py: 64 examples a worker, Adam, L2, float32, the
@@ -8,32 +8,44 @@ loss read every step. pycollective's and TensorFlow's MultiWorkerMirroredStrateg
 described by TF_CONFIG; PyTorch is DistributedDataParallel on gloo. All workers are processes of this
 machine, with one BLAS thread where they are as many as cores. They take turns, round after round; the
 number is the median over all windows of all rounds, of all workers together.
+
+Of pycollective it says as well where a step goes on worker 0: waiting for the others in collectives
+(theirs being late included), getting the next batch, and computing; and what the simulator predicts for
+workers on machines of their own, with 10 and 100 Gbit/s Ethernet. Predicted is the collectives' time
+alone, with none of it hidden behind computing, beside the time that one worker computes and reads.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import os
 import platform
 import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from compare_training import BATCH, images_of, installed, torch_tutorial, tutorial_steps
 
 WARMUP, WINDOWS, STEPS = 30, 5, 60
+PREDICTED = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def timed(step: Callable[[], float], workers: int) -> dict[str, Any]:
+def timed(
+    step: Callable[[], float], workers: int, begin_now: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Run windows of steps, as many on every worker; return samples per second of each."""
     for _ in range(WARMUP):
         step()
+    begin_now()
     rates, losses = [], []
     for _ in range(WINDOWS):
         begin = time.perf_counter()
@@ -46,8 +58,120 @@ def run_pycollective(workers: int, data: Any) -> dict[str, Any]:
     import pycollective as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    account = Account(strategy)
     steps = tutorial_steps(tf, strategy, "tutorial", data, compiled=False)
-    return timed(lambda: float(next(steps)), workers)
+    found = timed(lambda: float(next(steps)), workers, account.begin)
+    return {**found, **account.of_a_step()}
+
+
+class Account:
+    """Where this worker's main thread spends its steps, and what they reduce."""
+
+    def __init__(self, strategy: Any) -> None:
+        from pycollective.communicator.work import Work
+
+        self._communicating = self._reading = self._from = 0.0
+        self._inside = False
+        self._sizes: dict[int, int] = {}
+        communicator = strategy.extended.workers.communicator
+        if communicator is not None:
+            kind = type(communicator)
+            for name in ("all_reduce", "all_gather", "broadcast", "barrier"):
+                setattr(kind, name, self._timed(getattr(kind, name), name, communicator))
+            setattr(Work, "wait", self._timed(Work.wait, "", None))  # noqa: B010
+        given = strategy.experimental_distribute_dataset
+        strategy.experimental_distribute_dataset = lambda dataset: self._read(given(dataset))
+
+    def _timed(self, function: Any, name: str, communicator: Any) -> Any:
+        @functools.wraps(function)
+        def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+            mine = threading.current_thread() is threading.main_thread()
+            if self._inside or not mine or (communicator is not None and this is not communicator):
+                return function(this, *args, **kwargs)
+            if name == "all_reduce":
+                size = args[0].nbytes
+                self._sizes[size] = self._sizes.get(size, 0) + 1
+            self._inside = True
+            begin = time.perf_counter()
+            try:
+                return function(this, *args, **kwargs)
+            finally:
+                self._communicating += time.perf_counter() - begin
+                self._inside = False
+
+        return call
+
+    def _read(self, dataset: Any) -> Iterator[Any]:
+        batches = iter(dataset)
+        while True:
+            begin = time.perf_counter() - self._communicating
+            batch = next(batches)
+            self._reading += time.perf_counter() - self._communicating - begin
+            yield batch
+
+    def begin(self) -> None:
+        """Forget what was before."""
+        self._communicating = self._reading = 0.0
+        self._sizes.clear()
+        self._from = time.perf_counter()
+
+    def of_a_step(self) -> dict[str, Any]:
+        """Return milliseconds of a step, and how often it reduces how many bytes."""
+        steps = WINDOWS * STEPS
+        whole = time.perf_counter() - self._from
+        parts = {"communication": self._communicating, "input": self._reading}
+        parts["compute"] = whole - sum(parts.values())
+        return {
+            "ms": {name: 1e3 * seconds / steps for name, seconds in parts.items()},
+            "reduces": {str(size): count / steps for size, count in self._sizes.items()},
+        }
+
+
+def predicted(reduces: dict[str, float], workers: int, bits: float) -> float:
+    """Return milliseconds of a step's all-reduces among hosts on Ethernet, by the simulator.
+
+    Each takes the fastest of the algorithms that the table has for TCP.
+    """
+    from pycollective.algorithms import Cluster, simulate
+
+    cluster = Cluster.ethernet_10g(workers).changed(bandwidth=bits / 8)
+    total = 0.0
+    for size, count in reduces.items():
+        fastest = min(
+            simulate(name, cluster, int(size), progress=False).seconds
+            for name in ("reduce_to_one", "ring", "halving_doubling")
+        )
+        total += count * fastest
+    return 1e3 * total
+
+
+def prediction(parts: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Print what a step is made of, and what it would be on more machines; return the latter."""
+    print(f"\na step of pycollective, ms {'compute':>10} {'communication':>14} {'input':>8}")
+    for workers, found in parts.items():
+        ms = found["ms"]
+        print(
+            f"{workers:>10} workers {ms['compute']:>16.2f} {ms['communication']:>14.2f} "
+            f"{ms['input']:>8.2f}"
+        )
+    several = [found["reduces"] for found in parts.values() if found["reduces"]]
+    if 1 not in parts or not several:
+        return {}
+    alone = parts[1]["ms"]["compute"] + parts[1]["ms"]["input"]
+    told = ", ".join(f"{count:.3g} of {int(size):,} bytes" for size, count in several[0].items())
+    print(f"\npredicted: {alone:.2f} ms of computing and input, and all-reduces: {told}")
+    print(
+        f"{'workers':>10} {'10 Gbit/s, ms':>15} {'samples/s':>12} {'100 Gbit/s, ms':>15} samples/s"
+    )
+    rows = {}
+    for workers in PREDICTED:
+        times = [predicted(several[0], workers, bits) for bits in (10e9, 100e9)]
+        rates = [1e3 * workers * BATCH / (alone + ms) for ms in times]
+        print(
+            f"{workers:>10} {times[0]:>15.2f} {rates[0]:>12,.0f} {times[1]:>15.2f} {rates[1]:,.0f}"
+        )
+        rows[str(workers)] = {"10G_ms": times[0], "100G_ms": times[1]}
+    return rows
 
 
 def run_tensorflow(workers: int, data: Any) -> dict[str, Any]:
@@ -135,7 +259,7 @@ def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--workers", default="1,2", help="how many, one after the other (1,2)")
+    p.add_argument("--workers", default="1,2,4", help="how many, one after the other (1,2,4)")
     p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
     p.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
     p.add_argument("--json", type=Path, help="write the results there too")
@@ -148,6 +272,7 @@ def main() -> None:
         print(json.dumps(run(counts[0], images_of("tutorial", args.data))))
         return
     rates: dict[tuple[str, int], list[float]] = {}
+    parts: dict[int, dict[str, Any]] = {}
     for turn in range(args.rounds):
         for name, (_, needs) in CONTESTANTS.items():
             python = sys.executable if needs == "own" else args.peer_python
@@ -159,6 +284,9 @@ def main() -> None:
                 command += ["--data", args.data] if args.data else []
                 found = started(command, workers)
                 rates.setdefault((name, workers), []).extend(found["samples_per_s"])
+                fastest = sum(parts.get(workers, {}).get("ms", {0: math.inf}).values())
+                if sum(found.get("ms", {0: math.inf}).values()) < fastest:
+                    parts[workers] = found
     print(f"{'':14} {'workers':>7} {'samples/s':>10} {'range':>17} {'of best peer':>13}")
     median = {key: statistics.median(values) for key, values in rates.items()}
     for (name, workers), value in median.items():
@@ -167,11 +295,13 @@ def main() -> None:
         spread = f"{min(own):,.0f} to {max(own):,.0f}"
         best = max(peers, default=float("nan"))
         print(f"{name:14} {workers:>7} {value:>10,.0f} {spread:>17} {value / best:>12.2f}x")
+    rows = prediction(parts)
     if args.json:
         report = {
             "benchmark": "compare_workers", "machine": platform.machine(), "cores": os.cpu_count(),
             "data": "MNIST" if args.data else "generated", "batch_per_worker": BATCH,
             "samples_per_s": {f"{n} x{w}": median[n, w] for n, w in median},
+            "ms_of_a_step": {str(w): found["ms"] for w, found in parts.items()}, "predicted": rows,
         }  # fmt: skip
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -191,7 +191,9 @@ class Replica:
             timer("all_reduce and waiting")
         self.steps += 1
         alpha = 1e-3 * np.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
-        update.adam_update(self.flat, self.gradient, self.m, self.v, alpha, 0.9, 0.999, 1e-7)
+        update.adam_update(
+            [self.flat], [self.gradient], [self.m], [self.v], alpha, 0.9, 0.999, 1e-7
+        )
         timer("Adam")
         return float(losses.mean())
 

@@ -94,7 +94,14 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
     if module is np:
         value = to_numpy(value)
     elif like is not None:
-        value = placed(np.asarray(value) if array_module(value) is np else value, *device_of(like))
+        if array_module(value) is np:
+            value = np.asarray(value)
+            if not value.ndim and value.dtype.kind in "biufc":
+                # As an argument of a kernel: nothing is copied, and nobody waits.
+                with beside(like):
+                    scalar: Array = module.full((), value[()], dtype or value.dtype)
+                return scalar
+        value = placed(value, *device_of(like))
     with _HOST if like is None else beside(like):
         array: Array = module.asarray(value, dtype=dtype)
     return array

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -176,11 +177,7 @@ class _Workers:
                 if lost > max_failures:
                     raise
                 # In its place of the group: where that is still the same machine, its address stays.
-                self._actors[rank] = self._actor(rank)
-                try:
-                    place = ray.get(self._actors[rank].place.remote(), timeout=self._timeout)
-                except errors.GetTimeoutError:
-                    raise self._no_room(f"a replacement of worker {rank}") from None
+                place = self._replaced(rank)
                 if place[0] != places[rank][0]:
                     places[rank] = place
                     if rank == 0:
@@ -193,6 +190,23 @@ class _Workers:
                 repeated[rank] += 1
             under_way[begin(rank)] = rank
         return results
+
+    def _replaced(self, rank: int) -> tuple[str, str]:
+        """Give a lost worker another process; return its place."""
+        ray, errors = self._ray, self._ray.exceptions
+        deadline = time.monotonic() + self._timeout
+        while True:
+            self._actors[rank] = self._actor(rank)
+            try:
+                left = max(0.0, deadline - time.monotonic())
+                place: tuple[str, str] = ray.get(self._actors[rank].place.remote(), timeout=left)
+                return place
+            except errors.GetTimeoutError:
+                raise self._no_room(f"a replacement of worker {rank}") from None
+            except errors.RayActorError:  # on a machine that is lost, as Ray hears only now
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
 
     def _anew(self, ranks: list[int]) -> list[int]:
         """Give workers that look for the others in vain another process."""

@@ -24,17 +24,15 @@ _ALIGNMENT = 64
 # Smaller results come from memory that the allocator has at hand anyway.
 _SMALLEST_RESULT = 64 << 10
 _RESULTS_LIMIT = 256 << 20
+# Blocks are cut from pieces of memory for which NumPy asks for huge pages: with small ones every
+# kernel would throw the interpreter's out of the tables of the processor.
+_PIECE = 8 << 20
 
 
-def _block(size: int) -> _Bytes:
-    """Return fresh memory that has room for ``size`` aligned bytes."""
-    return np.empty(size + _ALIGNMENT, np.uint8)
-
-
-def _shaped(block: _Bytes, shape: tuple[int, ...], dtype: npt.DTypeLike, size: int) -> Array:
-    """Return the aligned beginning of a block as an array; its ``base`` is the block."""
-    start = -block.ctypes.data % _ALIGNMENT
-    return block[start : start + size].view(dtype).reshape(shape)
+def _shaped(block: _Bytes, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Return the beginning of a block as an array; its ``base`` is the block."""
+    array: Array = np.ndarray(shape, dtype, block)
+    return array
 
 
 def _references(blocks: list[Any], index: int) -> int:
@@ -60,14 +58,26 @@ class Workspace(threading.local):
         self._scratch: dict[str, _Bytes] = {}
         self._results: dict[int, list[_Bytes]] = {}
         self._kept = 0
+        self._piece = memoryview(bytearray())
+
+    def _block(self, size: int) -> _Bytes:
+        """Return fresh memory, aligned."""
+        room = -(-size // _ALIGNMENT) * _ALIGNMENT
+        if room > len(self._piece):
+            fresh = np.empty(max(room, _PIECE) + _ALIGNMENT, np.uint8)
+            self._piece = fresh.data[-fresh.ctypes.data % _ALIGNMENT :]
+        # Of a view of a view NumPy would keep the array below both alive, not the block.
+        block: _Bytes = np.frombuffer(self._piece[:size], np.uint8)
+        self._piece = self._piece[room:]
+        return block
 
     def scratch(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return uninitialised memory that is valid until the next call with the same name."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         block = self._scratch.get(name)
-        if block is None or block.size < size + _ALIGNMENT:
-            block = self._scratch[name] = _block(size)
-        return _shaped(block, shape, dtype, size)
+        if block is None or block.size < size:
+            block = self._scratch[name] = self._block(size)
+        return _shaped(block, shape, dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return an uninitialised array like ``numpy.empty``, where possible in memory used before.
@@ -81,15 +91,15 @@ class Workspace(threading.local):
         blocks = self._results.setdefault(size, [])
         for index in range(len(blocks)):
             if _references(blocks, index) == _IDLE:
-                return _shaped(blocks[index], shape, dtype, size)
+                return _shaped(blocks[index], shape, dtype)
         if self._kept + size > self._limit:
             self._drop_idle()
             if self._kept + size > self._limit:
                 return np.empty(shape, dtype)
             blocks = self._results.setdefault(size, [])
-        blocks.append(_block(size))
+        blocks.append(self._block(size))
         self._kept += size
-        return _shaped(blocks[-1], shape, dtype, size)
+        return _shaped(blocks[-1], shape, dtype)
 
     def compute(self, function: Callable[..., Array], a: Array, b: Array) -> Array:
         """Return ``function(a, b)``; large results of one kind of number in memory used before."""

@@ -181,6 +181,7 @@ def make_cupy():
     )
 
     def asarray(value, dtype=None):
+        module.sent += isinstance(value, np.ndarray)
         return DeviceArray(
             np.asarray(value._host, dtype)
             if isinstance(value, DeviceArray)
@@ -193,14 +194,14 @@ def make_cupy():
 
     module.asarray, module.array = asarray, array
 
-    module.fetched = 0
+    module.fetched = module.sent = 0
 
     def asnumpy(value):
         module.fetched += 1
         return value._host.copy()
 
     module.asnumpy = asnumpy
-    made = "zeros ones empty arange pad take_along_axis ascontiguousarray"
+    made = "zeros ones empty full arange pad take_along_axis ascontiguousarray"
     for name in made.split():
         setattr(module, name, on_device(getattr(np, name)))
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))

@@ -303,7 +303,11 @@ void bind_communicator(py::module_& m) {
             return self.submit(begin, kept);
           },
           py::arg("call"),
-          "A call of Python's own, on the progress thread: what it calls of this is at once.")
+          "A call of Python's own, which raises nothing, on the progress thread: what it calls of "
+          "this is at once.")
+      .def("collect", &Communicator::collect,
+           "Let go of what the calls that are done have kept: of this communicator, if they are "
+           "Python's own.")
       .def(
           "settle",
           [](Communicator& self) {

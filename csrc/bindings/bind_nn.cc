@@ -4,8 +4,10 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -147,6 +149,10 @@ void check_fused(const Window& w, const Window& pool, Index filters) {
   }
 }
 
+// So many numbers are gone through once in less time than getting the interpreter's lock back may
+// take.
+constexpr Index kBrief = 1 << 16;
+
 void im2col(const Array& x, Array& cols, const Window& w, Index first, Index rows) {
   check_rows(x, w, first, rows);
   with_real(x, "x", [&](auto zero) {
@@ -196,10 +202,23 @@ double sum_of_squares(const Array& x) {
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
     const T* from = in<T>(x, "x", x.size());
-    InterpreterRelease release;
+    InterpreterRelease release(x.size() <= kBrief);
     result = nn::sum_of_squares(from, x.size());
   });
   return result;
+}
+
+void add_multiple(const Array& x, double factor, const Array& y, Array& z) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* multiplied = in<T>(x, "x", x.size());
+    const T* added = in<T>(y, "y", x.size());
+    T* to = out<T>(z, "z", x.size());
+    InterpreterRelease release(x.size() <= kBrief);
+    by_parts(x.size(), [&](Index first, Index last) {
+      nn::add_multiple(multiplied + first, factor, added + first, to + first, last - first);
+    });
+  });
 }
 
 void relu(const Array& x, Array& y) {
@@ -243,8 +262,9 @@ void softmax_cross_entropy(const Array& logits, const Array& labels, Array& loss
   const Index* label = in<Index>(labels, "labels", rows);
   for (Index r = 0; r < rows; ++r) {
     if (label[r] < 0 || label[r] >= classes) {
-      throw py::value_error("label " + std::to_string(label[r]) + " of row " + std::to_string(r) +
-                            " is outside [0, " + std::to_string(classes) + ")");
+      throw py::value_error("labels must be in 0 to " + std::to_string(classes - 1) +
+                            " for logits of shape " + shape_text(logits) + ", got " +
+                            std::to_string(label[r]) + " in row " + std::to_string(r));
     }
   }
   with_real(logits, "logits", [&](auto zero) {
@@ -252,7 +272,7 @@ void softmax_cross_entropy(const Array& logits, const Array& labels, Array& loss
     const T* from = in<T>(logits, "logits", logits.size());
     T* loss = out<T>(losses, "losses", rows);
     T* slope = out<T>(gradient, "gradient", logits.size());
-    InterpreterRelease release;
+    InterpreterRelease release(logits.size() <= kBrief / 16);
     nn::softmax_cross_entropy(from, label, loss, slope, rows, classes);
   });
 }
@@ -524,6 +544,8 @@ DenseSizes check_dense(const Array& x, const Array& weights) {
   return {x.shape(0), x.shape(1), weights.shape(1)};
 }
 
+bool brief(const DenseSizes& s) { return area(area(s.rows, s.inputs), s.units) <= kBrief; }
+
 void dense_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
                    bool relu) {
   const DenseSizes s = check_dense(x, weights);
@@ -531,7 +553,7 @@ void dense_forward(const Array& x, const Array& weights, const MaybeArray& bias,
   const float* factors = in<float>(weights, "weights", weights.size());
   const float* shift = in<float>(bias, "bias", s.units);
   float* to = out<float>(y, "y", area(s.rows, s.units));
-  InterpreterRelease release;
+  InterpreterRelease release(brief(s));
   nn::dense_forward(from, factors, shift, to, s.rows, s.inputs, s.units, relu);
 }
 
@@ -549,7 +571,7 @@ void dense_gradient(const Array& x, const Array& weights, const Array& g, const 
                             s.rows,
                             s.inputs,
                             s.units};
-  InterpreterRelease release;
+  InterpreterRelease release(brief(s));
   nn::dense_gradient(a);
 }
 
@@ -617,30 +639,76 @@ void batch_combine(const Array& g, const Array& x, const Array& mean, const Arra
   });
 }
 
-void adam_update(Array& p, const Array& g, Array& m, Array& v, double alpha, double beta1,
-                 double beta2, double epsilon) {
-  with_real(p, "p", [&](auto zero) {
-    using T = decltype(zero);
-    const Index n = p.size();
-    T* parameter = out<T>(p, "p", n);
-    const T* gradient = in<T>(g, "g", n);
-    T* first = out<T>(m, "m", n);
-    T* second = out<T>(v, "v", n);
-    InterpreterRelease release;
-    nn::adam_update(parameter, gradient, first, second, n, alpha, beta1, beta2, epsilon);
+using Arrays = std::vector<py::array>;
+
+// Several arrays as one run of numbers, to be divided among threads.
+template <typename T>
+struct Run {
+  std::vector<T*> data;
+
+  Run(const Arrays& arrays, const char* name, const std::vector<Index>& sizes) {
+    if (arrays.size() != sizes.size()) {
+      throw py::value_error("there are " + std::to_string(arrays.size()) + " arrays " + name +
+                            " for " + std::to_string(sizes.size()) + " parameters");
+    }
+    for (std::size_t k = 0; k < arrays.size(); ++k) {
+      check<std::remove_const_t<T>>(arrays[k], name, sizes[k], !std::is_const_v<T>);
+      data.push_back(static_cast<T*>(const_cast<void*>(arrays[k].data())));
+    }
+  }
+};
+
+std::vector<Index> sizes_of(const Arrays& arrays) {
+  std::vector<Index> sizes;
+  for (const Array& a : arrays) sizes.push_back(a.size());
+  return sizes;
+}
+
+// Calls body(k, first, count) for ranges of the numbers of arrays k = 0, 1, ... of these sizes,
+// which together are all of them.
+template <typename Body>
+void over_all(const std::vector<Index>& sizes, const Body& body) {
+  const Index total = std::accumulate(sizes.begin(), sizes.end(), Index{0});
+  InterpreterRelease release(total <= kBrief / 8);
+  by_parts(total, [&](Index first, Index last) {
+    Index begin = 0;
+    for (std::size_t k = 0; k < sizes.size(); begin += sizes[k++]) {
+      const Index from = std::max(first - begin, Index{0});
+      const Index to = std::min(last - begin, sizes[k]);
+      if (from < to) body(k, from, to - from);
+    }
   });
 }
 
-void sgd_update(Array& p, const Array& g, MaybeArray velocity, double rate, double momentum,
-                bool nesterov) {
-  with_real(p, "p", [&](auto zero) {
+void adam_update(const Arrays& p, const Arrays& g, const Arrays& m, const Arrays& v, double alpha,
+                 double beta1, double beta2, double epsilon) {
+  if (p.empty()) return;
+  with_real(p[0], "p", [&](auto zero) {
     using T = decltype(zero);
-    const Index n = p.size();
-    T* parameter = out<T>(p, "p", n);
-    const T* gradient = in<T>(g, "g", n);
-    T* speed = out<T>(velocity, "velocity", n);
-    InterpreterRelease release;
-    nn::sgd_update(parameter, gradient, speed, n, rate, momentum, nesterov);
+    const std::vector<Index> sizes = sizes_of(p);
+    const Run<T> parameters(p, "p", sizes), first(m, "m", sizes), second(v, "v", sizes);
+    const Run<const T> gradients(g, "g", sizes);
+    over_all(sizes, [&](std::size_t k, Index at, Index count) {
+      nn::adam_update(parameters.data[k] + at, gradients.data[k] + at, first.data[k] + at,
+                      second.data[k] + at, count, alpha, beta1, beta2, epsilon);
+    });
+  });
+}
+
+void sgd_update(const Arrays& p, const Arrays& g, const std::optional<Arrays>& velocity,
+                double rate, double momentum, bool nesterov) {
+  if (p.empty()) return;
+  with_real(p[0], "p", [&](auto zero) {
+    using T = decltype(zero);
+    const std::vector<Index> sizes = sizes_of(p);
+    const Run<T> parameters(p, "p", sizes);
+    const Run<const T> gradients(g, "g", sizes);
+    std::optional<Run<T>> speeds;
+    if (velocity) speeds.emplace(*velocity, "velocity", sizes);
+    over_all(sizes, [&](std::size_t k, Index at, Index count) {
+      nn::sgd_update(parameters.data[k] + at, gradients.data[k] + at,
+                     speeds ? speeds->data[k] + at : nullptr, count, rate, momentum, nesterov);
+    });
   });
 }
 
@@ -756,6 +824,7 @@ void bind_nn(py::module_& m) {
         "nesterov"_a);
   m.def("rmsprop_update", &rmsprop_update, "p"_a, "g"_a, "v"_a, "mean"_a, "speed"_a, "rate"_a,
         "rho"_a, "momentum"_a, "epsilon"_a);
+  m.def("add_multiple", &add_multiple, "x"_a, "factor"_a, "y"_a, "z"_a);
   m.def("adagrad_update", &adagrad_update, "p"_a, "g"_a, "a"_a, "rate"_a, "epsilon"_a);
 }
 

@@ -24,13 +24,14 @@ std::atomic<bool> vacant{false};
 
 }  // namespace
 
-InterpreterRelease::InterpreterRelease() : state_(PyEval_SaveThread()) {
+InterpreterRelease::InterpreterRelease(bool keep) : state_(keep ? nullptr : PyEval_SaveThread()) {
 #ifndef Py_GIL_DISABLED
-  vacant.store(true, std::memory_order_release);
+  if (!keep) vacant.store(true, std::memory_order_release);
 #endif
 }
 
 InterpreterRelease::~InterpreterRelease() {
+  if (!state_) return;
 #ifndef Py_GIL_DISABLED
   if (!take()) {
     // The holder needs a core of its own.

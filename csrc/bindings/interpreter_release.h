@@ -13,7 +13,9 @@ namespace pycollective {
 
 class InterpreterRelease {
  public:
-  InterpreterRelease();
+  // With `keep` the lock is kept: what takes a few microseconds is over before anybody else could
+  // use it, and getting it back may take longer.
+  explicit InterpreterRelease(bool keep = false);
   ~InterpreterRelease();
   InterpreterRelease(const InterpreterRelease&) = delete;
   InterpreterRelease& operator=(const InterpreterRelease&) = delete;

@@ -99,6 +99,10 @@ class Communicator {
   // A call that goes on while the caller does something else; they are made one after the other,
   // and whoever makes a call at once settles them first. The thread is started by the first one.
   std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
+  // Lets go of what those that are done have kept.
+  void collect() {
+    if (progress()) progress_->collect();
+  }
   // Waits until all of them are done, unless it is one of them that asks.
   void settle(const Interrupt& interrupt) {
     if (progress_) settle_progress(interrupt);

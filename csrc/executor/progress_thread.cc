@@ -79,8 +79,15 @@ std::shared_ptr<Task> ProgressThread::submit(std::function<void()> call,
 
 void ProgressThread::collect() {
   std::list<std::shared_ptr<Task>> finished;
-  std::lock_guard lock(mutex_);
-  finished.swap(finished_);
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.empty() || !queue_.front()->done(); });
+    finished.swap(finished_);
+  }
+  for (const auto& task : finished) {  // which whoever asks for the outcome may still have
+    task->call_ = nullptr;
+    task->kept_.reset();
+  }
 }
 
 std::size_t ProgressThread::outstanding() {
@@ -113,6 +120,7 @@ void ProgressThread::run() {
     task.run();
     lock.lock();
     finished_.splice(finished_.end(), queue_, queue_.begin());
+    changed_.notify_all();
   }
 }
 

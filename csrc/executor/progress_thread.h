@@ -39,7 +39,7 @@ class Task {
   void run() noexcept;
 
   std::function<void()> call_;
-  const std::shared_ptr<void> kept_;
+  std::shared_ptr<void> kept_;
   const int owner_;
   std::exception_ptr error_;
   Clock::time_point began_, ended_;

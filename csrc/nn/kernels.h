@@ -27,6 +27,9 @@ void bias_relu(float* z, const float* bias, Index rows, Index channels, bool rel
 void bias_relu(double* z, const double* bias, Index rows, Index channels, bool relu);
 float sum_of_squares(const float* x, Index size);
 double sum_of_squares(const double* x, Index size);
+// z = y + factor x; z may be y.
+void add_multiple(const float* x, double factor, const float* y, float* z, Index size);
+void add_multiple(const double* x, double factor, const double* y, double* z, Index size);
 // y = max(x, 0); NaN stays NaN.
 void relu(const float* x, float* y, Index size);
 void relu(const double* x, double* y, Index size);

@@ -57,6 +57,13 @@ PYCOLLECTIVE_INLINE void relu_gradient_body(const T* __restrict g, const T* __re
 }
 
 template <typename T>
+PYCOLLECTIVE_INLINE void add_multiple_body(const T* __restrict x, T factor, const T* y, T* z,
+                                           Index size) {
+#pragma GCC ivdep
+  for (Index i = 0; i < size; ++i) z[i] = y[i] + factor * x[i];
+}
+
+template <typename T>
 PYCOLLECTIVE_INLINE T sum_of_squares_body(const T* __restrict x, Index size) {
   // In lanes, which the compiler may not make of one sum, and in blocks, which stay exact.
   constexpr Index kLanes = 64, kBlock = 1 << 12;
@@ -161,6 +168,9 @@ PYCOLLECTIVE_INLINE void softmax_cross_entropy_body(const T* __restrict logits,
 #define PYCOLLECTIVE_POINTWISE(T)                                                                  \
   PYCOLLECTIVE_CLONES T sum_of_squares(const T* x, Index size) {                                   \
     return sum_of_squares_body(x, size);                                                           \
+  }                                                                                                \
+  PYCOLLECTIVE_CLONES void add_multiple(const T* x, double factor, const T* y, T* z, Index size) { \
+    add_multiple_body(x, T(factor), y, z, size);                                                   \
   }                                                                                                \
   PYCOLLECTIVE_CLONES void relu(const T* x, T* y, Index size) { relu_body(x, y, size); }           \
   PYCOLLECTIVE_CLONES void bias_relu(T* z, const T* bias, Index rows, Index channels, bool relu) { \

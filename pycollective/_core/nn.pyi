@@ -1,5 +1,6 @@
 """Kernels of convolution, pooling, cross-entropy and optimizers; see csrc/nn/kernels.h."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -54,6 +55,7 @@ def im2col(x: NDArray[Any], cols: NDArray[Any], window: Window, first: int, rows
 def col2im(cols: NDArray[Any], x: NDArray[Any], window: Window, first: int, rows: int) -> None: ...
 def bias_relu(z: NDArray[Any], bias: NDArray[Any] | None, relu: bool) -> None: ...
 def sum_of_squares(x: NDArray[Any]) -> float: ...
+def add_multiple(x: NDArray[Any], factor: float, y: NDArray[Any], z: NDArray[Any]) -> None: ...
 def relu(x: NDArray[Any], y: NDArray[Any]) -> None: ...
 def relu_gradient(
     g: NDArray[Any],
@@ -197,19 +199,19 @@ def batch_combine(
     dx: NDArray[Any],
 ) -> None: ...
 def adam_update(
-    p: NDArray[Any],
-    g: NDArray[Any],
-    m: NDArray[Any],
-    v: NDArray[Any],
+    p: Sequence[NDArray[Any]],
+    g: Sequence[NDArray[Any]],
+    m: Sequence[NDArray[Any]],
+    v: Sequence[NDArray[Any]],
     alpha: float,
     beta1: float,
     beta2: float,
     epsilon: float,
 ) -> None: ...
 def sgd_update(
-    p: NDArray[Any],
-    g: NDArray[Any],
-    velocity: NDArray[Any] | None,
+    p: Sequence[NDArray[Any]],
+    g: Sequence[NDArray[Any]],
+    velocity: Sequence[NDArray[Any]] | None,
     rate: float,
     momentum: float,
     nesterov: bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 from pycollective import _core, observe, tuning
 from pycollective.communicator.messages import Messages
@@ -15,7 +15,7 @@ from pycollective.communicator.reductions import (
     all_reduce_together,
 )
 from pycollective.communicator.split import Threads, split_groups
-from pycollective.communicator.work import Work
+from pycollective.communicator.work import Work, in_python
 
 __all__ = [
     "DEFAULT_ALGORITHM",
@@ -73,9 +73,34 @@ class Communicator(Reductions, Moves, Messages):
             raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
         return _on_mpi(join(comm), timeout)
 
+    @overload
     def split(
-        self, color: int | None, key: int = 0, *, timeout: float | None = None
-    ) -> Communicator | None:
+        self,
+        color: int | None,
+        key: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> Communicator | None: ...
+
+    @overload
+    def split(
+        self,
+        color: int | None,
+        key: int = 0,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+
+    def split(
+        self,
+        color: int | None,
+        key: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Communicator | Work | None:
         """Make new groups of this group's ranks: one of all ranks that give the same color.
 
         Every rank of this group calls it. The new groups are independent: their calls have numbers of
@@ -89,12 +114,15 @@ class Communicator(Reductions, Moves, Messages):
             Ranks of one color are in one new group; None or a negative number: in none.
         key : int
             The new ranks are in the order of the keys, and of the ranks here where those are equal.
+        async_op : bool
+            Return a `Work` at once, whose ``wait()`` gives the communicator. Calls of this group that
+            come after it begin when it is done.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
         Returns
         -------
-        Communicator or None
+        Communicator, None or Work
             This rank's, with this one's timeout; None where it has no color. To be closed by itself.
 
         Raises
@@ -104,12 +132,18 @@ class Communicator(Reductions, Moves, Messages):
         MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
             As `all_reduce`.
         """
-        color = None if color is None else operator.index(color)
+        color, key = None if color is None else operator.index(color), operator.index(key)
+        seconds = self._seconds(timeout)
+        if async_op:
+            return in_python(self, lambda: self._part(color, key, seconds))
+        return self._part(color, key, seconds)
+
+    def _part(self, color: int | None, key: int, seconds: float) -> Communicator | None:
         if self._family is None:
-            self.barrier(timeout=timeout)
-            mpi_group = cast(MPIGroup, self._group).split(color, operator.index(key))
+            self.barrier(timeout=seconds)
+            mpi_group = cast(MPIGroup, self._group).split(color, key)
             return None if mpi_group is None else _on_mpi(mpi_group, self.timeout, self._lane)
-        made = split_groups(self, color, operator.index(key), self._seconds(timeout))
+        made = split_groups(self, color, key, seconds)
         if made is None:
             return None
         group, rank, family = made

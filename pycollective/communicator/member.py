@@ -72,8 +72,10 @@ class Member(_core.CommunicatorBase):
         """Make an array that `all_reduce` reduces without a copy; every rank calls it.
 
         Processes of one host reach each other's such arrays: an all-reduce in place, or from one of
-        them to another, reads and writes them where they are. Everywhere else it is an ordinary
-        array. What it holds is whatever was there.
+        them to another, reads and writes them where they are. What else they send each other of
+        them, 128 KiB or more at once, is read where it is: in groups of several hosts, the hierarchical
+        all-reduce copies nothing within a host but results. Over TCP alone, and among threads, it is
+        an ordinary array. What it holds is whatever was there.
 
         Parameters
         ----------
@@ -87,7 +89,8 @@ class Member(_core.CommunicatorBase):
         Returns
         -------
         ndarray
-            On a cache line at least. Its memory is given back when all ranks have dropped theirs.
+            On a cache line at least. Its memory is given back when all ranks of the host have dropped
+            theirs.
 
         Raises
         ------

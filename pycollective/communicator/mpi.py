@@ -236,6 +236,9 @@ class MPICore:
             task.wait(1e9)
         self._under_way.clear()
 
+    def collect(self) -> None:
+        """What is done keeps nothing."""
+
     def submit(self, call: Callable[[], object]) -> _Task:
         """Make a call in a thread, after those before it."""
         if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:

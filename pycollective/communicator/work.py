@@ -31,8 +31,11 @@ class Work:
             ...  # both are under way
     """
 
-    def __init__(self, tasks: Sequence[_core.Task], finish: Callable[[], Any]) -> None:
+    def __init__(
+        self, tasks: Sequence[_core.Task], finish: Callable[[], Any], core: Any = None
+    ) -> None:
         self._tasks = tasks
+        self._core = core  # of a communicator that the call itself keeps
         self._finish: Callable[[], Any] | None = finish
         self._result: Any = None
 
@@ -92,6 +95,9 @@ class Work:
         """
         if not self.done():
             raise _StillUnderWayError("the call is still under way: wait() for it first")
+        if self._core is not None:
+            self._core.collect()
+            self._core = None
         for task in self._tasks:
             task.check()
         if self._finish is not None:
@@ -135,8 +141,20 @@ def in_python(member: Member, array: Array, call: Callable[[], Any]) -> Work:
         return Work([], lambda: result)
     _need_python.add(member)
     results: list[Any] = []
-    task = member._core.submit(lambda: results.append(call()))
-    return Work([task], lambda: results[0])
+    errors: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # for the one who asks, if need be again
+            errors.append(error)
+
+    def finish() -> Any:
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    return Work([member._core.submit(begin)], finish, member._core)
 
 
 @atexit.register

@@ -459,15 +459,18 @@ class StrategyExtended:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduce several values in one go; arguments and results as those of `reduce_to`."""
+        """Reduce several values in one go; arguments and results as those of `reduce_to`.
+
+        As in TensorFlow the strategy's operation is asked, wherever the destinations are.
+        """
         require_cross_replica(self.strategy)
         op = ReduceOp.of(reduce_op)
         pairs = checked_pairs(value_destination_pairs)
         differ = [
             i
-            for i, (value, destinations) in enumerate(pairs)
+            for i, (value, _) in enumerate(pairs)
             if isinstance(value, PerReplica)
-            and self.cross_device_ops_for(value, destinations) is self.cross_device_ops
+            and self.cross_device_ops_for(value) is self.cross_device_ops
         ]
         together = [pairs[i] for i in differ]
         reduced = self.cross_device_ops.batch_reduce(op, together, options) if together else []

@@ -326,7 +326,10 @@ class Strategy:
         """
         size = self._extended.num_local_replicas
         first, replicas = self._extended.first_replica, self.num_replicas_in_sync
-        values = [value_fn(ValueContext(first + r, replicas)) for r in range(size)]
+        values = []
+        for r in range(size):
+            with self._extended.replica_device(r):
+                values.append(value_fn(ValueContext(first + r, replicas)))
         if not self._extended.groups_values:
             return values[0]
         return regroup(values, always_wrap=True)

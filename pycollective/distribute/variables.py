@@ -385,7 +385,8 @@ class SyncOnReadVariable(DistributedVariable):
 
     def _scatter(self, method: str, slices: Any) -> Variable:
         raise NotImplementedError(
-            f"SyncOnReadVariable does not support `{method}`: variable {self._name!r}"
+            f"Variables with `synchronization=ON_READ` doesn't support `{method}`: variable "
+            f"{self._name!r}"
         )
 
     def _write(self, method: str, value: Any) -> Variable:

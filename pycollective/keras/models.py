@@ -30,6 +30,7 @@ from pycollective.keras.saving.registration import CustomObjectScope
 from pycollective.keras.summary import summary_lines
 from pycollective.keras.training.trainer import Trainer
 from pycollective.tensor import Tensor
+from pycollective.train.trackable import structure_changed
 
 if TYPE_CHECKING:
     from pycollective.keras.cloning import clone_model
@@ -365,6 +366,7 @@ class Sequential(Model):
             raise TypeError(f"model {self.name!r} has no layer to take off")
         self._steps = None
         layer = self._stack.pop()
+        structure_changed()
         self.built = False
         self._graph = None
         self._build_if_declared()
@@ -390,6 +392,7 @@ class Sequential(Model):
                 f"Sequential: there is a layer {layer.name!r} already; names must differ"
             )
         self._stack.append(layer)
+        structure_changed()
         self._steps = None
         self._graph = None
         self.built = False

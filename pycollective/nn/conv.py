@@ -58,35 +58,49 @@ _SPARSE_CHANNELS = 8
 def _conv_window(
     x: Array, w: Array, b: Array | None, strides: Pair, padding: str, dilations: Pair
 ) -> Window:
-    if x.ndim != 4 or w.ndim != 4:
-        raise ValueError(
-            "conv2d needs images [n, height, width, channels] and filters [kernel_h, kernel_w, "
-            f"channels, filters], got shapes {x.shape} and {w.shape}"
-        )
-    if x.shape[3] != w.shape[2]:
-        raise ValueError(
-            f"images of shape {x.shape} have {x.shape[3]} channels, filters of shape {w.shape} "
-            f"expect {w.shape[2]}"
-        )
-    if b is not None and b.shape != w.shape[3:]:
-        raise ValueError(f"bias has shape {b.shape}, filters of shape {w.shape} need {w.shape[3:]}")
-    if min(w.shape) < 1:
-        raise ValueError(f"filters of shape {w.shape} have an empty axis")
     for other in (w, b):
         if other is not None and other.dtype != x.dtype:
             raise TypeError(
                 f"images have dtype {x.dtype}, filters or bias {other.dtype}; cast one of them"
             )
+    return _window_of_shapes(
+        x.shape,
+        w.shape,
+        None if b is None else b.shape,
+        strides if strides.__class__ is tuple else pair(strides, "strides"),
+        padding,
+        dilations if dilations.__class__ is tuple else pair(dilations, "dilations"),
+    )
+
+
+@functools.lru_cache(maxsize=512, typed=True)
+def _window_of_shapes(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    b: tuple[int, ...] | None,
+    strides: Pair,
+    padding: str,
+    dilations: Pair,
+) -> Window:
+    if len(x) != 4 or len(w) != 4:
+        raise ValueError(
+            "conv2d needs images [n, height, width, channels] and filters [kernel_h, kernel_w, "
+            f"channels, filters], got shapes {x} and {w}"
+        )
+    if x[3] != w[2]:
+        raise ValueError(
+            f"images of shape {x} have {x[3]} channels, filters of shape {w} expect {w[2]}"
+        )
+    if b is not None and b != w[3:]:
+        raise ValueError(f"bias has shape {b}, filters of shape {w} need {w[3:]}")
+    if min(w) < 1:
+        raise ValueError(f"filters of shape {w} have an empty axis")
     try:
         return make_window(
-            x.shape[1:],
-            w.shape[:2],
-            pair(strides, "strides"),
-            pair(dilations, "dilations"),
-            is_same(padding),
+            x[1:], w[:2], pair(strides, "strides"), pair(dilations, "dilations"), is_same(padding)
         )
     except ValueError as error:
-        raise ValueError(f"conv2d of images {x.shape} with filters {w.shape}: {error}") from None
+        raise ValueError(f"conv2d of images {x} with filters {w}: {error}") from None
 
 
 # Compiled ----------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ import numpy as np
 
 from .._core import nn as kernels
 from ..array_backend import Array, array_module, asarray, on_host
+from ..tensor.multiple import Multiple
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands
-from ..tensor.tape import record
+from ..tensor.tape import record, recording
 from ..tensor.tensor import Tensor, as_tensor
-from ..workspace import workspace
+from . import cross_entropy
 from .activations import _classes, log_softmax_of, softplus_of, stable_sigmoid
 from .window import compiled, native
 
@@ -61,6 +62,8 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
             "label for each row of logits is needed"
         )
     classes = a.shape[axis]
+    if compiled(a):
+        return record(*_by_kernel(label, a, x))
     wrong = (label < 0) | (label >= classes)
     if not on_host(a):
         label = np.where(wrong, 0, label)
@@ -83,6 +86,17 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> Tensor
         return (gradient.reshape(a.shape),)
 
     return record(-logs[rows, columns].reshape(label.shape), (x,), vjp)
+
+
+def _by_kernel(label: Array, a: Array, x: Tensor) -> tuple[Array, tuple[Tensor], Any]:
+    """Compute losses, and while a tape records their slopes too, in one pass over the logits."""
+    rows = a.reshape(-1, a.shape[-1])
+    losses, slope = cross_entropy.forward(rows, label.reshape(-1), recording())
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        return ((slope * g.reshape(-1, 1)).reshape(a.shape),)
+
+    return losses.reshape(label.shape), (x,), vjp
 
 
 @differentiable
@@ -165,10 +179,8 @@ def sum_of_squares(t: Any, factor: float) -> Tensor:
         flat = a.reshape(-1)
         total = np.dot(flat, flat)
 
-    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Any]:
         slope = g * number(2 * factor)
-        if not compiled(a):
-            return (slope * a,)
-        return (np.multiply(a, slope, out=workspace.empty(a.shape, a.dtype)),)
+        return (Multiple(a, float(slope)) if compiled(a) else slope * a,)
 
     return record(asarray(total * number(factor), a.dtype, like=a), (x,), vjp)

@@ -6,6 +6,9 @@ other arrays by the functions of their array module.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
 
 from .._core import nn as kernels
@@ -32,11 +35,40 @@ def _in_place(*arrays: Array | None) -> bool:
     return compiled(*arrays) and all(a is None or native(a) is a for a in arrays)
 
 
+class _Together:
+    """Arrays that one call of a kernel updates: those of one dtype."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Any, list[tuple[Array, ...]]] = {}
+
+    def add(self, *row: Array) -> None:
+        """Take in what belongs to one parameter."""
+        self._rows.setdefault(row[0].dtype, []).append(row)
+
+    def __iter__(self) -> Iterator[list[list[Array]]]:
+        return (
+            [list(column) for column in zip(*rows, strict=True)] for rows in self._rows.values()
+        )
+
+
+def _alike(param: Array, *others: Array) -> bool:
+    """Whether the compiled kernels take these arrays as they are, and write to any of them."""
+    shape, dtype = param.shape, param.dtype
+    if not compiled(param) or native(param) is not param:
+        return False
+    for array in others:
+        if array.__class__ is not np.ndarray or array.shape != shape or array.dtype is not dtype:
+            return False
+        if native(array) is not array:
+            return False
+    return True
+
+
 def adam_update(
-    param: Array,
-    grad: Array,
-    m: Array,
-    v: Array,
+    params: Sequence[Array],
+    grads: Sequence[Array],
+    ms: Sequence[Array],
+    vs: Sequence[Array],
     alpha: float,
     beta1: float,
     beta2: float,
@@ -49,10 +81,10 @@ def adam_update(
 
     Parameters
     ----------
-    param, m, v
-        The parameter and the running means of gradient and squared gradient; all are changed.
-    grad
-        The gradient; it is not changed.
+    params, ms, vs
+        Parameters and their running means of gradient and squared gradient; all are changed.
+    grads
+        The gradients; they are not changed.
     alpha
         ``learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)`` in step ``t`` = 1, 2, …
 
@@ -61,52 +93,62 @@ def adam_update(
     ValueError, TypeError
         If shapes or dtypes differ.
     """
-    _check(param, grad=grad, m=m, v=v)
-    if compiled(grad) and _in_place(param, m, v):
-        kernels.adam_update(param, native(grad), m, v, alpha, beta1, beta2, epsilon)
-        return
-    m += (grad - m) * (1 - beta1)
-    v += (grad * grad - v) * (1 - beta2)
-    param -= alpha * m / (np.sqrt(v) + epsilon)
+    together = _Together()
+    for param, grad, m, v in zip(params, grads, ms, vs, strict=True):
+        if _alike(param, grad, m, v):
+            together.add(param, grad, m, v)
+            continue
+        _check(param, grad=grad, m=m, v=v)
+        m += (grad - m) * (1 - beta1)
+        v += (grad * grad - v) * (1 - beta2)
+        param -= alpha * m / (np.sqrt(v) + epsilon)
+    for p, g, m_, v_ in together:
+        kernels.adam_update(p, g, m_, v_, alpha, beta1, beta2, epsilon)
 
 
 def sgd_update(
-    param: Array,
-    grad: Array,
+    params: Sequence[Array],
+    grads: Sequence[Array],
     rate: float,
-    velocity: Array | None = None,
+    velocities: Sequence[Array] | None = None,
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> None:
     """Take one step of gradient descent (in the form of Keras), in place.
 
-    Without ``velocity``: ``param -= rate grad``. With it:
+    Without velocities: ``param -= rate grad``. With them:
     ``velocity = momentum velocity - rate grad``, then ``param += velocity`` or, with ``nesterov``,
     ``param += momentum velocity - rate grad``.
 
     Parameters
     ----------
-    param, velocity
-        The parameter and its running step; both are changed.
-    grad
-        The gradient; it is not changed.
+    params, velocities
+        Parameters and their running steps; both are changed.
+    grads
+        The gradients; they are not changed.
 
     Raises
     ------
     ValueError, TypeError
         If shapes or dtypes differ.
     """
-    _check(param, grad=grad, velocity=velocity)
-    if compiled(grad) and _in_place(param, velocity):
-        kernels.sgd_update(param, native(grad), velocity, rate, momentum, nesterov)
-        return
-    step = grad * rate
-    if velocity is None:
-        param -= step
-        return
-    velocity *= momentum
-    velocity -= step
-    param += momentum * velocity - step if nesterov else velocity
+    together = _Together()
+    speeds = [None] * len(params) if velocities is None else velocities
+    for param, grad, velocity in zip(params, grads, speeds, strict=True):
+        own = (param, grad) if velocity is None else (param, grad, velocity)
+        if _alike(*own):
+            together.add(*own)
+            continue
+        _check(param, grad=grad, velocity=velocity)
+        step = grad * rate
+        if velocity is None:
+            param -= step
+            continue
+        velocity *= momentum
+        velocity -= step
+        param += momentum * velocity - step if nesterov else velocity
+    for p, g, *v in together:
+        kernels.sgd_update(p, g, v[0] if v else None, rate, momentum, nesterov)
 
 
 def rmsprop_update(

@@ -20,6 +20,7 @@ import numpy as np
 from .. import nest
 from ..array_backend import Array, array_module, asarray, copy
 from ..workspace import workspace
+from .multiple import Multiple
 from .tensor import Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class _ThreadState(threading.local):
 
 
 thread_state = _ThreadState()
-_new_key = itertools.count(1).__next__
+new_key = itertools.count(1).__next__
 _key_lock = threading.Lock()
 
 
@@ -66,7 +67,7 @@ def key_of(tensor: Tensor) -> int:
     if not tensor._key:
         with _key_lock:
             if not tensor._key:
-                tensor._key = _new_key()
+                tensor._key = new_key()
     return tensor._key
 
 
@@ -96,7 +97,7 @@ def record(array: Array, inputs: tuple[Tensor, ...], vjp: Vjp) -> Tensor:
             if tensor._key in tracked:
                 if array.dtype.kind in "fV":
                     if not output._key:
-                        output._key = _new_key()
+                        output._key = new_key()
                     tracked.add(output._key)
                     tape._nodes.append((output._key, tuple([t._key for t in inputs]), vjp))
                 break
@@ -433,16 +434,24 @@ def _sweep(
             known = gradients.get(key)
             if known is None:
                 gradients[key] = part
-            elif key in own:
+            elif key in own and part.__class__ is not Multiple:
                 known += part
             else:
-                total = workspace.compute(np.add, known, part)
+                total = _sum(known, part)
                 gradients[key] = total
                 if total.ndim:
                     own.add(key)
         del vjp, gradient
     for place in last_uses.get(0, ()):
         complete(place)
+
+
+def _sum(a: Any, b: Any) -> Array:
+    """Return the sum of two gradients, neither of which is written to."""
+    if a.__class__ is Multiple:
+        return a.plus(b)
+    total: Array = b.plus(a) if b.__class__ is Multiple else workspace.compute(np.add, a, b)
+    return total
 
 
 def _reached(nodes: list[_Node], sources: set[int]) -> set[int]:
@@ -466,15 +475,19 @@ def _take(gradients: dict[int, Array], key: int, wanted: set[int]) -> Array | No
     """Return the finished gradient of an operation's result, as an array."""
     gradient = gradients.get(key) if key in wanted else gradients.pop(key, None)
     if gradient is not None and gradient.__class__ is not np.ndarray:
-        gradient = asarray(gradient)
+        gradient = _array_of(gradient)
     return gradient
+
+
+def _array_of(gradient: Any) -> Array:
+    return gradient.computed() if gradient.__class__ is Multiple else asarray(gradient)
 
 
 def _result(parts: list[Array], targets: tuple[Tensor, ...]) -> Tensor:
     """Make the tensor of a gradient, and see that outer tapes do not take it for a constant."""
-    array = asarray(parts[0])
+    array = _array_of(parts[0])
     for part in parts[1:]:
-        array = asarray(array + part)
+        array = asarray(_sum(array, part))
     # A broadcast view would surprise who sends its bytes; everything else is handed out as it is.
     if not (array.flags.c_contiguous and getattr(array.flags, "writeable", True)):
         array = copy(array)

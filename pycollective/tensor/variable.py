@@ -14,7 +14,7 @@ import numpy as np
 
 from ..array_backend import Array, array_module, asarray, beside, copy, to_numpy
 from .indexed_slices import IndexedSlices
-from .tape import key_of, thread_state
+from .tape import new_key, thread_state
 from .tensor import Operators, Tensor, as_tensor
 
 __all__ = [
@@ -209,7 +209,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         """Make ``array``, which belongs to the variable from now on, its value."""
         tensor = Tensor(array)
         if array.dtype.kind in "fV":
-            key_of(tensor)
+            tensor._key = new_key()
         self._tensor: Tensor | None = tensor
 
     # Reading ---------------------------------------------------------------------------------
@@ -432,7 +432,8 @@ class Variable(Operators, metaclass=_VariableMeta):
         Returns the array, and whether nobody else holds it. Other threads cannot get hold of it
         meanwhile: they wait for the lock.
         """
-        self._current()
+        if self._tensor is None:
+            self._current()
         array, tensor_references, array_references = _take_value(self)
         free = (
             tensor_references <= _FREE_TENSOR
@@ -535,8 +536,9 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
     """
     arrays: list[Any] = [None] * len(variables)
     held: list[int] = []
+    identities = [id(variable) for variable in variables]
     try:
-        for place in sorted(range(len(variables)), key=lambda k: id(variables[k])):
+        for place in sorted(range(len(variables)), key=identities.__getitem__):
             variable = variables[place]
             variable._lock.acquire()
             held.append(place)
@@ -546,9 +548,10 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
         update(arrays)
     finally:
         for place in reversed(held):
+            variable = variables[place]
             if arrays[place] is not None:
-                variables[place]._set_array(arrays[place])
-            variables[place]._lock.release()
+                variable._set_array(arrays[place])
+            variable._lock.release()
 
 
 def _take_value(variable: Variable) -> tuple[Array, int, int]:

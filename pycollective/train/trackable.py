@@ -9,7 +9,15 @@ from pycollective.array_backend import Array
 from pycollective.distribute.variables import AggregateInitialValue
 from pycollective.tensor import Variable
 
-__all__ = ["Restore", "Trackable", "children_of", "is_trackable"]
+__all__ = [
+    "Restore",
+    "Trackable",
+    "children_of",
+    "containers_of",
+    "is_trackable",
+    "structure_changed",
+    "structure_stamp",
+]
 
 
 class Restore(Protocol):
@@ -25,6 +33,23 @@ class Restore(Protocol):
 
     def created(self, node: int, name: str, variable: Variable) -> None:
         """Note that ``variable`` was made with the value that `initial_value` returned."""
+
+
+_stamp = object()
+
+
+def structure_stamp() -> object:
+    """Return what is another object whenever anything was put into, or taken from, a `Trackable`.
+
+    Changes of the lists and dicts that are its attributes do not count.
+    """
+    return _stamp
+
+
+def structure_changed() -> None:
+    """Make `structure_stamp` return something else from now on."""
+    global _stamp
+    _stamp = object()
 
 
 class Trackable:
@@ -55,11 +80,18 @@ class Trackable:
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+        if value.__class__ in _PLAIN and name not in self._tracked:
+            return
+        structure_changed()
         if value.__class__ in _PLAIN or name in self._untracked or not _may_hold(value):
             return
         self._tracked[name] = None
         if self._restore is not None:
             self._resume_restore()
+
+    def __delattr__(self, name: str) -> None:
+        object.__delattr__(self, name)
+        structure_changed()
 
     def _trackable_children(self) -> dict[str, Any]:
         """Return what a checkpoint of this object has in it, by name."""
@@ -110,6 +142,7 @@ class Trackable:
             **options,
         )
         self._variables[unique] = variable
+        structure_changed()
         if saved is not None:
             restore.created(node, unique, variable)
         return variable
@@ -124,6 +157,19 @@ def children_of(value: Any) -> dict[str, Any]:
     mapping = value.__class__ is not list and isinstance(value, Mapping)
     items = value.items() if mapping else enumerate(value)
     return {str(key): item for key, item in items if is_trackable(item)}
+
+
+def containers_of(owner: Trackable) -> list[Any]:
+    """Return the lists and dicts, also empty ones, in which an object's attributes may have parts."""
+    found: list[Any] = []
+    rest = [vars(owner).get(name) for name in owner._tracked]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, (list, tuple, Mapping)):
+            if not isinstance(value, tuple):
+                found.append(value)
+            rest.extend(value.values() if isinstance(value, Mapping) else value)
+    return found
 
 
 #: What most attributes are: nothing to look into.

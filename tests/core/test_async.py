@@ -275,3 +275,21 @@ def test_replicas_reduce_in_cross_replica_context_after_what_is_under_way():
     works = [c.all_reduce(np.ones(2), async_op=True) for c in comms]
     both = all_reduce_together(comms, [np.ones(2), np.ones(2)], "sum")
     assert [w.wait().tolist() for w in works] == [x.tolist() for x in both] == [[2.0, 2.0]] * 2
+
+
+def test_nothing_keeps_a_communicator_whose_calls_are_over(on_ranks):
+    """Calls that Python makes there keep it, and it has their errors."""
+
+    def work(c):
+        ragged = c.all_gather(np.ones(c.rank), ragged=True, async_op=True)
+        split = c.split(0, async_op=True)
+        assert len(ragged.wait()) == 1
+        assert split.wait().all_reduce([1.0], async_op=True).wait() == [2.0]
+        mismatch = c.split(0, async_op=True) if c.rank else c.barrier(async_op=True)
+        for _ in range(2):  # asked for again
+            with pytest.raises(pc.MismatchError):
+                mismatch.wait()
+            assert isinstance(mismatch.exception(), pc.MismatchError)
+
+    assert on_ranks(local_group(2, timeout=30), work) == [None] * 2
+    assert progress_threads_become(0)

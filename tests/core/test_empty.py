@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 
 import numpy as np
 import pytest
+import rank_groups
 from rank_groups import make_group
 
 import pycollective as pc
+from pycollective.algorithms import names
 from pycollective.communicator import local_group
 
 
@@ -65,10 +68,108 @@ def test_threads_and_one_rank_get_ordinary_arrays(on_ranks):
     on_ranks(local_group(1), work)
 
 
+def with_memories(monkeypatch, kind, size):
+    """Return the communicators of a group, and the descriptors of its memories."""
+    made = []
+    joined = rank_groups._joined
+
+    def watched(ranks):
+        made.append(joined(ranks))
+        return made[-1]
+
+    monkeypatch.setattr(rank_groups, "_joined", watched)
+    comms = make_group(kind, size, 30.0)
+    return comms, [each[0].descriptor for each in made]
+
+
+EVERYTHING = [
+    *((c, how) for c in ("all_reduce", "reduce_scatter", "all_gather") for how in names(c)),
+    ("all_reduce", "auto"),
+    ("reduce", "tree"),
+    ("broadcast", "tree"),
+    ("broadcast", "chain"),
+    ("scatter", None),
+    ("gather", None),
+    ("all_to_all", None),
+]
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("shm", 2), ("shm", 3), ("mixed", 3), ("mixed", 5)])
+def test_every_collective_reads_it_where_it_is(kind, ranks, on_ranks):
+    items = 40_000  # of a rank's part: a message of 320 kB is not copied
+    whole = np.arange(ranks * items).reshape(ranks, items) % 1009
+
+    def work(c):
+        given, got, part, mine = (c.empty(s, "i8") for s in [whole.shape] * 2 + [(1, items)] * 2)
+        for collective, how in EVERYTHING:
+            options = {"algorithm": how} if how else {}
+            call = functools.partial(getattr(c, collective), **options)
+            given[...] = whole + c.rank
+            mine[...] = whole[c.rank]
+            got.fill(-1)
+            part.fill(-1)
+            if collective == "all_reduce":
+                call(given, out=got)
+                want = ranks * whole + ranks * (ranks - 1) // 2
+                assert np.array_equal(got, want), how
+                assert np.array_equal(call(given, out=given), want), how
+            elif collective == "reduce":
+                call(given, root=1, out=got if c.rank == 1 else None)
+                assert c.rank != 1 or np.array_equal(got, ranks * whole + ranks * (ranks - 1) // 2)
+            elif collective == "reduce_scatter":
+                call(given, out=part)
+                assert np.array_equal(part[0], ranks * whole[c.rank] + ranks * (ranks - 1) // 2), (
+                    how
+                )
+            elif collective == "broadcast":
+                assert np.array_equal(call(given, root=1, out=got), whole + 1), how
+            elif collective == "all_gather":
+                assert np.array_equal(call(mine, out=got), whole), how
+            elif collective == "gather":
+                call(mine, root=1, out=got if c.rank == 1 else None)
+                assert c.rank != 1 or np.array_equal(got, whole)
+            elif collective == "scatter":
+                call(given if c.rank == 1 else None, root=1, out=part)
+                assert np.array_equal(part[0], whole[c.rank] + 1)
+            else:
+                call(given, out=got)
+                assert np.array_equal(got, whole[c.rank] + np.arange(ranks)[:, None])
+
+    on_ranks(make_group(kind, ranks, 30.0), work)
+
+
+@pytest.mark.parametrize(("kind", "how"), [("shm", "ring"), ("mixed", "hierarchical")])
+def test_nothing_is_copied_on_the_host(kind, how, monkeypatch, on_ranks):
+    """The slots through which messages go stay untouched."""
+    used = {}
+    for make in ("comm.empty", "numpy.empty"):
+        comms, descriptors = with_memories(monkeypatch, kind, 4)
+        assert [c.hosts for c in comms] == [[0] * 4 if kind == "shm" else [0, 1, 0, 1]] * 4
+
+        def work(c, make=make):
+            x = c.empty(1 << 18) if make == "comm.empty" else np.empty(1 << 18)
+            x.fill(c.rank)
+            c.barrier()
+            before = blocks()
+            c.barrier()
+            for _ in range(3):
+                c.all_reduce(x, "max", out=x, algorithm=how)
+                assert (x == 3).all()
+            c.barrier()
+            return blocks() - before
+
+        def blocks(descriptors=descriptors):
+            return sum(os.fstat(d).st_blocks for d in descriptors) * 512
+
+        used[make] = max(on_ranks(comms, work))
+    assert used["numpy.empty"] > 1 << 20
+    assert used["comm.empty"] < 64 << 10
+
+
 @pytest.mark.slow
-def test_memory_is_given_back(on_ranks):
-    comms = shm_group(2)
-    descriptor = comms[0]._group.descriptor
+@pytest.mark.parametrize("kind", ["shm", "mixed"])
+def test_memory_is_given_back(kind, monkeypatch, on_ranks):
+    comms, (descriptor, *_) = with_memories(monkeypatch, kind, 3 if kind == "mixed" else 2)
 
     def work(c):
         for _ in range(20):

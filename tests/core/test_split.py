@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,64 @@ def test_it_is_a_collective_call(on_ranks):
     assert on_ranks(local_group(2, timeout=30), work) == [True, True]
     with pytest.raises(TypeError):
         local_group(1)[0].split(0.5)
+
+
+def test_later(on_ranks):
+    """Works that give communicators, or None, in the order of the calls."""
+
+    def work(c):
+        halves = c.split(c.rank % 2, key=-c.rank, async_op=True)
+        some = c.split(0 if c.rank == 1 else None, async_op=True)
+        total = c.all_reduce(np.ones(1), async_op=True)
+        with pytest.raises(TypeError):
+            c.split(0.5, async_op=True)
+        with pytest.raises(ValueError, match="timeout"):
+            c.split(0, async_op=True, timeout=0)
+        half = halves.wait()
+        assert halves.done()
+        assert halves.result() is half
+        assert (half.rank, half.size) == (1 - c.rank // 2, 2)
+        assert (some.wait() is None) == (c.rank != 1)
+        pair = half.split(0, async_op=True)  # of one that came later
+        assert pair.wait().all_reduce([c.rank]).tolist() == [2 + 2 * (c.rank % 2)]
+        return float(total.wait()[0])
+
+    assert on_ranks(local_group(4, timeout=30), work) == [4.0] * 4
+
+
+def test_later_and_one_does_not_come(on_ranks):
+    def work(c):
+        if c.rank == 0:
+            split = c.split(0, async_op=True, timeout=0.3)
+            with pytest.raises(TimeoutError, match="goes on"):
+                split.wait(0.01)
+            with pytest.raises(pc.CollectiveTimeoutError, match="rank 1 has not called anything"):
+                split.wait()
+            assert isinstance(split.exception(), pc.CollectiveTimeoutError)
+            late.set()
+        assert late.wait(10)
+        with pytest.raises(pc.CollectiveTimeoutError):
+            c.split(0, async_op=True).wait()
+        return True
+
+    late = threading.Event()
+    assert on_ranks(local_group(2, timeout=30), work) == [True, True]
+
+
+def test_later_and_another_call(on_ranks):
+    def work(c):
+        call = c.split(0, async_op=True) if c.rank else c.barrier(async_op=True)
+        with pytest.raises(pc.MismatchError, match="called all_gather"):
+            call.wait()
+        return True
+
+    assert on_ranks(local_group(2, timeout=30), work) == [True, True]
+
+
+def test_one_that_nobody_waits_for(on_ranks):
+    def work(c):
+        c.split(0, async_op=True)
+        c.close()  # waits for it
+        return True
+
+    assert on_ranks(local_group(3, timeout=30), work) == [True] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -41,7 +42,7 @@ def train(strategy):
         if int(step) == 20 and os.environ.get("GROWS"):
             waits = time.monotonic() + 40
             while strategy.extended.workers.count == 2 and time.monotonic() < waits:
-                print("TWO", flush=True)
+                print("TWO " + json.dumps([begun, losses]), flush=True)
                 time.sleep(0.1)
                 checkpoint.save("saved/ckpt")
     return {"begun": begun, "losses": losses, "w": w.numpy(), "n": strategy.num_replicas_in_sync}
@@ -80,25 +81,16 @@ def begin(tmp_path, lost, **more):
 
 
 @pytest.mark.slow
-def test_fewer_go_on(tmp_path, alone):
-    """Also where it is the first one that is lost, at whose address all have met."""
-    processes, _ = begin(tmp_path, 0, LEAST="2", PATIENCE="1")
-    done = ended(processes)
-    assert done.codes[0] == -9
-    del done.codes[0], done.outputs[0], done.errors[0]
-    first, second = done.said
-    assert first == second
-    check(first, alone, 2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_worker_that_comes_back_is_taken_in_at_the_next_checkpoint(tmp_path, alone, lost):
-    """After fewer have gone on without it."""
+def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone, lost):
+    """It is taken in at the next checkpoint; also the first one, at whose address all meet."""
     processes, again = begin(tmp_path, lost, LEAST="2", PATIENCE="0.5", GROWS="1")
     assert processes[lost].wait(60) == -9
     processes[lost].communicate()
-    assert processes[2].stdout.readline() == "TWO\n"
+    word, _, found = processes[2].stdout.readline().partition(" ")
+    begun, losses = json.loads(found)
+    assert (word, begun) == ("TWO", 10)
+    assert losses == pytest.approx(alone["losses"][10:20], rel=1e-9)
     processes[lost : lost + 1] = again()
     said = ended(processes).said
     assert said[0] == said[1] == said[2]

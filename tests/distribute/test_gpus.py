@@ -165,6 +165,15 @@ def test_what_is_reduced_comes_to_the_host_from_one_replica_too():
     assert float(two.reduce("SUM", parts, axis=-1)) == 1.0
 
 
+def test_functions_that_make_values_run_on_the_replicas_devices(cupy):
+    two = d.MirroredStrategy(["gpu:1", "gpu:0"])
+    made = two.experimental_distribute_values_from_function(
+        lambda context: tf.Tensor(cupy.zeros(context.replica_id_in_sync_group + 1))
+    )
+    assert places(made) == [1, 0]
+    assert [v.shape for v in made.values] == [(1,), (2,)]
+
+
 def test_what_is_reduced_on_one_device_is_reduced_there():
     seen = []
 

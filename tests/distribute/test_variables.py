@@ -505,7 +505,10 @@ def test_rows_of_sync_on_read_variables_are_refused(two, method):
         lambda: getattr(v, method)(slices([[1.0]], [0])),
         lambda: two.run(lambda: getattr(v, method)(slices([[1.0]], [0]))),
     ):
-        with pytest.raises(NotImplementedError, match=f"does not support `{method}`"):
+        with pytest.raises(
+            NotImplementedError,
+            match=f"Variables with `synchronization=ON_READ` doesn't support `{method}`",
+        ):
             write()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import pytest
 from workers import ended, free_ports, start
@@ -39,12 +38,16 @@ def begun(processes):
         assert process.stdout.readline() == "STARTED\n", process.communicate()
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
-    ("fault", "code"),
-    [("os.kill(os.getpid(), 9)", -9), ("raise SystemExit(0)", 0), ("raise KeyError('mine')", 3)],
+    ("fault", "code", "replicas"),
+    [
+        ("os.kill(os.getpid(), 9)", -9, 1),
+        ("os.kill(os.getpid(), 9)", -9, 2),
+        ("raise SystemExit(0)", 0, 1),
+        ("raise KeyError('mine')", 3, 1),
+    ],
 )
-def test_a_worker_that_ends(tmp_path, replicas, fault, code):
+def test_a_worker_that_ends(tmp_path, fault, code, replicas):
     """It is killed, leaves early, or fails by an error of its own."""
     body = _STEPS.replace(
         "FAULT", f"if number == 50 and strategy.extended.first_replica == R: {fault}"
@@ -58,23 +61,21 @@ def test_a_worker_that_ends(tmp_path, replicas, fault, code):
 
 
 def test_a_worker_that_is_stopped(tmp_path):
+    """Without a variable that says so, after eight seconds."""
     body = _STEPS.replace("FAULT", "")
     tasks = [("worker", index) for index in range(3)]
-    processes = start(tmp_path, tasks, body, PYCOLLECTIVE_HEARTBEAT="2")
+    processes = start(tmp_path, tasks, body)
     begun(processes)
     processes[1].send_signal(signal.SIGSTOP)
-    begin = time.monotonic()
     try:
-        done = [p.communicate(timeout=20)[0] for p in (processes[0], processes[2])]
-        waited = time.monotonic() - begin
+        done = [p.communicate(timeout=30)[0] for p in (processes[0], processes[2])]
     finally:
         processes[1].kill()
         processes[1].communicate()
     for output in done:
         assert "PeerLostError" in output, output
         assert "rank 1 (worker 1" in output, output
-        assert "stopped or cut off" in output, output
-    assert waited < 15
+        assert "not heard of for 8 s, so it is stopped or cut off" in output, output
 
 
 def test_input_that_fails_ends_all(tmp_path):
@@ -125,16 +126,16 @@ def test_who_does_not_come_is_named(tmp_path):
 import logging
 from pycollective.rendezvous import meeting
 logging.basicConfig()
-meeting.LOG_EVERY = 0.5
+meeting.LOG_EVERY = 0.2
 try:
-    tf.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=2)
+    tf.distribute.MultiWorkerMirroredStrategy(rendezvous_timeout=1)
 except Exception as error:
     print(type(error).__name__, error)
 """
     done = ended(start(tmp_path, [("worker", 0), ("worker", 1)], body, cluster=cluster))
     for output in done.outputs:
         assert "RendezvousError" in output, done
-    assert "Timeout waiting for the cluster, timeout is 2 seconds" in done.outputs[0], done
+    assert "Timeout waiting for the cluster, timeout is 1 seconds" in done.outputs[0], done
     assert "rank 2 of 3" in done.outputs[0], done
     assert "rank 0 waits for" in done.errors[0], done
 

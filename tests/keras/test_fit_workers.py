@@ -32,7 +32,11 @@ with tf.distribute.MultiWorkerMirroredStrategy().scope():
 
 class Stop(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == stop:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        # In the middle of the epoch: 2 of its 4 batches are behind.
+        if self.epoch == stop and batch == 1:
             raise SystemExit(7)
 
 
@@ -40,7 +44,7 @@ data = x, x[:, :2]
 heard = [
     keras.callbacks.TensorBoard(directory + "/logs", histogram_freq=1),
     keras.callbacks.CSVLogger(directory + "/log.csv", append=True),
-    keras.callbacks.BackupAndRestore(directory + "/backup"),
+    keras.callbacks.BackupAndRestore(directory + "/backup", save_freq=2),
     Stop(),
 ]
 history = model.fit(

@@ -107,6 +107,16 @@ def test_an_optimizer_of_ones_own_writes_two_methods():
     np.testing.assert_allclose(found[0], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.Adam])
+def test_a_step_that_is_overridden_is_taken_for_each_variable(kind):
+    class Halved(kind):
+        def update_step(self, parameter, gradient, slots, learning_rate, step):
+            super().update_step(parameter, gradient, slots, learning_rate / 2, step)
+
+    for found, expected in zip(run(Halved(0.1), 3), run(kind(0.05), 3), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_values_read_before_a_step_do_not_change():
     own = variables()
     before = own[0].value()

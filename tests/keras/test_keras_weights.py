@@ -235,3 +235,61 @@ def test_an_embedding():
     with pytest.raises(IndexError, match="to 5"):
         layer(np.array([5]))
     assert layer(Tensor(numbers[:0])).shape == (0, 2, 3)
+
+
+# What a layer consists of -------------------------------------------------------------------------
+
+
+def test_weights_follow_every_change_of_the_layers():
+    class Blocks(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.blocks = []
+            self.named = {"rest": []}
+            self.head = layers.Dense(1)
+
+    def dense():
+        layer = layers.Dense(2, kernel_regularizer="l2")
+        layer.build((None, 3))
+        return layer
+
+    def count():
+        assert len(whole.weights) == len(whole.trainable_weights) == 2 * len(whole.losses)
+        return len(whole.weights)
+
+    whole = Blocks()
+    assert count() == 0
+    whole.blocks.append(dense())
+    assert count() == 2
+    whole.named["rest"].append(dense())
+    whole.named["first"] = dense()
+    assert count() == 6
+    whole.blocks[0] = layers.Dense(2)
+    assert count() == 4
+    whole.head = dense()
+    assert count() == 6
+    whole.head = None
+    assert count() == 4
+    whole.head = keras.Sequential([dense()])
+    assert count() == 6
+    whole.head.add(layers.Flatten())
+    whole.head.add(dense())
+    assert count() == 8
+    whole.head.pop()
+    assert count() == 6
+    del whole.head
+    assert count() == 4
+    whole.blocks[0].build((None, 3))
+    assert len(whole.weights) == 6
+    whole.blocks[0].trainable = False
+    assert len(whole.trainable_weights) == 4
+
+
+def test_a_model_that_was_asked_for_its_weights_is_freed_at_once():
+    import weakref
+
+    layer = keras.Sequential([layers.Dense(2)])
+    gone = weakref.ref(layer.layers[0])
+    assert layer.weights == []
+    del layer
+    assert gone() is None

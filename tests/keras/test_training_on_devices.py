@@ -27,9 +27,10 @@ def test_losses(cupy, cls):
     pairs = [p for p in PAIRS if p != "values"]
     for pair in fitting(pairs, lambda p: result(*map(Tensor, PAIRS[p]))):
         expected = result(*map(Tensor, PAIRS[pair]))
-        fetched = cupy.fetched
-        found = result(*moved(cupy, *PAIRS[pair]))
-        assert cupy.fetched == fetched
+        given = moved(cupy, *PAIRS[pair])
+        before = cupy.fetched, cupy.sent
+        found = result(*given)
+        assert (cupy.fetched, cupy.sent) == before
         for ours, theirs in zip(found, expected, strict=True):
             assert type(ours.array) is DeviceArray
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-6)
@@ -51,9 +52,12 @@ def test_metrics(cupy, cls, weighted):
             there.reset_state()
         for variable in there.variables:
             variable._set_array(cupy.asarray(variable.numpy()))
-        fetched = cupy.fetched
-        there.update_state(*moved(cupy, *values(pair)))
+        given = moved(cupy, *values(pair))
+        fetched, sent = cupy.fetched, cupy.sent
+        there.update_state(*given)
         assert cupy.fetched == fetched
+        if isinstance(there, metrics.Mean):
+            assert cupy.sent == sent
         for ours, theirs in zip(there.variables, here.variables, strict=True):
             assert type(ours._current().array) is DeviceArray
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-6)
@@ -74,11 +78,12 @@ def test_optimizers(cupy, number):
             small = [v for v in optimizer.variables if v.ndim]
             for variable in (*own, *small):
                 variable._set_array(cupy.asarray(variable.numpy()))
-        fetched = cupy.fetched
+        fetched, sent = cupy.fetched, cupy.sent
         for gradients in GRADIENTS:
             tensors = moved(cupy, *gradients) if device else map(Tensor, gradients)
             optimizer.apply_gradients(zip(tensors, own, strict=True))
         if device:
+            assert cupy.sent == sent + sum(map(len, GRADIENTS))  # the gradients themselves
             # Whether all gradients are finite is asked where a step may be left out.
             scales = isinstance(optimizer, optimizers.LossScaleOptimizer)
             assert cupy.fetched == fetched + scales * len(GRADIENTS)

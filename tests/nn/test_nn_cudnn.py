@@ -196,8 +196,7 @@ def results(make, values, case, activation):
     return [y, *tape.gradient(y, [x, w, b], Tensor(make(upstream)))]
 
 
-@pytest.mark.parametrize("activation", [None, "relu"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("dtype", "activation"), [("float32", "relu"), ("float64", None)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_cudnn_computes(library, cupy, case, dtype, activation):
     values = arrays(case, dtype)

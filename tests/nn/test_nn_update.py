@@ -29,7 +29,7 @@ def test_adam(shape: Any, dtype: str) -> None:
         g = normal(rng, shape, dtype)
         g.setflags(write=False)
         alpha = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-        adam_update(p, g, m, v, alpha, 0.9, 0.999, 1e-7)
+        adam_update([p], [g], [m], [v], alpha, 0.9, 0.999, 1e-7)
         em += (g - em) * (1 - 0.9)
         ev += (g.astype(np.float64) ** 2 - ev) * (1 - 0.999)
         ep -= alpha * em / (np.sqrt(ev) + 1e-7)
@@ -95,7 +95,8 @@ def test_sgd(shape: Any, dtype: str, momentum: Any, nesterov: bool) -> None:
     ep, ev = p.astype(np.float64), np.zeros(shape)
     for _ in range(5):
         g = normal(rng, shape, dtype)
-        sgd_update(p, g, 0.1, velocity, momentum or 0.0, nesterov)
+        velocities = None if velocity is None else [velocity]
+        sgd_update([p], [g], 0.1, velocities, momentum or 0.0, nesterov)
         if momentum is None:
             ep -= 0.1 * g.astype(np.float64)
         else:
@@ -106,22 +107,50 @@ def test_sgd(shape: Any, dtype: str, momentum: Any, nesterov: bool) -> None:
         np.testing.assert_allclose(velocity, ev, atol=tolerance)
 
 
+def test_many_parameters_are_one_run_of_numbers() -> None:
+    rng = np.random.default_rng(5)
+    shapes = [(3, 5), (0,), (), (200, 300), (7,), (90_001,)]
+    dtypes = ["float32", "float32", "float64", "float32", "longdouble", "float64"]
+    rows: list[list[Any]] = [[], [], [], []]
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        for column in rows:
+            column.append(np.asarray(abs(normal(rng, shape, dtype))))
+    alone = [[a.copy() for a in column] for column in rows]
+    adam_update(rows[0], rows[1], rows[2], rows[3], 0.1, 0.9, 0.999, 1e-7)
+    for p, g, m, v in zip(*alone, strict=True):
+        m += (g - m) * (1 - 0.9)
+        v += (g * g - v) * (1 - 0.999)
+        p -= 0.1 * m / (np.sqrt(v) + 1e-7)
+    for found, expected in zip(rows, alone, strict=True):
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+    speeds = [np.zeros_like(p) for p in rows[0]]
+    before = [p.copy() for p in rows[0]]
+    sgd_update(rows[0], rows[1], 0.5, speeds, 0.9)
+    for p, g, speed, old in zip(rows[0], rows[1], speeds, before, strict=True):
+        np.testing.assert_allclose(speed, -0.5 * g, rtol=1e-6)
+        np.testing.assert_allclose(p, old - 0.5 * g, rtol=2e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="shorter"):
+        sgd_update(rows[0], rows[1][:-1], 0.5)
+
+
 def test_noncontiguous_parameters_and_gradients() -> None:
     p = np.ones((6, 4), np.float32)
     half = p[::2]
-    sgd_update(half, np.ones((4, 3), np.float32).T, 1.0)
+    sgd_update([half], [np.ones((4, 3), np.float32).T], 1.0)
     np.testing.assert_array_equal(p[::2], 0)
     np.testing.assert_array_equal(p[1::2], 1)
-    adam_update(half, np.ones_like(half), np.zeros_like(half), np.zeros_like(half), 1, 0, 0, 0)
+    state = [[np.zeros_like(half)], [np.zeros_like(half)]]
+    adam_update([half], [np.ones_like(half)], *state, 1, 0, 0, 0)
     np.testing.assert_array_equal(p[::2], -1)
 
 
 def test_arrays_that_do_not_fit() -> None:
     p = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"grad has shape \(4,\).*\(3,\)"):
-        sgd_update(p, np.zeros(4, np.float32), 1.0)
+        sgd_update([p], [np.zeros(4, np.float32)], 1.0)
     with pytest.raises(TypeError, match=r"v has dtype float64.*float32"):
-        adam_update(p, p, p.copy(), np.zeros(3), 1, 0.9, 0.999, 1e-7)
+        adam_update([p], [p], [p.copy()], [np.zeros(3)], 1, 0.9, 0.999, 1e-7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -158,5 +187,5 @@ def test_softmax_cross_entropy_of_nan_is_nan() -> None:
 
 @pytest.mark.parametrize("label", [-1, 3])
 def test_softmax_cross_entropy_names_a_bad_label(label: int) -> None:
-    with pytest.raises(ValueError, match=rf"label {label} of row 1"):
+    with pytest.raises(ValueError, match=rf"got {label} in row 1"):
         cross_entropy.forward(np.zeros((2, 3)), np.array([0, label]), True)

@@ -68,3 +68,10 @@ def test_computed_results_are_those_of_the_function() -> None:
         assert plain.base is None
         np.testing.assert_array_equal(plain, x * y)
         assert plain.dtype == (x * y).dtype
+
+
+def test_scratch_without_elements_can_be_written_to() -> None:
+    space = Workspace()
+    for _ in range(2):
+        assert space.scratch("a", (0, 5), np.float64).flags.writeable
+        space.scratch("b", (3, 5), np.float64)

@@ -141,7 +141,7 @@ def interrupt(group, call):
     return until_error(call)
 
 def stop(group, call):
-    group.timeout = 0.6
+    group.timeout = 0.4
     if victim:
         later(0.05, os.kill, os.getpid(), signal.SIGSTOP)
     if comm.rank == 0:
@@ -383,7 +383,7 @@ if rank == 2:
     pid = Path("pid").read_text()
     assert wait_for(lambda: is_stopped(pid)) if "{fault}" == "stop" else not time.sleep(0.5)
 def call():
-    comm = pc.init(timeout=20, join_timeout=6)
+    comm = pc.init(timeout=20, join_timeout=4)
     comm.barrier()
     comm.close()
     raise MemoryError("made")  # for until_error

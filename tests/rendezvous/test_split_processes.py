@@ -26,6 +26,14 @@ assert column.recv(source=1 - column.rank, shape=1, dtype=int)[0] == (r + 2) % 4
 row.close()
 comm.barrier()
 column.barrier()
+later = comm.split(r % 2, async_op=True), comm.split(None, async_op=True)
+column, nothing = [work.wait() for work in later]
+assert (column.rank, column.size, nothing) == (r // 2, 2, None)
+inner = column.split(0, async_op=True).wait()
+assert inner.all_reduce([r])[0] == 2 + 2 * (r % 2)
+comm.split(0, async_op=True)
+inner.split(0, async_op=True)
+inner.close()
 print("done")
 """
     assert run_on(4, body) == (0, "done\n" * 4, "")
@@ -51,6 +59,24 @@ sys.exit(0)
     status, out, _ = run_on(4, body)
     assert status == 128 + signal.SIGKILL
     assert out == "True True\n" * 4
+
+
+@pytest.mark.slow
+def test_a_rank_dies_while_the_others_split(run_on):
+    body = """
+comm.barrier()
+if comm.rank == 1:
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+work, began = comm.split(0, async_op=True), time.monotonic()
+try:
+    work.wait()
+except pc.PeerLostError as error:
+    print(time.monotonic() - began < 10, "rank 1" in str(error))
+sys.exit(0)
+"""
+    status, out, _ = run_on(3, body)
+    assert (status, out) == (128 + signal.SIGKILL, "True True\n" * 2)
 
 
 def test_a_group_that_fails_does_not_end_the_old_one(run_on):

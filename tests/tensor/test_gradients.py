@@ -86,3 +86,25 @@ def test_shuffle_has_its_gradient():
         y = tf.random.shuffle(x)
         total = tf.reduce_sum(y * y * y)
     np.testing.assert_allclose(tape.gradient(total, x).numpy(), 3 * x.numpy() ** 2)
+
+
+def test_penalties_are_added_to_other_gradients() -> None:
+    from pycollective.nn.losses import sum_of_squares
+
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    weight = tf.Variable(values)
+    with tf.GradientTape(persistent=True) as tape:
+        once = sum_of_squares(weight, 0.5)
+        twice = once + sum_of_squares(weight, 2.0)
+        first = tf.ops.reduce_sum(weight) + twice
+        last = twice + tf.ops.reduce_sum(weight * weight)
+    for target, expected in (
+        (once, values),
+        (twice, 5 * values),
+        (first, 5 * values + 1),
+        (last, 7 * values),
+    ):
+        for _ in range(2):
+            found = tape.gradient(target, weight).numpy()
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_array_equal(weight.numpy(), values)

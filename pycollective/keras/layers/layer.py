@@ -29,7 +29,14 @@ from pycollective.tensor import (
     ops,
 )
 from pycollective.tensor.tape import thread_state
-from pycollective.train.trackable import Trackable, children_of, is_trackable
+from pycollective.train.trackable import (
+    Trackable,
+    children_of,
+    containers_of,
+    is_trackable,
+    structure_changed,
+    structure_stamp,
+)
 
 __all__ = ["Layer"]
 
@@ -347,6 +354,7 @@ class Layer(Trackable):
                 self._variables.clear()
                 self._variables.update(variables)
                 self._regularized[:] = regularized
+                structure_changed()
                 raise
             finally:
                 self._building = False
@@ -526,29 +534,20 @@ class Layer(Trackable):
 
     def _sublayers(self) -> Iterator[Layer]:
         """Yield the layers directly inside, in the order of their definition, each once."""
-        inside: dict[int, Layer] = {}
-        _collect(self, inside, [])
-        return iter(inside.values())
+        return iter(_Inside(self).layers)
 
     def _own_variables(self) -> list[Variable]:
         """Return the variables that are this layer's, not those of layers inside."""
-        variables: list[Variable] = []
-        _collect(self, {}, variables)
-        return variables
+        return _Inside(self).variables
 
-    def _walk(self) -> Iterator[tuple[Layer, list[Variable]]]:
-        """Yield this layer and all layers inside, each once, with the variables that are its own."""
-        seen = {id(self)}
-        stack: list[Layer] = [self]
-        while stack:
-            layer = stack.pop()
-            inside: dict[int, Layer] = {}
-            variables: list[Variable] = []
-            _collect(layer, inside, variables)
-            yield layer, variables
-            new = [sub for key, sub in inside.items() if key not in seen]
-            seen.update(inside)
-            stack.extend(reversed(new))
+    def _walk(self) -> list[tuple[Layer, list[Variable]]]:
+        """Return this layer and all layers inside, each once, with the variables that are its own."""
+        stamp = structure_stamp()
+        known: _Walk | None = self.__dict__.get("_known_walk")
+        if known is None or known.stamp is not stamp or not known.holds():
+            known = _Walk(self, stamp)
+            object.__setattr__(self, "_known_walk", known)
+        return [(self, known.variables), *known.inside]
 
     def _flatten_layers(self) -> Iterator[Layer]:
         """Yield this layer and all layers inside, each once."""
@@ -661,15 +660,59 @@ class Layer(Trackable):
         return found
 
 
-def _collect(value: Any, layers: dict[int, Layer], variables: list[Variable]) -> None:
-    """Add the layers and the variables directly inside a layer or a container in it."""
-    for child in children_of(value).values():
-        if isinstance(child, Layer):
-            layers.setdefault(id(child), child)
-        elif isinstance(child, Variable):
-            variables.append(child)
-        elif not isinstance(child, Trackable):
-            _collect(child, layers, variables)
+class _Inside:
+    """The layers, each once, and the variables directly inside a layer, or a container in it."""
+
+    def __init__(self, layer: Layer) -> None:
+        found: dict[int, Layer] = {}
+        self.variables: list[Variable] = []
+        self._collect(layer, found)
+        self.layers = list(found.values())
+
+    def _collect(self, value: Any, layers: dict[int, Layer]) -> None:
+        for child in children_of(value).values():
+            if isinstance(child, Layer):
+                layers.setdefault(id(child), child)
+            elif isinstance(child, Variable):
+                self.variables.append(child)
+            elif not isinstance(child, Trackable):
+                self._collect(child, layers)
+
+
+class _Walk:
+    """What is inside a layer, and what tells that it still is.
+
+    The layer itself is not kept: it would never be freed by the count of its references.
+    """
+
+    def __init__(self, root: Layer, stamp: object) -> None:
+        self.stamp = stamp
+        self.variables: list[Variable] = []
+        self.inside: list[tuple[Layer, list[Variable]]] = []
+        self._containers: list[tuple[Any, list[int]]] = []
+        seen = {id(root)}
+        stack = [root]
+        while stack:
+            layer = stack.pop()
+            found = _Inside(layer)
+            if layer is root:
+                self.variables = found.variables
+            else:
+                self.inside.append((layer, found.variables))
+            for value in containers_of(layer):
+                self._containers.append((value, _identities(value)))
+            new = [sub for sub in found.layers if id(sub) not in seen]
+            seen.update(map(id, new))
+            stack.extend(reversed(new))
+
+    def holds(self) -> bool:
+        """Whether lists and dicts that were looked into still hold what they did."""
+        return all([_identities(container) == held for container, held in self._containers])
+
+
+def _identities(container: Any) -> list[int]:
+    values = container.values() if isinstance(container, Mapping) else container
+    return [id(value) for value in values]
 
 
 def _is_plain(value: Any) -> bool:

@@ -272,11 +272,13 @@ class MeanMetricWrapper(Mean):
         return cls(**arguments)
 
 
-def _weighted_sum(values: Any, sample_weight: Any, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def _weighted_sum(
+    values: Any, sample_weight: Any, dtype: np.dtype[Any]
+) -> tuple[Array, Array | float]:
     """Return the sum of values times weights, and the sum of the weights."""
     array = as_tensor(values).array
     if sample_weight is None:
-        return array.sum(dtype=dtype), np.asarray(array.size, dtype)
+        return array.sum(dtype=dtype), float(array.size)
     value = Tensor(array.astype(dtype))
     weights = np.broadcast_to(broadcast_weights(sample_weight, value).array, array.shape)
     return (value.array * weights).sum(dtype=dtype), weights.sum(dtype=dtype)
@@ -290,9 +292,15 @@ def ratio(numerator: Array, denominator: Array) -> Array:
     )
 
 
-def add_to_sum(variable: Variable, amount: Array) -> None:
-    """Add to a sum: to this replica's, or outside of the replicas to the first one's."""
+def add_to_sum(variable: Variable, amount: Array | float) -> None:
+    """Add to a sum: to this replica's, or outside of the replicas to the first one's.
+
+    A float is added where the sum lies: nothing is sent to a device for it.
+    """
     mode = current_mode()
     inside = mode is not None and mode.replica_context is not None
     target = variable._local() if inside else getattr(variable, "values", (variable,))[0]
-    target.assign_add(amount)
+    if isinstance(amount, float):
+        target.update_inplace(lambda own: np.add(own, amount, out=own))
+    else:
+        target.assign_add(amount)

@@ -74,16 +74,30 @@ class Adam(Optimizer):
         step: int,
     ) -> None:
         """Update one parameter in place."""
+        kept = {name: [array] for name, array in slots.items()}
+        Adam._update_steps(self, [parameter], [gradient], kept, learning_rate, step)
+
+    def _update_steps(
+        self,
+        parameters: Sequence[Array],
+        gradients: Sequence[Array],
+        slots: Mapping[str, Sequence[Array]],
+        learning_rate: float,
+        step: int,
+    ) -> None:
         alpha = learning_rate * math.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
-        m, v = slots["m"], slots["v"]
+        ms, vs = slots["m"], slots["v"]
         if not self.amsgrad:
-            adam_update(parameter, gradient, m, v, alpha, self.beta_1, self.beta_2, self.epsilon)
+            adam_update(
+                parameters, gradients, ms, vs, alpha, self.beta_1, self.beta_2, self.epsilon
+            )
             return
-        largest = slots["largest_v"]
-        m += (gradient - m) * (1 - self.beta_1)
-        v += (gradient * gradient - v) * (1 - self.beta_2)
-        np.maximum(largest, v, out=largest)
-        parameter -= alpha * m / (np.sqrt(largest) + self.epsilon)
+        rows = zip(parameters, gradients, ms, vs, slots["largest_v"], strict=True)
+        for parameter, gradient, m, v, largest in rows:
+            m += (gradient - m) * (1 - self.beta_1)
+            v += (gradient * gradient - v) * (1 - self.beta_2)
+            np.maximum(largest, v, out=largest)
+            parameter -= alpha * m / (np.sqrt(largest) + self.epsilon)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

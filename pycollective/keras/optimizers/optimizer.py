@@ -190,6 +190,25 @@ class Optimizer(Trackable):
         """
         raise NotImplementedError(f"{type(self).__name__} must override update_step()")
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "update_step" in cls.__dict__ and "_update_steps" not in cls.__dict__:
+            # What a base class does for all variables at once is not what this one does.
+            type.__setattr__(cls, "_update_steps", Optimizer._update_steps)
+
+    def _update_steps(
+        self,
+        parameters: Sequence[Array],
+        gradients: Sequence[Array],
+        slots: Mapping[str, Sequence[Array]],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Do what `update_step` does, for all variables: ``slots`` has an array for each."""
+        for k, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            kept = {name: arrays[k] for name, arrays in slots.items()}
+            self.update_step(parameter, gradient, kept, learning_rate, step)
+
     # Variables -------------------------------------------------------------------------------
 
     def _make(self, name: str, start: Callable[[], Any], dtype: Any, shape: Any = ()) -> Variable:
@@ -589,13 +608,14 @@ class Optimizer(Trackable):
             everything += [variable, *[slots[name] for name in names]]
 
         def update(arrays: list[Array]) -> None:
-            rest = iter(arrays)
-            for gradient, variable in zip(gradients, variables, strict=True):
-                parameter = next(rest)
-                if self.weight_decay is not None and self._decays(variable):
-                    parameter *= 1.0 - self.weight_decay * learning_rate
-                kept = {name: next(rest) for name in names}
-                self.update_step(parameter, gradient, kept, learning_rate, step)
+            width = 1 + len(names)
+            parameters = arrays[::width]
+            if self.weight_decay is not None:
+                for parameter, variable in zip(parameters, variables, strict=True):
+                    if self._decays(variable):
+                        parameter *= 1.0 - self.weight_decay * learning_rate
+            kept = {name: arrays[k::width] for k, name in enumerate(names, 1)}
+            self._update_steps(parameters, gradients, kept, learning_rate, step)
 
         with_arrays(everything, update)
 

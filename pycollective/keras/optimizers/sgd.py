@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pycollective.array_backend import Array
@@ -59,8 +59,19 @@ class SGD(Optimizer):
         step: int,
     ) -> None:
         """Update one parameter in place."""
-        velocity = slots.get("velocity")
-        sgd_update(parameter, gradient, learning_rate, velocity, self.momentum, self.nesterov)
+        kept = {name: [array] for name, array in slots.items()}
+        SGD._update_steps(self, [parameter], [gradient], kept, learning_rate, step)
+
+    def _update_steps(
+        self,
+        parameters: Sequence[Array],
+        gradients: Sequence[Array],
+        slots: Mapping[str, Sequence[Array]],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        velocities = slots.get("velocity")
+        sgd_update(parameters, gradients, learning_rate, velocities, self.momentum, self.nesterov)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

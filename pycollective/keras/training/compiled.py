@@ -40,7 +40,7 @@ class LossTracker(Mean):
             return
         summand = as_tensor(values).array.sum(dtype=self.dtype)
         add_to_sum(self.total, summand * share.total)
-        add_to_sum(self.count, np.asarray(share.rows, self.dtype))
+        add_to_sum(self.count, float(share.rows))
 
 
 @dataclass
