@@ -139,10 +139,10 @@ class Moves(Member):
         if async_op:
             return in_python(
                 self,
-                source,
                 lambda: self.all_gather(
                     source, out=out, ragged=True, algorithm=algorithm, timeout=timeout
                 ),
+                source,
             )
         rows = self._rows_of_all(source, timeout)
         with self._between("a ragged all_gather"):
@@ -198,10 +198,10 @@ class Moves(Member):
             if async_op:
                 return in_python(
                     self,
-                    source,
                     lambda: self.gather(
                         source, root, out=out, ragged=True, algorithm=algorithm, timeout=timeout
                     ),
+                    source,
                 )
             return self._gather_ragged(source, root, out, how, timeout)
         parts = _Parts(source.size, source.shape, root, seconds)
@@ -269,7 +269,7 @@ class Moves(Member):
             said = self._check_ragged_scatter(x, root, out, counts)
             if async_op:
                 return in_python(
-                    self, said[0], lambda: self._scatter_ragged(*said, root, out, how, timeout)
+                    self, lambda: self._scatter_ragged(*said, root, out, how, timeout), said[0]
                 )
             return self._scatter_ragged(*said, root, out, how, timeout)
         if counts is not None:
@@ -368,7 +368,7 @@ class Moves(Member):
         if out_counts is None:
             if async_op:
                 return in_python(
-                    self, source, lambda: self.all_to_all(source, sent, out=out, timeout=timeout)
+                    self, lambda: self.all_to_all(source, sent, out=out, timeout=timeout), source
                 )
             told = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
             with self._between("a ragged all_to_all"):

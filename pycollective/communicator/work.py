@@ -131,12 +131,12 @@ def nothing(task: _core.Task | None) -> Work | None:
 _need_python: weakref.WeakSet[Member] = weakref.WeakSet()
 
 
-def in_python(member: Member, array: Array, call: Callable[[], Any]) -> Work:
+def in_python(member: Member, call: Callable[[], Any], array: Array | None = None) -> Work:
     """Make a call that consists of several, with what Python does between them, as a work.
 
-    On a GPU array it is made at once, on this thread's stream, which another thread does not have.
+    On an array of a GPU it is made at once, on this thread's stream, which another thread does not have.
     """
-    if array_backend.is_on_gpu(array):
+    if array is not None and array_backend.is_on_gpu(array):
         result = call()
         return Work([], lambda: result)
     _need_python.add(member)

@@ -33,9 +33,10 @@ def on(device: int) -> AbstractContextManager[Any]:
 
 def identity(device: int) -> str:
     """Return what tells a device from all others, also from other parts of the same GPU."""
-    number = _cuda().runtime.getDeviceProperties(device).get("uuid")
-    where = platform.node() if number is None else bytes(number).hex()
-    return f"{_cuda().Device(device).pci_bus_id} {where}"
+    runtime = _cuda().runtime
+    number = runtime.getDeviceProperties(device).get("uuid")
+    where = number.hex() if isinstance(number, bytes) else platform.node()
+    return f"{runtime.deviceGetPCIBusId(device)} {where}"
 
 
 def driver_version() -> int:

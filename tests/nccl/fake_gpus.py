@@ -39,7 +39,6 @@ class Device:
 
     def __init__(self, cuda, number):
         self._cuda, self.id = cuda, number
-        self.pci_bus_id = f"0000:{number:02x}:00.0"
 
     def __enter__(self):
         self._before = current.device
@@ -119,6 +118,7 @@ class Cuda:
             getDeviceCount=lambda: devices,
             driverGetVersion=lambda: 13000,
             getDeviceProperties=properties.__getitem__,
+            deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
         )
 
     def Device(self, number):

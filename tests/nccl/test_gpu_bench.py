@@ -1,4 +1,4 @@
-"""``pycollective bench --device gpu``."""
+"""``pycollective bench --device gpu``, and what doctor says of GPUs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pycollective import array_backend, cli
+from pycollective.nccl import loading
 
 TIMED = ("all_reduce_many", "reduce_scatter", "scatter", "gather_ragged", "send_recv")
 
@@ -32,3 +33,12 @@ def test_what_cannot_be_timed(gpus, monkeypatch):
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (0, "no driver"))
     with pytest.raises(SystemExit, match=r"there is no GPU .no driver"):
         cli.main(["bench", "--device", "gpu"])
+
+
+def test_doctor_names_the_library(gpus, monkeypatch, capsys, fake_path, tmp_path):
+    cli.main(["doctor"])
+    assert f"between GPUs: NCCL 2.28.3, {fake_path}" in capsys.readouterr().out
+    monkeypatch.setattr(loading, "_opened", None)
+    monkeypatch.setenv(loading.VARIABLE, str(tmp_path / "none"))
+    cli.main(["doctor"])
+    assert "between GPUs: no NCCL, so over the host: NCCL cannot be" in capsys.readouterr().out

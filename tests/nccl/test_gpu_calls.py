@@ -216,7 +216,9 @@ def test_a_call_returns_before_the_device_is_done(gpus, on_gpus):
         gpus.cuda.library.fake_stall(1)
         begun.wait()
         now = c.all_reduce(x)
+        own = c._gpu._nccl._own_stream
         later = c.all_reduce(x, "max", async_op=True)
+        assert own.waits == 2  # for this thread's stream, and for the call before
         assert not later.done()
         with pytest.raises(TimeoutError, match="not done after 0.01 s"):
             later.wait(0.01)
@@ -231,6 +233,20 @@ def test_a_call_returns_before_the_device_is_done(gpus, on_gpus):
         return gpus.asnumpy(now).tolist(), gpus.asnumpy(result).tolist()
 
     assert check(on_gpus(local_group(2, timeout=20), work)) == [([2.0] * 4, [1.0] * 4)] * 2
+
+
+def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):
+    def work(c):
+        x = gpus.asarray(np.arange(4, dtype=np.float32))
+        out = x[:2] if c.rank == 0 else gpus.asarray(np.zeros(2, np.float32))
+        return gpus.asnumpy(c.scatter(x if c.rank == 0 else None, out=out)).tolist()
+
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [[0, 1], [2, 3]]
+    sent = [line.split(" stream")[0] for line in gpus.log() if "Send" in line or "Recv" in line]
+    assert sorted(sent) == [
+        "rank 0: Send count=8 type=1 op=0 root=1",
+        "rank 1: Recv count=8 type=1 op=0 root=0",
+    ]
 
 
 def test_a_split_has_its_own(gpus, on_gpus):
