@@ -90,6 +90,8 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
         An array whose library the result shall belong to, and on whose device it shall lie; by
         default those of ``value``.
     """
+    if "cupy" not in sys.modules:
+        return np.asarray(value, dtype=dtype)
     module = array_module(value) if like is None else array_module(like)
     if module is np:
         value = to_numpy(value)

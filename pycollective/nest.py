@@ -7,6 +7,7 @@ other. The rules are those of TensorFlow's ``tf.nest`` as far as the rest of the
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,13 @@ __all__ = ["flatten", "is_nested", "map_structure", "pack_as", "rebuild"]
 
 def is_nested(value: Any) -> bool:
     """Whether ``value`` is a container that the functions of this module look into."""
-    return isinstance(value, (list, tuple, Mapping))
+    return _is_container(value.__class__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_container(kind: type) -> bool:
+    # Asking whether something is a Mapping takes long, and is done for every leaf.
+    return issubclass(kind, (list, tuple, Mapping))
 
 
 def rebuild(like: Any, items: Iterable[Any]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._core import nn as kernels
 from .array_backend import Array
 
 __all__ = ["Workspace", "workspace"]
@@ -62,7 +63,7 @@ class Workspace(threading.local):
 
     def _block(self, size: int) -> _Bytes:
         """Return fresh memory, aligned."""
-        room = -(-size // _ALIGNMENT) * _ALIGNMENT
+        room = max(-(-size // _ALIGNMENT), 1) * _ALIGNMENT
         if room > len(self._piece):
             fresh = np.empty(max(room, _PIECE) + _ALIGNMENT, np.uint8)
             self._piece = fresh.data[-fresh.ctypes.data % _ALIGNMENT :]
@@ -111,7 +112,12 @@ class Workspace(threading.local):
             and a.dtype.kind == "f"
             and a.flags.c_contiguous
         ):
-            return function(a, b, out=self.empty(a.shape, a.dtype))
+            result = self.empty(a.shape, a.dtype)
+            if function is np.add and a.dtype.itemsize in (4, 8) and b.flags.c_contiguous:
+                # By several threads, and without the interpreter's lock.
+                kernels.add_multiple(a, 1.0, b, result)
+                return result
+            return function(a, b, out=result)
         return function(a, b)
 
     def _drop_idle(self) -> None:

@@ -21,6 +21,10 @@ before_access = _at_once
 """Is given every array whose elements the host is about to read; tests may put a wait in its place."""
 
 
+#: Functions whose results have a length that only the values tell: CuPy fetches it.
+WAITING = {"argwhere", "bincount", "extract", "flatnonzero", "nonzero", "repeat", "unique"}
+
+
 class _Current(threading.local):
     device = 0
 
@@ -82,6 +86,7 @@ class DeviceArray:
         return out[0] if out is not None else device_of(result)
 
     def __array_function__(self, function, kinds, args, kwargs):
+        sys.modules["cupy"].fetched += function.__name__ in WAITING
         return device_of(function(*deep(args), **deep(kwargs)))
 
     def __getattr__(self, name):
@@ -90,6 +95,10 @@ class DeviceArray:
         return lambda *args, **kwargs: device_of(method(*deep(args), **deep(kwargs)))
 
     def __getitem__(self, index):
+        indices = index if isinstance(index, tuple) else (index,)
+        sys.modules["cupy"].fetched += any(
+            getattr(i, "dtype", None) == np.dtype(bool) for i in indices
+        )
         return device_of(np.asarray(self._host[deep(index)]))
 
     def __setitem__(self, index, value):

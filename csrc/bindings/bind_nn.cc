@@ -594,7 +594,7 @@ void batch_moments(const Array& x, Array& mean, Array& variance) {
 }
 
 void batch_scale(const Array& x, const Array& mean, const Array& factor, const Array& shift,
-                 Array& y) {
+                 Array& y, bool relu) {
   const Index channels = factor.size(), rows = rows_of(x, "x", channels);
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
@@ -604,11 +604,20 @@ void batch_scale(const Array& x, const Array& mean, const Array& factor, const A
     const T* shifts = in<T>(shift, "shift", channels);
     T* to = out<T>(y, "y", x.size());
     InterpreterRelease release;
-    nn::batch_scale(from, means, factors, shifts, to, rows, channels);
+    nn::batch_scale(from, means, factors, shifts, to, rows, channels, relu);
   });
 }
 
-void batch_sums(const Array& g, const Array& x, const Array& mean, Array& sums, Array& products) {
+// What cuts gradients off at relu(... factor + bias).
+void check_cut(const MaybeArray& factor, const MaybeArray& bias) {
+  if (factor.has_value() != bias.has_value()) {
+    throw py::value_error("factor and bias of the result that relu cuts off go together");
+  }
+}
+
+void batch_sums(const Array& g, const Array& x, const Array& mean, Array& sums, Array& products,
+                const MaybeArray& factor, const MaybeArray& bias) {
+  check_cut(factor, bias);
   const Index channels = mean.size(), rows = rows_of(x, "x", channels);
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
@@ -617,13 +626,17 @@ void batch_sums(const Array& g, const Array& x, const Array& mean, Array& sums, 
     const T* means = in<T>(mean, "mean", channels);
     T* first = out<T>(sums, "sums", channels);
     T* second = out<T>(products, "products", channels);
+    const T* factors = in<T>(factor, "factor", channels);
+    const T* biases = in<T>(bias, "bias", channels);
     InterpreterRelease release;
-    nn::batch_sums(gradient, from, means, first, second, rows, channels);
+    nn::batch_sums(gradient, from, means, factors, biases, first, second, rows, channels);
   });
 }
 
 void batch_combine(const Array& g, const Array& x, const Array& mean, const Array& by_g,
-                   const Array& by_x, const Array& shift, Array& dx) {
+                   const Array& by_x, const Array& shift, Array& dx, const MaybeArray& factor,
+                   const MaybeArray& bias) {
+  check_cut(factor, bias);
   const Index channels = by_g.size(), rows = rows_of(x, "x", channels);
   with_real(x, "x", [&](auto zero) {
     using T = decltype(zero);
@@ -634,8 +647,10 @@ void batch_combine(const Array& g, const Array& x, const Array& mean, const Arra
     const T* xs = in<T>(by_x, "by_x", channels);
     const T* shifts = in<T>(shift, "shift", channels);
     T* to = out<T>(dx, "dx", x.size());
+    const T* factors = in<T>(factor, "factor", channels);
+    const T* biases = in<T>(bias, "bias", channels);
     InterpreterRelease release;
-    nn::batch_combine(gradient, from, means, gs, xs, shifts, to, rows, channels);
+    nn::batch_combine(gradient, from, means, gs, xs, shifts, factors, biases, to, rows, channels);
   });
 }
 
@@ -678,6 +693,29 @@ void over_all(const std::vector<Index>& sizes, const Body& body) {
       if (from < to) body(k, from, to - from);
     }
   });
+}
+
+// Whether these are arrays of one of our types, as the kernels read them, and those of each place
+// have one shape.
+bool alike(const std::vector<std::vector<py::object>>& columns) {
+  const py::dtype real = py::dtype::of<float>(), wide = py::dtype::of<double>();
+  constexpr int kPlain = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  py::object kind;
+  for (const auto& column : columns) {
+    if (column.size() != columns[0].size()) return false;
+    for (std::size_t k = 0; k < column.size(); ++k) {
+      if (!py::isinstance<py::array>(column[k])) return false;
+      const auto array = py::reinterpret_borrow<py::array>(column[k]);
+      if (!kind) kind = array.dtype();
+      if (!array.dtype().is(kind) || (array.flags() & kPlain) != kPlain) return false;
+      const auto first = py::reinterpret_borrow<py::array>(columns[0][k]);
+      if (!std::equal(array.shape(), array.shape() + array.ndim(), first.shape(),
+                      first.shape() + first.ndim())) {
+        return false;
+      }
+    }
+  }
+  return kind && (kind.is(real) || kind.is(wide));
 }
 
 void adam_update(const Arrays& p, const Arrays& g, const Arrays& m, const Arrays& v, double alpha,
@@ -814,10 +852,14 @@ void bind_nn(py::module_& m) {
   m.def("dense_gradient", &dense_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "x_gradient"_a,
         "weight_gradient"_a, "bias_gradient"_a);
   m.def("batch_moments", &batch_moments, "x"_a, "mean"_a, "variance"_a);
-  m.def("batch_scale", &batch_scale, "x"_a, "mean"_a, "factor"_a, "shift"_a, "y"_a);
-  m.def("batch_sums", &batch_sums, "g"_a, "x"_a, "mean"_a, "sums"_a, "products"_a);
+  m.def("batch_scale", &batch_scale, "x"_a, "mean"_a, "factor"_a, "shift"_a, "y"_a,
+        "relu"_a = false);
+  m.def("batch_sums", &batch_sums, "g"_a, "x"_a, "mean"_a, "sums"_a, "products"_a,
+        "factor"_a = py::none(), "bias"_a = py::none());
   m.def("batch_combine", &batch_combine, "g"_a, "x"_a, "mean"_a, "by_g"_a, "by_x"_a, "shift"_a,
-        "dx"_a);
+        "dx"_a, "factor"_a = py::none(), "bias"_a = py::none());
+  m.def("alike", &alike, "columns"_a,
+        "Whether lists hold arrays of one type that kernels take, of equal shapes at each place.");
   m.def("adam_update", &adam_update, "p"_a, "g"_a, "m"_a, "v"_a, "alpha"_a, "beta1"_a, "beta2"_a,
         "epsilon"_a);
   m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,

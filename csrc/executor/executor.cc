@@ -105,10 +105,10 @@ Execution::Bytes Execution::locate(const Span& span, std::size_t skipped) const 
     }
     std::size_t begin = std::min(first * chunk_items_, items);
     std::size_t end = std::min((first + count) * chunk_items_, items);
-    return {(offset + skipped) * item, end - begin - skipped};
+    return {offset * item + skipped, (end - begin) * item - skipped};
   }
   if (span.buffer == Buffer::scratch) {
-    return {(first * items + skipped) * item, count * items - skipped};
+    return {first * items * item + skipped, count * items * item - skipped};
   }
   Bytes found = locate_part(span, 0);
   int i = 1;
@@ -116,12 +116,12 @@ Execution::Bytes Execution::locate(const Span& span, std::size_t skipped) const 
     skipped -= found.count;
     found = locate_part(span, i);
   }
-  found.offset += skipped * item;
+  found.offset += skipped;
   found.count -= skipped;
   // Short parts lie side by side.
   for (; i < span.count; ++i) {
     Bytes next = locate_part(span, i);
-    if (next.count > 0 && next.offset != found.offset + found.count * item) break;
+    if (next.count > 0 && next.offset != found.offset + found.count) break;
     found.count += next.count;
   }
   return found;
@@ -132,10 +132,10 @@ Execution::Bytes Execution::locate_part(const Span& span, int i) const {
   const Part* parts = span.buffer == Buffer::input ? buffers_.input_parts : buffers_.output_parts;
   const Part& part = parts[static_cast<std::size_t>(place_of_part(span.first + i, buffers_.size))];
   std::size_t begin = std::min(block_begin_, part.count), end = std::min(block_end_, part.count);
-  return {(part.first + begin) * buffers_.item, end - begin};
+  return {(part.first + begin) * buffers_.item, (end - begin) * buffers_.item};
 }
 
-std::size_t Execution::items(const Span& span) const {
+std::size_t Execution::bytes_of(const Span& span) const {
   if (!buffers_.input_parts || span.buffer == Buffer::scratch || span.count < 2) {
     return locate(span).count;
   }
@@ -169,85 +169,84 @@ Progress Execution::advance() {
 
 bool Execution::try_step(const Step& step) {
   const Span& moved = step.verb == Verb::send ? step.source : step.target;
-  std::size_t count = items(moved);
+  std::size_t bytes = bytes_of(moved);
   // Nothing to move: the other side knows it too, unless the step is a bare signal.
-  if (count == 0 && moved.count != 0 && !buffers_.pairwise) return true;
+  if (bytes == 0 && moved.count != 0 && !buffers_.pairwise) return true;
   switch (step.verb) {
     case Verb::send:
-      return try_send(step, count);
+      return try_send(step, bytes);
     case Verb::recv:
     case Verb::recv_reduce:
-      return try_receive(step, count);
+      return try_receive(step, bytes);
     case Verb::copy:
     case Verb::reduce:
-      work(step, 0, count, nullptr);
+      work(step, 0, bytes, nullptr);
   }
   return true;
 }
 
-bool Execution::try_send(const Step& step, std::size_t count) {
+bool Execution::try_send(const Step& step, std::size_t bytes) {
   Bytes place = locate(step.source);
   const std::byte* data = at(step.source, place);
-  if (place.count < count) {
-    std::byte* packed = packing_ + packed_ * buffers_.item;
+  if (place.count < bytes) {
+    std::byte* packed = packing_ + packed_;
     data = packed;
-    for (std::size_t done = 0; !is_packed_ && done < count; done += place.count) {
+    for (std::size_t done = 0; !is_packed_ && done < bytes; done += place.count) {
       place = locate(step.source, done);
-      std::memcpy(packed + done * buffers_.item, at(step.source, place),
-                  place.count * buffers_.item);
+      std::memcpy(packed + done, at(step.source, place), place.count);
     }
     is_packed_ = true;
   }
-  if (!endpoint_.try_send(step.peer, data, count * buffers_.item)) return false;
-  if (is_packed_) packed_ += count;
+  if (!endpoint_.try_send(step.peer, data, bytes)) return false;
+  if (is_packed_) packed_ += bytes;
   is_packed_ = false;
   return true;
 }
 
-bool Execution::try_receive(const Step& step, std::size_t count) {
+bool Execution::try_receive(const Step& step, std::size_t bytes) {
   // A message may come in parts; what was received of it is kept from call to call.
   do {
-    std::size_t left = (count - received_) * buffers_.item;
+    std::size_t left = bytes - received_;
     Bytes place = locate(step.target, received_);
-    bool in_one_piece = place.count * buffers_.item >= left;
-    Piece part = step.verb == Verb::recv && in_one_piece
+    Piece part = step.verb == Verb::recv && place.count >= left
                      ? endpoint_.try_receive_into(step.peer, left, at(step.target, place))
                      : endpoint_.try_receive(step.peer, left);
     if (!part.data) return false;
-    std::size_t came = part.bytes / buffers_.item;
-    work(step, received_, came, part.data);
+    work(step, received_, part.bytes, part.data);
     endpoint_.release(step.peer);
-    received_ += came;
-  } while (received_ < count);
+    received_ += part.bytes;
+  } while (received_ < bytes);
   received_ = 0;
   return true;
 }
 
-void Execution::work(const Step& step, std::size_t first, std::size_t count, const void* received) {
+void Execution::work(const Step& step, std::size_t first, std::size_t bytes, const void* received) {
   const auto* from = static_cast<const std::byte*>(received);
-  while (count > 0) {
+  while (bytes > 0) {
     Bytes place = locate(step.target, first);
     std::byte* target = at(step.target, place);
-    std::size_t length = std::min(place.count, count);
+    std::size_t length = std::min(place.count, bytes);
     const std::byte* source = from;
     if (step.verb != Verb::recv) {
       Bytes own = locate(step.source, first);
       source = at(step.source, own);
       length = std::min(length, own.count);
     }
+    if (length == 0) throw std::logic_error("a step's source and target differ in length");
+    std::size_t items = length / buffers_.item;
     if (step.verb == Verb::recv_reduce) {
-      buffers_.reduction->combine(target, source, from, length);
+      buffers_.reduction->combine(target, source, from, items);
     } else if (step.verb == Verb::reduce) {
-      buffers_.reduction->combine(target, target, source, length);
+      buffers_.reduction->combine(target, target, source, items);
     } else if (target != source) {
-      std::memmove(target, source, length * buffers_.item);
+      std::memmove(target, source, length);
     }
     if (step.completes && buffers_.reduction->finish) {
-      buffers_.reduction->finish(target, length, buffers_.size);
+      buffers_.reduction->finish(target, items, buffers_.size);
     }
     first += length;
-    count -= length;
-    if (from) from += length * buffers_.item;
+    bytes -= length;
+    if (from) from += length;
   }
 }
 

@@ -67,19 +67,19 @@ class Execution {
   [[gnu::cold]] std::vector<int> awaited() const;
 
  private:
+  // In bytes: where something begins, and how long it is.
   struct Bytes {
-    std::size_t offset;  // of the first item, in bytes
-    std::size_t count;   // items
+    std::size_t offset, count;
   };
   bool try_step(const Step& step);
-  bool try_send(const Step& step, std::size_t count);
-  bool try_receive(const Step& step, std::size_t count);
-  // Does the step's work on `count` items of its span, from item `first` on; `received`: what came
+  bool try_send(const Step& step, std::size_t bytes);
+  bool try_receive(const Step& step, std::size_t bytes);
+  // Does the step's work on so many bytes of its span, from byte `first` on; `received`: what came
   // for them.
-  void work(const Step& step, std::size_t first, std::size_t count, const void* received);
+  void work(const Step& step, std::size_t first, std::size_t bytes, const void* received);
   void start_block();
-  std::size_t items(const Span& span) const;
-  // A span's items from item `skipped` on, as far as they lie in one piece.
+  std::size_t bytes_of(const Span& span) const;
+  // A span from byte `skipped` on, as far as it lies in one piece.
   Bytes locate(const Span& span, std::size_t skipped = 0) const;
   Bytes locate_part(const Span& span, int i) const;
   std::byte* memory(Buffer buffer) const;
@@ -92,14 +92,14 @@ class Execution {
   Endpoint& endpoint_;
   std::byte* scratch_ = nullptr;
   std::byte* packing_ = nullptr;  // where parts are put together that are sent together,
-  std::size_t packed_ = 0;        // how many items of this block are there,
+  std::size_t packed_ = 0;        // how many bytes of this block are there,
   bool is_packed_ = false;        // and whether the next step's already are
   std::size_t block_items_;       // items of a full block; with parts, of one part
   std::size_t block_begin_ = 0;   // first item of the block; with parts, of every part
   std::size_t block_end_ = 0;
   std::size_t chunk_items_ = 0;  // items of a chunk in this block; the last chunks may be short
   std::size_t next_ = 0;         // next step
-  std::size_t received_ = 0;     // items of the next step's message
+  std::size_t received_ = 0;     // bytes of the next step's message
 };
 
 // After an error in the middle of a call: nobody is to wait for this rank.

@@ -189,21 +189,24 @@ void dense_gradient(const DenseGradient& a);
 // Mean and variance of each channel; 0 where there are no rows.
 void batch_moments(const float* x, float* mean, float* variance, Index rows, Index channels);
 void batch_moments(const double* x, double* mean, double* variance, Index rows, Index channels);
-// y = (x - mean) factor + shift.
+// y = (x - mean) factor + shift, cut off at 0 with relu.
 void batch_scale(const float* x, const float* mean, const float* factor, const float* shift,
-                 float* y, Index rows, Index channels);
+                 float* y, Index rows, Index channels, bool relu);
 void batch_scale(const double* x, const double* mean, const double* factor, const double* shift,
-                 double* y, Index rows, Index channels);
-// Sums of g and of g (x - mean) by channel.
-void batch_sums(const float* g, const float* x, const float* mean, float* sums, float* products,
-                Index rows, Index channels);
-void batch_sums(const double* g, const double* x, const double* mean, double* sums,
-                double* products, Index rows, Index channels);
-// dx = g by_g + (x - mean) by_x + shift.
+                 double* y, Index rows, Index channels, bool relu);
+// Sums of g and of g (x - mean) by channel; unless bias is null, of those g only where
+// (x - mean) factor + bias > 0.
+void batch_sums(const float* g, const float* x, const float* mean, const float* factor,
+                const float* bias, float* sums, float* products, Index rows, Index channels);
+void batch_sums(const double* g, const double* x, const double* mean, const double* factor,
+                const double* bias, double* sums, double* products, Index rows, Index channels);
+// dx = g by_g + (x - mean) by_x + shift, with g as in batch_sums.
 void batch_combine(const float* g, const float* x, const float* mean, const float* by_g,
-                   const float* by_x, const float* shift, float* dx, Index rows, Index channels);
+                   const float* by_x, const float* shift, const float* factor, const float* bias,
+                   float* dx, Index rows, Index channels);
 void batch_combine(const double* g, const double* x, const double* mean, const double* by_g,
-                   const double* by_x, const double* shift, double* dx, Index rows, Index channels);
+                   const double* by_x, const double* shift, const double* factor,
+                   const double* bias, double* dx, Index rows, Index channels);
 
 // ---- optimizers (update.cc) -------------------------------------------------------------------
 // m += (g - m)(1 - beta1); v += (g*g - v)(1 - beta2); p -= alpha m / (sqrt(v) + epsilon).

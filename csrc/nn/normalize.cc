@@ -25,7 +25,9 @@ template <typename T>
 std::vector<T> repeated(const T* values, Index channels, Index fold) {
   std::vector<T> result;
   result.reserve(static_cast<std::size_t>(channels * fold));
-  for (Index k = 0; k < fold; ++k) result.insert(result.end(), values, values + channels);
+  for (Index k = 0; k < fold && values; ++k) {
+    result.insert(result.end(), values, values + channels);
+  }
   return result;
 }
 
@@ -44,32 +46,46 @@ PYCOLLECTIVE_INLINE void add_squares_body(const T* __restrict x, const T* __rest
     for (Index c = 0; c < wide; ++c) squares[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
   }
 }
-template <typename T>
-PYCOLLECTIVE_INLINE void add_products_body(const T* __restrict g, const T* __restrict x,
-                                           const T* __restrict mean, Index rows, Index wide,
+// A gradient of relu((x - mean) factor + bias); without relu all of it.
+template <bool kRelu, typename T>
+PYCOLLECTIVE_INLINE T let_through(T g, T x, T mean, T factor, T bias) {
+  return !kRelu || (x - mean) * factor + bias > 0 ? g : T{0};
+}
+template <bool kRelu, typename T>
+PYCOLLECTIVE_INLINE void add_products_loop(const T* __restrict g, const T* __restrict x,
+                                           const T* __restrict mean, const T* __restrict factor,
+                                           const T* __restrict bias, Index rows, Index wide,
                                            T* __restrict sums, T* __restrict products) {
   for (Index r = 0; r < rows; ++r, x += wide, g += wide) {
     for (Index c = 0; c < wide; ++c) {
-      sums[c] += g[c];
-      products[c] += g[c] * (x[c] - mean[c]);
+      const T part = let_through<kRelu>(g[c], x[c], mean[c], factor[c], bias[c]);
+      sums[c] += part;
+      products[c] += part * (x[c] - mean[c]);
     }
   }
 }
-template <typename T>
-PYCOLLECTIVE_INLINE void scale_body(const T* __restrict x, const T* __restrict mean,
+template <bool kRelu, typename T>
+PYCOLLECTIVE_INLINE void scale_loop(const T* __restrict x, const T* __restrict mean,
                                     const T* __restrict factor, const T* __restrict shift,
                                     T* __restrict y, Index rows, Index wide) {
   for (Index r = 0; r < rows; ++r, x += wide, y += wide) {
-    for (Index c = 0; c < wide; ++c) y[c] = (x[c] - mean[c]) * factor[c] + shift[c];
+    for (Index c = 0; c < wide; ++c) {
+      const T value = (x[c] - mean[c]) * factor[c] + shift[c];
+      y[c] = kRelu && value < 0 ? T{0} : value;
+    }
   }
 }
-template <typename T>
-PYCOLLECTIVE_INLINE void combine_body(const T* __restrict g, const T* __restrict x,
+template <bool kRelu, typename T>
+PYCOLLECTIVE_INLINE void combine_loop(const T* __restrict g, const T* __restrict x,
                                       const T* __restrict mean, const T* __restrict by_g,
                                       const T* __restrict by_x, const T* __restrict shift,
+                                      const T* __restrict factor, const T* __restrict bias,
                                       T* __restrict dx, Index rows, Index wide) {
   for (Index r = 0; r < rows; ++r, g += wide, x += wide, dx += wide) {
-    for (Index c = 0; c < wide; ++c) dx[c] = g[c] * by_g[c] + (x[c] - mean[c]) * by_x[c] + shift[c];
+    for (Index c = 0; c < wide; ++c) {
+      const T part = let_through<kRelu>(g[c], x[c], mean[c], factor[c], bias[c]);
+      dx[c] = part * by_g[c] + (x[c] - mean[c]) * by_x[c] + shift[c];
+    }
   }
 }
 
@@ -86,17 +102,31 @@ namespace columns {
                                        T* squares) {                                               \
     add_squares_body(x, mean, rows, wide, squares);                                                \
   }                                                                                                \
-  PYCOLLECTIVE_CLONES void add_products(const T* g, const T* x, const T* mean, Index rows,         \
-                                        Index wide, T* sums, T* products) {                        \
-    add_products_body(g, x, mean, rows, wide, sums, products);                                     \
+  PYCOLLECTIVE_CLONES void add_products(const T* g, const T* x, const T* mean, const T* factor,    \
+                                        const T* bias, Index rows, Index wide, T* sums,            \
+                                        T* products) {                                             \
+    if (bias) {                                                                                    \
+      add_products_loop<true>(g, x, mean, factor, bias, rows, wide, sums, products);               \
+    } else {                                                                                       \
+      add_products_loop<false>(g, x, mean, mean, mean, rows, wide, sums, products);                \
+    }                                                                                              \
   }                                                                                                \
   PYCOLLECTIVE_CLONES void scale(const T* x, const T* mean, const T* factor, const T* shift, T* y, \
-                                 Index rows, Index wide) {                                         \
-    scale_body(x, mean, factor, shift, y, rows, wide);                                             \
+                                 Index rows, Index wide, bool relu) {                              \
+    if (relu) {                                                                                    \
+      scale_loop<true>(x, mean, factor, shift, y, rows, wide);                                     \
+    } else {                                                                                       \
+      scale_loop<false>(x, mean, factor, shift, y, rows, wide);                                    \
+    }                                                                                              \
   }                                                                                                \
   PYCOLLECTIVE_CLONES void combine(const T* g, const T* x, const T* mean, const T* by_g,           \
-                                   const T* by_x, const T* shift, T* dx, Index rows, Index wide) { \
-    combine_body(g, x, mean, by_g, by_x, shift, dx, rows, wide);                                   \
+                                   const T* by_x, const T* shift, const T* factor, const T* bias,  \
+                                   T* dx, Index rows, Index wide) {                                \
+    if (bias) {                                                                                    \
+      combine_loop<true>(g, x, mean, by_g, by_x, shift, factor, bias, dx, rows, wide);             \
+    } else {                                                                                       \
+      combine_loop<false>(g, x, mean, by_g, by_x, shift, mean, mean, dx, rows, wide);              \
+    }                                                                                              \
   }
 
 PYCOLLECTIVE_NORMALIZE(float)
@@ -172,12 +202,14 @@ void batch_moments_body(const T* x, T* mean, T* variance, Index rows, Index chan
 }
 
 template <typename T>
-void batch_sums_body(const T* g, const T* x, const T* mean, T* sums, T* products, Index rows,
-                     Index channels) {
+void batch_sums_body(const T* g, const T* x, const T* mean, const T* factor, const T* bias, T* sums,
+                     T* products, Index rows, Index channels) {
   const Index fold = fold_of(rows, channels);
   const Index tall = rows / fold, wide = channels * fold;
   const auto size = static_cast<std::size_t>(wide);
   const std::vector<T> means = repeated(mean, channels, fold);
+  const std::vector<T> factors = repeated(factor, channels, fold);
+  const std::vector<T> biases = repeated(bias, channels, fold);
   const int parts = static_cast<int>(std::clamp<Index>(tall, 1, threads()));
   std::vector<std::vector<double>> totals(static_cast<std::size_t>(parts),
                                           std::vector<double>(2 * size));
@@ -189,8 +221,9 @@ void batch_sums_body(const T* g, const T* x, const T* mean, T* sums, T* products
     std::vector<T> block(2 * size);
     for (Index r = first; r < last; r += step) {
       std::fill(block.begin(), block.end(), T{0});
-      columns::add_products(g + r * wide, x + r * wide, means.data(), std::min(step, last - r),
-                            wide, block.data(), block.data() + size);
+      columns::add_products(g + r * wide, x + r * wide, means.data(), factors.data(),
+                            bias ? biases.data() : nullptr, std::min(step, last - r), wide,
+                            block.data(), block.data() + size);
       for (std::size_t c = 0; c < 2 * size; ++c) total[c] += block[c];
     }
   });
@@ -220,46 +253,50 @@ void by_rows(Index rows, Index channels, Index fold, const Body& body) {
 
 template <typename T>
 void batch_scale_body(const T* x, const T* mean, const T* factor, const T* shift, T* y, Index rows,
-                      Index channels) {
+                      Index channels, bool relu) {
   const Index fold = fold_of(rows, channels);
   const std::vector<T> means = repeated(mean, channels, fold);
   const std::vector<T> factors = repeated(factor, channels, fold);
   const std::vector<T> shifts = repeated(shift, channels, fold);
   by_rows(rows, channels, fold, [&](Index at, Index some, Index wide) {
-    columns::scale(x + at, means.data(), factors.data(), shifts.data(), y + at, some, wide);
+    columns::scale(x + at, means.data(), factors.data(), shifts.data(), y + at, some, wide, relu);
   });
 }
 
 template <typename T>
 void batch_combine_body(const T* g, const T* x, const T* mean, const T* by_g, const T* by_x,
-                        const T* shift, T* dx, Index rows, Index channels) {
+                        const T* shift, const T* factor, const T* bias, T* dx, Index rows,
+                        Index channels) {
   const Index fold = fold_of(rows, channels);
   const std::vector<T> means = repeated(mean, channels, fold);
   const std::vector<T> gs = repeated(by_g, channels, fold), xs = repeated(by_x, channels, fold);
   const std::vector<T> shifts = repeated(shift, channels, fold);
+  const std::vector<T> factors = repeated(factor, channels, fold);
+  const std::vector<T> biases = repeated(bias, channels, fold);
   by_rows(rows, channels, fold, [&](Index at, Index some, Index wide) {
-    columns::combine(g + at, x + at, means.data(), gs.data(), xs.data(), shifts.data(), dx + at,
-                     some, wide);
+    columns::combine(g + at, x + at, means.data(), gs.data(), xs.data(), shifts.data(),
+                     factors.data(), bias ? biases.data() : nullptr, dx + at, some, wide);
   });
 }
 
 }  // namespace
 
-#define PYCOLLECTIVE_BATCH(T)                                                                    \
-  void batch_moments(const T* x, T* mean, T* variance, Index rows, Index channels) {             \
-    batch_moments_body(x, mean, variance, rows, channels);                                       \
-  }                                                                                              \
-  void batch_scale(const T* x, const T* mean, const T* factor, const T* shift, T* y, Index rows, \
-                   Index channels) {                                                             \
-    batch_scale_body(x, mean, factor, shift, y, rows, channels);                                 \
-  }                                                                                              \
-  void batch_sums(const T* g, const T* x, const T* mean, T* sums, T* products, Index rows,       \
-                  Index channels) {                                                              \
-    batch_sums_body(g, x, mean, sums, products, rows, channels);                                 \
-  }                                                                                              \
-  void batch_combine(const T* g, const T* x, const T* mean, const T* by_g, const T* by_x,        \
-                     const T* shift, T* dx, Index rows, Index channels) {                        \
-    batch_combine_body(g, x, mean, by_g, by_x, shift, dx, rows, channels);                       \
+#define PYCOLLECTIVE_BATCH(T)                                                                     \
+  void batch_moments(const T* x, T* mean, T* variance, Index rows, Index channels) {              \
+    batch_moments_body(x, mean, variance, rows, channels);                                        \
+  }                                                                                               \
+  void batch_scale(const T* x, const T* mean, const T* factor, const T* shift, T* y, Index rows,  \
+                   Index channels, bool relu) {                                                   \
+    batch_scale_body(x, mean, factor, shift, y, rows, channels, relu);                            \
+  }                                                                                               \
+  void batch_sums(const T* g, const T* x, const T* mean, const T* factor, const T* bias, T* sums, \
+                  T* products, Index rows, Index channels) {                                      \
+    batch_sums_body(g, x, mean, factor, bias, sums, products, rows, channels);                    \
+  }                                                                                               \
+  void batch_combine(const T* g, const T* x, const T* mean, const T* by_g, const T* by_x,         \
+                     const T* shift, const T* factor, const T* bias, T* dx, Index rows,           \
+                     Index channels) {                                                            \
+    batch_combine_body(g, x, mean, by_g, by_x, shift, factor, bias, dx, rows, channels);          \
   }
 
 PYCOLLECTIVE_BATCH(float)

@@ -11,6 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "support/pause.h"
+#include "support/tuning.h"
+
 namespace pycollective::nn {
 namespace {
 
@@ -32,6 +35,7 @@ class Team {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
+      calls_.fetch_add(1, std::memory_order_relaxed);
     }
     wake_.notify_all();
     for (std::thread& helper : helpers_) helper.join();
@@ -50,30 +54,51 @@ class Team {
     body_ = &body;
     parts_ = parts;
     next_ = 0;
+    calls_.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
     wake_.notify_all();
-    lock.lock();
+    take(lock);
     work(lock);
+    if (working_ > 0) look_out(lock, [this] { return working_ == 0; });
     done_.wait(lock, [this] { return working_ == 0; });
     return true;
   }
 
  private:
+  // Looks out for something that comes soon, as the next kernel of a step does; `lock` is let go of
+  // meanwhile.
+  template <typename Condition>
+  static void look_out(std::unique_lock<std::mutex>& lock, const Condition& there) {
+    lock.unlock();
+    for (int i = 0; i < kTeamLooks && !there(); ++i) pause();
+    take(lock);
+  }
+
+  // The lock is never held for long.
+  static void take(std::unique_lock<std::mutex>& lock) {
+    for (int i = 0; i < kTeamLooks && !lock.try_lock(); ++i) pause();
+    if (!lock.owns_lock()) lock.lock();
+  }
+
   // Takes parts as long as there are any; `lock` is held when this is called and when it returns.
   void work(std::unique_lock<std::mutex>& lock) {
-    ++working_;
+    working_.fetch_add(1, std::memory_order_relaxed);
     while (next_ < parts_) {
       const int part = next_++;
       lock.unlock();
       (*body_)(part);
-      lock.lock();
+      take(lock);
     }
-    --working_;
+    working_.fetch_sub(1, std::memory_order_relaxed);
   }
 
   void help() {
     std::unique_lock lock(mutex_);
     while (true) {
+      if (!stop_ && next_ >= parts_) {
+        const unsigned known = calls_.load(std::memory_order_relaxed);
+        look_out(lock, [&] { return calls_.load(std::memory_order_relaxed) != known; });
+      }
       wake_.wait(lock, [this] { return stop_ || next_ < parts_; });
       if (stop_) return;
       work(lock);
@@ -85,7 +110,10 @@ class Team {
   std::condition_variable wake_, done_;
   std::vector<std::thread> helpers_;
   const std::function<void(int)>* body_ = nullptr;
-  int parts_ = 0, next_ = 0, working_ = 0;
+  int parts_ = 0, next_ = 0;
+  // Changed only by who has the lock; others may look.
+  std::atomic<int> working_{0};
+  std::atomic<unsigned> calls_{0};
   bool stop_ = false;
 };
 

@@ -13,30 +13,8 @@ namespace {
 // first-level cache.
 constexpr Index kDepth = 128;
 
-namespace base {
-#define PYCOLLECTIVE_TARGET
-#define PYCOLLECTIVE_VECTOR_BYTES 16
-#include "nn/products.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace base
-
-#ifdef PYCOLLECTIVE_X86_TARGETS
-namespace avx2 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
-#define PYCOLLECTIVE_VECTOR_BYTES 32
-#include "nn/products.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx2
-namespace avx512 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
-#define PYCOLLECTIVE_VECTOR_BYTES 64
-#include "nn/products.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx512
-#endif
+#define PYCOLLECTIVE_LOOPS "nn/products.inc"
+#include "nn/targets.inc"
 
 }  // namespace
 

@@ -108,30 +108,8 @@ void copy_out(const float* from, const Window& w, const Layout& l, float* x) {
   }
 }
 
-namespace base {
-#define PYCOLLECTIVE_TARGET
-#define PYCOLLECTIVE_VECTOR_BYTES 16
-#include "nn/sparse.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace base
-
-#ifdef PYCOLLECTIVE_X86_TARGETS
-namespace avx2 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
-#define PYCOLLECTIVE_VECTOR_BYTES 32
-#include "nn/sparse.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx2
-namespace avx512 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
-#define PYCOLLECTIVE_VECTOR_BYTES 64
-#include "nn/sparse.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx512
-#endif
+#define PYCOLLECTIVE_LOOPS "nn/sparse.inc"
+#include "nn/targets.inc"
 
 struct Loops {
   decltype(&base::add_hits) add_hits;
@@ -140,7 +118,7 @@ struct Loops {
   decltype(&base::add_all_weights) add_all_weights;
   // Null where there is none.
   void (*add_one_channel)(const Layout& l, const float* x, const float* g,
-                          const std::uint8_t* codes, Index wide, float* sums);
+                          const std::uint8_t* codes, Index wide, float* sums, float* bias);
 };
 
 Loops pick_loops() {
@@ -204,16 +182,16 @@ void add_weight_gradient(const Call& call, Index first, Index last, float* sums)
   }
 }
 
-// The same for images of one channel: sums [taps, wide].
+// The same for images of one channel: sums [taps, wide], and bias [wide].
 void add_one_channel(const Call& call, const Layout& l, Index first, Index last, Index wide,
-                     float* sums) {
+                     float* sums, float* bias) {
   part_scratch.reserve(l.size(), 1);
   float* copy = part_scratch.take(l.size());
   for (Index n = first; n < last; ++n) {
     const float* x = call.a.x + n * call.in;
     if (l.copied) copy_in(x, call.a.w, l, copy);
     call.loops.add_one_channel(l, l.copied ? copy : x, call.a.g + n * call.out,
-                               call.a.codes + n * call.out, wide, sums);
+                               call.a.codes + n * call.out, wide, sums, bias);
   }
 }
 
@@ -276,17 +254,18 @@ void sparse_gradient(const SparseGradient& a) {
   in_parallel(parts, [&](int part) {
     const Index first = begin_of_part(a.images, part, parts);
     const Index last = begin_of_part(a.images, part + 1, parts);
-    if (a.bias_gradient) {
-      float* to = bias_sums + part * bias_size;
-      std::fill(to, to + bias_size, 0.0f);
+    float* bias_to = bias_sums + part * bias_size;
+    std::fill(bias_to, bias_to + bias_size, 0.0f);
+    const bool joined = one_channel && a.weight_gradient;
+    if (a.bias_gradient && !joined) {
       loops.add_bias(a.g + first * call.out, a.codes + first * call.out, (last - first) * l.windows,
-                     l.filters, to);
+                     l.filters, bias_to);
     }
     if (a.weight_gradient) {
       float* to = sums + part * weights_size;
       std::fill(to, to + weights_size, 0.0f);
-      if (one_channel) {
-        add_one_channel(call, flat, first, last, bias_size, to);
+      if (joined) {
+        add_one_channel(call, flat, first, last, bias_size, to, bias_to);
       } else {
         add_weight_gradient(call, first, last, to);
       }

@@ -74,51 +74,14 @@ struct Tiling {
             std::min<Index>(2, out_h - y),
             std::min<Index>(2, out_w - x)};
   }
-
-  // Copies the tile's pixels side by side, zeros for those outside and in what channels lack.
-  void gather(const float* x, const Tile& at, float* to) const {
-    for (Index i = 0; i < 4; ++i) {
-      for (Index j = 0; j < 4; ++j, to += x_wide) {
-        Index c = 0;
-        if (at.has(i, j, *this)) {
-          const float* from = x + (at.pixel + i * width + j) * channels;
-          std::copy(from, from + channels, to);
-          c = channels;
-        }
-        std::fill(to + c, to + x_wide, 0.0f);
-      }
-    }
-  }
 };
 
 bool Tile::has(Index i, Index j, const Tiling& t) const {
   return row + i >= 0 && row + i < t.height && column + j >= 0 && column + j < t.width;
 }
 
-namespace base {
-#define PYCOLLECTIVE_TARGET
-#define PYCOLLECTIVE_VECTOR_BYTES 16
-#include "nn/winograd.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace base
-
-#ifdef PYCOLLECTIVE_X86_TARGETS
-namespace avx2 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v3")))
-#define PYCOLLECTIVE_VECTOR_BYTES 32
-#include "nn/winograd.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx2
-namespace avx512 {
-#define PYCOLLECTIVE_TARGET __attribute__((target("arch=x86-64-v4")))
-#define PYCOLLECTIVE_VECTOR_BYTES 64
-#include "nn/winograd.inc"
-#undef PYCOLLECTIVE_TARGET
-#undef PYCOLLECTIVE_VECTOR_BYTES
-}  // namespace avx512
-#endif
+#define PYCOLLECTIVE_LOOPS "nn/winograd.inc"
+#include "nn/targets.inc"
 
 struct Loops {
   decltype(&base::transform_filters) transform_filters;

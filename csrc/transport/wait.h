@@ -6,18 +6,11 @@
 
 #include "support/asymmetric_barrier.h"
 #include "support/futex.h"
+#include "support/pause.h"
 #include "support/tuning.h"
 #include "transport/transport.h"
 
 namespace pycollective {
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Where a rank sleeps; in memory that its peers can reach.
 struct alignas(kCacheLine) Bed {

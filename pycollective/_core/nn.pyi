@@ -181,6 +181,7 @@ def batch_scale(
     factor: NDArray[Any],
     shift: NDArray[Any],
     y: NDArray[Any],
+    relu: bool = False,
 ) -> None: ...
 def batch_sums(
     g: NDArray[Any],
@@ -188,6 +189,8 @@ def batch_sums(
     mean: NDArray[Any],
     sums: NDArray[Any],
     products: NDArray[Any],
+    factor: NDArray[Any] | None = None,
+    bias: NDArray[Any] | None = None,
 ) -> None: ...
 def batch_combine(
     g: NDArray[Any],
@@ -197,7 +200,10 @@ def batch_combine(
     by_x: NDArray[Any],
     shift: NDArray[Any],
     dx: NDArray[Any],
+    factor: NDArray[Any] | None = None,
+    bias: NDArray[Any] | None = None,
 ) -> None: ...
+def alike(columns: Sequence[Sequence[NDArray[Any]]]) -> bool: ...
 def adam_update(
     p: Sequence[NDArray[Any]],
     g: Sequence[NDArray[Any]],

@@ -104,10 +104,14 @@ class Algorithm:
         """Return the steps of every rank, as they are written."""
         if size < 1:
             raise ValueError(f"a group has at least 1 rank, not {size}")
-        numbers = [n(size) if callable(n) else n for n in (self._num_chunks, self._num_scratch)]
+        chunks = self._num_chunks(size) if callable(self._num_chunks) else self._num_chunks
         steps = [list(self._steps(rank, size)) for rank in range(size)]
         which = Collective.__members__[self.collective]
-        return Schedule(which, numbers[0], steps, numbers[1])
+        return Schedule(which, chunks, steps, self.num_scratch(size))
+
+    def num_scratch(self, size: int) -> int:
+        """Return how many chunks of scratch each of so many ranks has."""
+        return self._num_scratch(size) if callable(self._num_scratch) else self._num_scratch
 
     def verify(self, size: int) -> None:
         """Prove the schedule for a number of ranks, as `pycollective.algorithms.verify` says.

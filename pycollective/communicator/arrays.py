@@ -19,6 +19,7 @@ __all__ = [
     "as_input",
     "as_output",
     "check_counts",
+    "check_one_place",
     "check_out",
     "deliver",
     "input_and_output",
@@ -113,12 +114,25 @@ def _check_place(out: Array, x: Array) -> None:
     """Raise unless both lie on the host, or on one GPU."""
     if type(out) is np.ndarray and type(x) is np.ndarray:
         return
-    places = [
-        "the host" if array_backend.on_host(a) else f"GPU {array_backend.device_of(a)[1]}"
-        for a in (x, out)
-    ]
+    places = _place_of(x), _place_of(out)
     if places[0] != places[1]:
         raise ValueError(f"out must lie where the input does, on {places[0]}, not on {places[1]}")
+
+
+def check_one_place(arrays: Sequence[Array]) -> None:
+    """Raise unless all arrays lie on the host, or on one GPU."""
+    places = sorted({_place_of(x) for x in arrays})
+    if len(places) > 1:
+        raise ValueError(
+            f"the arrays of one call lie on {' and on '.join(places)}: they must all be on one GPU, or "
+            "all on the host"
+        )
+
+
+def _place_of(array: Array) -> str:
+    if array_backend.on_host(array):
+        return "the host"
+    return f"GPU {array_backend.device_of(array)[1]}"
 
 
 def target_in(view: Array, given: Any) -> tuple[Array, Place | None]:

@@ -183,8 +183,15 @@ class Member(_core.CommunicatorBase):
             self._gpu = core_for(cast(Any, self), array)
         return self._gpu
 
-    def _how(self, algorithm: str | Algorithm) -> str | _core.Algorithm:
-        return algorithm if isinstance(algorithm, str) else algorithm.for_ranks(self.size)
+    def _how(self, algorithm: str | Algorithm, ragged: bool = False) -> str | _core.Algorithm:
+        if isinstance(algorithm, str):
+            return algorithm
+        if ragged and algorithm.num_scratch(self.size):
+            raise ValueError(
+                f"{algorithm.name} has scratch, of which no step says how long a part in it is: parts "
+                "of different lengths need an algorithm without"
+            )
+        return algorithm.for_ranks(self.size)
 
     @contextlib.contextmanager
     def _between(self, what: str) -> Iterator[None]:

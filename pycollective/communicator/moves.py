@@ -128,7 +128,7 @@ class Moves(Member):
         source = as_input(x)
         row = source.shape[1:]
         seconds = self._seconds(timeout)
-        how = self._how(algorithm)
+        how = self._how(algorithm, ragged)
         if not ragged:
             whole = (self.size * num_rows(source), *row)
             target, result = output_for(out, source, whole, (self.size, *source.shape))
@@ -193,7 +193,7 @@ class Moves(Member):
         """
         source = as_input(x)
         seconds = self._seconds(timeout)
-        how = self._how(algorithm)
+        how = self._how(algorithm, ragged)
         if ragged:
             if async_op:
                 return in_python(
@@ -264,7 +264,7 @@ class Moves(Member):
             As `all_reduce`; leading axes of length 1 are not looked at.
         """
         seconds = self._seconds(timeout)
-        how = self._how(algorithm)
+        how = self._how(algorithm, ragged)
         if ragged:
             said = self._check_ragged_scatter(x, root, out, counts)
             if async_op:

@@ -15,6 +15,7 @@ from pycollective.communicator.arrays import (
     Place,
     apart,
     as_input,
+    check_one_place,
     check_out,
     deliver,
     input_and_output,
@@ -263,6 +264,8 @@ class Reductions(Member):
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 or more, not {bytes_per_pack}")
         sources = [as_input(x) for x in arrays]
+        if any(type(x) is not np.ndarray for x in sources):
+            check_one_place(sources)
         if out is not None:
             if len(out) != len(sources):
                 raise ValueError(f"out has {len(out)} arrays for {len(sources)} contributions")

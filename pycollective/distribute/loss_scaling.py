@@ -99,6 +99,8 @@ def _weighted(losses: Tensor, sample_weight: Any) -> Tensor:
 
 
 def _check_batch_size(size: Any) -> int:
+    if size.__class__ is int and size >= 0:
+        return int(size)
     array = as_tensor(size).array
     if array.ndim != 0:
         raise ValueError("global_batch_size must be scalar.")
@@ -124,5 +126,8 @@ def scale_regularization_loss(regularization_loss: Any) -> Tensor:
             "You are calling `scale_regularization_loss` in cross replica context, while it was "
             "expected to be called in replica context."
         )
-    total = tensor_ops.reduce_sum(_floating(regularization_loss))
-    return total / float(get_strategy().num_replicas_in_sync)
+    total = _floating(regularization_loss)
+    if total.ndim:
+        total = tensor_ops.reduce_sum(total)
+    replicas = get_strategy().num_replicas_in_sync
+    return total if replicas == 1 else total / float(replicas)

@@ -284,8 +284,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             How many are enough to go on; by default all, so that lost workers must be started again,
             with the same command. With fewer, those whose network is cut from the others may go on
             among themselves, unless this is more than half of all. A worker that is started again
-            later is taken in when the next checkpoint is written: its `save` ends in each ``train_fn``
-            with an `AbortedError` that is caught here, and all begin again from that checkpoint.
+            later is taken in when the next checkpoint is saved: `Checkpoint.save` ends in each
+            ``train_fn`` with an `AbortedError` that is caught here, and all begin again from there.
         max_workers : int, optional
             Accepted where it is not less than the cluster's number of workers.
         patience : float

@@ -113,9 +113,8 @@ class DistributedVariable(Variable, DistributedValues):
         mode = current_mode()
         if mode is None or mode.strategy is not self._distribute_strategy:
             return None
-        if mode.replica_context is not None:
-            return mode.replica_context.local_replica_id
-        return mode.update_replica
+        context = mode.replica_context
+        return mode.update_replica if context is None else context.local_replica_id
 
     def _here(self) -> int | None:
         """Return what `_replica` does, for an assignment: there must be no other strategy."""
@@ -150,7 +149,9 @@ class DistributedVariable(Variable, DistributedValues):
 
     def _local(self) -> Variable:
         values = self._values
-        found: Variable = values[0 if len(values) == 1 else self._replica() or 0]
+        found: Variable = values[0]
+        if len(values) > 1:
+            found = values[self._replica() or 0]
         return found
 
     def _current(self) -> Tensor:

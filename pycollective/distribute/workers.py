@@ -49,8 +49,8 @@ class Workers:
     communicator : Communicator or None
         This process's rank among them, if they are several.
     somebody_waits : callable or None
-        Says whether a lost worker wants to come back: asked when a checkpoint is written, which is
-        where all can begin again with it.
+        Says whether a lost worker wants to come back: asked when a checkpoint is saved, which is where
+        all can begin again with it.
     """
 
     count = 1
@@ -58,10 +58,11 @@ class Workers:
     communicator: Communicator | None = None
     somebody_waits: Callable[[], bool] | None = None
 
-    def write_once(self, path: str, write: Callable[[], None]) -> None:
+    def write_once(self, path: str, write: Callable[[], None], begins_anew: bool = False) -> None:
         """Write files: the first worker, and every one that means another path, calls ``write``.
 
-        Returns when all is written, or raises on every worker.
+        Returns when all is written, or raises on every worker; with ``begins_anew`` also an
+        `AbortedError` after all is written, if a lost worker is back.
         """
         name = hashlib.sha256(os.path.abspath(path).encode()).digest()[:8]
         names, _ = self.gather(np.frombuffer(name, np.int64), 0)
@@ -71,7 +72,7 @@ class Workers:
                 write()
             except Exception as failure:
                 error = failure
-        waited_for = self.somebody_waits is not None and self.somebody_waits()
+        waited_for = begins_anew and self.somebody_waits is not None and self.somebody_waits()
         mine = _FAILED if error is not None else _SOMEBODY_WAITS if waited_for else 0
         states, _ = self.gather(np.asarray([mine]), 0)
         if error is not None:

@@ -10,36 +10,64 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycollective.keras import activations
-from pycollective.keras.layers import Conv2D, Layer, MaxPooling2D
+from pycollective.keras.layers import (
+    Activation,
+    BatchNormalization,
+    Conv2D,
+    Layer,
+    MaxPooling2D,
+    ReLU,
+)
 from pycollective.nn.conv import conv2d_relu_max_pool
 from pycollective.tensor import Tensor
 
-__all__ = ["ConvReluPool", "steps_of"]
+__all__ = ["ConvReluPool", "NormalizeRelu", "steps_of"]
+
+
+def _is_relu(layer: Layer) -> bool:
+    """Whether a layer does nothing but cut off what is negative."""
+    if layer.activity_regularizer is not None:
+        return False
+    if type(layer) is ReLU:
+        return (layer.max_value, layer.negative_slope, layer.threshold) == (None, 0, 0)
+    return type(layer) is Activation and layer.activation is activations.relu
+
+
+def _same_dtype(layers: Sequence[Layer]) -> bool:
+    """Whether nothing is converted between layers."""
+    # Variables of another dtype are converted by the call of a layer.
+    dtype = layers[0].variable_dtype
+    return all(layer.compute_dtype == dtype for layer in layers)
 
 
 class ConvReluPool:
-    """``Conv2D(activation="relu")`` and the `MaxPooling2D` behind it, in one pass."""
+    """`Conv2D` with relu, which may be a layer of its own, and the `MaxPooling2D` behind it."""
 
     def __init__(self, conv: Conv2D, pool: MaxPooling2D) -> None:
         self._conv = conv
         self._pool = pool
 
     @staticmethod
-    def fits(first: Layer, second: Layer) -> bool:
-        """Whether two layers in a row can be computed together."""
-        return (
-            # Subclasses may compute something else.
-            type(first) is Conv2D
-            and type(second) is MaxPooling2D
-            and first.activation is activations.relu
-            and first.groups == 1
-            and first.activity_regularizer is None
-            and second.activity_regularizer is None
-            # Variables of another dtype are converted by the call of a layer.
-            and first.variable_dtype == first.compute_dtype == second.compute_dtype
-            and second.padding == "valid"
-            and second.strides == second.pool_size
-        )
+    def of(layers: Sequence[Layer]) -> tuple[Any, int] | None:
+        """Return the step that the first layers make, and how many they are, or None."""
+        conv = layers[0]
+        # Subclasses may compute something else.
+        if type(conv) is not Conv2D or conv.groups != 1 or conv.activity_regularizer is not None:
+            return None
+        relu = conv.activation is activations.linear and len(layers) > 1 and _is_relu(layers[1])
+        if not relu and conv.activation is not activations.relu:
+            return None
+        count = 3 if relu else 2
+        pool = layers[count - 1] if len(layers) >= count else None
+        if (
+            type(pool) is not MaxPooling2D
+            or pool.activity_regularizer is not None
+            or pool.padding != "valid"
+            or pool.strides != pool.pool_size
+            or not _same_dtype(layers[:count])
+        ):
+            return None
+        return ConvReluPool(conv, pool), count
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the pooled images."""
@@ -57,16 +85,37 @@ class ConvReluPool:
         )
 
 
+class NormalizeRelu:
+    """`BatchNormalization` and the relu behind it."""
+
+    def __init__(self, normalization: BatchNormalization) -> None:
+        self._normalization = normalization
+
+    @staticmethod
+    def of(layers: Sequence[Layer]) -> tuple[Any, int] | None:
+        """Return the step that the first layers make, and how many they are, or None."""
+        first = layers[0]
+        fits = (
+            type(first) is BatchNormalization
+            and len(layers) > 1
+            and first.activity_regularizer is None
+            and _is_relu(layers[1])
+            and _same_dtype(layers[:2])
+        )
+        return (NormalizeRelu(first), 2) if fits and isinstance(first, BatchNormalization) else None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return what is not negative of the normalized inputs."""
+        outputs: Tensor = self._normalization(inputs, activation="relu")
+        return outputs
+
+
 def steps_of(layers: Sequence[Layer]) -> list[Any]:
     """Return what a `Sequential` of these layers calls, one after the other."""
     steps: list[Any] = []
     rest = list(layers)
     while rest:
-        if len(rest) > 1 and ConvReluPool.fits(rest[0], rest[1]):
-            conv, pool = rest[0], rest[1]
-            assert isinstance(conv, Conv2D) and isinstance(pool, MaxPooling2D)
-            steps.append(ConvReluPool(conv, pool))
-            rest = rest[2:]
-        else:
-            steps.append(rest.pop(0))
+        step, count = ConvReluPool.of(rest) or NormalizeRelu.of(rest) or (rest[0], 1)
+        steps.append(step)
+        rest = rest[count:]
     return steps

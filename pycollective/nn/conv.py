@@ -27,6 +27,7 @@ from . import cudnn
 from .halves import in_float32
 from .pooling import max_pool2d
 from .window import (
+    FLOAT32,
     Pair,
     Window,
     add_windows,
@@ -195,12 +196,17 @@ def _direct(w: Array) -> bool:
 
 def _winograd(w: Array, window: Window) -> bool:
     """Whether these are 3 x 3 filters at every pixel, enough of them for Winograd's kernels."""
+    return _winograd_kind(w.shape, w.dtype, window)
+
+
+@functools.lru_cache(maxsize=256)
+def _winograd_kind(shape: tuple[int, ...], dtype: Any, window: Window) -> bool:
     steps = (window.stride_h, window.stride_w, window.dilation_h, window.dilation_w)
     return (
-        w.dtype == np.float32
-        and w.shape[:2] == (3, 3)
+        dtype == np.float32
+        and shape[:2] == (3, 3)
         and steps == (1, 1, 1, 1)
-        and min(w.shape[2:]) >= _WINOGRAD_CHANNELS
+        and min(shape[2:]) >= _WINOGRAD_CHANNELS
     )
 
 
@@ -212,7 +218,7 @@ def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu:
     if _direct(w):
         kernels.direct_forward(x, w, b, y, None, window, None, relu)
         return y
-    if x.dtype == np.float32:
+    if x.dtype == FLOAT32:
         kernels.blocked_forward(x, w, b, y, None, window, None, relu)
         return y
     blocks = _Blocks(x, w, window)
@@ -247,7 +253,7 @@ def _compiled_backward(
         kernels.direct_gradient(x, g, y, None, dw, db, window, None)
         dx = _compiled_backward(g, x, w, y, window, (True, False, False))[0] if need_x else None
         return dx, dw, db
-    if x.dtype == np.float32:
+    if x.dtype == FLOAT32:
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.blocked_gradient(x, w, g, y, None, dx, dw, db, window, None)
         return dx, dw, db
@@ -265,6 +271,11 @@ def _compiled_backward(
             kernels.relu_gradient(dz, None, None, db)
         gradients.add(dz, first, last)
     return gradients.dx, gradients.dw, db
+
+
+@functools.lru_cache(maxsize=64)
+def _pool_pair(size: Pair) -> tuple[int, int]:
+    return pair(size, "pool_size")
 
 
 class _Pooled:
@@ -289,19 +300,25 @@ def _pooled(window: Window, filters: int, size: tuple[int, int]) -> _Pooled:
     return _Pooled(window, filters, size)
 
 
+@functools.lru_cache(maxsize=256)
+def _pooled_kernel(plan: _Pooled, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return the kernel for the way forward with filters of this kind; None: BLAS."""
+    w = np.empty(shape, dtype)
+    if plan.size == (2, 2) and _winograd(w, plan.window):
+        return kernels.winograd_forward
+    if _direct(w):
+        return kernels.direct_forward
+    return kernels.blocked_forward if dtype == np.float32 else None
+
+
 def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple[Array, Array]:
     """Return the pooled result and the codes of the maxima (see csrc/nn/kernels.h)."""
     shape = (x.shape[0], plan.out_h, plan.out_w, w.shape[3])
     y = workspace.empty(shape, x.dtype)
     codes = workspace.empty(shape, np.uint8)
-    if plan.size == (2, 2) and _winograd(w, plan.window):
-        kernels.winograd_forward(x, w, b, y, codes, plan.window, plan.pool, True)
-        return y, codes
-    if _direct(w):
-        kernels.direct_forward(x, w, b, y, codes, plan.window, plan.pool, True)
-        return y, codes
-    if x.dtype == np.float32:
-        kernels.blocked_forward(x, w, b, y, codes, plan.window, plan.pool, True)
+    kernel = _pooled_kernel(plan, w.shape, w.dtype)
+    if kernel is not None:
+        kernel(x, w, b, y, codes, plan.window, plan.pool, True)
         return y, codes
     blocks = _Blocks(x, w, plan.window, plan.size[0])
     results = y.reshape(-1, plan.out_w * blocks.filters)
@@ -317,17 +334,22 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
 
 def _sparse(w: Array, plan: _Pooled) -> bool:
     """Whether summing over the places of the maxima beats products of matrices."""
-    if w.dtype != np.float32 or not kernels.sparse_fits(plan.window, w.shape[3]):
+    return _sparse_kind(plan, w.shape, w.dtype, kernels.vector_bytes())
+
+
+@functools.lru_cache(maxsize=256)
+def _sparse_kind(plan: _Pooled, shape: tuple[int, ...], dtype: Any, vector_bytes: int) -> bool:
+    if dtype != np.float32 or not kernels.sparse_fits(plan.window, shape[3]):
         return False
-    if w.shape[2] >= _SPARSE_CHANNELS:
+    if shape[2] >= _SPARSE_CHANNELS:
         return True
     # For one channel there is a kernel of its own, where the widest registers are.
     return (
-        w.shape[:3] == (3, 3, 1)
+        shape[:3] == (3, 3, 1)
         and plan.size == (2, 2)
         and (plan.window.stride_h, plan.window.stride_w) == (1, 1)
         and (plan.window.dilation_h, plan.window.dilation_w) == (1, 1)
-        and kernels.vector_bytes() == 64
+        and vector_bytes == 64
     )
 
 
@@ -345,7 +367,7 @@ def _pooled_backward(
         kernels.direct_gradient(x, g, None, codes, dw, db, plan.window, plan.pool)
         dx = _pooled_backward(g, codes, x, w, plan, (True, False, False))[0] if need_x else None
         return dx, dw, db
-    if x.dtype == np.float32:
+    if x.dtype == FLOAT32:
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.blocked_gradient(x, w, g, None, codes, dx, dw, db, plan.window, plan.pool)
         return dx, dw, db
@@ -527,7 +549,7 @@ def conv2d_relu_max_pool(
     """
     inputs, (xa, wa, ba) = _tensors(x, w, bias)
     window = _conv_window(xa, wa, ba, strides, padding, dilations)
-    size = pair(pool_size, "pool_size")
+    size = _pool_pair(pool_size) if pool_size.__class__ is tuple else pair(pool_size, "pool_size")
     fits = size[0] <= window.out_h and size[1] <= window.out_w and size[0] * size[1] < 255
     if not (fits and compiled(xa, wa, ba)):
         result = conv2d(inputs[0], inputs[1], bias, strides, padding, dilations, "relu")

@@ -15,7 +15,7 @@ from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .activations import bias_add
 from .activations import relu as relu_of
-from .window import compiled, native
+from .window import FLOAT32, compiled, native
 
 __all__ = ["dense"]
 
@@ -55,7 +55,7 @@ def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Te
         if bias is not None:
             y = bias_add(y, inputs[2])
         return relu_of(y) if relu else y
-    if xa.dtype == np.float32 and max(xa.size, wa.size) <= _LARGEST:
+    if xa.dtype == FLOAT32 and max(xa.size, wa.size) <= _LARGEST:
         return _own(inputs, relu)
     return _blas(inputs, relu)
 

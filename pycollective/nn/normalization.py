@@ -118,11 +118,17 @@ def _statistics(rows: Array) -> tuple[Array, Array]:
     return mean, _column_sums(squares, rows) / count
 
 
-def _gradient_sums(g: Array, rows: Array, mean: Array) -> tuple[Array, Array]:
-    """Return the sums of the columns of ``g`` and of ``g * (rows - mean)``."""
+def _gradient_sums(
+    g: Array, rows: Array, mean: Array, cut: Sequence[Array] = ()
+) -> tuple[Array, Array]:
+    """Return the sums of the columns of ``g`` and of ``g * (rows - mean)``.
+
+    With ``cut``, a factor and a shift for compiled kernels, of ``g`` only where
+    ``(rows - mean) * factor + shift`` is positive.
+    """
     if compiled(g, rows, mean) and rows.shape[1]:
         sums, products = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
-        kernels.batch_sums(g, rows, mean, sums, products)
+        kernels.batch_sums(g, rows, mean, sums, products, *cut)
         return sums, products
     parts = (g[block] * (rows[block] - mean) for block in _blocks(rows))
     return _column_sums((g[block] for block in _blocks(rows)), rows), _column_sums(parts, rows)
@@ -135,16 +141,22 @@ def _scaled(
     shift: Array | None,
     more: Array | None = None,
     by_more: Array | None = None,
+    *,
+    relu: bool = False,
+    cut: Sequence[Array] = (),
 ) -> Array:
-    """Return ``(rows - mean) * factor + shift``, and ``more * by_more`` added to it."""
+    """Return ``(rows - mean) * factor + shift``, and ``more * by_more`` added to it.
+
+    ``relu``, and ``cut`` of ``more`` as for `_gradient_sums`, are for compiled kernels.
+    """
     y = _empty(rows)
     if compiled(rows, factor) and rows.shape[1]:
         if shift is None:
             shift = np.zeros_like(factor)
         if more is None or by_more is None:
-            kernels.batch_scale(rows, mean, factor, shift, y)
+            kernels.batch_scale(rows, mean, factor, shift, y, relu)
         else:
-            kernels.batch_combine(more, rows, mean, by_more, factor, shift, y)
+            kernels.batch_combine(more, rows, mean, by_more, factor, shift, y, *cut)
         return y
     for block in _blocks(rows):
         part = y[block]
@@ -186,7 +198,11 @@ def _like(gradients: Sequence[Array | None], inputs: Sequence[Tensor]) -> list[A
 
 @differentiable
 def normalize_batch(
-    x: Any, scale: Any = None, offset: Any = None, epsilon: float = 1e-3
+    x: Any,
+    scale: Any = None,
+    offset: Any = None,
+    epsilon: float = 1e-3,
+    activation: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize each place of the last axis by its mean and variance over all others.
 
@@ -201,6 +217,8 @@ def normalize_batch(
         ``[channels]`` or None.
     epsilon
         What is added to the variance.
+    activation
+        ``"relu"`` cuts off what is negative, in the same passes.
 
     Returns
     -------
@@ -211,10 +229,12 @@ def normalize_batch(
     Raises
     ------
     ValueError
-        If shapes do not fit.
+        If shapes do not fit, or for another activation.
     TypeError
         If ``x`` is not of a floating-point dtype.
     """
+    if activation not in (None, "relu"):
+        raise ValueError(f"activation must be None or 'relu', got {activation!r}")
     images = as_tensor(x)
     a = images.array
     if a.dtype.kind not in "fV":
@@ -229,16 +249,24 @@ def normalize_batch(
     mean, variance = _statistics(rows)
     inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
     slope = inverse if factor is None else inverse * factor
-    y = _scaled(rows, mean, slope, shift)
+    relu = activation is not None
+    # Compiled kernels see from their inputs what relu has cut off.
+    by_kernel = compiled(rows, slope) and channels > 0
+    cut = (slope, np.zeros_like(slope) if shift is None else shift) if relu and by_kernel else ()
+    y = _scaled(rows, mean, slope, shift, relu=relu)
+    if relu and not by_kernel:
+        y = np.maximum(y, y.dtype.type(0))
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
         upstream = _rows(g.astype(dtype, copy=False), channels)
-        sums, products = _gradient_sums(upstream, rows, mean)
+        if relu and not by_kernel:
+            upstream = upstream * (y > 0)
+        sums, products = _gradient_sums(upstream, rows, mean, cut)
         dx = None
         if need[0]:
             along = slope * products * (inverse * inverse / count)
             constant = -slope * sums / count
-            dx = _scaled(rows, mean, -along, constant, upstream, slope).reshape(a.shape)
+            dx = _scaled(rows, mean, -along, constant, upstream, slope, cut=cut).reshape(a.shape)
         by_factor = [] if factor is None else [products * inverse]
         by_shift = [] if shift is None else [sums]
         return _like([dx, *by_factor, *by_shift], inputs)

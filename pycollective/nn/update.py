@@ -6,8 +6,7 @@ other arrays by the functions of their array module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,35 +32,6 @@ def _check(param: Array, **others: Array | None) -> None:
 def _in_place(*arrays: Array | None) -> bool:
     """Whether the compiled kernels can write to these arrays."""
     return compiled(*arrays) and all(a is None or native(a) is a for a in arrays)
-
-
-class _Together:
-    """Arrays that one call of a kernel updates: those of one dtype."""
-
-    def __init__(self) -> None:
-        self._rows: dict[Any, list[tuple[Array, ...]]] = {}
-
-    def add(self, *row: Array) -> None:
-        """Take in what belongs to one parameter."""
-        self._rows.setdefault(row[0].dtype, []).append(row)
-
-    def __iter__(self) -> Iterator[list[list[Array]]]:
-        return (
-            [list(column) for column in zip(*rows, strict=True)] for rows in self._rows.values()
-        )
-
-
-def _alike(param: Array, *others: Array) -> bool:
-    """Whether the compiled kernels take these arrays as they are, and write to any of them."""
-    shape, dtype = param.shape, param.dtype
-    if not compiled(param) or native(param) is not param:
-        return False
-    for array in others:
-        if array.__class__ is not np.ndarray or array.shape != shape or array.dtype is not dtype:
-            return False
-        if native(array) is not array:
-            return False
-    return True
 
 
 def adam_update(
@@ -93,17 +63,17 @@ def adam_update(
     ValueError, TypeError
         If shapes or dtypes differ.
     """
-    together = _Together()
+    if kernels.alike((params, grads, ms, vs)):
+        kernels.adam_update(params, grads, ms, vs, alpha, beta1, beta2, epsilon)
+        return
     for param, grad, m, v in zip(params, grads, ms, vs, strict=True):
-        if _alike(param, grad, m, v):
-            together.add(param, grad, m, v)
-            continue
         _check(param, grad=grad, m=m, v=v)
+        if compiled(grad) and _in_place(param, m, v):
+            kernels.adam_update([param], [native(grad)], [m], [v], alpha, beta1, beta2, epsilon)
+            continue
         m += (grad - m) * (1 - beta1)
         v += (grad * grad - v) * (1 - beta2)
         param -= alpha * m / (np.sqrt(v) + epsilon)
-    for p, g, m_, v_ in together:
-        kernels.adam_update(p, g, m_, v_, alpha, beta1, beta2, epsilon)
 
 
 def sgd_update(
@@ -132,14 +102,16 @@ def sgd_update(
     ValueError, TypeError
         If shapes or dtypes differ.
     """
-    together = _Together()
+    if kernels.alike((params, grads) if velocities is None else (params, grads, velocities)):
+        kernels.sgd_update(params, grads, velocities, rate, momentum, nesterov)
+        return
     speeds = [None] * len(params) if velocities is None else velocities
     for param, grad, velocity in zip(params, grads, speeds, strict=True):
-        own = (param, grad) if velocity is None else (param, grad, velocity)
-        if _alike(*own):
-            together.add(*own)
-            continue
         _check(param, grad=grad, velocity=velocity)
+        if compiled(grad) and _in_place(param, velocity):
+            own = None if velocity is None else [velocity]
+            kernels.sgd_update([param], [native(grad)], own, rate, momentum, nesterov)
+            continue
         step = grad * rate
         if velocity is None:
             param -= step
@@ -147,8 +119,6 @@ def sgd_update(
         velocity *= momentum
         velocity -= step
         param += momentum * velocity - step if nesterov else velocity
-    for p, g, *v in together:
-        kernels.sgd_update(p, g, v[0] if v else None, rate, momentum, nesterov)
 
 
 def rmsprop_update(

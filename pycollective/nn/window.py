@@ -15,6 +15,7 @@ from .._core import nn as kernels
 from ..array_backend import Array, array_module
 
 __all__ = [
+    "FLOAT32",
     "Pair",
     "Window",
     "add_windows",
@@ -32,7 +33,9 @@ Window: TypeAlias = kernels.Window
 #: A size for height and width.
 Pair: TypeAlias = "int | Sequence[int]"
 
-_COMPILED = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+#: To compare dtypes with: comparing with a class takes several times as long.
+FLOAT32 = np.dtype(np.float32)
+_COMPILED = frozenset((FLOAT32, np.dtype(np.float64)))
 
 
 def pair(value: Pair, name: str) -> tuple[int, int]:

@@ -361,7 +361,13 @@ def _secret(env: Mapping[str, str]) -> bytes:
     if SECRET in env:
         secret, source = env[SECRET].strip().encode(), SECRET
     elif SECRET_FILE in env:
-        secret, source = Path(env[SECRET_FILE]).read_bytes().strip(), SECRET_FILE
+        source = SECRET_FILE
+        try:
+            secret = Path(env[SECRET_FILE]).read_bytes().strip()
+        except OSError as error:
+            raise ValueError(
+                f"{SECRET_FILE}={env[SECRET_FILE]!r} cannot be read: {error.strerror}"
+            ) from None
     else:
         return b""
     if len(secret) < SHORTEST_SECRET:

@@ -1,4 +1,4 @@
-"""A gradient that is a multiple of an array, computed when it is added to others."""
+"""Sums of gradients, and gradients that are multiples of an array, computed when they are added."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from .._core import nn as kernels
 from ..array_backend import Array
 from ..workspace import workspace
 
-__all__ = ["Multiple"]
+__all__ = ["Multiple", "add_to"]
+
+# What is smaller is added sooner than other threads are told about it.
+_LARGE = 64 << 10
 
 
 class Multiple:
@@ -44,3 +47,27 @@ class Multiple:
         total = workspace.empty(a.shape, a.dtype)
         kernels.add_multiple(a, self._factor, other, total)
         return total
+
+
+def add_to(total: Array, part: Any) -> None:
+    """Add an array or a `Multiple` to an array of the same shape and dtype, in place."""
+    if part.__class__ is Multiple:
+        part, factor = part._array, part._factor
+    else:
+        factor = 1.0
+        if part.__class__ is not np.ndarray or not _for_kernel(total):
+            total += part
+            return
+    if total.flags.c_contiguous and part.flags.c_contiguous:
+        kernels.add_multiple(part, factor, total, total)
+    else:
+        total += part * total.dtype.type(factor)
+
+
+def _for_kernel(total: Array) -> bool:
+    return (
+        total.__class__ is np.ndarray
+        and total.nbytes >= _LARGE
+        and total.dtype.kind == "f"
+        and total.itemsize in (4, 8)
+    )

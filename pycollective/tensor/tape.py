@@ -20,7 +20,7 @@ import numpy as np
 from .. import nest
 from ..array_backend import Array, array_module, asarray, copy
 from ..workspace import workspace
-from .multiple import Multiple
+from .multiple import Multiple, add_to
 from .tensor import Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -434,8 +434,8 @@ def _sweep(
             known = gradients.get(key)
             if known is None:
                 gradients[key] = part
-            elif key in own and part.__class__ is not Multiple:
-                known += part
+            elif key in own:
+                add_to(known, part)
             else:
                 total = _sum(known, part)
                 gradients[key] = total

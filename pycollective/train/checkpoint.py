@@ -131,7 +131,7 @@ class Checkpoint(Trackable):
             if note:
                 add_to_state(path)
 
-        workers.write_once(path, write)
+        workers.write_once(path, write, begins_anew=note)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
         """Restore a checkpoint of `save`: now what exists, the rest when it is made.
@@ -476,9 +476,10 @@ def workers_of(root: Checkpoint) -> Workers:
     """Return the processes that the variables under ``root`` belong to."""
     for _, variable in _variables_of(root):
         strategy = variable._distribute_strategy
-        if strategy is not None and strategy.extended.workers.count > 1:
+        if strategy is not None:
             found: Workers = strategy.extended.workers
-            return found
+            if found.count > 1 or found.somebody_waits:
+                return found
     return Workers()
 
 

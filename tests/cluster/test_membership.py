@@ -87,6 +87,7 @@ def environ(monkeypatch):
         ([KUBEFLOW, OPEN_MPI, SLURM], "Kubeflow", 1, 2, None),
         ([OPEN_MPI, SLURM, POD], "Open MPI", 1, 2, None),
         ([SLURM, POD], "Slurm", 2, 3, None),
+        ([MPICH, POD], "PMI", 0, 2, None),
     ],
 )
 def test_environments(environ, monkeypatch, parts, source, rank, size, addresses):

@@ -93,3 +93,36 @@ def test_they_are_proved():
     for size in range(1, 20):
         through_rank_0.verify(size)
         added_by_rank_0.verify(size)
+
+
+def test_ragged_parts_do_not_go_through_scratch(on_ranks):
+    @algorithm(num_chunks=lambda size: size, num_scratch=1, collective="all_gather")
+    def kept(rank, size):
+        yield copy(input[0], scratch[0])
+        yield copy(input[0], output[rank])
+        for step in range(1, size):
+            yield send((rank + step) % size, scratch[0])
+            yield recv((rank - step) % size, output[(rank - step) % size])
+
+    def work(c):
+        with pytest.raises(ValueError, match="kept has scratch"):
+            c.all_gather(np.ones(c.rank), algorithm=kept, ragged=True)
+        return c.all_gather([c.rank], algorithm=kept).tolist()
+
+    assert on_ranks(make_group("threads", 3), work) == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize("kind", ["threads", "shm", "tcp", "mixed"])
+def test_items_that_parts_of_messages_cut(kind, on_ranks):
+    """Nothing that moves messages in parts knows where an item of 13 bytes ends."""
+    rows = np.zeros((3, 30_011), "i4, u1, f8")
+    rows["f0"], rows["f1"] = np.arange(3)[:, None], np.arange(30_011) % 251
+
+    def work(c):
+        for how in ("ring", "doubling", "direct", through_rank_0):
+            got = c.all_gather(rows[c.rank], algorithm=how)
+            assert got.tobytes() == rows.tobytes(), how
+        for how in ("tree", "chain"):
+            assert c.broadcast(rows[c.rank], 1, algorithm=how).tobytes() == rows[1].tobytes()
+
+    on_ranks(make_group(kind, 3, 30.0), work)

@@ -6,6 +6,7 @@ import csv
 import os
 import signal
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -174,6 +175,12 @@ def test_csv_logger(tmp_path):
     assert [row["val_mae"] == "NA" for row in rows] == [True, False, True, False]
     assert [float(row["loss"]) for row in rows[2:]] == logs["loss"]
     assert float(rows[3]["val_loss"]) == logs["val_loss"][0]
+
+
+def test_a_plot_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'pycollective\[plot\]'"):
+        callbacks.History().plot()
 
 
 def test_history_is_plotted(tmp_path):
@@ -371,9 +378,11 @@ def test_backups_after_batches(tmp_path):
     linear().fit(ONES, ONES, 2, 3, verbose=0, callbacks=[backup, watch])
     assert watch.epochs == [1, 2]
     assert (tmp_path / "checkpoint").exists()
-    for wrong in ({"backup_dir": ""}, {"backup_dir": tmp_path, "save_freq": 0}):
-        with pytest.raises(ValueError, match=r"Empty|save_freq"):
-            callbacks.BackupAndRestore(**wrong)
+    with pytest.raises(ValueError, match="Empty `backup_dir`"):
+        callbacks.BackupAndRestore("")
+    for wrong in (0, -1, 1.5, True, "batch"):
+        with pytest.raises(ValueError, match="save_freq"):
+            callbacks.BackupAndRestore(tmp_path, wrong)
 
 
 def test_whole_models_are_saved(tmp_path):

@@ -419,3 +419,36 @@ def test_arrays_are_shuffled_anew_for_each_epoch():
     assert all(sorted(order) == [0, 1, 2, 3, 4, 5] for order in seen)
     assert len({tuple(order) for order in seen[:3]}) == 3
     assert seen[3:] == [[0, 1, 2, 3, 4, 5]] * 3
+
+
+def test_replicas_do_not_meet_for_what_is_reported(monkeypatch):
+    """Unless a step of one's own looks at it."""
+    meetings = []
+    merge = tf.distribute.ReplicaContext.merge_call
+
+    def merge_call(self, *args, **kwargs):
+        meetings.append(self.replica_id_in_sync_group)
+        return merge(self, *args, **kwargs)
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            return {**logs, "twice": 2 * logs["mae"] / 2}
+
+    found = []
+    monkeypatch.setattr(tf.distribute.ReplicaContext, "merge_call", merge_call)
+    for kind in keras.Sequential, Own:
+        with STRATEGIES["mirrored 2"]().scope():
+            model = kind([keras.layers.Dense(2, input_shape=(3,), kernel_initializer="ones")])
+            model.compile("sgd", "mse", metrics=["mae"])
+        model.fit(X, TARGETS, 8, 1, shuffle=False, verbose=0)
+        meetings.clear()
+        found.append(model.fit(X, TARGETS, 8, 2, shuffle=False, verbose=0).history)
+        # 3 steps in each of 2 epochs.
+        assert sorted(meetings) == ([] if kind is keras.Sequential else [0] * 6 + [1] * 6)
+        model.evaluate(X, TARGETS, 8, verbose=0)
+        assert len(meetings) == (0 if kind is keras.Sequential else 12)
+    for name, values in found[0].items():
+        assert found[1][name] == values
+    # What a step returns is added up over the replicas.
+    np.testing.assert_allclose(found[1]["twice"], 2 * np.array(found[1]["mae"]), rtol=1e-6)

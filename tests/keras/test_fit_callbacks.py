@@ -168,6 +168,8 @@ def test_learning_rate_scheduler(name, capsys):
     halves = callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     history = model.fit(ONES, ONES, epochs=2, verbose=0, callbacks=[halves]).history
     np.testing.assert_allclose(history["learning_rate"], [0.025, 0.0125])
+    with pytest.raises(TypeError, match="schedule must be callable, got 0.1"):
+        callbacks.LearningRateScheduler(0.1)
     wrong = callbacks.LearningRateScheduler(lambda epoch: "fast")
     with pytest.raises(ValueError, match="should be float. Got: 'fast'"):
         model.fit(ONES, ONES, verbose=0, callbacks=[wrong])

@@ -8,7 +8,7 @@ import pytest
 
 from pycollective import distribute, keras, nn
 from pycollective.keras import layers
-from pycollective.keras.fusion import ConvReluPool
+from pycollective.keras.fusion import ConvReluPool, NormalizeRelu, steps_of
 from pycollective.tensor import GradientTape, Variable, as_tensor, ops
 
 RNG = np.random.default_rng(5)
@@ -482,6 +482,59 @@ def test_sequential_is_its_layers_one_by_one():
     assert isinstance(model._steps[0], ConvReluPool)
     for fused, single in zip(*results, strict=True):
         np.testing.assert_allclose(fused.numpy(), single.numpy(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_relu_behind_a_normalization_or_a_convolution_is_computed_with_it(training, dtype):
+    stack = [
+        layers.Conv2D(4, 3, dtype=dtype),
+        layers.BatchNormalization(momentum=0.5, beta_initializer="uniform", dtype=dtype),
+        layers.Activation("relu", dtype=dtype),
+        layers.Conv2D(8, 3, padding="same", dtype=dtype),
+        layers.ReLU(dtype=dtype),
+        layers.MaxPooling2D(dtype=dtype),
+        layers.BatchNormalization(axis=1, scale=False, center=False, dtype=dtype),
+        layers.ReLU(dtype=dtype),
+    ]
+    model = keras.Sequential(stack)
+    x = as_tensor(IMAGES.astype(dtype))
+    results = []
+    model.build(x.shape)
+    start = model.get_weights()
+    for run in ([model], stack):
+        model.set_weights(start)
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for step in run:
+                y = step(y, training=training)
+            loss = ops.reduce_sum(ops.tanh(y) * y)
+        gradients = tape.gradient(loss, [x, *model.trainable_variables])
+        results.append([y, *gradients, *model.get_weights()])
+    kinds = [type(step) for step in model._steps]
+    assert kinds == [layers.Conv2D, NormalizeRelu, ConvReluPool, NormalizeRelu]
+    size = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
+    for fused, single in zip(*results, strict=True):
+        fused, single = (np.asarray(value, np.float64) for value in (fused, single))
+        np.testing.assert_allclose(fused, single, rtol=size, atol=size * (1 + abs(single).max()))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda: layers.ReLU(max_value=6),
+        lambda: layers.ReLU(threshold=0.1),
+        lambda: layers.ReLU(negative_slope=0.1),
+        lambda: layers.Activation("relu", activity_regularizer="l2"),
+        lambda: layers.Activation("relu", dtype="float64"),
+        lambda: layers.Activation("tanh"),
+    ],
+)
+def test_other_layers_behind_a_normalization_are_called(second):
+    layer = second()
+    assert steps_of([layers.BatchNormalization(), layer])[1] is layer
+    assert steps_of([layers.Conv2D(4, 3), layer, layers.MaxPooling2D()])[1] is layer
 
 
 def conv(**options):

@@ -382,3 +382,13 @@ def test_what_was_not_made_in_the_scope_is_refused_in_replicas(outside):
     with pytest.raises(ValueError, match="was not created in the scope"):
         strategy.run(lambda: optimizer.apply_gradients([(gradient, own[0])]) and None)
     np.testing.assert_array_equal(own[0].numpy(), START[0])
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -math.inf])
+def test_a_learning_rate_is_a_finite_number(rate):
+    with pytest.raises(ValueError, match="sgd.*the learning rate must be a finite number, got"):
+        keras.optimizers.SGD(rate)
+    optimizer = keras.optimizers.SGD(0.1)
+    with pytest.raises(ValueError, match="finite number"):
+        optimizer.learning_rate = rate
+    assert float(optimizer.learning_rate) == pytest.approx(0.1)

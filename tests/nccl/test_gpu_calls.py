@@ -170,6 +170,10 @@ def test_what_is_refused(gpus):
             alone.all_reduce(given, out=out)
         with pytest.raises(ValueError, match=f"out must lie where the input does, on {places}"):
             alone.all_gather(given, out=out)
+    with pytest.raises(
+        ValueError, match="lie on GPU 0 and on the host: they must all be on one GPU"
+    ):
+        alone.all_reduce_many([x, host])
     with pytest.raises(ValueError, match="NCCL adds in an order of its own"):
         alone.all_reduce(x, reproducible=True)
     with pytest.raises(TypeError, match="no reduction for dtype int16"):

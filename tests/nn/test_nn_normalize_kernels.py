@@ -50,6 +50,16 @@ def test_batch_kernels(shape: Any, dtype: str, threads: int) -> None:
     np.testing.assert_allclose(products, (up * distance).sum(axis=0), atol=scale)
     kernels.batch_combine(g, x, mean, a, b, c, dx)
     np.testing.assert_allclose(dx, up * a + distance * b + c, atol=20 * tolerance)
+    # With relu behind it: what the result shows to be cut off takes no part.
+    kernels.batch_scale(x, mean, a, b, y)
+    cut = up * (y > 0)
+    kernels.batch_scale(x, mean, a, b, y, True)
+    np.testing.assert_allclose(y, np.maximum(distance * a + b, 0), atol=10 * tolerance)
+    kernels.batch_sums(g, x, mean, sums, products, a, b)
+    np.testing.assert_allclose(sums, cut.sum(axis=0), atol=scale)
+    np.testing.assert_allclose(products, (cut * distance).sum(axis=0), atol=scale)
+    kernels.batch_combine(g, x, mean, c, b, a, dx, a, b)
+    np.testing.assert_allclose(dx, cut * c + distance * b + a, atol=20 * tolerance)
 
 
 def test_kernels_check_their_arrays() -> None:
@@ -61,5 +71,7 @@ def test_kernels_check_their_arrays() -> None:
         kernels.batch_moments(np.zeros(5, np.float32), two, two.copy())
     with pytest.raises(ValueError, match="at least one channel"):
         kernels.batch_moments(x, two[:0], two[:0])
+    with pytest.raises(ValueError, match="go together"):
+        kernels.batch_sums(x, x, three, three.copy(), three.copy(), three)
     with pytest.raises(ValueError, match="dtype float64"):
         kernels.batch_scale(x, three, three.astype(float), three, x.copy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from processes import SECRET, free_port
 
-from pycollective.rendezvous import RendezvousError, host_and_port, meet
+from pycollective.rendezvous import RendezvousError, handshake, host_and_port, meet
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -70,6 +71,36 @@ def test_too_few(on_ranks):
     for error in on_ranks([Rank(r, addresses, **some) for r in (0, 1)], call):
         assert isinstance(error, RendezvousError)
         assert "ranks 2, 3 of 4" in str(error)
+
+
+@pytest.mark.parametrize("after", ["welcome", "table"])
+def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
+    """At once where all had come; otherwise it may be started again, as long as there is time."""
+    port = free_port()
+    rank_0 = Rank(0, [f"127.0.0.1:{port}"] * 2, join_timeout=20.0 if after == "table" else 0.5)
+
+    def dies():
+        key = handshake.key_of(SECRET.encode())
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                sock = socket.create_connection(("127.0.0.1", port))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        hello = {"purpose": "join", "rank": 1, "size": 2}
+        channel = handshake.introduce(sock, key, hello, deadline)
+        assert channel.receive(deadline) == {"welcome": True}
+        if after == "table":
+            channel.send({"host": "127.0.0.1", "port": 1, "claim": ""}, deadline)
+            assert channel.receive(deadline)["ranks"] == [0, 1]
+        channel.close()
+
+    error, _ = on_ranks([rank_0, dies], call)
+    assert isinstance(error, RendezvousError)
+    gone = "rank 1 is gone before the group was made"
+    waited = "rank 0 waited 0.5 s for rank 1 of 2 to come to"
+    assert (gone if after == "table" else waited) in str(error)
 
 
 def test_addresses_that_are_none():

@@ -258,6 +258,10 @@ def test_bad_descriptions(tmp_path):
             )
     env = environment(0, 2, free_port(), SECRET_FILE=str(short))
     del env["PYCOLLECTIVE_SECRET"]
+    nowhere = environment(0, 2, free_port(), SECRET_FILE=str(tmp_path / "nowhere"))
+    del nowhere["PYCOLLECTIVE_SECRET"]
+    with pytest.raises(RendezvousError, match=r"SECRET_FILE=.*nowhere' cannot be read: No such"):
+        init(environment=nowhere)
     with pytest.raises(RendezvousError, match="SECRET_FILE has 5 bytes"):
         init(environment=env)
     with pytest.raises(RendezvousError, match="TCP needs PYCOLLECTIVE_RANK"):

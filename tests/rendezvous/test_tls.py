@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -113,6 +117,52 @@ def test_nothing_of_the_meeting_can_be_read(on_ranks, certificates):
         assert (b"purpose" not in said) == secret
 
 
+def test_strangers_do_not_disturb(on_ranks, certificates):
+    port = free_port()
+    greeting = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(
+            ssl.MemoryBIO(), greeting, server_hostname="rank-0"
+        ).do_handshake()
+    hello = greeting.read()
+    rng = random.Random(3)
+    kept = []
+
+    def knock(data, end):
+        for _ in range(2000):
+            with contextlib.suppress(ConnectionRefusedError):
+                sock = socket.create_connection(("127.0.0.1", port))
+                break
+            time.sleep(0.005)
+        with contextlib.suppress(OSError):
+            sock.sendall(data)
+            if end:
+                sock.shutdown(socket.SHUT_WR)
+        kept.append(sock)
+
+    def strangers():
+        for end in (True, False):
+            for data in (
+                b"",
+                b"\x16",
+                hello[:50],
+                hello,
+                hello + b"\x17\x03\x03\x00\x05hello",
+                b"\x16\x03\x01" + rng.randbytes(2000),
+                hello[:40] + rng.randbytes(len(hello)),
+                rng.randbytes(100),
+            ):
+                knock(data, end)
+        return join()
+
+    first, join = met([certificates()] * 2, total, [f"127.0.0.1:{port}"] * 2)
+    try:
+        assert on_ranks([first, strangers], call) == [[199_998.0, 2.0]] * 2
+    finally:
+        for sock in kept:
+            sock.close()
+
+
 def test_a_failure_is_heard_with_its_reason(on_ranks, certificates):
     def fails(comm):
         if comm.rank == 1:
@@ -156,7 +206,10 @@ def test_ranks_are_named_with_their_addresses(on_ranks, certificates):
     ("end", "says"),
     [
         ("", "rank 1 has left the group after 1 calls"),
-        ("os.fork() or child(); os.kill(os.getpid(), 9)", "rank 1 .*is lost to rank 0"),
+        (
+            "os.fork() or child(); os.kill(os.getpid(), 9)",
+            "rank 1 .*is lost to rank 0: it ended, or its",
+        ),
     ],
 )
 def test_processes_that_end(tmp_path, certificates, end, says):

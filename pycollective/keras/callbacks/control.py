@@ -66,12 +66,16 @@ class LearningRateScheduler(Callback):
 
     Raises
     ------
+    TypeError
+        If the schedule cannot be called.
     ValueError
         Later, if the schedule returns no number.
     """
 
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         super().__init__()
+        if not callable(schedule):
+            raise TypeError(f"LearningRateScheduler: schedule must be callable, got {schedule!r}")
         self.schedule = schedule
         self.verbose = verbose
         try:

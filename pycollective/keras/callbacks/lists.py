@@ -49,9 +49,15 @@ class History(Callback):
         ------
         ValueError
             If there is no such number.
+        ImportError
+            If matplotlib is not installed.
         """
-        from matplotlib.figure import Figure
-
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise ImportError(
+                "History.plot needs matplotlib: pip install 'pycollective[plot]'"
+            ) from None
         known = [name for name in self.history if not name.startswith("val_")]
         chosen = known if names is None else list(names)
         missing = [name for name in chosen if name not in self.history]

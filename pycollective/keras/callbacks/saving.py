@@ -274,7 +274,8 @@ class BackupAndRestore(Callback):
 
 
 def _check_frequency(save_freq: Any) -> None:
-    if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
+    number = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq >= 1
+    if save_freq != "epoch" and not number:
         raise ValueError(f"save_freq must be 'epoch' or a positive integer, got {save_freq!r}")
 
 

@@ -91,7 +91,10 @@ class _Convolution(ImageLayer):
                 f"[n, height, width, {self._channels}] (the kernel has shape "
                 f"{tuple(self.kernel.shape)})",
             )
-        self._must_fit(shape)
+        if shape[1:] != self.__dict__.get("_fitting"):
+            self._must_fit(shape)
+            # No part of the layer, only what need not be looked at again.
+            self.__dict__["_fitting"] = shape[1:]
         return inputs if inputs.array.dtype == self._dtype else ops.cast(inputs, self._dtype)
 
     def _finished(self, outputs: Tensor) -> Tensor:

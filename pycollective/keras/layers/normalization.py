@@ -19,6 +19,7 @@ from pycollective.tensor import (
     Variable,
     VariableAggregation,
     VariableSynchronization,
+    as_tensor,
     ops,
 )
 
@@ -204,8 +205,10 @@ class BatchNormalization(_Normalization):
             aggregation=VariableAggregation.MEAN,
         )
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        """Return the normalized inputs."""
+    def call(
+        self, inputs: Tensor, training: bool | None = None, activation: str | None = None
+    ) -> Tensor:
+        """Return the normalized inputs, cut off at 0 if ``activation`` is ``"relu"``."""
         shape = inputs.array.shape
         if self._length(shape, self.axis) != self._channels:
             raise self._incompatible(
@@ -220,7 +223,12 @@ class BatchNormalization(_Normalization):
         swapped = order != sorted(order)
         if swapped:
             inputs = ops.transpose(inputs, order)
-        outputs = self._batch(inputs) if training and self._trainable else self._known(inputs)
+        if training and self._trainable:
+            outputs = self._batch(inputs, activation)
+        else:
+            outputs = self._known(inputs)
+            if activation is not None:
+                outputs = nn.relu(outputs)
         if swapped:
             outputs = ops.transpose(outputs, order)
         return outputs if outputs.dtype == dtype else ops.cast(outputs, dtype)
@@ -233,23 +241,25 @@ class BatchNormalization(_Normalization):
         )
         return nn.batch_normalization(inputs, mean, variance, beta, gamma, self.epsilon)
 
-    def _batch(self, inputs: Tensor) -> Tensor:
+    def _batch(self, inputs: Tensor, activation: str | None) -> Tensor:
         """Normalize by the batch, and let the moving mean and variance follow."""
         context = get_replica_context() if self.synchronized else None
         counted: Any
         if context is not None and context.num_replicas_in_sync > 1:
             outputs, mean, variance, rows = self._all_batches(inputs, context)
-            counted = ops.minimum(ops.stop_gradient(rows), 1)
+            if activation is not None:
+                outputs = nn.relu(outputs)
+            counted = np.minimum(rows.array, 1)
         else:
             outputs, mean, variance = nn.normalize_batch(
-                inputs, self.gamma, self.beta, self.epsilon
+                inputs, self.gamma, self.beta, self.epsilon, activation
             )
             counted = min(math.prod(inputs.shape[:-1]), 1)
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            now, new = ops.stop_gradient(moving), ops.stop_gradient(value)
-            # A batch without rows does not count.
-            step = (new - ops.cast(now, new.dtype)) * (counted * (1 - self.momentum))
-            moving.assign(now + ops.cast(step, now.dtype))
+            # Arrays: no gradient comes through here. A batch without rows does not count.
+            now, new = as_tensor(moving).array, value.array
+            step = (new - now.astype(new.dtype, copy=False)) * (counted * (1 - self.momentum))
+            moving.assign(Tensor(now + step.astype(now.dtype, copy=False)))
         return outputs
 
     def _all_batches(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array, asarray
+from pycollective.array_backend import Array, array_module, asarray, scatter_add
 from pycollective.keras.backend import epsilon
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.losses.loss import broadcast_weights, same_rank
@@ -141,7 +141,9 @@ def _column(yes: Array, values: Array, weights: Array, thresholds: Array) -> tup
     size = len(thresholds) + 1
     positive, all_of = [], []
     for kind in (yes, ~yes):
-        share = np.bincount(below, weights=weights * kind, minlength=size)
+        # As numpy.bincount, for which CuPy would wait for the device.
+        share = array_module(values).zeros(size, np.float64)
+        scatter_add(share, below, (weights * kind).astype(np.float64))
         from_here = share[::-1].cumsum()[::-1]
         positive.append(from_here[1:][given])
         all_of.append(from_here[0])

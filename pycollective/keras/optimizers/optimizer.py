@@ -66,7 +66,8 @@ class Optimizer(Trackable):
     Raises
     ------
     ValueError
-        If more than one way to clip is given, a limit is not positive, or a number is out of range.
+        If more than one way to clip is given, a limit is not positive, or a number is out of range
+        or not finite.
 
     Notes
     -----
@@ -143,7 +144,7 @@ class Optimizer(Trackable):
         if isinstance(learning_rate, LearningRateSchedule) or callable(learning_rate):
             self._rate = learning_rate
         else:
-            rate = float(learning_rate)
+            rate = self._finite(learning_rate)
             self._rate = self._make("learning_rate", lambda: np.asarray(rate), floatx())
 
     _untracked = frozenset({"_slots"})
@@ -263,9 +264,15 @@ class Optimizer(Trackable):
                 f"{self.name}: the learning rate cannot be set, because the optimizer was made "
                 "with a schedule; make it with a number instead"
             )
-        self._rate.assign(float(value))
+        self._rate.assign(self._finite(value))
 
     lr = learning_rate
+
+    def _finite(self, learning_rate: Any) -> float:
+        rate = float(learning_rate)
+        if not math.isfinite(rate):
+            raise ValueError(f"{self.name}: the learning rate must be a finite number, got {rate}")
+        return rate
 
     def build(self, var_list: Iterable[Variable]) -> None:
         """Make what the optimizer keeps for these variables, where it has not yet."""
@@ -432,7 +439,9 @@ class Optimizer(Trackable):
         if self.use_ema:
             self._average()
         for variable in variables:
-            _constrain(variable)
+            constraint = getattr(variable, "constraint", None)
+            if constraint is not None:
+                _constrain(variable, constraint)
         with_arrays([self._iterations], _count)
 
     def _slot(self, variable: Variable, name: str) -> Variable:
@@ -705,11 +714,8 @@ def _adder(amount: Array) -> Callable[[list[Array]], None]:
     return add
 
 
-def _constrain(variable: Variable) -> None:
-    """Put a variable that has a constraint back to where it may be."""
-    constraint = getattr(variable, "constraint", None)
-    if constraint is None:
-        return
+def _constrain(variable: Variable, constraint: Callable[[Any], Any]) -> None:
+    """Put a variable back to where it may be."""
 
     def project(arrays: list[Array]) -> None:
         # A copy, because what is being written to must not be seen.

@@ -15,7 +15,7 @@ from pycollective.keras import optimizers
 from pycollective.keras.layers import Layer
 from pycollective.keras.metrics import Metric
 from pycollective.keras.training.compiled import Compiled
-from pycollective.keras.training.share import share_of
+from pycollective.keras.training.share import reports, share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, ops
 from pycollective.train.trackable import children_of
@@ -314,6 +314,8 @@ class Learner(Layer):
 
     def get_metrics_result(self) -> Logs:
         """Return the results of `metrics` by name; in a replica all replicas must make the call."""
+        if not reports():
+            return {}
         mode = current_mode()
         context = None if mode is None else mode.replica_context
         if context is None or context.num_replicas_in_sync == 1:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pycollective.distribute.context import get_strategy
 from pycollective.tensor import Tensor, ops
 
-__all__ = ["Share", "current_share", "held", "share_of"]
+__all__ = ["Share", "current_share", "held", "reports", "share_of"]
 
 
 class Share(NamedTuple):
@@ -30,6 +30,7 @@ class Share(NamedTuple):
 
 class _Thread(threading.local):
     share: Share | None = None
+    reports: bool = True
 
 
 _thread = _Thread()
@@ -40,14 +41,20 @@ def current_share() -> Share | None:
     return _thread.share
 
 
+def reports() -> bool:
+    """Whether this thread's step has to say what its metrics have."""
+    return _thread.reports
+
+
 @contextmanager
-def held(share: Share) -> Iterator[None]:
-    """Let a share be this thread's for the length of a block."""
-    before, _thread.share = _thread.share, share
+def held(share: Share, reports: bool = True) -> Iterator[None]:
+    """Let a share be this thread's for the length of a block; and whether its step reports."""
+    before = _thread.share, _thread.reports
+    _thread.share, _thread.reports = share, reports
     try:
         yield
     finally:
-        _thread.share = before
+        _thread.share, _thread.reports = before
 
 
 def share_of(mean: Tensor) -> Tensor:

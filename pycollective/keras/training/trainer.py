@@ -160,8 +160,9 @@ class Trainer(Learner):
     ) -> None:
         step = self.train_step
         together = settings.accumulate_steps
+        later = self._reports_later("train_step")
         execute = self._executor(
-            step if prepare is None else lambda data: step(prepare(data)), together
+            step if prepare is None else lambda data: step(prepare(data)), together, not later
         )
         self.stop_training = False
         watch = LossWatch()
@@ -176,7 +177,8 @@ class Trainer(Learner):
             logs: Logs | None = None
             for first, batches in steps.epoch(settings.steps_per_execution * together, done):
                 callbacks.on_train_batch_begin(first)
-                logs = numbers_of("train_step", execute(batches)[-1])
+                results = execute(batches)[-1]
+                logs = numbers_of("train_step", self._results() if later else results)
                 last = first + len(batches) - 1
                 watch.look(logs, epoch, first, last)
                 callbacks.on_train_batch_end(last, logs)
@@ -244,13 +246,15 @@ class Trainer(Learner):
         return logs if return_dict else _in_order(logs)
 
     def _evaluate(self, settings: Compiled, steps: Steps, callbacks: CallbackList) -> Logs:
-        execute = self._executor(self.test_step)
+        later = self._reports_later("test_step")
+        execute = self._executor(self.test_step, 1, not later)
         self.reset_metrics()
         logs: Logs | None = None
         callbacks.on_test_begin()
         for first, batches in steps.epoch(settings.steps_per_execution):
             callbacks.on_test_batch_begin(first)
-            logs = numbers_of("test_step", execute(batches)[-1])
+            results = execute(batches)[-1]
+            logs = numbers_of("test_step", self._results() if later else results)
             callbacks.on_test_batch_end(first + len(batches) - 1, logs)
         if logs is None:
             raise ValueError("evaluate: the input has no batch")
@@ -350,8 +354,21 @@ class Trainer(Learner):
 
     # Steps -----------------------------------------------------------------------------------
 
+    def _reports_later(self, step: str) -> bool:
+        """Whether a step returns what `get_metrics_result` does.
+
+        Then that is asked when the replicas are done: they need not meet for it.
+        """
+        own = {
+            name: getattr(self, name) for name in (step, "compute_metrics", "get_metrics_result")
+        }
+        return all(
+            getattr(method, "__func__", None) is getattr(Learner, name)
+            for name, method in own.items()
+        )
+
     def _executor(
-        self, step: Callable[[Any], Any], together: int = 1
+        self, step: Callable[[Any], Any], together: int = 1, reports: bool = True
     ) -> Callable[[list[Any]], list[Any]]:
         """Return what makes a step with each of several elements, and returns the replicas' results.
 
@@ -363,6 +380,8 @@ class Trainer(Learner):
             What a replica does with an element.
         together
             So many elements in turn make one step of the optimizer, and one batch to the loss.
+        reports
+            Whether the steps have to say what the metrics have.
         """
         strategy = self.distribute_strategy
 
@@ -372,7 +391,7 @@ class Trainer(Learner):
             for number, (data, share) in enumerate(work, 1):
                 if gathering is not None:
                     gathering.last = number % together == 0 or number == len(work)
-                with held(share), gathered(gathering):
+                with held(share, reports), gathered(gathering):
                     results.append(step(data))
             return results
 

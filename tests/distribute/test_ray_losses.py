@@ -1,0 +1,151 @@
+"""What `pycollective.ray.run` does when workers are lost, with a stand-in for Ray."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import sys
+import threading
+import types
+
+import pytest
+
+import pycollective as tf
+
+
+class RayActorError(Exception):
+    pass
+
+
+class RayTaskError(Exception):
+    def __init__(self, cause):
+        self.cause = cause
+
+
+class GetTimeoutError(Exception):
+    pass
+
+
+class Ray:
+    """Actors are threads; who is lost is what a test says.
+
+    ``nodes[rank]`` are the machines of a rank's actors, one after the other; None stands for one that
+    is found to be lost before the actor has begun.
+    """
+
+    exceptions = types.SimpleNamespace(
+        RayActorError=RayActorError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError
+    )
+
+    def __init__(self, nodes):
+        self.nodes = [list(names) for names in nodes]
+        self.pool = concurrent.futures.ThreadPoolExecutor(8)
+        self.util = types.SimpleNamespace(
+            placement_group=lambda *_, **__: types.SimpleNamespace(ready=self.done),
+            remove_placement_group=lambda _: None,
+        )
+        self.calls = []
+
+    def done(self):
+        future = concurrent.futures.Future()
+        future.set_result(None)
+        return future
+
+    def is_initialized(self):
+        return True
+
+    def available_resources(self):
+        return {}
+
+    def remote(self, scheduling_strategy, **_):
+        return lambda kind: types.SimpleNamespace(remote=lambda: Actor(self, scheduling_strategy))
+
+    def get(self, refs, timeout=None):
+        if isinstance(refs, list):
+            return [ref.result(20) for ref in refs]
+        if timeout is not None and timeout <= 0:
+            raise GetTimeoutError
+        return refs.result(20)
+
+    def wait(self, refs):
+        done, _ = concurrent.futures.wait(refs, 20, "FIRST_COMPLETED")
+        return [next(ref for ref in refs if ref in done)], None
+
+    def kill(self, actor):
+        actor.lost.set()
+
+
+class Actor:
+    def __init__(self, ray, rank):
+        self.rank, self.node = rank, ray.nodes[rank].pop(0)
+        self.lost = threading.Event()
+        remote = types.SimpleNamespace
+        self.place = remote(remote=lambda: ray.pool.submit(self._place))
+        self.call = remote(remote=lambda *args: ray.pool.submit(self._call, ray, *args))
+
+    def _place(self):
+        if self.node is None:
+            raise RayActorError
+        return self.node, f"{self.node}:1"
+
+    def _call(self, ray, environment, function, args, kwargs):
+        ray.calls.append((self.rank, json.loads(environment["TF_CONFIG"])["cluster"]["worker"]))
+        return function(self, *args)
+
+
+@pytest.fixture
+def ray_of(monkeypatch):
+    made = []
+
+    def make(*nodes):
+        ray = Ray(nodes)
+        strategies = types.ModuleType("ray.util.scheduling_strategies")
+        strategies.PlacementGroupSchedulingStrategy = lambda group, rank: rank
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
+        made.append(ray)
+        return ray
+
+    yield make
+    for ray in made:
+        ray.pool.shutdown()
+
+
+def dies(lost, waits):
+    """Return a function whose first call on one rank is lost, and on others waits for their end."""
+    calls = [0, 0]
+
+    def train(actor):
+        calls[actor.rank] += 1
+        if calls[actor.rank] > 1:
+            return f"{actor.rank} on {actor.node}"
+        if actor.rank == lost:
+            raise RayActorError
+        if waits:
+            actor.lost.wait(20)
+            raise RayActorError
+        return "undisturbed"
+
+    return train
+
+
+def test_worker_0_moves_and_all_begin_anew(ray_of):
+    ray = ray_of(["a", None, "c"], ["b", "b"])
+    assert tf.ray.run(dies(0, waits=True), 2, max_failures=1) == ["0 on c", "1 on b"]
+    assert sorted(ray.calls[:2]) == [(0, ["a:1", "b:1"]), (1, ["a:1", "b:1"])]
+    assert sorted(ray.calls[2:]) == [(0, ["c:1", "b:1"]), (1, ["c:1", "b:1"])]
+
+
+def test_another_one_moves_alone(ray_of):
+    ray = ray_of(["a"], ["b", "c"])
+    assert tf.ray.run(dies(1, waits=False), 2, max_failures=1) == ["undisturbed", "1 on c"]
+    assert ray.calls[2:] == [(1, ["a:1", "c:1"])]
+
+
+def test_no_room_for_a_replacement(ray_of):
+    ray_of(["a"], ["b", *[None] * 99])
+    with pytest.raises((RuntimeError, RayActorError)):
+        tf.ray.run(dies(1, waits=False), 2, max_failures=1, placement_timeout=0.2)
+    ray_of(["a"], ["b"])
+    with pytest.raises(RayActorError):
+        tf.ray.run(dies(1, waits=False), 2)
