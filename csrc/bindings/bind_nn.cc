@@ -699,7 +699,7 @@ void over_all(const std::vector<Index>& sizes, const Body& body) {
 // have one shape.
 bool alike(const std::vector<std::vector<py::object>>& columns) {
   const py::dtype real = py::dtype::of<float>(), wide = py::dtype::of<double>();
-  constexpr int kPlain = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  constexpr int kPlain = int{py::array::c_style} | int{py::detail::npy_api::NPY_ARRAY_ALIGNED_};
   py::object kind;
   for (const auto& column : columns) {
     if (column.size() != columns[0].size()) return false;
