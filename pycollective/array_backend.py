@@ -4,11 +4,12 @@ Code elsewhere works on "arrays" and uses three things that both libraries give 
 and methods of the arrays themselves, NumPy's functions (CuPy arrays take part in them through the
 protocols of NEP 13 and NEP 18: ``np.exp(x)`` of a CuPy array runs on its device), and what is here,
 for where the two differ: making arrays, moving them between host and devices, and scattering. CuPy is
-imported only where a GPU is asked for: an array of it can only exist when the program has imported it.
+imported only where a GPU is asked for, or an array of another library lies on one.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import sys
@@ -21,12 +22,16 @@ import numpy.typing as npt
 
 __all__ = [
     "Array",
+    "address",
     "array_module",
     "asarray",
     "beside",
     "copy",
     "device_of",
+    "empty",
+    "gpu_array",
     "is_array",
+    "is_on_gpu",
     "on_host",
     "placed",
     "scatter_add",
@@ -153,6 +158,61 @@ def scatter_add(target: Array, index: Any, values: Array) -> None:
         target, values = target.reshape(-1), values.reshape(-1)
         index = (rows.reshape(-1, 1).astype(np.intp) * width + np.arange(width)).reshape(-1)
     np.add.at(target, index, values)
+
+
+# Devices of DLPack that are CUDA's: its own memory, and what it moves to and fro by itself.
+_CUDA_DEVICES = (2, 13)
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Whether ``value`` is an array on a GPU: CuPy's, or one with an interface that CuPy takes."""
+    if isinstance(value, np.ndarray):
+        return False
+    if _cupy_of(value) is not None or hasattr(value, "__cuda_array_interface__"):
+        return True
+    device = getattr(value, "__dlpack_device__", None)
+    return device is not None and device()[0] in _CUDA_DEVICES
+
+
+def gpu_array(value: Any) -> Array:
+    """Return the CuPy array of the memory of an array on a GPU.
+
+    What is being computed of it on another stream is waited for, as the interface of its library
+    provides.
+
+    Raises
+    ------
+    TypeError
+        CuPy is not installed, or cannot take the array.
+    """
+    if _cupy_of(value) is not None:
+        array: Array = value
+        return array
+    name = type(value).__name__
+    try:
+        cupy: Any = importlib.import_module("cupy")
+    except ImportError:
+        raise TypeError(
+            f"{name} lies on a GPU, and CuPy, through which GPU arrays are handled, is not installed: "
+            "pip install 'pycollective[cuda12]' or '[cuda13]', or copy it to the host first"
+        ) from None
+    try:
+        array = cupy.from_dlpack(value) if hasattr(value, "__dlpack__") else cupy.asarray(value)
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise TypeError(f"CuPy cannot take this {name}: {error}") from None
+    return array
+
+
+def address(array: Any) -> int:
+    """Return where the memory of an array begins."""
+    return int(array.ctypes.data if _cupy_of(array) is None else array.data.ptr)
+
+
+def empty(shape: Any, dtype: npt.DTypeLike, like: Any) -> Array:
+    """Return a new array of the library, and on the device, of another one."""
+    with beside(like):
+        array: Array = array_module(like).empty(shape, dtype)
+    return array
 
 
 def gpu_count() -> tuple[int, str]:

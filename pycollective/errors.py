@@ -25,6 +25,8 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "MismatchError",
+    "NcclError",
+    "NcclNotFoundError",
     "NotAvailableError",
     "NotFoundError",
     "OpError",
@@ -184,6 +186,22 @@ class AbortedError(OpError, CollectiveError):
     """The group was aborted by another rank or by its owner."""
 
     error_code = 10
+
+
+class NcclError(CollectiveError):
+    """A call of NCCL failed.
+
+    Attributes
+    ----------
+    code : int
+        NCCL's result (``ncclResult_t``); 0 where NCCL was not called.
+    """
+
+    code: int = 0
+
+
+class NcclNotFoundError(NcclError):
+    """There is no NCCL that can be used; the message says where it was looked for, and why not."""
 
 
 class DataError(ValueError):

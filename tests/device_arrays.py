@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import sys
 import threading
@@ -9,7 +10,15 @@ import types
 
 import numpy as np
 
-__all__ = ["DeviceArray", "make_cupy"]
+__all__ = ["Device", "DeviceArray", "make_cupy"]
+
+
+def _at_once(array):
+    """Devices of this module are done with an operation when it returns."""
+
+
+before_access = _at_once
+"""Is given every array whose elements the host is about to read; tests may put a wait in its place."""
 
 
 #: Functions whose results have a length that only the values tell: CuPy fetches it.
@@ -20,7 +29,7 @@ class _Current(threading.local):
     device = 0
 
 
-_current = _Current()
+current = _Current()
 
 
 class Device:
@@ -30,10 +39,14 @@ class Device:
         self.id = number
 
     def __enter__(self):
-        self._before, _current.device = _current.device, self.id
+        self._before, current.device = current.device, self.id
 
     def __exit__(self, *exc_info):
-        _current.device = self._before
+        current.device = self._before
+
+
+class _Stream(contextlib.nullcontext):
+    ptr = 7
 
 
 class DeviceArray:
@@ -42,18 +55,24 @@ class DeviceArray:
 
     def __init__(self, host):
         assert isinstance(host, (np.ndarray, np.generic))
-        self._host = np.asarray(host)
-        self.device = Device(_current.device)
+        self._memory = np.asarray(host)
+        self.device = Device(current.device)
 
-    shape = property(lambda self: self._host.shape)
-    dtype = property(lambda self: self._host.dtype)
-    ndim = property(lambda self: self._host.ndim)
-    size = property(lambda self: self._host.size)
-    flags = property(lambda self: self._host.flags)
+    @property
+    def _host(self):
+        before_access(self)
+        return self._memory
+
+    shape = property(lambda self: self._memory.shape)
+    dtype = property(lambda self: self._memory.dtype)
+    ndim = property(lambda self: self._memory.ndim)
+    size = property(lambda self: self._memory.size)
+    nbytes = property(lambda self: self._memory.nbytes)
+    flags = property(lambda self: self._memory.flags)
     base = property(lambda self: None)
-    strides = property(lambda self: self._host.strides)
-    itemsize = property(lambda self: self._host.itemsize)
-    nbytes = property(lambda self: self._host.nbytes)
+    strides = property(lambda self: self._memory.strides)
+    itemsize = property(lambda self: self._memory.itemsize)
+    data = property(lambda self: types.SimpleNamespace(ptr=self._memory.ctypes.data))
     T = property(lambda self: DeviceArray(self._host.T))
 
     def __array__(self, *args, **kwargs):
@@ -128,7 +147,7 @@ for _full in [
 
 def host_of(value):
     if isinstance(value, DeviceArray):
-        if value.device.id != _current.device:
+        if value.device.id != current.device:
             raise ValueError("Array device must be same as the current device")
         return value._host
     if isinstance(value, np.ndarray):
@@ -165,14 +184,17 @@ def make_cupy():
     module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     module.cuda = types.SimpleNamespace(
         Device=Device,
-        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
-        get_current_stream=lambda: types.SimpleNamespace(ptr=7),
+        # A driver that is too old for every NCCL: what these devices have to sum goes over the host.
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2, driverGetVersion=lambda: 0),
+        get_current_stream=_Stream,
     )
 
     def asarray(value, dtype=None):
         module.sent += isinstance(value, np.ndarray)
         return DeviceArray(
-            np.asarray(value._host if isinstance(value, DeviceArray) else value, dtype)
+            np.asarray(value._host, dtype)
+            if isinstance(value, DeviceArray)
+            else np.array(value, dtype)
         )
 
     def array(value, dtype=None, copy=True, order="K", subok=False):

@@ -45,6 +45,12 @@ void bind_group(py::module_& m) {
             return std::string(failure->what());
           },
           "Why the group is dead, or None.")
+      .def(
+          "check",
+          [](const Group& group) {
+            if (auto failure = group.failure()) throw *failure;
+          },
+          "Raise why the group is dead, if it is.")
       .def("leave", &Group::leave, py::arg("rank"), py::call_guard<InterpreterRelease>(),
            "Leave the group in good order.")
       .def("abandon", &Group::abandon,

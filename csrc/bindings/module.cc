@@ -13,4 +13,6 @@ PYBIND11_MODULE(_core, m) {
   pycollective::bind_nn(nn);
   auto cuda = m.def_submodule("cuda", "What the CUDA part of this build can see.");
   pycollective::bind_cuda(cuda);
+  auto nccl = m.def_submodule("nccl", "NCCL, as it is, opened while the program runs.");
+  pycollective::bind_nccl(nccl);
 }

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective import algorithms
+from pycollective import algorithms, array_backend
 from pycollective.algorithms.simulation import ROOTED
 from pycollective.communicator import Communicator
+from pycollective.nccl.device import present_stream
 
 __all__ = [
     "COLLECTIVES", "PARTS", "REDUCING", "ROOTED", "Arrays", "Case", "algorithms_of", "has_choice",
-    "kind_of",
+    "kind_of", "place",
 ]  # fmt: skip
 
 COLLECTIVES = (
@@ -83,6 +84,14 @@ def kind_of(name: str) -> np.dtype[Any]:
     return kind
 
 
+def place(comm: Communicator, device: str) -> tuple[str, int]:
+    """Return the device of a rank's arrays."""
+    if device == "cpu":
+        return "CPU", 0
+    before = comm.hosts[: comm.rank].count(comm.hosts[comm.rank])
+    return "GPU", before % max(1, array_backend.gpu_count()[0])
+
+
 @dataclass(frozen=True)
 class Case:
     """One line of the table: a call, and on how much.
@@ -101,6 +110,8 @@ class Case:
         Whether the result replaces the input where the collective can do that.
     registered : bool
         Whether the arrays are `Communicator.empty`'s, where all ranks' have the same length.
+    device : {"cpu", "gpu"}
+        Where the arrays lie; on GPUs, those of the ranks of a host are dealt out in turn.
     """
 
     collective: str
@@ -111,6 +122,7 @@ class Case:
     algorithm: str = "auto"
     in_place: bool = True
     registered: bool = False
+    device: str = "cpu"
 
     @property
     def kind(self) -> str:
@@ -212,13 +224,22 @@ class Arrays:
         else:
             self._source = whole
             self._target = whole if case.placed else self._empty(case.count)
-        self.call = self._call()
+        self.call = self._call() if case.device == "cpu" else self._until_done(self._call())
 
     def _empty(self, count: int) -> Array:
         case = self._case
         if case.registered and not case.ragged:
             return self._comm.empty(count, self._dtype)
-        return np.empty(count, self._dtype)
+        return array_backend.placed(np.empty(count, self._dtype), *place(self._comm, case.device))
+
+    def _until_done(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a call that waits for the GPU."""
+
+        def called() -> None:
+            call()
+            present_stream().synchronize()
+
+        return called
 
     def _call(self) -> Callable[[], Any]:
         case, x, out = self._case, self._source, self._target
@@ -300,12 +321,12 @@ class Arrays:
         if self._case.collective == "barrier":
             self.call()
             return 0
-        self._source[...] = self._values(self._comm.rank)
+        self._fill(self._values(self._comm.rank))
         self.call()
         want = self._expected()
         if want is None:
             return 0
-        got = self._target
+        got = array_backend.to_numpy(self._target)
         if self._case.op != "mean" or self._case.collective not in REDUCING:
             return int(np.count_nonzero(got != want))
         wide = np.complex128 if self._dtype.kind == "c" else np.float64
@@ -336,4 +357,7 @@ class Arrays:
         values = self._values(self._comm.rank)
         if self._dtype.kind not in "biu" and self._case.op != "prod":
             values = values * self._dtype.type(7e-5 if self._case.dtype == "float16" else 1e-30)
-        self._source[...] = values if self._case.op != "prod" else self._dtype.type(1)
+        self._fill(values if self._case.op != "prod" else np.ones_like(values))
+
+    def _fill(self, values: Array) -> None:
+        self._source[...] = array_backend.asarray(values, like=self._source)

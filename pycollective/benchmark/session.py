@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pycollective.benchmark.cases import Case
+from pycollective import array_backend
+from pycollective.benchmark.cases import Case, place
 from pycollective.benchmark.measure import SMALLEST_LIMIT, Row, measure, memory_rate
 from pycollective.communicator import Communicator, local_group
 
@@ -55,17 +56,18 @@ class Session:
                 continue
             seen.add(real)
             size = case.bytes
-            if size >= SMALLEST_LIMIT and size not in limits:
+            if size >= SMALLEST_LIMIT and size not in limits and case.device == "cpu":
                 limits[size] = memory_rate(comm, size)
-            row = measure(
-                comm,
-                case,
-                iterations=self.iterations,
-                seconds=self.seconds,
-                warmup=self.warmup,
-                limit=limits.get(size),
-                on_wait=on_wait,
-            )
+            with array_backend.on_device(*place(comm, case.device)):
+                row = measure(
+                    comm,
+                    case,
+                    iterations=self.iterations,
+                    seconds=self.seconds,
+                    warmup=self.warmup,
+                    limit=limits.get(size),
+                    on_wait=on_wait,
+                )
             rows.append(row)
             if comm.rank == 0:
                 on_row(row)

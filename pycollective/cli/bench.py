@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, init, local_group, rendezvous, tuning
+from pycollective import __version__, array_backend, init, local_group, rendezvous, tuning
 from pycollective.algorithms import Collective
 from pycollective.benchmark import report
 from pycollective.benchmark.cases import (
@@ -49,6 +49,9 @@ Every result is checked before it is timed. The columns:
                  64 KiB on. Where the arrays fit into caches it is the caches' speed, and ranks that
                  share one may pass it; over TCP, too, it is the memory's.
   errors         items of all ranks' results that differ from the exact ones
+
+With --device gpu each call's time is that until the GPU is done, where nccl-tests divides the time of
+many calls; there is no limit. Ranks that share a GPU go over the host, since NCCL refuses them.
 """
 
 _EPILOG = """\
@@ -59,6 +62,7 @@ examples:
   pycollective bench -c broadcast -a tree chain -f 2       two algorithms side by side
   pycollective bench -d float64 -o max --no-in-place
   pycollective bench --transport shm --registered -b 1M    memory that ranks reach without a copy
+  pycollective bench --device gpu -n 2 -b 1M -e 1G         NCCL between two GPUs
   pycollective bench --json out.json --plot out.svg
   pycollective bench --tune --transport shm -n 4           what is best for 4 processes here, remembered
 
@@ -102,6 +106,8 @@ def add_parser(commands: Any) -> None:
     add("-o", "--op", default="sum",
         choices=["sum", "prod", "min", "max", "mean", "and", "or", "xor"],
         help="of reductions (sum)")  # fmt: skip
+    add("--device", choices=["cpu", "gpu"], default="cpu",
+        help="where the arrays lie; on GPUs NCCL moves them (cpu)")  # fmt: skip
     add("--in-place", action=argparse.BooleanOptionalAction, default=True,
         help="let the result replace the input, where the collective can (yes)")  # fmt: skip
     add("--registered", action="store_true",
@@ -143,6 +149,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raise ValueError, or what the library says, for what cannot be timed."""
+    if args.device == "gpu":
+        count, why = array_backend.gpu_count()
+        if not count:
+            raise ValueError(f"--device gpu: there is no GPU ({why})")
+        if args.tune or args.registered or args.algorithm != ["auto"]:
+            raise ValueError(
+                "--device gpu has no --tune, --registered or --algorithm: NCCL chooses"
+            )
     if args.factor < 2:
         raise ValueError("--factor must be at least 2")
     item = kind_of(args.dtype).itemsize
@@ -208,7 +222,17 @@ def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list
 
 def _cases(args: argparse.Namespace, ranks: int, transport: str) -> list[Case]:
     return [
-        Case(what, size, ranks, args.dtype, args.op, algorithm, args.in_place, args.registered)
+        Case(
+            what,
+            size,
+            ranks,
+            args.dtype,
+            args.op,
+            algorithm,
+            args.in_place,
+            args.registered,
+            args.device,
+        )
         for what, names in _algorithms(args, transport).items()
         for size in (sizes(args.begin, args.end, args.factor) if what != "barrier" else [0])
         for algorithm in names
@@ -223,6 +247,8 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
     title = ", ".join(_collectives(args))
     if args.registered:
         place += ", memory of comm.empty"
+    if args.device == "gpu":
+        place += ", GPU arrays"
     title = f"pycollective {__version__} {title}: {ranks} ranks ({transport}), {place}"
     if speaks:
         print(f"# {title}, {len(session.cases)} lines\n{report.header(many)}", flush=True)
@@ -250,6 +276,7 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
                 "ranks": ranks,
                 "in_place": args.in_place,
                 "registered": args.registered,
+                "device": args.device,
             }
             report.write(args.json, rows, about)
             print(f"# written to {args.json}")

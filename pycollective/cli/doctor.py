@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core, array_backend
+from pycollective import _core, array_backend, nccl
 from pycollective.cli import options
 from pycollective.cluster.membership import (
     Membership,
@@ -22,7 +22,8 @@ from pycollective.cluster.membership import (
 from pycollective.communicator import Communicator
 from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.multi_worker import join_workers
-from pycollective.errors import RendezvousError
+from pycollective.errors import NcclNotFoundError, RendezvousError
+from pycollective.nccl.loading import require_cuda
 from pycollective.rendezvous import LISTENER
 
 __all__ = ["add_parser"]
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     gpus, _ = array_backend.gpu_count()
     cuda = "with CUDA" if _core.cuda.runtime_version() else "without CUDA"
     print(f"host: {platform.node()}, {available_cores()} cores, {gpus} GPUs; core {cuda}")
+    if gpus:
+        print(f"between GPUs: {_nccl()}")
     try:
         resolver = resolver_of_environment()
         member = None if resolver is None else membership_of(resolver)
@@ -109,6 +112,15 @@ def run(args: argparse.Namespace) -> int:
     finally:
         communicator.close()
     return bool(found)
+
+
+def _nccl() -> str:
+    try:
+        found = nccl.library()
+        require_cuda(found, nccl.device.driver_version())
+    except NcclNotFoundError as error:
+        return f"no NCCL, so over the host: {error}"
+    return f"NCCL {found.version_text}, {found.path}"
 
 
 def _tried_out(member: Membership) -> list[str]:

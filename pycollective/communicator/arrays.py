@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pycollective import array_backend
+
 __all__ = [
     "Array",
     "Place",
@@ -17,9 +19,11 @@ __all__ = [
     "as_input",
     "as_output",
     "check_counts",
+    "check_one_place",
     "check_out",
     "deliver",
     "input_and_output",
+    "is_fit",
     "num_rows",
     "output_for",
     "part_shape",
@@ -40,15 +44,15 @@ class Place(NamedTuple):
 _HOST_DEVICES = (1, 3, 11)
 
 
-def _as_numpy(x: Any) -> Array:
-    """Return a NumPy array of the same memory where there is one, else of the values."""
+def _as_array(x: Any) -> Array:
+    """Return an array of the same memory where there is one, else of the values.
+
+    It is NumPy's, or CuPy's for what lies on a GPU.
+    """
     if type(x) is np.ndarray:
         return x
-    if hasattr(x, "__cuda_array_interface__"):
-        raise TypeError(
-            f"{type(x).__name__} lies on a GPU, and this communicator moves host arrays: "
-            "copy it to the host first (for CuPy: x.get())"
-        )
+    if array_backend.is_on_gpu(x):
+        return array_backend.gpu_array(x)
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             "masked arrays would lose their masks: give x.filled(value), or data and mask apart"
@@ -67,23 +71,29 @@ def _as_numpy(x: Any) -> Array:
 def as_input(x: ArrayLike) -> Array:
     """Return ``x`` as an array the core can read: C-contiguous and aligned.
 
-    ``x`` may be anything with the buffer protocol, ``__array__``, ``__array_interface__`` or DLPack in
-    host memory, or numbers and lists of them.
+    ``x`` may be anything with the buffer protocol, ``__array__``, ``__array_interface__`` or DLPack,
+    numbers and lists of them, or a GPU array: CuPy's, or of ``__cuda_array_interface__`` or DLPack.
     """
-    array = _as_numpy(x)
+    array = _as_array(x)
     if array.dtype.hasobject:
         raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
-    return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
+    return array if is_fit(array) else array.copy(order="C")
+
+
+def is_fit(array: Array) -> bool:
+    """Whether the core can take it: C-contiguous and aligned, as CuPy's arrays always are."""
+    flags = array.flags
+    return flags.c_contiguous and (type(array) is not np.ndarray or flags.aligned)
 
 
 def as_output(out: Any) -> Array:
     """Return a view of ``out`` that can take a result, or raise."""
-    view = _as_numpy(out)
+    view = _as_array(out)
     if isinstance(out, (np.generic, numbers.Number, str, list, tuple)):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
     if view.dtype.hasobject:
         raise TypeError("out holds Python objects: give an array of a numeric dtype")
-    if not view.flags.writeable:
+    if type(view) is np.ndarray and not view.flags.writeable:
         raise ValueError("out is read-only: give an array that can be written")
     return view
 
@@ -96,14 +106,40 @@ def check_out(out: Any, x: Array) -> Array:
             f"out must be like the input, {x.dtype}{list(x.shape)}, and is "
             f"{view.dtype}{list(view.shape)}"
         )
+    _check_place(view, x)
     return view
+
+
+def _check_place(out: Array, x: Array) -> None:
+    """Raise unless both lie on the host, or on one GPU."""
+    if type(out) is np.ndarray and type(x) is np.ndarray:
+        return
+    places = _place_of(x), _place_of(out)
+    if places[0] != places[1]:
+        raise ValueError(f"out must lie where the input does, on {places[0]}, not on {places[1]}")
+
+
+def check_one_place(arrays: Sequence[Array]) -> None:
+    """Raise unless all arrays lie on the host, or on one GPU."""
+    places = sorted({_place_of(x) for x in arrays})
+    if len(places) > 1:
+        raise ValueError(
+            f"the arrays of one call lie on {' and on '.join(places)}: they must all be on one GPU, or "
+            "all on the host"
+        )
+
+
+def _place_of(array: Array) -> str:
+    if array_backend.on_host(array):
+        return "the host"
+    return f"GPU {array_backend.device_of(array)[1]}"
 
 
 def target_in(view: Array, given: Any) -> tuple[Array, Place | None]:
     """Array for the core to write, and where the result must be."""
-    if view.flags.c_contiguous and view.flags.aligned:
+    if is_fit(view):
         return view, None if view is given else Place(view, given)
-    return np.empty(view.shape, view.dtype), Place(view, given)
+    return array_backend.empty(view.shape, view.dtype, view), Place(view, given)
 
 
 def num_rows(x: Array) -> int:
@@ -122,18 +158,25 @@ def part_shape(name: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def output_for(
-    out: Any, dtype: Any, shape: tuple[int, ...] | None, other: tuple[int, ...] | None = None
+    out: Any,
+    like: Array | None,
+    shape: tuple[int, ...] | None,
+    other: tuple[int, ...] | None = None,
 ) -> tuple[Array, Place | None]:
     """Array for the core to write, and where the result must be.
 
-    ``out`` must be of ``dtype`` and one of the shapes; None: of any.
+    ``out`` must be of the dtype and the device of ``like``, and of one of the shapes; None: of any.
     """
     if out is None:
-        assert shape is not None
-        return np.empty(shape, dtype), None
+        assert shape is not None and like is not None
+        return array_backend.empty(shape, like.dtype, like), None
     view = as_output(out)
-    if shape is not None and (view.dtype != dtype or view.shape not in (shape, other)):
-        raise ValueError(f"out must be {dtype}{list(shape)}, and is {view.dtype}{list(view.shape)}")
+    if like is not None and shape is not None:
+        if view.dtype != like.dtype or view.shape not in (shape, other):
+            raise ValueError(
+                f"out must be {like.dtype}{list(shape)}, and is {view.dtype}{list(view.shape)}"
+            )
+        _check_place(view, like)
     return target_in(view, out)
 
 
@@ -146,7 +189,7 @@ def apart(source: Array, target: Array, place: Array | None) -> Array:
         return source
     if place is not None:
         smaller = source if source.size < target.size else target
-        if place.ctypes.data == smaller.ctypes.data:
+        if array_backend.address(place) == array_backend.address(smaller):
             return source
     copied: Array = source.copy()
     return copied
@@ -164,10 +207,10 @@ def input_and_output(x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None
     """Arrays for the core to read and to write, and where the result must be."""
     source = as_input(x)
     if out is None:
-        return source, np.empty(source.shape, source.dtype), None
+        return source, array_backend.empty(source.shape, source.dtype, source), None
     target, place = target_in(check_out(out, source), out)
     if out is not x and np.may_share_memory(source, target):
-        same = source.ctypes.data == target.ctypes.data
+        same = array_backend.address(source) == array_backend.address(target)
         source = source if same else source.copy()
     return source, target, place
 

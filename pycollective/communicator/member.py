@@ -8,7 +8,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from pycollective import _core, observe, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import Array
+from pycollective.communicator.gpu import NcclCore, StagedCore, core_for
 from pycollective.communicator.split import Family, Threads
 from pycollective.communicator.work import Work, nothing
 from pycollective.errors import CollectiveError
@@ -52,6 +53,7 @@ class Member(_core.CommunicatorBase):
         # MPI's groups have a core of their own.
         own = getattr(group, "core", None)
         self._core: Any = _core.Communicator(group, rank) if own is None else own()
+        self._gpu: NcclCore | StagedCore | None = None  # in the core's place for GPU arrays
         self._choices: tuning.Rows = []
         self._lane = rank if lane is None else lane  # in timelines: of a part, the whole's rank
         self.rank = rank
@@ -142,19 +144,26 @@ class Member(_core.CommunicatorBase):
         """
         if not isinstance(self._core, _Gone):
             self._core.settle()
+            if self._gpu is not None:
+                self._gpu.close()
             observe.leave(self)
+        self._gpu = None
         self._detach()
         self._group.leave(self.rank)
         self._core = _Gone("this communicator is closed")
 
     def _close_at_exit(self) -> None:
         """Leave when the process ends: nobody will wait for the calls that are under way."""
+        if self._gpu is not None:
+            self._gpu.finish()
         if not isinstance(self._core, _Gone) and self._core.outstanding:
             self.abort(f"rank {self.rank} ended while calls of it were under way")
         self.close()
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
+        if self._gpu is not None:
+            self._gpu.abandon()
         self._detach()
         self._group.abandon()
         self._core = _Gone(
@@ -165,6 +174,14 @@ class Member(_core.CommunicatorBase):
         """Take rows for algorithm="auto", the same on all ranks, before the first call."""
         self._choices = choices
         self._core.prefer(choices)
+
+    def _core_for(self, array: Array | None) -> Any:
+        """Return what makes calls on an array: the core, or what has its place for GPU arrays."""
+        if array is None or type(array) is np.ndarray or isinstance(self._core, _Gone):
+            return self._core
+        if self._gpu is None:
+            self._gpu = core_for(cast(Any, self), array)
+        return self._gpu
 
     def _how(self, algorithm: str | Algorithm, ragged: bool = False) -> str | _core.Algorithm:
         if isinstance(algorithm, str):

@@ -76,7 +76,8 @@ class Messages(Member):
             As `all_reduce`.
         """
         source, seconds = as_input(x), self._seconds(timeout)
-        return nothing(self._core.send(source, dest, _checked_tag(tag), seconds, async_op))
+        core = self._core_for(source)
+        return nothing(core.send(source, dest, _checked_tag(tag), seconds, async_op))
 
     def recv(
         self,
@@ -130,5 +131,6 @@ class Messages(Member):
             out = np.empty(() if shape is None else shape, dtype)
         target, place = output_for(out, None, None)
         seconds = self._seconds(timeout)
-        task = self._core.recv(target, source, _checked_tag(tag), seconds, async_op)
+        core = self._core_for(target)
+        task = core.recv(target, source, _checked_tag(tag), seconds, async_op)
         return outcome(task, target, place)

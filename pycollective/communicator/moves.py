@@ -80,7 +80,7 @@ class Moves(Member):
             As `all_reduce`.
         """
         source, target, result = input_and_output(x, out)
-        task = self._core.broadcast(
+        task = self._core_for(source).broadcast(
             source, target, root, self._how(algorithm), self._seconds(timeout), async_op
         )
         return outcome(task, target, result)
@@ -131,7 +131,7 @@ class Moves(Member):
         how = self._how(algorithm, ragged)
         if not ragged:
             whole = (self.size * num_rows(source), *row)
-            target, result = output_for(out, source.dtype, whole, (self.size, *source.shape))
+            target, result = output_for(out, source, whole, (self.size, *source.shape))
             source = apart(source, target, self._place(target, source.size))
             parts = _Parts(source.size, source.shape, 0, seconds)
             task = self._move("all_gather", source, target, parts, how, async_op)
@@ -142,10 +142,11 @@ class Moves(Member):
                 lambda: self.all_gather(
                     source, out=out, ragged=True, algorithm=algorithm, timeout=timeout
                 ),
+                source,
             )
         rows = self._rows_of_all(source, timeout)
         with self._between("a ragged all_gather"):
-            target, result = output_for(out, source.dtype, (sum(rows), *row))
+            target, result = output_for(out, source, (sum(rows), *row))
             source = apart(source, target, self._ragged_place(target, rows))
             self._move_ragged("all_gather", source, target, rows, row, 0, how, seconds)
         return deliver(target, result)
@@ -200,13 +201,14 @@ class Moves(Member):
                     lambda: self.gather(
                         source, root, out=out, ragged=True, algorithm=algorithm, timeout=timeout
                     ),
+                    source,
                 )
             return self._gather_ragged(source, root, out, how, timeout)
         parts = _Parts(source.size, source.shape, root, seconds)
         if self.rank != root:
             return nothing(self._move("gather", source, None, parts, how, async_op))
         whole = (self.size * num_rows(source), *source.shape[1:])
-        target, result = output_for(out, source.dtype, whole, (self.size, *source.shape))
+        target, result = output_for(out, source, whole, (self.size, *source.shape))
         source = apart(source, target, self._place(target, source.size))
         task = self._move("gather", source, target, parts, how, async_op)
         return outcome(task, target, result)
@@ -266,7 +268,9 @@ class Moves(Member):
         if ragged:
             said = self._check_ragged_scatter(x, root, out, counts)
             if async_op:
-                return in_python(self, lambda: self._scatter_ragged(*said, root, out, how, timeout))
+                return in_python(
+                    self, lambda: self._scatter_ragged(*said, root, out, how, timeout), said[0]
+                )
             return self._scatter_ragged(*said, root, out, how, timeout)
         if counts is not None:
             raise TypeError("scatter takes counts with ragged=True only")
@@ -274,7 +278,7 @@ class Moves(Member):
         if x is not None:
             source = as_input(x)
             part = part_shape("x", source.shape, self.size)
-            target, result = output_for(out, source.dtype, part, part[1:] if part[0] == 1 else None)
+            target, result = output_for(out, source, part, part[1:] if part[0] == 1 else None)
             agreed = part
         elif out is None or self.rank == root:
             raise TypeError(
@@ -345,7 +349,7 @@ class Moves(Member):
             if out_counts is not None:
                 raise TypeError("all_to_all takes out_counts with counts only")
             part = part_shape("x", source.shape, self.size)
-            target, result = output_for(out, source.dtype, source.shape)
+            target, result = output_for(out, source, source.shape)
             source = apart(source, target, None)
             parts = _Parts(math.prod(part), source.shape, 0, seconds)
             task = self._move("all_to_all", source, target, parts, how, async_op)
@@ -364,7 +368,7 @@ class Moves(Member):
         if out_counts is None:
             if async_op:
                 return in_python(
-                    self, lambda: self.all_to_all(source, sent, out=out, timeout=timeout)
+                    self, lambda: self.all_to_all(source, sent, out=out, timeout=timeout), source
                 )
             told = self.all_to_all(np.array(sent, np.int64), timeout=timeout).tolist()
             with self._between("a ragged all_to_all"):
@@ -376,10 +380,10 @@ class Moves(Member):
                 f"itself, and must be equal, not {sent[self.rank]} and {received[self.rank]}"
             )
         row = source.shape[1:]
-        target, result = output_for(out, source.dtype, (sum(received), *row))
+        target, result = output_for(out, source, (sum(received), *row))
         source = apart(source, target, None)
         items = math.prod(row)
-        task = self._core.all_to_all_ragged(
+        task = self._core_for(source).all_to_all_ragged(
             source, target, [n * items for n in sent], [n * items for n in received],
             (-1, *row), seconds, async_op,
         )  # fmt: skip
@@ -395,7 +399,7 @@ class Moves(Member):
         async_op: bool,
     ) -> Any:
         which = _core.Collective.__members__[collective]
-        return self._core.move_parts(
+        return self._core_for(target if source is None else source).move_parts(
             which, source, target, *parts[:3], how, parts.seconds, async_op
         )
 
@@ -418,7 +422,7 @@ class Moves(Member):
             if self.rank != root:
                 self._move_ragged("gather", source, None, rows, row, root, how, seconds)
                 return None
-            target, result = output_for(out, source.dtype, (sum(rows), *row))
+            target, result = output_for(out, source, (sum(rows), *row))
             source = apart(source, target, self._ragged_place(target, rows))
             self._move_ragged("gather", source, target, rows, row, root, how, seconds)
         return deliver(target, result)
@@ -454,7 +458,7 @@ class Moves(Member):
         told = np.array(counts or [0] * self.size, np.int64)
         rows = [int(n) for n in self.broadcast(told, root, timeout=timeout)]
         with self._between("a ragged scatter"):
-            target, result = output_for(out, source.dtype, (rows[self.rank], *row))
+            target, result = output_for(out, source, (rows[self.rank], *row))
             given = None
             if self.rank == root:
                 given = apart(source, target, self._ragged_place(source, rows))
@@ -480,4 +484,5 @@ class Moves(Member):
     ) -> None:
         which = _core.Collective.__members__[collective]
         counts = [n * math.prod(row) for n in rows]
-        self._core.move_ragged(which, source, target, counts, (-1, *row), root, how, seconds)
+        core = self._core_for(target if source is None else source)
+        core.move_ragged(which, source, target, counts, (-1, *row), root, how, seconds)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective import array_backend
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.work import Work
 
@@ -49,7 +50,7 @@ def join(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, bool]:
         if together is not None:
             return together, False
     size = sum([x.size for x in arrays])
-    flat = np.empty(size, dtype)
+    flat = array_backend.empty(size, dtype, first)
     begin = 0
     for x in arrays:
         flat[begin : begin + x.size] = x.reshape(-1)

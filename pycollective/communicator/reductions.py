@@ -15,6 +15,7 @@ from pycollective.communicator.arrays import (
     Place,
     apart,
     as_input,
+    check_one_place,
     check_out,
     deliver,
     input_and_output,
@@ -99,7 +100,8 @@ class Reductions(Member):
         source, target, result = input_and_output(x, out)
         how = self._how_reduced(algorithm, reproducible)
         seconds = self._seconds(timeout)
-        task = self._core.all_reduce(source, target, op, how, reproducible, seconds, async_op)
+        core = self._core_for(source)
+        task = core.all_reduce(source, target, op, how, reproducible, seconds, async_op)
         return outcome(task, target, result)
 
     def _how_reduced(self, algorithm: str | Algorithm, reproducible: bool) -> str | _core.Algorithm:
@@ -158,13 +160,12 @@ class Reductions(Member):
         """
         how = self._how(algorithm)
         if self.rank != root:
-            return nothing(
-                self._core.reduce(
-                    as_input(x), None, op, root, how, self._seconds(timeout), async_op
-                )
-            )
+            source = as_input(x)
+            core, seconds = self._core_for(source), self._seconds(timeout)
+            return nothing(core.reduce(source, None, op, root, how, seconds, async_op))
         source, target, result = input_and_output(x, out)
-        task = self._core.reduce(source, target, op, root, how, self._seconds(timeout), async_op)
+        core, seconds = self._core_for(source), self._seconds(timeout)
+        task = core.reduce(source, target, op, root, how, seconds, async_op)
         return outcome(task, target, result)
 
     def reduce_scatter(
@@ -211,9 +212,9 @@ class Reductions(Member):
         """
         source = as_input(x)
         part = part_shape("x", source.shape, self.size)
-        target, result = output_for(out, source.dtype, part, part[1:] if part[0] == 1 else None)
+        target, result = output_for(out, source, part, part[1:] if part[0] == 1 else None)
         source = apart(source, target, self._place(source, target.size))
-        task = self._core.reduce_scatter(
+        task = self._core_for(source).reduce_scatter(
             source, target, op, self._how(algorithm), self._seconds(timeout), async_op
         )
         return outcome(task, target, result)
@@ -263,6 +264,8 @@ class Reductions(Member):
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 or more, not {bytes_per_pack}")
         sources = [as_input(x) for x in arrays]
+        if any(type(x) is not np.ndarray for x in sources):
+            check_one_place(sources)
         if out is not None:
             if len(out) != len(sources):
                 raise ValueError(f"out has {len(out)} arrays for {len(sources)} contributions")
@@ -273,7 +276,7 @@ class Reductions(Member):
         shapes = iter([_shape_of([sources[i] for i in pack]) for pack in members])
 
         def begin(source: Array, target: Array) -> list[Work]:
-            task = self._core.all_reduce(
+            task = self._core_for(source).all_reduce(
                 source, target, op, how, reproducible, seconds, async_op, next(shapes)
             )
             return [outcome(task, target, None)] if async_op else []

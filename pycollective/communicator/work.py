@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pycollective import _core
+from pycollective import _core, array_backend
 from pycollective.communicator.arrays import Array, Place, deliver
 
 if TYPE_CHECKING:
@@ -131,8 +131,14 @@ def nothing(task: _core.Task | None) -> Work | None:
 _need_python: weakref.WeakSet[Member] = weakref.WeakSet()
 
 
-def in_python(member: Member, call: Callable[[], Any]) -> Work:
-    """Make a call that consists of several, with what Python does between them, as a work."""
+def in_python(member: Member, call: Callable[[], Any], array: Array | None = None) -> Work:
+    """Make a call that consists of several, with what Python does between them, as a work.
+
+    On an array of a GPU it is made at once, on this thread's stream, which another thread does not have.
+    """
+    if array is not None and array_backend.is_on_gpu(array):
+        result = call()
+        return Work([], lambda: result)
     _need_python.add(member)
     results: list[Any] = []
     errors: list[BaseException] = []

@@ -6,13 +6,16 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pycollective import array_backend
+from pycollective import array_backend, nccl
 from pycollective.communicator import Communicator, Work, all_reduce_together, local_group
+from pycollective.communicator.arrays import is_fit
 from pycollective.communicator.packing import PackedReduction, join, packs, split
 from pycollective.distribute.communication import (
     CommunicationImplementation,
@@ -34,6 +37,7 @@ from pycollective.distribute.cross_device_ops import (
 from pycollective.distribute.devices import Device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import Mirrored, PerReplica
+from pycollective.errors import NcclNotFoundError
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 
 __all__ = [
@@ -132,15 +136,23 @@ class _ScheduledOps(CrossDeviceOps):
                 dtype = likes[members[0]].dtype
                 work = work_dtype(dtype, reduce_op)
                 flats = [
-                    join([_on_host(rows[i][r]) for i in members], work)[0] for r in range(replicas)
+                    self._joined([rows[i][r] for i in members], work, options)
+                    for r in range(replicas)
                 ]
                 totals = self._all_reduce_in_shares(group, flats, reduce_op, options)
                 for r, total in enumerate(totals):
-                    done = finished(total, dtype, reduce_op, replicas)
+                    with array_backend.beside(total):
+                        done = finished(total, dtype, reduce_op, replicas)
                     parts = split(done, [likes[i] for i in members])
                     for i, part in zip(members, parts, strict=True):
                         results[i].append(Tensor(array_backend.asarray(part, like=rows[i][r])))
         return results
+
+    def _joined(self, arrays: list[Array], dtype: Any, options: CommunicationOptions) -> Array:
+        """Return one replica's arrays as a flat one, prepared."""
+        prepared = [self._prepared(array, options) for array in arrays]
+        with array_backend.beside(prepared[0]):
+            return join(prepared, dtype)[0]
 
     def _all_reduce_in_shares(
         self,
@@ -200,7 +212,14 @@ class _ScheduledOps(CrossDeviceOps):
                     under_way.append(result)
             return under_way
 
-        return _PackedReplicaReduction(members_of_packs, begin, likes, reduce_op, communicator.size)
+        return _PackedReplicaReduction(
+            members_of_packs,
+            begin,
+            partial(self._prepared, options=options),
+            likes,
+            reduce_op,
+            communicator.size,
+        )
 
     # Packs and algorithms -----------------------------------------------------------------------
 
@@ -209,6 +228,10 @@ class _ScheduledOps(CrossDeviceOps):
         if self._num_packs == 0:
             return [[i] for i in range(len(likes))]
         return packs(likes, sys.maxsize)
+
+    def _prepared(self, array: Array, options: CommunicationOptions) -> Array:
+        """Return an array as it is reduced: contiguous, on the host."""
+        return _contiguous(array_backend.to_numpy(array))
 
     def algorithm_for(self, options: CommunicationOptions) -> str:
         """Return the algorithm of the core that runs."""
@@ -245,18 +268,20 @@ class _PackedReplicaReduction(ReplicaReduction):
         self,
         members_of_packs: list[list[int]],
         begin: Any,
+        prepared: Callable[[Array], Array],
         likes: Sequence[Array],
         reduce_op: ReduceOp,
         replicas: int,
     ) -> None:
         self._likes = likes
+        self._prepared = prepared
         self._op = reduce_op
         self._replicas = replicas
         dtypes = [work_dtype(likes[pack[0]].dtype, reduce_op) for pack in members_of_packs]
         self._packed = PackedReduction(members_of_packs, begin, dtypes)
 
     def add(self, place: int, array: Array) -> None:
-        self._packed.add(place, _on_host(array))
+        self._packed.add(place, self._prepared(array))
 
     def finish(self) -> list[Array]:
         likes = self._likes
@@ -285,8 +310,7 @@ class CollectiveAllReduce(_ScheduledOps):
 
     def algorithm_for(self, options: CommunicationOptions) -> str:
         """Return the table's choice, or the ring if that is asked for."""
-        ring = options.implementation is CommunicationImplementation.RING
-        return "ring" if ring else self.algorithm
+        return "ring" if _is_ring(options) else self.algorithm
 
     def _packs_of(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
         """Return packs of so many bytes, made from the end: the last gradients are ready first."""
@@ -382,10 +406,12 @@ class HierarchicalCopyAllReduce(_OfDevices):
 
 
 class NcclAllReduce(_OfDevices):
-    """All-reduce by NVIDIA's NCCL between GPUs.
+    """All-reduce by NVIDIA's NCCL between GPUs, each replica from its own thread.
 
-    What lies on CPUs is brought together on one device, as by `ReductionToOneDevice`; which also
-    holds for GPU arrays as long as this package has no NCCL of its own.
+    Where NCCL cannot be used (there is none, or replicas are on one GPU) GPU arrays are reduced in the
+    host's memory, and a line of the log says so. What lies on CPUs is brought together on one device,
+    as by `ReductionToOneDevice`. With ``implementation="RING"`` in the options all go through a ring
+    of the core.
 
     Parameters
     ----------
@@ -402,8 +428,52 @@ class NcclAllReduce(_OfDevices):
     called = "NCCL all-reduce"
 
     def describe(self) -> str:
-        """Say that NCCL is not what runs."""
-        return f"{type(self).__name__} (no NCCL here: as ReductionToOneDevice)"
+        """Name NCCL's version, or say that it is not what runs."""
+        try:
+            what = f"NCCL {nccl.library().version_text}"
+        except NcclNotFoundError:
+            what = "no NCCL here: in the host's memory"
+        return f"{type(self).__name__} ({what})"
+
+    def algorithm_for(self, options: CommunicationOptions) -> str:
+        """Return the core's algorithm, for what is not NCCL's."""
+        return "ring" if _is_ring(options) else self.algorithm
+
+    def _prepared(self, array: Array, options: CommunicationOptions) -> Array:
+        """Return an array as it is reduced: contiguous, where it lies."""
+        return super()._prepared(array, options) if _is_ring(options) else _contiguous(array)
+
+    def _all_reduce_in_shares(
+        self,
+        group: Sequence[Communicator],
+        flats: Sequence[Array],
+        reduce_op: ReduceOp,
+        options: CommunicationOptions,
+    ) -> list[Array]:
+        """Reduce from a thread for each replica, as NCCL's calls block until the others come."""
+        if not any(array_backend.is_on_gpu(flat) for flat in flats):
+            return super()._all_reduce_in_shares(group, flats, reduce_op, options)
+        op = _core_op(reduce_op, flats[0].dtype)
+        totals = [array_backend.empty(flat.shape, flat.dtype, flat) for flat in flats]
+
+        def reduce(communicator: Communicator, flat: Array, total: Array, stream: Any) -> None:
+            try:
+                with array_backend.beside(flat), stream:
+                    for first, last in _shares(flat.size, max(1, self._num_packs)):
+                        communicator.all_reduce(flat[first:last], op, out=total[first:last])
+            except BaseException as error:
+                self._groups.pop(len(group), None)  # a group that failed is dead
+                communicator.abort(f"replica {communicator.rank} failed: {error}")
+                raise
+
+        streams = [nccl.device.stream_on(array_backend.device_of(flat)[1]) for flat in flats]
+        with ThreadPoolExecutor(len(group)) as threads:
+            for done in [
+                threads.submit(reduce, *work)
+                for work in zip(group, flats, totals, streams, strict=True)
+            ]:
+                done.result()
+        return totals
 
 
 def default_cross_device_ops(devices: Sequence[Device]) -> tuple[CrossDeviceOps, str]:
@@ -420,10 +490,12 @@ def _core_op(reduce_op: ReduceOp, dtype: Any) -> str:
     return "mean" if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub" else "sum"
 
 
-def _on_host(array: Array) -> Array:
-    host = array_backend.to_numpy(array)
-    aligned = host.flags.c_contiguous and host.flags.aligned
-    return host if aligned else host.copy(order="C")
+def _is_ring(options: CommunicationOptions) -> bool:
+    return options.implementation is CommunicationImplementation.RING
+
+
+def _contiguous(array: Array) -> Array:
+    return array if is_fit(array) else array.copy(order="C")
 
 
 def _shares(size: int, count: int) -> list[tuple[int, int]]:

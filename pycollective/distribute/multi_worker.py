@@ -114,7 +114,7 @@ class MultiWorkerExtended(MirroredExtended):
         local = super().all_reduce_in_replica(context, ReduceOp.SUM, wide, options)
 
         def among_workers(replicas: list[tuple[Any, ...]]) -> list[list[Any]]:
-            totals = self._sum_over_workers(list(map(array_backend.to_numpy, replicas[0])), options)
+            totals = self._sum_over_workers(list(replicas[0]), options)
             done = [
                 self._finished(total, array.dtype, reduce_op)
                 for total, array in zip(totals, arrays, strict=True)
@@ -136,7 +136,7 @@ class MultiWorkerExtended(MirroredExtended):
         """Return the result for arrays of ``dtype``, given the sum of all replicas'."""
         replicas = self.num_replicas_in_sync
         if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub":
-            total = np.asarray(total / total.dtype.type(replicas))
+            total = array_backend.asarray(total / total.dtype.type(replicas))
         return finished(total, dtype, reduce_op, replicas)
 
     def _begin_among_workers(

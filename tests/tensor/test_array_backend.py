@@ -26,7 +26,8 @@ def test_no_other_module_knows_cupy():
             r"^\s*(import|from) cupy\b|modules\S*cupy|['\"]cupy['\"]", path.read_text(), re.M
         )
     ]
-    assert guilty == ["array_backend.py"]
+    # Arrays are the one's matter, streams and events the other's.
+    assert sorted(guilty) == ["array_backend.py", "nccl/device.py"]
 
 
 def test_cupy_is_not_imported():

@@ -1,0 +1,135 @@
+"""What the bindings cost over NCCL itself, and NCCL's collectives on the GPUs that are here.
+
+Run by tests/gpu/run.sh. The overhead is that of calls which do nothing on the device but start: an
+all-reduce of one element in a world of one rank, as a bare loop of C calls through ctypes' function
+pointer with arguments that are ready, through the compiled bindings, and through `Communicator`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import logging
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pycollective as pc
+from pycollective import _core, nccl
+
+CALLS, TURNS = 200, 15
+C_LOOP = """
+#include <stddef.h>
+typedef int (*call)(const void*, void*, size_t, int, int, void*, void*);
+int repeat(call f, const void* x, void* comm, void* stream, int times) {
+  for (int i = 0; i < times; ++i) {
+    int code = f(x, (void*)x, 1, 7, 0, comm, stream);
+    if (code) return code;
+  }
+  return 0;
+}
+"""
+
+
+def microseconds(call, synchronize):
+    """Return the median time of one of CALLS calls."""
+    found = []
+    for _ in range(TURNS):
+        synchronize()
+        begin = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - begin) / CALLS * 1e6)
+    synchronize()
+    return statistics.median(found[2:])
+
+
+def bare_loop(library, comm_of_c):
+    """Return a function that makes CALLS all-reduces in C."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, built = Path(folder, "loop.c"), Path(folder, "loop.so")
+        source.write_text(C_LOOP)
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", built, source], check=True)
+        repeat = ctypes.CDLL(str(built)).repeat
+    function = ctypes.cast(ctypes.CDLL(library.path).ncclAllReduce, ctypes.c_void_p)
+    return lambda x, stream: repeat(
+        function, ctypes.c_void_p(x), comm_of_c, ctypes.c_void_p(stream), CALLS
+    )
+
+
+def communicator_in_c(library):
+    """Make a communicator of one rank through ctypes; return its handle."""
+
+    class Id(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_char * 128)]
+
+    c = ctypes.CDLL(library.path)
+    unique, handle = Id(), ctypes.c_void_p()
+    assert c.ncclGetUniqueId(ctypes.byref(unique)) == 0
+    c.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, Id, ctypes.c_int]
+    assert c.ncclCommInitRank(ctypes.byref(handle), 1, unique, 0) == 0
+    return handle
+
+
+def overhead():
+    import cupy
+
+    library = nccl.library()
+    x = cupy.ones(1, cupy.float32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    loop = bare_loop(library, communicator_in_c(library))
+    comm = _core.nccl.Comm(library, library.unique_id(), 1, 0)
+    (whole,) = pc.local_group(1)
+
+    def bindings():
+        for _ in range(CALLS):
+            comm.all_reduce(x.data.ptr, x.data.ptr, 1, 7, 0, stream.ptr)
+
+    def communicator():
+        for _ in range(CALLS):
+            whole.all_reduce(x, out=x)
+
+    with stream:
+        found = {
+            "C": microseconds(lambda: loop(x.data.ptr, stream.ptr), stream.synchronize),
+            "bindings": microseconds(bindings, stream.synchronize),
+            "Communicator": microseconds(communicator, stream.synchronize),
+        }
+    comm.destroy()
+    whole.close()
+    for name, value in found.items():
+        print(f"{name:13} {value:7.2f} µs a call, {value - found['C']:+.2f}")
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def collectives(ranks, folder):
+    """Run pycollective bench among threads, each with a GPU of its own; one rank is a world too."""
+    path = Path(folder, "bench.json")
+    command = [sys.executable, "-m", "pycollective", "bench", "--device", "gpu", "-n", str(ranks),
+               "-c", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all",
+               "-b", "1K", "-e", "256M", "-f", "16", "--json", str(path)]  # fmt: skip
+    subprocess.run(command, check=True)
+    return json.loads(path.read_text())["results"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)]
+    found = {"gpus": names, "nccl": nccl.library().version_text, "microseconds": overhead()}
+    with tempfile.TemporaryDirectory() as folder:
+        # Two ranks on one GPU go over the host: what that costs is worth a number too.
+        found["collectives"] = {str(n): collectives(n, folder) for n in sorted({1, 2, count})}
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "bindings/interpreter_release.h"
+#include "nccl/communicator.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+using nccl::Comm;
+using nccl::Library;
+using Released = py::call_guard<InterpreterRelease>;
+using Address = std::uintptr_t;  // of device memory, a stream, or what NCCL gives out
+
+void* memory(Address address) { return reinterpret_cast<void*>(address); }
+nccl::Stream stream(Address address) { return reinterpret_cast<nccl::Stream>(address); }
+
+nccl::UniqueId unique_id_of(const std::string& bytes) {
+  nccl::UniqueId id;
+  if (bytes.size() != sizeof id.bytes) {
+    throw std::invalid_argument("a unique id of NCCL has " + std::to_string(sizeof id.bytes) +
+                                " bytes, not " + std::to_string(bytes.size()));
+  }
+  std::memcpy(id.bytes, bytes.data(), bytes.size());
+  return id;
+}
+
+using Number = std::optional<int>;
+
+nccl::Options options_of(std::optional<bool> blocking, Number cga_cluster_size, Number min_ctas,
+                         Number max_ctas, std::optional<bool> split_share) {
+  constexpr int kUnset = nccl::Config::kUnset;
+  return {blocking ? *blocking : kUnset, cga_cluster_size.value_or(kUnset),
+          min_ctas.value_or(kUnset), max_ctas.value_or(kUnset),
+          split_share ? *split_share : kUnset};
+}
+
+void raise(const char* type, const char* message, std::optional<int> code) {
+  py::object kind = py::module_::import("pycollective.errors").attr(type);
+  py::object error = kind(message);
+  if (code) error.attr("code") = *code;
+  PyErr_SetObject(kind.ptr(), error.ptr());
+}
+
+}  // namespace
+
+void bind_nccl(py::module_& m) {
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const nccl::Error& failure) {
+      raise("NcclError", failure.what(), failure.code);
+    } catch (const nccl::LoadError& failure) {
+      raise("NcclNotFoundError", failure.what(), {});
+    }
+  });
+
+  m.attr("IN_PROGRESS") = static_cast<int>(nccl::Result::in_progress);
+
+  py::class_<Library, std::shared_ptr<Library>>(m, "Library", "An opened library of NCCL.")
+      .def(py::init(&Library::open), py::arg("name"), py::arg("loaded") = false, Released())
+      .def_property_readonly("version", &Library::version, "Such as 22703 for 2.27.3.")
+      .def_property_readonly("version_text",
+                             [](const Library& self) { return nccl::version_text(self.version()); })
+      .def_property_readonly("path", &Library::path, "Of the file.")
+      .def_property_readonly(
+          "has_all_to_all",
+          [](const Library& self) { return self.functions().AlltoAll != nullptr; },
+          "Whether gather, scatter and all_to_all are calls of their own: from 2.28 on.")
+      .def("error_text", &Library::error_text, py::arg("code"))
+      .def(
+          "unique_id",
+          [](const Library& self) {
+            nccl::UniqueId id;
+            {
+              InterpreterRelease release;
+              id = self.unique_id();
+            }
+            return py::bytes(id.bytes, sizeof id.bytes);
+          },
+          "What the ranks of a new communicator must all have.")
+      .def("group_start", &Library::group_start, Released(), "Collect this thread's calls.")
+      .def("group_end", &Library::group_end, Released(), "Make the calls that were collected.")
+      .def(
+          "mem_alloc",
+          [](const Library& self, std::size_t size) {
+            return reinterpret_cast<Address>(self.allocate(size));
+          },
+          py::arg("size"), Released(), "Device memory that NCCL can register.")
+      .def(
+          "mem_free", [](const Library& self, Address a) { self.release(memory(a)); },
+          py::arg("memory"), Released());
+
+  py::class_<Comm>(m, "Comm", "One rank of a communicator of NCCL, on the current device.")
+      .def(py::init([](std::shared_ptr<Library> library, const std::string& unique_id, int size,
+                       int rank, std::optional<bool> blocking, Number cga_cluster_size,
+                       Number min_ctas, Number max_ctas, std::optional<bool> split_share) {
+             nccl::UniqueId id = unique_id_of(unique_id);
+             return Comm::init(
+                 std::move(library), id, size, rank,
+                 options_of(blocking, cga_cluster_size, min_ctas, max_ctas, split_share));
+           }),
+           py::arg("library"), py::arg("unique_id").none(false), py::arg("size"), py::arg("rank"),
+           py::arg("blocking") = py::none(), py::arg("cga_cluster_size") = py::none(),
+           py::arg("min_ctas") = py::none(), py::arg("max_ctas") = py::none(),
+           py::arg("split_share") = py::none(), Released())
+      .def_property_readonly("alive", &Comm::alive, "Whether it is neither destroyed nor aborted.")
+      .def("size", &Comm::size, Released())
+      .def("rank", &Comm::rank, Released())
+      .def("device", &Comm::device, Released(), "The CUDA device.")
+      .def("async_error", &Comm::async_error, Released(),
+           "0, IN_PROGRESS, or the code of what has gone wrong.")
+      .def("finalize", &Comm::finalize, Released())
+      .def("destroy", &Comm::destroy, Released())
+      .def("abort", &Comm::abort, Released(), "End it, and the calls that are under way.")
+      .def(
+          "split",
+          [](Comm& self, int color, int key, std::optional<bool> blocking, Number min_ctas,
+             Number max_ctas, std::optional<bool> split_share) {
+            return self.split(color, key,
+                              options_of(blocking, {}, min_ctas, max_ctas, split_share));
+          },
+          py::arg("color"), py::arg("key"), py::arg("blocking") = py::none(),
+          py::arg("min_ctas") = py::none(), py::arg("max_ctas") = py::none(),
+          py::arg("split_share") = py::none(), Released(), "None for the color -1.")
+      .def(
+          "shrink",
+          [](Comm& self, const std::vector<int>& excluded, bool abort,
+             std::optional<bool> blocking) {
+            return self.shrink(excluded, abort, options_of(blocking, {}, {}, {}, {}));
+          },
+          py::arg("excluded"), py::arg("abort") = false, py::arg("blocking") = py::none(),
+          Released(), "A communicator without some ranks; with abort, after an error.")
+      .def(
+          "register",
+          [](Comm& self, Address buffer, std::size_t size) {
+            return reinterpret_cast<Address>(self.register_buffer(memory(buffer), size));
+          },
+          py::arg("buffer"), py::arg("size"), Released())
+      .def(
+          "deregister",
+          [](Comm& self, Address registration) { self.deregister_buffer(memory(registration)); },
+          py::arg("registration"), Released())
+      .def(
+          "make_pre_mul_sum",
+          [](Comm& self, const std::string& factor, int type) {
+            if (factor.size() > 8) throw std::invalid_argument("a factor has at most 8 bytes");
+            char bytes[8] = {};  // NCCL reads as many as its type has
+            std::memcpy(bytes, factor.data(), factor.size());
+            return self.make_pre_mul_sum(bytes, type);
+          },
+          py::arg("factor"), py::arg("type"), Released(),
+          "A reduction that multiplies by the factor, given as bytes, before it adds.")
+      .def("destroy_op", &Comm::destroy_op, py::arg("op"), Released())
+      .def(
+          "all_reduce",
+          [](Comm& self, Address send, Address recv, std::size_t count, int type, int op,
+             Address s) {
+            self.all_reduce(memory(send), memory(recv), count, type, op, stream(s));
+          },
+          py::arg("send"), py::arg("recv"), py::arg("count"), py::arg("type"), py::arg("op"),
+          py::arg("stream"), Released())
+      .def(
+          "reduce",
+          [](Comm& self, Address send, Address recv, std::size_t count, int type, int op, int root,
+             Address s) {
+            self.reduce(memory(send), memory(recv), count, type, op, root, stream(s));
+          },
+          py::arg("send"), py::arg("recv"), py::arg("count"), py::arg("type"), py::arg("op"),
+          py::arg("root"), py::arg("stream"), Released())
+      .def(
+          "broadcast",
+          [](Comm& self, Address send, Address recv, std::size_t count, int type, int root,
+             Address s) {
+            self.broadcast(memory(send), memory(recv), count, type, root, stream(s));
+          },
+          py::arg("send"), py::arg("recv"), py::arg("count"), py::arg("type"), py::arg("root"),
+          py::arg("stream"), Released())
+      .def(
+          "all_gather",
+          [](Comm& self, Address send, Address recv, std::size_t count, int type, Address s) {
+            self.all_gather(memory(send), memory(recv), count, type, stream(s));
+          },
+          py::arg("send"), py::arg("recv"), py::arg("count"), py::arg("type"), py::arg("stream"),
+          Released())
+      .def(
+          "reduce_scatter",
+          [](Comm& self, Address send, Address recv, std::size_t count, int type, int op,
+             Address s) {
+            self.reduce_scatter(memory(send), memory(recv), count, type, op, stream(s));
+          },
+          py::arg("send"), py::arg("recv"), py::arg("count"), py::arg("type"), py::arg("op"),
+          py::arg("stream"), Released())
+      .def(
+          "all_to_all",
+          [](Comm& self, Address send, Address recv, std::size_t count, int type, Address s) {
+            self.all_to_all(memory(send), memory(recv), count, type, stream(s));
+          },
+          py::arg("send"), py::arg("recv"), py::arg("count"), py::arg("type"), py::arg("stream"),
+          Released())
+      .def(
+          "gather",
+          [](Comm& self, Address send, Address recv, std::size_t count, int type, int root,
+             Address s) { self.gather(memory(send), memory(recv), count, type, root, stream(s)); },
+          py::arg("send"), py::arg("recv"), py::arg("count"), py::arg("type"), py::arg("root"),
+          py::arg("stream"), Released())
+      .def(
+          "scatter",
+          [](Comm& self, Address send, Address recv, std::size_t count, int type, int root,
+             Address s) { self.scatter(memory(send), memory(recv), count, type, root, stream(s)); },
+          py::arg("send"), py::arg("recv"), py::arg("count"), py::arg("type"), py::arg("root"),
+          py::arg("stream"), Released())
+      .def(
+          "send",
+          [](Comm& self, Address data, std::size_t count, int type, int peer, Address s) {
+            self.send(memory(data), count, type, peer, stream(s));
+          },
+          py::arg("data"), py::arg("count"), py::arg("type"), py::arg("peer"), py::arg("stream"),
+          Released())
+      .def(
+          "recv",
+          [](Comm& self, Address data, std::size_t count, int type, int peer, Address s) {
+            self.recv(memory(data), count, type, peer, stream(s));
+          },
+          py::arg("data"), py::arg("count"), py::arg("type"), py::arg("peer"), py::arg("stream"),
+          Released());
+}
+
+}  // namespace pycollective

@@ -1,0 +1,593 @@
+"""Calls on arrays that lie on GPUs: by NCCL, or over the host where NCCL cannot be had.
+
+What stands here takes the core's place for such arrays: arguments are prepared and checked as for
+host arrays, and come here instead. At the first call the ranks tell each other, through the core,
+which GPUs they are on and whether they have NCCL; all of them then go the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+
+from pycollective import _core, array_backend, nccl
+from pycollective.communicator.arrays import Array
+from pycollective.communicator.work import Work
+from pycollective.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    MismatchError,
+    NcclError,
+    NcclNotFoundError,
+    PeerLostError,
+)
+from pycollective.nccl import device
+from pycollective.nccl.loading import require_cuda
+from pycollective.nccl.types import BYTES, count_and_type, reduction_of
+
+if TYPE_CHECKING:
+    from pycollective.communicator import Communicator
+
+__all__ = ["NcclCore", "StagedCore", "core_for"]
+
+_log = logging.getLogger("pycollective")
+_REMEMBERED = 4096
+"""Kinds of calls that are known to be the same on all ranks."""
+_WORDS = 400
+#: The name tells a rank with a host array what this one has: the core's messages show it.
+_TOLD = np.dtype([("a GPU array", f"V{_WORDS}")])
+
+
+def core_for(member: Communicator, array: Array) -> NcclCore | StagedCore:
+    """Return what makes this rank's calls on GPU arrays; every rank comes here at its first one.
+
+    Raises
+    ------
+    MismatchError
+        Another rank has called something with a host array.
+    NcclError
+        The ranks have several versions of NCCL, or NCCL refuses to work.
+    """
+    here = array_backend.device_of(array)[1]
+    problem, version, gpu = "", 0, ""
+    try:
+        library = nccl.library()
+        require_cuda(library, device.driver_version())
+        version, gpu = library.version, device.identity(here)
+    except NcclNotFoundError as error:
+        problem = str(error)
+    told = _exchange(member, f"{version}\n{gpu}\n{problem}", "make the first call on a GPU")
+    versions, gpus, problems = zip(*(text.split("\n", 2) for text in told), strict=True)
+    why = _why_not(versions, gpus, problems)
+    if why:
+        if member.rank == 0:
+            _log.warning(
+                "GPU arrays go over the host's memory, which is slow, because NCCL cannot be used: %s",
+                why,
+            )
+        return StagedCore(member._core)
+    unique_id = library.unique_id() if member.rank == 0 else bytes(128)
+    row = np.frombuffer(unique_id, np.uint8)
+    unique_id = member.broadcast(row).tobytes()
+    return NcclCore(member, library, unique_id, here)
+
+
+def _why_not(versions: Sequence[str], gpus: Sequence[str], problems: Sequence[str]) -> str:
+    """Return why the ranks cannot use NCCL together, or nothing."""
+    for rank, problem in enumerate(problems):
+        if problem:
+            return f"rank {rank}: {problem}"
+    if len(set(versions)) > 1:
+        raise NcclError(
+            "the ranks have several versions of NCCL, which do not talk to each other: "
+            + ", ".join(f"rank {r} has {v}" for r, v in enumerate(versions))
+        )
+    for rank, gpu in enumerate(gpus):
+        if gpus.index(gpu) != rank:
+            return f"ranks {gpus.index(gpu)} and {rank} are on one GPU ({gpu}), which NCCL refuses"
+    return ""
+
+
+def _exchange(member: Communicator, text: str, what: str) -> list[str]:
+    """Return what every rank says, through the core."""
+    words = text.encode()[: _WORDS - 4]
+    row = np.frombuffer(struct.pack("=I", len(words)) + words.ljust(_WORDS - 4), _TOLD)
+    try:
+        table = member.all_gather(row)
+    except MismatchError as error:
+        raise MismatchError(
+            f"rank {member.rank} has given a GPU array, to {what}, and another rank a host array or "
+            f"another call: the arrays of one call must all be on GPUs, or all on the host. {error}"
+        ) from None
+    raw = [bytes(part) for part in table.view(f"V{_WORDS}").tolist()]
+    return [part[4 : 4 + struct.unpack("=I", part[:4])[0]].decode(errors="replace") for part in raw]
+
+
+#: Calls of NCCL, on a stream.
+_Calls: TypeAlias = Callable[[_core.nccl.Comm, int], None]
+
+
+class _Span(NamedTuple):
+    """Memory of an array that is moved: an address and a number of bytes."""
+
+    address: int
+    nbytes: int
+
+
+def _span(array: Array, begin: int = 0, count: int | None = None) -> _Span:
+    """Return the memory of some elements of a contiguous array."""
+    item = array.dtype.itemsize
+    items = array.size if count is None else count
+    return _Span(array_backend.address(array) + begin * item, items * item)
+
+
+class NcclCore:
+    """A rank's calls on GPU arrays, by NCCL.
+
+    A call returns when NCCL has it: what this thread's stream is given afterwards finds its result, as
+    with CuPy's own operations. The first call of each kind (collective, shape, dtype, reduction) is
+    compared between the ranks, through the core.
+    """
+
+    def __init__(
+        self, member: Communicator, library: _core.nccl.Library, unique_id: bytes, here: int
+    ) -> None:
+        self._member = weakref.ref(member)
+        self.rank, self.size = member.rank, member.size
+        self._library = library
+        self._agreed: set[str] = set()
+        self._watch = _Watch(member)
+        try:
+            self._nccl = nccl.NcclCommunicator(
+                library, unique_id, member.size, member.rank, here, self._watch, member.timeout
+            )
+        except CollectiveError as error:
+            self._watch.fail(error)
+            raise
+        self._watch.start(self._nccl)
+        if member.rank == 0:
+            _log.info("NCCL %s among %d ranks", library.version_text, member.size)
+
+    # Reductions ---------------------------------------------------------------------------------
+
+    def all_reduce(
+        self, source: Array, target: Array, op: str, how: Any, reproducible: bool,
+        seconds: float, async_op: bool = False, shape: Sequence[int] | None = None,
+    ) -> nccl.Operation | None:  # fmt: skip
+        """Reduce to all ranks, who agree on ``shape`` where the source has been made of others."""
+        if reproducible:
+            raise ValueError(
+                "reproducible=True is for host arrays: NCCL adds in an order of its own; leave it out"
+            )
+        made_of = "" if shape is None else f" of shapes {list(shape)}"
+        what = f"all_reduce({_kind(source)}{made_of}, {op})"
+        count, kind = count_and_type(self._library, source.size, source.dtype)
+        number = reduction_of(op, source.dtype)
+        send, recv = _span(source), _span(target)
+
+        def call(comm: _core.nccl.Comm, stream: int) -> None:
+            comm.all_reduce(send.address, recv.address, count, kind, number, stream)
+
+        return self._call(what, call, how, (source, target), seconds, async_op)
+
+    def reduce(
+        self, source: Array, target: Array | None, op: str, root: int, how: Any,
+        seconds: float, async_op: bool = False,
+    ) -> nccl.Operation | None:  # fmt: skip
+        """Reduce to the root."""
+        self._check_rank(root)
+        count, kind = count_and_type(self._library, source.size, source.dtype)
+        number = reduction_of(op, source.dtype)
+        send, recv = _span(source), _span(source if target is None else target)
+
+        def call(comm: _core.nccl.Comm, stream: int) -> None:
+            comm.reduce(send.address, recv.address, count, kind, number, root, stream)
+
+        what = f"reduce({_kind(source)}, {op}, root={root})"
+        return self._call(what, call, how, (source, target), seconds, async_op)
+
+    def reduce_scatter(
+        self, source: Array, target: Array, op: str, how: Any, seconds: float,
+        async_op: bool = False,
+    ) -> nccl.Operation | None:  # fmt: skip
+        """Reduce, and give each rank its part."""
+        count, kind = count_and_type(self._library, target.size, source.dtype)
+        number = reduction_of(op, source.dtype)
+        send, recv = _span(source), _span(target)
+
+        def call(comm: _core.nccl.Comm, stream: int) -> None:
+            comm.reduce_scatter(send.address, recv.address, count, kind, number, stream)
+
+        what = f"reduce_scatter({_kind(source)}, {op})"
+        return self._call(what, call, how, (source, target), seconds, async_op)
+
+    # Moves --------------------------------------------------------------------------------------
+
+    def broadcast(
+        self, source: Array, target: Array, root: int, how: Any, seconds: float,
+        async_op: bool = False,
+    ) -> nccl.Operation | None:  # fmt: skip
+        """Give everyone the root's array."""
+        self._check_rank(root)
+        send, recv = _span(source), _span(target)
+
+        def call(comm: _core.nccl.Comm, stream: int) -> None:
+            comm.broadcast(send.address, recv.address, send.nbytes, BYTES, root, stream)
+
+        what = f"broadcast({_kind(source)}, root={root})"
+        return self._call(what, call, how, (source, target), seconds, async_op)
+
+    def move_parts(
+        self, which: Any, source: Array | None, target: Array | None, count: int,
+        shape: Sequence[int], root: int, how: Any, seconds: float, async_op: bool = False,
+    ) -> nccl.Operation | None:  # fmt: skip
+        """Move equal parts of ``count`` elements."""
+        self._check_rank(root)
+        array = source if source is not None else target
+        assert array is not None
+        what = f"{which.name}({array.dtype}{list(shape)}, root={root})"
+        counts = [count] * self.size
+        call = self._messages(which.name, source, target, counts, counts, root)
+        if which.name == "all_gather":
+            assert source is not None and target is not None
+            call = self._all_gather(_span(source), _span(target))
+        return self._call(what, call, how, (source, target), seconds, async_op, count)
+
+    def _all_gather(self, send: _Span, recv: _Span) -> _Calls:
+        def call(comm: _core.nccl.Comm, stream: int) -> None:
+            comm.all_gather(send.address, recv.address, send.nbytes, BYTES, stream)
+
+        return call
+
+    def move_ragged(
+        self, which: Any, source: Array | None, target: Array | None, counts: Sequence[int],
+        shape: Sequence[int], root: int, how: Any, seconds: float, async_op: bool = False,
+    ) -> nccl.Operation | None:  # fmt: skip
+        """Move parts of several lengths."""
+        self._check_rank(root)
+        array = source if source is not None else target
+        assert array is not None
+        what = f"{which.name}({array.dtype}{list(shape)}, counts={list(counts)}, root={root})"
+        call = self._messages(which.name, source, target, counts, counts, root)
+        return self._call(what, call, how, (source, target), seconds, async_op, sum(counts))
+
+    def all_to_all_ragged(
+        self, source: Array, target: Array, sent: Sequence[int], received: Sequence[int],
+        shape: Sequence[int], seconds: float, async_op: bool = False,
+    ) -> nccl.Operation | None:  # fmt: skip
+        """Move parts of several lengths from all to all."""
+        call = self._messages("all_to_all", source, target, sent, received, 0)
+        what = f"all_to_all({source.dtype}{list(shape)}, ragged)"
+        return self._call(what, call, "auto", (source, target), seconds, async_op, 1)
+
+    def _messages(
+        self, name: str, source: Array | None, target: Array | None, sent: Sequence[int],
+        received: Sequence[int], root: int,
+    ) -> _Calls:  # fmt: skip
+        """Return the sends and receives that a move is made of, of which NCCL makes one operation.
+
+        ``sent`` and ``received`` are numbers of elements for each rank. Nothing is sent where there is
+        nothing, or where a part is in its place already.
+        """
+        me = self.rank
+        outgoing: list[tuple[int, _Span]] = []
+        incoming: list[tuple[int, _Span]] = []
+        if source is not None and name in ("scatter", "all_to_all"):
+            outgoing = [(r, _span(source, sum(sent[:r]), sent[r])) for r in range(self.size)]
+        elif source is not None:
+            ranks = range(self.size) if name == "all_gather" else [root]
+            outgoing = [(r, _span(source)) for r in ranks]
+        if target is not None and name != "scatter":
+            incoming = [
+                (r, _span(target, sum(received[:r]), received[r])) for r in range(self.size)
+            ]
+        elif target is not None:
+            incoming = [(root, _span(target))]
+        in_place = {r: span for r, span in incoming if r == me}
+        outgoing = [(r, s) for r, s in outgoing if s.nbytes and not (r == me and in_place[r] == s)]
+        kept = {r for r, _ in outgoing}
+        incoming = [(r, s) for r, s in incoming if s.nbytes and (r != me or r in kept)]
+
+        def call(comm: _core.nccl.Comm, stream: int) -> None:
+            for rank, span in outgoing:
+                comm.send(span.address, span.nbytes, BYTES, rank, stream)
+            for rank, span in incoming:
+                comm.recv(span.address, span.nbytes, BYTES, rank, stream)
+
+        return call
+
+    # Messages -----------------------------------------------------------------------------------
+
+    def send(
+        self, source: Array, dest: int, tag: int, seconds: float, async_op: bool = False
+    ) -> nccl.Operation | None:
+        """Send an array to another rank."""
+        self._check_peer(dest, tag)
+        span = _span(source)
+
+        def call(comm: _core.nccl.Comm, stream: int) -> None:
+            comm.send(span.address, span.nbytes, BYTES, dest, stream)
+
+        what = f"send({_kind(source)}, dest={dest})"
+        return self._enqueue(what, call, source, seconds, async_op)
+
+    def recv(
+        self, target: Array, source: int, tag: int, seconds: float, async_op: bool = False
+    ) -> nccl.Operation | None:
+        """Receive an array from another rank."""
+        self._check_peer(source, tag)
+        span = _span(target)
+
+        def call(comm: _core.nccl.Comm, stream: int) -> None:
+            comm.recv(span.address, span.nbytes, BYTES, source, stream)
+
+        what = f"recv({_kind(target)}, source={source})"
+        return self._enqueue(what, call, target, seconds, async_op)
+
+    # The way of every call ----------------------------------------------------------------------
+
+    def _call(
+        self, what: str, call: _Calls, how: Any, kept: Any,
+        seconds: float, async_op: bool, count: int = 1,
+    ) -> nccl.Operation | None:  # fmt: skip
+        """Make a collective, once all ranks are found to call the same."""
+        if not isinstance(how, str):
+            raise ValueError(f"'{how.name}' is for host arrays: NCCL has algorithms of its own")
+        for array in kept:
+            if array is not None and array_backend.device_of(array)[1] != self._nccl.device:
+                raise ValueError(
+                    f"the array lies on GPU {array_backend.device_of(array)[1]}, and rank {self.rank} "
+                    f"makes its calls on GPU {self._nccl.device}: a rank has one GPU"
+                )
+        if what not in self._agreed:
+            self._agree(what)
+        if not count or not any(array is not None and array.size for array in kept):
+            return None if not async_op else self._enqueue(what, _nothing, kept, seconds, True)
+        return self._enqueue(what, call, kept, seconds, async_op)
+
+    def _agree(self, what: str) -> None:
+        member = self._member()
+        assert member is not None
+        self._nccl.check()
+        told = _exchange(member, what, what)
+        if len(set(told)) > 1:
+            calls = "; ".join(f"rank {r} is in {text}" for r, text in enumerate(told))
+            error = MismatchError(f"the ranks' calls differ: {calls}")
+            member.abort(str(error))
+            raise error
+        if len(self._agreed) >= _REMEMBERED:
+            self._agreed.clear()
+        self._agreed.add(what)
+
+    def _enqueue(
+        self, what: str, call: _Calls, kept: Any,
+        seconds: float, async_op: bool,
+    ) -> nccl.Operation | None:  # fmt: skip
+        operation = self._nccl.enqueue(what, call, kept, seconds, async_op)
+        return operation if async_op else None
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} is not among the {self.size} ranks")
+
+    def _check_peer(self, rank: int, tag: int) -> None:
+        self._check_rank(rank)
+        if rank == self.rank:
+            raise ValueError(
+                "on a GPU no rank can send to itself: its stream would wait for itself"
+            )
+        if tag:
+            raise ValueError("NCCL knows no tags: messages of GPU arrays have tag 0")
+
+    # The end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for what is under way, and leave."""
+        self._nccl.close()
+        self._watch.close()
+        self._nccl.join()
+
+    def finish(self) -> None:
+        """Leave when the process ends, without waiting for anybody."""
+        self._watch.abandon()
+        self._nccl.finish()
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child."""
+        self._watch.abandon()
+        self._nccl.abandon()
+
+
+def _nothing(comm: _core.nccl.Comm, stream: int) -> None:
+    """Stand for a call of arrays without elements."""
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+class _Watch:
+    """What a rank hears of the others beside NCCL: each second they tell how many calls each has made.
+
+    They do so in a group of their own, so that a process that ends is heard of at once, one that is
+    stopped soon, and one that does not come is known by its count.
+    """
+
+    SECONDS = 1.0
+    GRACE = 1.0
+    """Seconds for what a rank that has left had enqueued before."""
+    SILENCE = 8.0
+    """Seconds after which a rank that does not tell is lost."""
+    _LEFT = -1
+
+    def __init__(self, member: Communicator) -> None:
+        self._group = member._group
+        self._own = None if member.size == 1 else member.split(0, member.rank)
+        self._rank = member.rank
+        self._calls: Callable[[], int] = int
+        self._counts = [0] * member.size
+        self._work: Work | None = None
+        self._begun = -self.SECONDS
+        self._gone: CollectiveError | None = None
+        self._lock = threading.Lock()  # the watching thread, and the one that closes
+
+    def start(self, communicator: nccl.NcclCommunicator) -> None:
+        """Begin to tell of a communicator's calls."""
+        weak = weakref.ref(communicator)
+
+        def calls() -> int:
+            found = weak()
+            return 0 if found is None else found.calls
+
+        self._calls = calls
+
+    def failure(self, waiting: float) -> CollectiveError | None:
+        """Return why the group is dead, or who was lost to a call that waits for so many seconds."""
+        try:
+            self._group.check()
+        except CollectiveError as error:
+            return error
+        with self._lock:
+            self._beat()
+            return self._gone if waiting > self.GRACE else None
+
+    def _beat(self) -> None:
+        own = self._own
+        if own is None or self._gone is not None:
+            return
+        now = time.monotonic()
+        try:
+            if self._work is None and now - self._begun >= self.SECONDS:
+                self._begun = now
+                self._work = own.all_gather(np.array([self._calls()], np.int64), async_op=True)
+            if self._work is not None and self._work.done():
+                self._heard(self._work.result().tolist())
+            elif self._work is not None and now - self._begun > self.SILENCE:
+                self._gone = self._silent(own)
+        except CollectiveError as error:
+            self._gone = error
+
+    def _heard(self, counts: list[int]) -> None:
+        self._work = None
+        left = [r for r, n in enumerate(counts) if n == self._LEFT]
+        if left:
+            self._gone = PeerLostError(f"rank {left[0]} has closed its communicator")
+        else:
+            self._counts = counts
+
+    def _silent(self, own: Communicator) -> PeerLostError:
+        beats = own._group
+        silent = [r for r in range(own.size) if beats.calls(r) < beats.calls(self._rank)]
+        who = ", ".join(f"rank {r}" for r in silent) or "a rank"
+        return PeerLostError(
+            f"{who} is lost to rank {self._rank}: not heard of for {self.SILENCE:g} s, so it is stopped "
+            "or cut off"
+        )
+
+    def late(self, number: int) -> list[str]:
+        """Return who has not made so many calls on GPUs, in words."""
+        return [
+            f"rank {r} has made {n} of {number} calls on GPUs"
+            for r, n in enumerate(self._counts)
+            if n < number and r != self._rank
+        ]
+
+    def fail(self, error: CollectiveError) -> None:
+        """Fail the group: every rank's watching thread then aborts, and calls on the host fail too."""
+        lost = isinstance(error, (PeerLostError, CollectiveTimeoutError))
+        self._group.abort(str(error), peer_lost=lost)
+
+    def close(self) -> None:
+        """Tell the others, who take part within a second, and leave."""
+        with self._lock:
+            own, self._own = self._own, None
+            if own is None:
+                return
+            try:
+                if self._work is not None and self._gone is None:
+                    self._heard(self._work.wait(self.SILENCE).tolist())
+                if self._gone is None:
+                    last = np.array([self._LEFT], np.int64)
+                    own.all_gather(last, timeout=self.SILENCE)
+            except (CollectiveError, TimeoutError):  # they have gone, too
+                pass
+            own.close()
+
+    def abandon(self) -> None:
+        """Let go of the group of their own, which ends as every group does."""
+        self._own = None
+
+
+class StagedCore:
+    """A rank's calls on GPU arrays, on copies of them in the host's memory."""
+
+    #: Where the result stands among the arguments of the core's methods.
+    _TARGETS: ClassVar = {
+        "all_reduce": 1, "reduce": 1, "reduce_scatter": 1, "broadcast": 1, "move_parts": 2,
+        "move_ragged": 2, "all_to_all_ragged": 1, "recv": 0,
+    }  # fmt: skip
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._core, name)
+        place = self._TARGETS.get(name)
+
+        def call(*args: Any) -> Any:
+            given = list(args)
+            target = given[place] if place is not None else None
+            for i, value in enumerate(given):
+                if i != place and array_backend.is_array(value):
+                    given[i] = array_backend.to_numpy(value)
+            if target is not None and place is not None:
+                given[place] = np.empty(target.shape, target.dtype)
+            task = method(*given)
+            if target is None or place is None:
+                return task
+            host = given[place]
+            if task is not None:
+                return _StagedTask(task, host, target)
+            target[...] = array_backend.asarray(host, like=target)
+            return None
+
+        return call
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+    def finish(self) -> None:
+        """Nothing is left behind."""
+
+    def abandon(self) -> None:
+        """Nothing is left behind."""
+
+
+class _StagedTask:
+    """A call of the core that is under way, whose result is then brought to a GPU."""
+
+    def __init__(self, task: _core.Task, host: Array, target: Array) -> None:
+        self._task = task
+        self._host: Array | None = host
+        self._target = target
+
+    @property
+    def done(self) -> bool:
+        return self._task.done
+
+    def wait(self, timeout: float) -> bool:
+        return self._task.wait(timeout)
+
+    def check(self) -> None:
+        self._task.check()
+        host, self._host = self._host, None
+        if host is not None:
+            with array_backend.beside(self._target):
+                self._target[...] = array_backend.asarray(host, like=self._target)

@@ -1,0 +1,396 @@
+"""One rank of a communicator of NCCL: what is enqueued on streams, and a thread that watches it."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pycollective import _core
+from pycollective.errors import (
+    AbortedError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    NcclError,
+    PeerLostError,
+)
+from pycollective.nccl import device
+
+__all__ = ["NcclCommunicator", "Operation", "Peers"]
+
+_REMOTE_ERROR = 6
+_LOOKS = 200
+_PAUSE = 50e-6
+_WATCH_SECONDS = 0.1
+_FAREWELL_SECONDS = 5.0
+
+
+class Peers(Protocol):
+    """What a communicator hears of the other ranks, and tells them, beside NCCL."""
+
+    def failure(self, waiting: float) -> CollectiveError | None:
+        """Return why a call that waits for so many seconds cannot succeed, if that is known."""
+
+    def fail(self, error: CollectiveError) -> None:
+        """Tell the others."""
+
+    def late(self, number: int) -> list[str]:
+        """Return who has not made so many calls, in words."""
+
+
+class Operation:
+    """A call that was enqueued; what `Work` waits for."""
+
+    def __init__(
+        self, owner: NcclCommunicator, what: str, number: int, seconds: float, kept: Any, event: Any
+    ) -> None:
+        self._owner = owner
+        self.what = what
+        self.number = number
+        self.seconds = seconds
+        self.begin = time.monotonic()
+        self.kept = kept  # memory that the device still reads and writes
+        self.event = event
+        self.failed = False
+        self._ordered = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the device is done with it."""
+        return bool(self.event.done)
+
+    @property
+    def done(self) -> bool:
+        """Whether its result can be used on this thread's stream."""
+        return self._ordered or self.over or self._owner.error is not None
+
+    def wait(self, timeout: float) -> bool:
+        """Wait on the host for so many seconds; for ever: let this thread's stream wait."""
+        if timeout >= self.seconds and self._owner.error is None:
+            with device.on(self._owner.device):
+                device.stream_wait(device.present_stream(), [self.event])
+            self._ordered = True
+            return True
+        until = time.monotonic() + timeout
+        while not self.done:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_PAUSE)
+        return True
+
+    def check(self) -> None:
+        """Raise why the communicator has failed, if it has before this was over.
+
+        An event of what was aborted happens, too, and its result is none.
+        """
+        if self.failed or not self.over:
+            self._owner.check()
+
+
+class NcclCommunicator:
+    """This rank's end of a communicator of NCCL on one device.
+
+    Parameters
+    ----------
+    library : Library
+        NCCL.
+    unique_id : bytes
+        What all ranks have from the first.
+    size, rank : int
+        Number of ranks, and this one.
+    on_device : int
+        The CUDA device.
+    peers : Peers
+        The other ranks.
+    seconds : float
+        How long to wait for them.
+    min_ctas, max_ctas : int, optional
+        How many thread blocks NCCL's kernels have at least, and at most.
+
+    Raises
+    ------
+    NcclError
+        NCCL refuses.
+    CollectiveTimeoutError
+        The others did not come.
+    """
+
+    def __init__(
+        self,
+        library: _core.nccl.Library,
+        unique_id: bytes,
+        size: int,
+        rank: int,
+        on_device: int,
+        peers: Peers,
+        seconds: float,
+        *,
+        min_ctas: int | None = None,
+        max_ctas: int | None = None,
+    ) -> None:
+        self.library = library
+        self.size, self.rank, self.device = size, rank, on_device
+        self.error: CollectiveError | None = None
+        self._peers = peers
+        self._calls = threading.Lock()  # held by the thread that makes a call
+        self._lock = threading.Lock()  # guards what follows; never held for long
+        self._pending: deque[Operation] = deque()
+        self._last: tuple[Any, Any] | None = None  # stream and event of the last call
+        self._made = 0
+        self._over = threading.Event()
+        with device.on(on_device):
+            # It does not block: a rank that waits for others can be interrupted, and aborted.
+            self._comm = _core.nccl.Comm(
+                library, unique_id, size, rank, blocking=False, min_ctas=min_ctas, max_ctas=max_ctas
+            )
+            self._own_stream = device.stream()
+        try:
+            self._settle("making the communicator", time.monotonic() + seconds, seconds)
+        except BaseException:
+            if self._comm.alive:
+                self._comm.abort()
+            raise
+        self._thread = threading.Thread(
+            target=_watch,
+            args=(weakref.ref(self), self._over),
+            name="pycollective-nccl",
+            daemon=True,
+        )
+        # One that nobody has any more waits for nobody.
+        self._dropped = weakref.finalize(self, _drop, self._comm, self._over)
+        self._dropped.atexit = False
+        _running.add(self)
+        self._thread.start()
+
+    @property
+    def calls(self) -> int:
+        """How many calls this rank has made."""
+        return self._made
+
+    def enqueue(
+        self,
+        what: str,
+        call: Callable[[_core.nccl.Comm, int], None],
+        kept: Any,
+        seconds: float,
+        later: bool,
+    ) -> Operation:
+        """Enqueue a call, on this thread's stream of the device, or beside it.
+
+        Parameters
+        ----------
+        what : str
+            The call in words.
+        call : callable
+            Is given the communicator and the address of the stream; calls of NCCL that it makes are
+            one group.
+        kept : object
+            What must live as long as the call.
+        seconds : float
+            After which the communicator is aborted if the call is not over.
+        later : bool
+            On a stream of the communicator's own, which waits for what this thread's stream has been
+            given so far.
+        """
+        with self._calls, device.on(self.device):
+            self.check()
+            present = device.present_stream()
+            stream = self._own_stream if later else present
+            if later:
+                device.stream_wait(stream, [device.event(present)])
+            if self._last is not None and self._last[0] != stream:
+                device.stream_wait(stream, [self._last[1]])
+            begin = time.monotonic()
+            try:
+                with self._lock:
+                    self._raise()
+                    self.library.group_start()
+                    try:
+                        call(self._comm, stream.ptr)
+                    finally:
+                        self.library.group_end()
+            except NcclError as error:
+                self._fail(self._told(error, what))
+                raise self.error or error from None
+            self._made += 1
+            self._settle(what, begin + seconds, seconds)
+            event = device.event(stream)
+            operation = Operation(self, what, self._made, seconds, kept, event)
+            with self._lock:
+                self._last = stream, event
+                self._forget()
+                self._pending.append(operation)
+            return operation
+
+    def _forget(self) -> None:
+        """Let go of the memory of calls that are over."""
+        while self._pending and self._pending[0].over:
+            self._pending.popleft()
+
+    def check(self) -> None:
+        """Raise why this communicator has failed, if it has."""
+        with self._lock:
+            self._raise()
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise type(self.error)(str(self.error))
+
+    def _told(self, error: NcclError, what: str) -> NcclError:
+        told = NcclError(f"rank {self.rank}, {what}: {error}")
+        told.code = error.code
+        return told
+
+    def _settle(self, what: str, until: float, seconds: float) -> None:
+        """Wait until NCCL has enqueued a call, which goes on in its own threads."""
+        for looks in itertools.count():
+            with self._lock:
+                self._raise()
+                code = self._comm.async_error()
+            if code == 0:
+                return
+            if code != _core.nccl.IN_PROGRESS:
+                self._fail(self._asynchronous(code, what))
+            elif time.monotonic() > until:
+                self._fail(self._timed_out(what, seconds, self._made))
+            elif looks > _LOOKS:
+                time.sleep(_PAUSE)
+                error = self._peers.failure(time.monotonic() - until + seconds)
+                if error is not None:
+                    self._fail(error)
+
+    def _asynchronous(self, code: int, what: str) -> NcclError:
+        error = NcclError(f"rank {self.rank}, {what}: NCCL reports {self.library.error_text(code)}")
+        if code == _REMOTE_ERROR:
+            error = NcclError(f"{error}; another rank has ended, or the network to it")
+        error.code = code
+        return error
+
+    def _timed_out(self, what: str, seconds: float, number: int) -> CollectiveError:
+        late = self._peers.late(number)
+        message = (
+            f"rank {self.rank} waited {seconds:g} s for {what} on GPU {self.device}, and has aborted "
+            "NCCL's communicator: "
+        )
+        if late:
+            return PeerLostError(message + "; ".join(late))
+        return CollectiveTimeoutError(
+            f"{message}all ranks have made as many calls, so these differ, or a device stands still"
+        )
+
+    # The watching thread ------------------------------------------------------------------------
+
+    def watch(self) -> bool:
+        """Look for what has gone wrong; return whether to go on."""
+        error = self._look()
+        if error is not None:
+            self._fail(error)
+        return error is None
+
+    def _look(self) -> CollectiveError | None:
+        with self._lock:
+            if self.error is not None:
+                return self.error
+            self._forget()
+            oldest = self._pending[0] if self._pending else None
+            code = self._comm.async_error()
+        if code not in (0, _core.nccl.IN_PROGRESS):
+            return self._asynchronous(code, oldest.what if oldest else "between calls")
+        waiting = 0.0 if oldest is None else time.monotonic() - oldest.begin
+        error = self._peers.failure(waiting)
+        if error is None and oldest is not None and waiting > oldest.seconds:
+            return self._timed_out(oldest.what, oldest.seconds, oldest.number)
+        return error
+
+    def _fail(self, error: CollectiveError) -> None:
+        """Abort, so that devices do not wait for ever, and let present and next calls raise."""
+        with self._lock:
+            if self.error is not None:
+                return
+            self.error = error
+            for operation in self._pending:
+                operation.failed = not operation.over
+            if self._comm.alive:
+                self._comm.abort()
+        self._peers.fail(error)
+
+    # The end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for calls that are under way, each until its deadline, and leave in good order."""
+        while self.error is None:
+            with self._lock:
+                if not self._pending or all(operation.over for operation in self._pending):
+                    break
+            time.sleep(_PAUSE)
+        self._end()
+
+    def _end(self) -> None:
+        self._over.set()
+        if self.error is None:
+            self.error = AbortedError("this communicator is closed")
+        with self._lock:
+            if not self._comm.alive:
+                return
+            until = time.monotonic() + _FAREWELL_SECONDS
+            try:
+                self._comm.finalize()
+                while self._comm.async_error() == _core.nccl.IN_PROGRESS:
+                    if time.monotonic() > until:
+                        raise NcclError("the other ranks do not answer")
+                    time.sleep(_PAUSE)
+                self._comm.destroy()
+            except NcclError:
+                self._comm.abort()
+
+    def join(self) -> None:
+        """Wait for the watching thread, which has been told to end."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    def finish(self) -> None:
+        """Leave when the process ends: nobody will wait for the calls that are under way."""
+        self._over.set()
+        self.join()
+        with self._lock:
+            busy = any(not operation.over for operation in self._pending)
+            if busy and self._comm.alive:
+                self._comm.abort()
+        self._end()
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child, where NCCL must not be called."""
+        _running.discard(self)
+        self._dropped.detach()
+        self.error = AbortedError(
+            "this communicator belongs to the parent process: a forked child has no rank of its own"
+        )
+
+
+def _watch(communicator: weakref.ref[NcclCommunicator], over: threading.Event) -> None:
+    while not over.wait(_WATCH_SECONDS):
+        found = communicator()
+        if found is None or not found.watch():
+            return
+        del found
+
+
+def _drop(comm: _core.nccl.Comm, over: threading.Event) -> None:
+    over.set()
+    if comm.alive:
+        comm.abort()
+
+
+_running: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let no device wait for a process that is gone, and no thread outlive the interpreter."""
+    for communicator in list(_running):
+        communicator.finish()

@@ -1,0 +1,130 @@
+"""Which libnccl is used: one of the process, one that is named, the wheel's, or the system's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import mmap
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pycollective import _core
+from pycollective.errors import NcclNotFoundError
+
+__all__ = ["VARIABLE", "cuda_major", "library", "require_cuda"]
+
+VARIABLE = "PYCOLLECTIVE_NCCL_LIBRARY"
+"""Path of the library to use."""
+
+_NAME = "libnccl.so.2"
+_log = logging.getLogger("pycollective")
+_lock = threading.Lock()
+_opened: _core.nccl.Library | None = None
+
+
+def library() -> _core.nccl.Library:
+    """Return the library of NCCL, opened at the first call.
+
+    It is the one that this process has loaded already (CuPy or PyTorch may have; two copies in one
+    process do not know of each other), else the one that ``PYCOLLECTIVE_NCCL_LIBRARY`` names, else that
+    of the package ``nvidia-nccl-cu12`` or ``-cu13``, else the system's.
+
+    Raises
+    ------
+    NcclNotFoundError
+        There is none, or none that can be used; the message says where it was looked for.
+    """
+    global _opened
+    with _lock:
+        if _opened is None:
+            _opened = _open()
+        return _opened
+
+
+def _open() -> _core.nccl.Library:
+    tried = []
+    for source, find, loaded in _places():
+        name = find()
+        if name is None:
+            tried.append(f"{source}: none")
+            continue
+        try:
+            found = _core.nccl.Library(name, loaded)
+        except NcclNotFoundError as error:
+            # What is loaded, or named, is what the program means.
+            if source == VARIABLE or (loaded and "too old" in str(error)):
+                raise NcclNotFoundError(f"NCCL cannot be used ({source}): {error}") from None
+            tried.append(f"{source}: {error}")
+            continue
+        _log.info("NCCL %s, %s: %s", found.version_text, source, found.path)
+        return found
+    raise NcclNotFoundError(
+        "there is no NCCL here: pip install nvidia-nccl-cu12 (or -cu13, the CUDA version of CuPy), or "
+        f"set {VARIABLE} to a {_NAME}. Looked for: {'; '.join(tried)}"
+    )
+
+
+def _places() -> Iterator[tuple[str, Callable[[], str | None], bool]]:
+    """Give for each place what it is called, how its library is found, and if it must be loaded."""
+    yield "loaded in this process", lambda: _NAME, True
+    named = os.environ.get(VARIABLE)
+    if named:
+        yield VARIABLE, lambda: named, False
+    yield "package nvidia-nccl", _in_package, False
+    yield "system", lambda: _NAME, False
+
+
+def _in_package() -> str | None:
+    """Return the library of NVIDIA's package: where cuda-pathfinder says, or where it always is."""
+    try:
+        pathfinder = importlib.import_module("cuda.pathfinder")
+        return str(pathfinder.load_nvidia_dynamic_lib("nccl").abs_path)
+    except (ImportError, RuntimeError):  # it is not installed, or finds none
+        pass
+    package = importlib.util.find_spec("nvidia")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        path = Path(folder, "nccl", "lib", _NAME)
+        if path.exists():
+            return str(path)
+    return None
+
+
+def cuda_major(found: _core.nccl.Library) -> int | None:
+    """Return the major version of CUDA that a library was built with, or None if it does not tell.
+
+    NCCL has no function for it; its file has the line that NCCL writes with ``NCCL_DEBUG=VERSION``.
+    """
+    path = Path(found.path)
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        match = re.search(rb"NCCL version [0-9.]+\+cuda([0-9]+)\.", content)
+        return None if match is None else int(match[1])
+
+
+def require_cuda(found: _core.nccl.Library, driver: int) -> None:
+    """Raise unless a driver can run a library.
+
+    Parameters
+    ----------
+    found : Library
+        The library.
+    driver : int
+        The newest version of CUDA that the driver knows, as CUDA writes it: 12040 for 12.4.
+
+    Raises
+    ------
+    NcclNotFoundError
+        The library was built with a major version of CUDA that is newer than the driver.
+    """
+    major = cuda_major(found)
+    if major is not None and major > driver // 1000:
+        raise NcclNotFoundError(
+            f"NCCL {found.version_text} ({found.path}) was built with CUDA {major}, and the driver here "
+            f"knows CUDA to {driver // 1000}.{driver // 10 % 100}: install nvidia-nccl-cu"
+            f"{driver // 1000} in its place, or a newer driver"
+        )

@@ -1,0 +1,51 @@
+"""GPUs and NCCL for tests without either."""
+
+from __future__ import annotations
+
+import fake_gpus
+import pytest
+
+from pycollective.nccl import loading
+
+
+@pytest.fixture(scope="session")
+def fake_path(tmp_path_factory):
+    """Path of a libnccl of host memory; skips without a C compiler."""
+    return fake_gpus.build(tmp_path_factory.mktemp("nccl"))
+
+
+@pytest.fixture(scope="session")
+def older_path(tmp_path_factory):
+    """Path of one that is version 2.21."""
+    return fake_gpus.build(tmp_path_factory.mktemp("older"), 22100)
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    """Let the test open the library anew, from what it sets."""
+    monkeypatch.setattr(loading, "_opened", None)
+    monkeypatch.delenv("PYCOLLECTIVE_NCCL_LIBRARY", raising=False)
+
+
+@pytest.fixture
+def gpus(monkeypatch, fake_path, no_library):
+    """Return a stand-in for CuPy with four GPUs, with NCCL between them."""
+    return fake_gpus.make_gpus(monkeypatch, fake_path)
+
+
+@pytest.fixture
+def on_gpus(gpus, on_ranks):
+    """Return a function that calls ``work(communicator)`` for each rank, on a GPU of its own."""
+
+    def run(communicators, work, close=True):
+        def on_one(communicator):
+            with gpus.cuda.Device(communicator.rank):
+                try:
+                    return work(communicator)
+                finally:
+                    if close:
+                        communicator.close()
+
+        return on_ranks(communicators, on_one)
+
+    return run

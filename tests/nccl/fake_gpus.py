@@ -1,0 +1,170 @@
+"""GPUs that are none: a stand-in for CuPy with devices, streams and events, and a libnccl beside it.
+
+Elements may be read once the streams of the array's device have done what they were given: NumPy has
+no stream that it could wait on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import device_arrays
+import pytest
+from device_arrays import current
+
+SOURCE = Path(__file__).with_name("fake_nccl.c")
+_numbers = itertools.count(0x1000)
+_local = threading.local()
+
+
+def build(folder, version=22803):
+    """Compile a libnccl of some version; return its path. Skips without a C compiler."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler for the stand-in of NCCL")
+    path = Path(folder) / f"libfake_nccl_{version}.so"
+    command = ["cc", "-O0", "-shared", "-fPIC", f"-DFAKE_VERSION={version}", "-o", path, SOURCE]
+    subprocess.run([*command, "-lpthread"], check=True)
+    return path
+
+
+class Device:
+    """The context in which a device is the thread's."""
+
+    def __init__(self, cuda, number):
+        self._cuda, self.id = cuda, number
+
+    def __enter__(self):
+        self._before = current.device
+        self.use()
+        return self
+
+    def __exit__(self, *_):
+        Device(self._cuda, self._before).use()
+
+    def use(self):
+        current.device = self.id
+        self._cuda.library.fake_set_device(self.id)
+
+
+class Stream:
+    def __init__(self, cuda, ptr=None):
+        self._cuda = cuda
+        self.device = current.device
+        self.ptr = next(_numbers) if ptr is None else ptr
+        self.waits = 0
+        self.awaited = []
+        cuda.streams.setdefault(self.device, []).append(self)
+
+    def wait_event(self, event):
+        self.waits += 1
+        self.awaited.append(event)
+
+    def synchronize(self):
+        self._cuda.event_after(self).synchronize()
+
+    def __enter__(self):
+        self._before = getattr(_local, "streams", {})
+        _local.streams = {**self._before, self.device: self}
+        return self
+
+    def __exit__(self, *_):
+        _local.streams = self._before
+
+
+class Event:
+    """Happens when a stream has done what it had been given, and what that had to wait for."""
+
+    def __init__(self, cuda):
+        self._cuda = cuda
+        self._over = False
+
+    def record(self, stream):
+        self._stream, self._count = stream.ptr, self._cuda.library.fake_given(stream.ptr)
+        stream.awaited = [event for event in stream.awaited if not event._over]
+        self._first = list(stream.awaited)
+
+    def _wait(self, seconds):
+        if not self._over and all(event._wait(seconds) for event in self._first):
+            self._over = bool(self._cuda.library.fake_wait(self._stream, self._count, seconds))
+            self._first = [] if self._over else self._first
+        return self._over
+
+    @property
+    def done(self):
+        return self._wait(0.0)
+
+    def synchronize(self):
+        assert self._wait(20.0), "a stream of the stand-in does not come to its end"
+
+
+class Cuda:
+    """``cupy.cuda`` of so many devices."""
+
+    def __init__(self, library, devices):
+        self.library, self.streams = library, {}
+        self._defaults = {}
+        for number in range(devices):
+            with Device(self, number):
+                self._defaults[number] = Stream(self, 0x100 + number)
+        properties = {i: {"uuid": bytes([i] * 16)} for i in range(devices)}
+        self.runtime = SimpleNamespace(
+            getDeviceCount=lambda: devices,
+            driverGetVersion=lambda: 13000,
+            getDeviceProperties=properties.__getitem__,
+            deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
+        )
+
+    def Device(self, number):
+        return Device(self, number)
+
+    def Stream(self, non_blocking=False):
+        assert non_blocking
+        return Stream(self)
+
+    def Event(self, disable_timing=False):
+        assert disable_timing
+        return Event(self)
+
+    def event_after(self, stream):
+        event = Event(self)
+        event.record(stream)
+        return event
+
+    def get_current_stream(self):
+        number = current.device
+        return getattr(_local, "streams", {}).get(number) or self._defaults[number]
+
+    def finish(self, array):
+        """Wait for all streams of an array's device."""
+        for stream in self.streams.get(array.device.id, []):
+            stream.synchronize()
+
+
+def load(path):
+    library = ctypes.CDLL(str(path))
+    for name in ("fake_given", "fake_wait"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    library.fake_wait.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_double]
+    library.fake_given.restype = ctypes.c_long
+    library.fake_log.restype = ctypes.c_char_p
+    return library
+
+
+def make_gpus(monkeypatch, path, devices=4):
+    """Put GPUs and NCCL into this process while a test runs; return the stand-in for CuPy."""
+    library = load(path)
+    library.fake_clear()
+    cupy = device_arrays.make_cupy()
+    cupy.cuda = Cuda(library, devices)
+    cupy.log = lambda: library.fake_log().decode().splitlines()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(device_arrays, "before_access", cupy.cuda.finish)
+    monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(path))
+    return cupy

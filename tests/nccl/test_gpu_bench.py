@@ -1,0 +1,44 @@
+"""``pycollective bench --device gpu``, and what doctor says of GPUs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pycollective import array_backend, cli
+from pycollective.nccl import loading
+
+TIMED = ("all_reduce_many", "reduce_scatter", "scatter", "gather_ragged", "send_recv")
+
+
+def test_what_is_timed_is_right(gpus, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    status = cli.main(
+        ["bench", "--device", "gpu", "-c", *TIMED, "-b", "1K", "-e", "1K", "-i", "5", "-w", "1",
+         "--json", str(out)]
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert status == 0 and "GPU arrays" in printed and "# errors: 0 OK" in printed
+    written = json.loads(out.read_text())
+    assert written["device"] == "gpu" and len(written["results"]) == len(TIMED)
+    assert {row["percent_of_limit"] for row in written["results"]} == {None}
+    assert any("ReduceScatter" in line for line in gpus.log())
+
+
+def test_what_cannot_be_timed(gpus, monkeypatch):
+    for more in (["--tune"], ["--registered"], ["-a", "ring"]):
+        with pytest.raises(SystemExit, match="NCCL chooses"):
+            cli.main(["bench", "--device", "gpu", *more])
+    monkeypatch.setattr(array_backend, "gpu_count", lambda: (0, "no driver"))
+    with pytest.raises(SystemExit, match=r"there is no GPU .no driver"):
+        cli.main(["bench", "--device", "gpu"])
+
+
+def test_doctor_names_the_library(gpus, monkeypatch, capsys, fake_path, tmp_path):
+    cli.main(["doctor"])
+    assert f"between GPUs: NCCL 2.28.3, {fake_path}" in capsys.readouterr().out
+    monkeypatch.setattr(loading, "_opened", None)
+    monkeypatch.setenv(loading.VARIABLE, str(tmp_path / "none"))
+    cli.main(["doctor"])
+    assert "between GPUs: no NCCL, so over the host: NCCL cannot be" in capsys.readouterr().out

@@ -1,0 +1,349 @@
+"""Every call of a communicator on GPU arrays: results, layouts, what is refused, and streams."""
+
+from __future__ import annotations
+
+import threading
+
+import fake_gpus
+import numpy as np
+import pytest
+
+from pycollective import dtypes, local_group
+from pycollective.errors import CollectiveError, MismatchError
+
+
+def check(results):
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def test_every_collective(gpus, on_gpus):
+    size = 3
+
+    def work(c):
+        r, put, get = c.rank, gpus.asarray, gpus.asnumpy
+        x = np.arange(6, dtype=np.float32).reshape(3, 2) + 10 * r
+        everyone = [x - 10 * r + 10 * q for q in range(size)]
+        total, whole = sum(everyone), np.concatenate(everyone)
+        same = np.testing.assert_array_equal
+        y = put(x)
+        result = c.all_reduce(y)
+        assert isinstance(result, gpus.ndarray) and result.device.id == r
+        same(get(result), total)
+        same(get(y), x)
+        same(get(c.all_reduce(y, "mean")), total / size)
+        same(get(c.all_reduce(y, "max")), everyone[-1])
+        in_place = put(x)
+        assert c.all_reduce(in_place, "min", out=in_place) is in_place
+        same(get(in_place), everyone[0])
+        for root in range(size):
+            reduced = c.reduce(y, root=root)
+            assert (reduced is None) == (r != root)
+            if r == root:
+                same(get(reduced), total)
+            same(get(c.broadcast(y, root)), everyone[root])
+            gathered = c.gather(y, root)
+            assert (gathered is None) == (r != root)
+            if r == root:
+                same(get(gathered), whole)
+            same(get(c.scatter(y, root)), everyone[root][r : r + 1])
+        same(get(c.reduce_scatter(y)), total[r : r + 1])
+        same(get(c.all_gather(y)), whole)
+        same(get(c.all_to_all(y)), np.stack([e[r] for e in everyone]))
+        # Ragged ones: rank r has r + 1 rows.
+        mine = put(np.full((r + 1, 2), r, np.int16))
+        rows = np.concatenate([np.full((q + 1, 2), q) for q in range(size)])
+        same(get(c.all_gather(mine, ragged=True)), rows)
+        later = c.gather(mine, 1, ragged=True, async_op=True).wait()
+        if r == 1:
+            same(get(later), rows)
+        given = put(rows.astype(np.int16)) if r == 0 else mine
+        part = c.scatter(given, ragged=True, counts=[1, 2, 3] if r == 0 else None)
+        same(get(part), np.full((r + 1, 2), r))
+        sent = put(np.full((3, 1), r, np.int64))
+        counts = [0, 1, 2]
+        got = c.all_to_all(sent, counts)
+        same(get(got)[:, 0], np.repeat(np.arange(size), r))
+        # Messages go round.
+        out = put(np.zeros((3, 2), np.float32))
+        w = c.send(y, (r + 1) % size, async_op=True)
+        assert c.recv(out, (r - 1) % size) is out
+        with pytest.raises(ValueError, match="tag 0"):
+            c.send(y, (r + 1) % size, tag=1)
+        w.wait()
+        same(get(out), everyone[(r - 1) % size])
+        packed = c.all_reduce_many([y, put(np.ones(5, np.float64)), put(x[0])])
+        for found, want in zip(packed, (total, np.full(5, 3.0), total[0]), strict=True):
+            same(get(found), want)
+        c.barrier()
+        return True
+
+    assert check(on_gpus(local_group(size, timeout=20), work)) == [True] * size
+
+
+def test_types_and_layouts(gpus, on_gpus):
+    names = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
+             "complex64", "complex128"]  # fmt: skip
+
+    def work(c):
+        put, get = gpus.asarray, gpus.asnumpy
+        for dtype in [*names, *([dtypes.bfloat16] if dtypes.bfloat16 is not None else [])]:
+            x = np.arange(6).astype(dtype).reshape(2, 3)
+            for y in (x, x.T, x[:, ::2], x[:0], x[0, 0]):
+                got = get(c.all_reduce(put(np.asarray(y))))
+                assert got.dtype == y.dtype and got.shape == y.shape
+                np.testing.assert_array_equal(got, y + y)
+            np.testing.assert_array_equal(get(c.all_gather(put(x))), np.concatenate([x, x]))
+        logical = put(np.array([True, False, c.rank == 0]))
+        assert get(c.all_reduce(logical, "and")).tolist() == [True, False, False]
+        assert get(c.all_reduce(logical, "or")).tolist() == [True, False, True]
+        # Into a part of a larger array, and out of place into one that overlaps.
+        whole = put(np.zeros((4, 2), np.float32))
+        part = whole[2 * c.rank : 2 * c.rank + 2]
+        part[...] = put(np.full((2, 2), c.rank + 1.0, np.float32))
+        c.all_gather(part, out=whole)
+        assert get(whole)[:, 0].tolist() == [1, 1, 2, 2]
+        c.broadcast(whole[:2], 0, out=whole[1:3])
+        assert get(whole)[:, 0].tolist() == [1, 1, 1, 2]
+        columns = put(np.zeros((2, 3), np.float32)).T
+        assert c.all_reduce(put(np.ones((3, 2), np.float32)), out=columns) is columns
+        assert get(columns).tolist() == [[2, 2]] * 3
+        return True
+
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [True, True]
+
+
+class Foreign:
+    """A GPU array of another library."""
+
+    def __init__(self, array, device=2):
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+    def __dlpack__(self, **_):
+        raise AssertionError("CuPy is asked, not the array")
+
+
+class Interface:
+    def __init__(self, array):
+        self.array = array
+        self.__cuda_array_interface__ = {"version": 3}
+
+
+def test_arrays_of_other_libraries(gpus, on_gpus):
+    taken = gpus.asarray
+    gpus.from_dlpack = lambda x: x.array
+    gpus.asarray = lambda x, dtype=None: x.array if isinstance(x, Interface) else taken(x, dtype)
+
+    def work(c):
+        x = taken(np.ones(3))
+        for y in (Foreign(x), Foreign(x, 13), Interface(x)):
+            got = c.all_reduce(y)
+            assert isinstance(got, gpus.ndarray) and gpus.asnumpy(got).tolist() == [2, 2, 2]
+        out = Interface(taken(np.zeros(3)))
+        assert c.all_reduce(x, out=out) is out
+        assert gpus.asnumpy(out.array).tolist() == [2, 2, 2]
+        return True
+
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [True, True]
+    with pytest.raises(TypeError, match="CuPy cannot take this Foreign: no bfloat16"):
+
+        def refuse(_):
+            raise BufferError("no bfloat16")
+
+        gpus.from_dlpack = refuse
+        local_group(1)[0].all_reduce(Foreign(None))
+
+
+def test_what_is_refused(gpus):
+    (alone,) = local_group(1)
+    x, host = gpus.asarray(np.ones(4, np.float32)), np.ones(4, np.float32)
+    for given, out, places in (
+        (x, host, "GPU 0, not on the host"),
+        (host, x, "the host, not on GPU 0"),
+    ):
+        with pytest.raises(ValueError, match=f"out must lie where the input does, on {places}"):
+            alone.all_reduce(given, out=out)
+        with pytest.raises(ValueError, match=f"out must lie where the input does, on {places}"):
+            alone.all_gather(given, out=out)
+    with pytest.raises(
+        ValueError, match="lie on GPU 0 and on the host: they must all be on one GPU"
+    ):
+        alone.all_reduce_many([x, host])
+    with pytest.raises(ValueError, match="NCCL adds in an order of its own"):
+        alone.all_reduce(x, reproducible=True)
+    with pytest.raises(TypeError, match="no reduction for dtype int16"):
+        alone.all_reduce(gpus.asarray(np.ones(2, np.int16)))
+    with pytest.raises(ValueError, match="no rank can send to itself"):
+        alone.send(x, 0)
+    with pytest.raises(ValueError, match="rank 5 is not among the 1 ranks"):
+        alone.broadcast(x, 5)
+    with gpus.cuda.Device(1), pytest.raises(ValueError, match="lies on GPU 1, and rank 0 .* GPU 0"):
+        alone.all_reduce(gpus.asarray(np.ones(2)))
+    alone.close()
+    with pytest.raises(CollectiveError, match="closed"):
+        alone.all_reduce(x)
+
+
+def test_a_stream_of_the_program(gpus, on_gpus):
+    def work(c):
+        x = gpus.asarray(np.ones(4, np.float32))
+        c.all_reduce(x)
+        with gpus.cuda.Stream(non_blocking=True) as stream:
+            got = c.all_reduce(x)
+        after = gpus.cuda.event_after(stream)
+        assert stream.waits  # for the call before, which was on another stream
+        later = c.all_reduce(x, async_op=True)
+        return stream.ptr, after, gpus.asnumpy(got).tolist(), gpus.asnumpy(later.wait()).tolist()
+
+    found = check(on_gpus(local_group(2, timeout=20), work))
+    calls = [line.split("stream=")[1] for line in gpus.log() if "AllReduce" in line]
+    for rank, (ptr, after, *results) in enumerate(found):
+        assert after.done and results == [[2.0] * 4] * 2
+        mine = [c for c, line in zip(calls, [x for x in gpus.log() if "AllReduce" in x], strict=True)
+                if line.startswith(f"rank {rank}:")]  # fmt: skip
+        assert mine[0] == str(0x100 + rank) and mine[1] == str(ptr)
+        assert mine[2] not in mine[:2]  # beside the program's streams
+
+
+def test_a_call_returns_before_the_device_is_done(gpus, on_gpus):
+    begun = threading.Barrier(2)
+
+    def work(c):
+        x = gpus.asarray(np.ones(4, np.float32))
+        c.all_reduce(x)
+        begun.wait()
+        gpus.cuda.library.fake_stall(1)
+        begun.wait()
+        now = c.all_reduce(x)
+        own = c._gpu._nccl._own_stream
+        later = c.all_reduce(x, "max", async_op=True)
+        assert own.waits == 2  # for this thread's stream, and for the call before
+        assert not later.done()
+        with pytest.raises(TimeoutError, match="not done after 0.01 s"):
+            later.wait(0.01)
+        with pytest.raises(RuntimeError, match="still under way"):
+            later.result()
+        stream = gpus.cuda.get_current_stream()
+        before = stream.waits
+        result = later.wait()  # the stream waits, and not the host
+        assert later.done() and stream.waits == before + 1
+        begun.wait()
+        gpus.cuda.library.fake_stall(0)
+        return gpus.asnumpy(now).tolist(), gpus.asnumpy(result).tolist()
+
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [([2.0] * 4, [1.0] * 4)] * 2
+
+
+def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):
+    def work(c):
+        x = gpus.asarray(np.arange(4, dtype=np.float32))
+        out = x[:2] if c.rank == 0 else gpus.asarray(np.zeros(2, np.float32))
+        return gpus.asnumpy(c.scatter(x if c.rank == 0 else None, out=out)).tolist()
+
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [[0, 1], [2, 3]]
+    sent = [line.split(" stream")[0] for line in gpus.log() if "Send" in line or "Recv" in line]
+    assert sorted(sent) == [
+        "rank 0: Send count=8 type=1 op=0 root=1",
+        "rank 1: Recv count=8 type=1 op=0 root=0",
+    ]
+
+
+def test_a_split_has_its_own(gpus, on_gpus):
+    def work(c):
+        part = c.split(c.rank % 2, timeout=20)
+        x = gpus.asarray(np.full(2, c.rank, np.float32))
+        both = gpus.asnumpy(c.all_reduce(x)).tolist(), gpus.asnumpy(part.all_reduce(x)).tolist()
+        part.close()
+        return both
+
+    found = check(on_gpus(local_group(4, timeout=20), work))
+    assert found == [([6.0] * 2, [2.0 + 2 * (r % 2)] * 2) for r in range(4)]
+
+
+def test_ranks_on_one_gpu_go_over_the_host(gpus, on_ranks, caplog):
+    def work(c):
+        x = gpus.asarray(np.arange(4, dtype=np.float32))
+        got = gpus.asnumpy(c.all_reduce(x))
+        later = c.all_gather(x, async_op=True).wait()
+        out = gpus.asarray(np.zeros(4, np.float32))
+        if c.rank == 0:
+            c.send(x, 1, tag=3)
+        else:
+            c.recv(out, 0, tag=3)
+        only = c.reduce(x, root=1)
+        c.close()
+        return got.tolist(), gpus.asnumpy(later).tolist(), gpus.asnumpy(out).tolist(), only is None
+
+    x = [0.0, 1.0, 2.0, 3.0]
+    found = check(on_ranks(local_group(2, timeout=20), work))
+    assert [f[:2] for f in found] == [([0.0, 2.0, 4.0, 6.0], x + x)] * 2
+    assert [f[2:] for f in found] == [([0.0] * 4, True), (x, False)]
+    assert "ranks 0 and 1 are on one GPU (0000:00:00.0 00" in caplog.text
+    assert not gpus.log()
+
+
+def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(tmp_path / "none"))
+
+    def work(c):
+        return gpus.asnumpy(c.all_reduce(gpus.asarray(np.ones(2)))).tolist()
+
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [[2.0, 2.0]] * 2
+    assert "NCCL cannot be used: rank 0: NCCL cannot be used (PYCOLLECTIVE_NCCL_LIB" in caplog.text
+
+
+def test_several_versions_are_refused(gpus, on_gpus, monkeypatch):
+    from pycollective.communicator import gpu
+
+    true = gpu._exchange
+
+    def differ(member, text, what):
+        return [t.replace("22803", str(22800 + r)) for r, t in enumerate(true(member, text, what))]
+
+    monkeypatch.setattr(gpu, "_exchange", differ)
+    found = on_gpus(local_group(2, timeout=20), lambda c: c.all_reduce(gpus.asarray(np.ones(2))))
+    for error in found:
+        assert "several versions of NCCL" in str(error) and "rank 1 has 22801" in str(error)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_host_and_gpu_arrays_in_one_call(gpus, on_gpus, first):
+    def work(c):
+        x = np.ones(4, np.float32)
+        y = gpus.asarray(x)
+        if not first:
+            c.all_reduce(y)
+        return c.all_reduce(y if c.rank else x, "max")
+
+    host, device = on_gpus(local_group(2, timeout=20), work)
+    assert isinstance(host, MismatchError) and isinstance(device, MismatchError)
+    assert "must all be on GPUs, or all on the host" in str(device)
+    assert "a GPU array" in str(host) and "all_reduce" in str(host)
+
+
+def test_calls_that_differ(gpus, on_gpus):
+    def work(c):
+        return c.all_reduce(gpus.asarray(np.ones(3 + c.rank, np.float32)))
+
+    for error in on_gpus(local_group(2, timeout=20), work):
+        assert isinstance(error, MismatchError)
+        assert "rank 0 is in all_reduce(float32[3], sum)" in str(error)
+        assert "rank 1 is in all_reduce(float32[4], sum)" in str(error)
+
+
+def test_an_older_library(monkeypatch, older_path, no_library, on_ranks):
+    """One that has no calls of its own for gather, scatter and all_to_all."""
+    gpus = fake_gpus.make_gpus(monkeypatch, older_path)
+
+    def work(c):
+        with gpus.cuda.Device(c.rank):
+            got = gpus.asnumpy(c.all_to_all(gpus.asarray(np.arange(2) + 2 * c.rank))).tolist()
+            c.close()
+            return got
+
+    assert check(on_ranks(local_group(2, timeout=20), work)) == [[0, 2], [1, 3]]

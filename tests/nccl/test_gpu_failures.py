@@ -1,0 +1,274 @@
+"""Ranks that die, stall or leave, and errors of NCCL: nobody hangs, and the message says whom."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pycollective import local_group
+from pycollective.communicator import gpu
+from pycollective.errors import AbortedError, CollectiveError, NcclError, PeerLostError
+from pycollective.nccl import communicator as watching
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Whatever is looked for now and then is looked for often."""
+    monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(gpu._Watch, "SECONDS", 0.02)
+    monkeypatch.setattr(gpu._Watch, "GRACE", 0.1)
+
+
+def ones(gpus):
+    return gpus.asarray(np.ones(4, np.float32))
+
+
+def begun(c, gpus):
+    """Make the first call, in which the ranks meet."""
+    c.all_reduce(ones(gpus))
+    return c
+
+
+def aborted(gpus):
+    return sorted(line for line in gpus.log() if "CommAbort" in line)
+
+
+def test_an_error_of_a_call(gpus, on_gpus):
+    def work(c):
+        begun(c, gpus).barrier()
+        if c.rank == 0:
+            gpus.cuda.library.fake_fail_next(6)
+            try:
+                c.all_reduce(ones(gpus))
+            except NcclError as error:
+                return error
+        while True:  # the other rank hears of it, at the latest in its next call
+            c.all_reduce(ones(gpus))
+            time.sleep(0.01)
+
+    mine, other = on_gpus(local_group(2, timeout=20), work)
+    assert mine.code == 6 and "ncclAllReduce failed: remote process exited" in str(mine)
+    assert "rank 0, all_reduce(float32[4], sum)" in str(mine)
+    assert isinstance(other, AbortedError) and "rank 0, all_reduce(float32[4], sum)" in str(other)
+    assert aborted(gpus) == ["rank 0: CommAbort", "rank 1: CommAbort"]
+
+
+def test_an_error_that_comes_later(gpus, on_gpus):
+    def work(c):
+        begun(c, gpus).barrier()
+        if c.rank == 0:
+            gpus.cuda.library.fake_async_error(0, 6)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            try:
+                c.all_reduce(ones(gpus))
+            except CollectiveError as error:
+                return error
+            time.sleep(0.01)
+
+    mine, other = on_gpus(local_group(2, timeout=20), work)
+    assert isinstance(mine, NcclError) and mine.code in (0, 6)
+    assert "remote process exited" in str(mine)  # by the call, or by the watching thread
+    assert isinstance(other, AbortedError)
+    assert aborted(gpus) == ["rank 0: CommAbort", "rank 1: CommAbort"]
+
+
+def test_a_rank_that_does_not_come(gpus, on_gpus):
+    """Its name is in the error, and what was aborted has no result."""
+
+    def work(c):
+        begun(c, gpus)
+        c.barrier()
+        time.sleep(0.1)  # so that all have told how many calls they made
+        if c.rank == 2:
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                c._gpu._nccl.check()
+                time.sleep(0.01)
+        later = c.all_reduce(ones(gpus), async_op=True, timeout=0.3)
+        until = time.monotonic() + 20
+        while not later.done() and time.monotonic() < until:
+            time.sleep(0.01)
+        return later.exception()
+
+    found = on_gpus(local_group(3, timeout=20), work)
+    for error in found[:2]:
+        assert isinstance(error, PeerLostError), error
+        assert "waited 0.3 s for all_reduce(float32[4], sum) on GPU" in str(error)
+        assert "rank 2 has made 1 of 2 calls on GPUs" in str(error)
+    assert isinstance(found[2], CollectiveError) and "rank 2 has made 1 of 2" in str(found[2])
+    assert len(aborted(gpus)) == 3
+
+
+def test_devices_that_stand_still(gpus, on_gpus):
+    def work(c):
+        begun(c, gpus).barrier()
+        gpus.cuda.library.fake_stall(1)
+        c.barrier()
+        c.all_reduce(ones(gpus), timeout=0.3)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            c._gpu._nccl.check()
+            time.sleep(0.01)
+
+    for error in on_gpus(local_group(2, timeout=20), work):
+        assert isinstance(error, CollectiveError) and "or a device stands still" in str(error)
+
+
+def test_a_rank_that_leaves(gpus, on_gpus):
+    def work(c):
+        begun(c, gpus)
+        if c.rank == 0:
+            c.close()
+            return None
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            c.all_reduce(ones(gpus))
+            c._gpu._nccl.check()
+            time.sleep(0.05)
+
+    error = on_gpus(local_group(2, timeout=20), work)[1]
+    assert isinstance(error, PeerLostError) and "rank 0 has closed its communicator" in str(error)
+    assert aborted(gpus) == ["rank 1: CommAbort"]
+    assert "rank 0: CommDestroy" in gpus.log()
+
+
+def test_an_abort_by_the_program(gpus, on_gpus):
+    def work(c):
+        begun(c, gpus).barrier()
+        if c.rank == 0:
+            c.abort("enough of it")
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            c._gpu._nccl.check()
+            time.sleep(0.01)
+
+    for error in on_gpus(local_group(2, timeout=20), work):
+        assert isinstance(error, AbortedError) and "enough of it" in str(error)
+    assert len(aborted(gpus)) == 2
+
+
+def test_a_new_group_after_a_failure(gpus, on_gpus):
+    on_gpus(local_group(2, timeout=20), lambda c: begun(c, gpus).abort("over"))
+    found = on_gpus(
+        local_group(2, timeout=20), lambda c: gpus.asnumpy(c.all_reduce(ones(gpus))).tolist()
+    )
+    assert found == [[2.0] * 4] * 2
+
+
+def test_nccl_that_refuses(gpus, on_gpus):
+    """What NCCL says is what the ranks say, and none waits for another."""
+
+    gpus.cuda.library.fake_set_device = lambda number: None  # NCCL sees one where CuPy shows two
+    for error in on_gpus(local_group(2, timeout=20), lambda c: c.all_reduce(ones(gpus))):
+        assert isinstance(error, CollectiveError)
+        assert "making the communicator" in str(error) and "invalid usage" in str(error)
+
+
+def test_a_communicator_that_is_dropped(gpus):
+    (alone,) = local_group(1)
+    begun(alone, gpus)
+    del alone
+    gc.collect()
+    until = time.monotonic() + 20
+    while not aborted(gpus) and time.monotonic() < until:
+        time.sleep(0.01)
+        gc.collect()
+    assert aborted(gpus) == ["rank 0: CommAbort"]
+
+
+PROCESS = """
+import os, signal, sys, time
+sys.path[:0] = {paths!r}
+import fake_gpus, numpy as np, pytest
+gpus = fake_gpus.make_gpus(pytest.MonkeyPatch(), {library!r})
+import pycollective as pc
+from pycollective.communicator import gpu
+"""
+
+DIES = """
+gpu._Watch.GRACE = 0.2
+comm = pc.init(timeout=60)
+with gpus.cuda.Device(comm.rank):
+    if comm.rank == 1:
+        comm.barrier()
+        # Each process has an NCCL of its own, which waits for the other for ever.
+        true = gpu.nccl.NcclCommunicator
+        gpu.nccl.NcclCommunicator = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        comm.barrier()
+    try:
+        comm.all_reduce(gpus.asarray(np.ones(3)))
+    except pc.errors.PeerLostError as error:
+        print("lost:", error)
+"""
+
+
+def run(code, path, *, ranks=1):
+    here = Path(__file__).parent
+    code = PROCESS.format(paths=[str(here), str(here.parent)], library=str(path)) + code
+    command = [sys.executable, "-c", code]
+    if ranks > 1:
+        command = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd="/")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies(fake_path):
+    found = run(DIES, fake_path, ranks=2)
+    assert "lost:" in found.stdout and "rank 1" in found.stdout, found.stdout + found.stderr
+
+
+EXITS = """
+comm, = pc.local_group(1)
+comm.all_reduce(gpus.asarray(np.ones(3)))
+if {stall}:
+    gpus.cuda.library.fake_stall(1)
+    comm.all_reduce(gpus.asarray(np.ones(3)))
+import atexit, threading
+print("ends with", threading.active_count(), "threads")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stall", [False, True])
+def test_the_end_of_a_process(fake_path, stall):
+    """It waits for no device, and for no thread."""
+    found = run(EXITS.format(stall=stall), fake_path)
+    assert found.returncode == 0 and found.stdout == "ends with 2 threads\n", found
+    assert found.stderr == ""
+
+
+@pytest.mark.slow
+def test_ctrl_c(fake_path):
+    """A rank that waits for others in NCCL can be interrupted."""
+    code = """
+from pycollective import nccl
+class Nobody:
+    failure = late = lambda self, _: None
+library = nccl.library()
+print("waits", flush=True)
+try:
+    nccl.NcclCommunicator(library, library.unique_id(), 2, 0, 0, Nobody(), 60.0)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    here = Path(__file__).parent
+    code = PROCESS.format(paths=[str(here), str(here.parent)], library=str(fake_path)) + code
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd="/",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out == "interrupted\n"

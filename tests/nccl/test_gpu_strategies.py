@@ -1,0 +1,133 @@
+"""Strategies with replicas on GPUs: which operations they choose, and that gradients meet in NCCL."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pycollective as tf
+from pycollective import array_backend
+from pycollective import distribute as d
+from pycollective.distribute.values import PerReplica
+from pycollective.tensor import Tensor
+
+
+@pytest.fixture
+def two(gpus, monkeypatch):
+    """Two GPUs that are all there are."""
+    monkeypatch.setattr(array_backend, "gpu_count", lambda: (2, ""))
+    return gpus
+
+
+def put(gpus, replica, values):
+    with gpus.cuda.Device(replica):
+        return Tensor(gpus.asarray(np.asarray(values, np.float32)))
+
+
+def reductions(gpus):
+    return [line for line in gpus.log() if "AllReduce" in line]
+
+
+def test_gpus_and_nccl_are_the_default(two):
+    strategy = d.MirroredStrategy()
+    assert strategy.num_replicas_in_sync == 2
+    assert isinstance(strategy.extended.cross_device_ops, d.NcclAllReduce)
+    assert "NcclAllReduce (NCCL 2.28.3), the default where all devices are GPUs" in (
+        strategy.describe()
+    )
+
+
+@pytest.mark.parametrize("num_packs", [0, 1, 2])
+def test_all_reduce_in_replicas(two, num_packs):
+    strategy = d.MirroredStrategy(cross_device_ops=d.NcclAllReduce(num_packs))
+
+    def step():
+        context = d.get_replica_context()
+        r = int(context.replica_id_in_sync_group)
+        values = [put(two, r, np.arange(n) + r) for n in (4, 3)]
+        return context.all_reduce("SUM", values), context.all_reduce("MEAN", values[0])
+
+    total, mean = strategy.run(step)
+    for replica in range(2):
+        for value, n in zip(total, (4, 3), strict=True):
+            got = value.values[replica].array
+            assert got.device.id == replica
+            np.testing.assert_array_equal(two.asnumpy(got), 2.0 * np.arange(n) + 1)
+        np.testing.assert_array_equal(two.asnumpy(mean.values[replica].array), np.arange(4) + 0.5)
+    calls = {0: 2 + 1, 1: 1 + 1, 2: 2 + 2}[num_packs]
+    assert len(reductions(two)) == 2 * calls
+    assert two.fetched == 4 + 2 + 2  # by this test, and by int() of a replica's number
+    strategy.extended.abort_collectives("the test is over")
+
+
+def test_reduce_outside_of_replicas(two):
+    ops = d.NcclAllReduce()
+    value = PerReplica([put(two, r, [1.0 + r, 2.0]) for r in range(2)])
+    for op, want in (("SUM", [3.0, 4.0]), ("MEAN", [1.5, 2.0])):
+        got = ops.batch_reduce(op, [(value, value)])[0]
+        for r in range(2):
+            assert got.values[r].array.device.id == r
+            assert two.asnumpy(got.values[r].array).tolist() == want
+    assert len(reductions(two)) == 4
+    two.cuda.library.fake_fail_next(6)
+    with pytest.raises(tf.errors.CollectiveError):
+        ops.batch_reduce("SUM", [(value, value)])
+    got = ops.batch_reduce("SUM", [(value, value)])[0]  # in a new group
+    assert two.asnumpy(got.values[0].array).tolist() == [3.0, 4.0]
+
+
+def test_a_ring_that_is_asked_for_goes_over_the_host(two):
+    ring = d.experimental.CommunicationOptions(implementation="RING")
+    value = PerReplica([put(two, r, [1.0 + r, 2.0]) for r in range(2)])
+    got = d.NcclAllReduce().batch_reduce("SUM", [(value, value)], ring)[0]
+    assert two.asnumpy(got.values[1].array).tolist() == [3.0, 4.0]
+    assert not reductions(two)
+
+
+def test_replicas_without_nccl(two, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(tmp_path / "none"))
+    strategy = d.MirroredStrategy()
+    assert "no NCCL here: in the host's memory" in strategy.describe()
+
+    def step():
+        context = d.get_replica_context()
+        return context.all_reduce("SUM", put(two, int(context.replica_id_in_sync_group), [1.0]))
+
+    got = strategy.run(step)
+    assert [two.asnumpy(v.array).tolist() for v in got.values] == [[2.0], [2.0]]
+    assert "GPU arrays go over the host's memory" in caplog.text
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_training_is_that_of_cpus(two, overlaps):
+    """Gradients meet in NCCL, also while the tape computes; the weights are those of CPU replicas."""
+
+    def train(devices):
+        strategy = d.MirroredStrategy(devices)
+        with strategy.scope():
+            w = tf.Variable(np.arange(6, dtype=np.float32).reshape(3, 2) / 10)
+            b = tf.Variable(np.zeros(2, np.float32))
+            optimizer = tf.keras.optimizers.SGD(0.1)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((tf.matmul(x, w) + b) ** 2)
+            if overlaps:
+                optimizer.minimize(loss, [w, b], tape=tape)
+            else:
+                optimizer.apply_gradients(zip(tape.gradient(loss, [w, b]), [w, b], strict=True))
+
+        x = np.random.default_rng(1).normal(size=(12, 3)).astype(np.float32)
+        for batch in strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensor_slices(x).batch(4)
+        ):
+            strategy.run(step, args=(batch,))
+        kinds = {array_backend.device_of(c.read_value().array)[0] for v in (w, b) for c in v.values}
+        assert kinds == {devices[0][:3].upper()}
+        weights = [array_backend.to_numpy(c.read_value().array) for v in (w, b) for c in v.values]
+        strategy.extended.abort_collectives("the test is over")
+        return weights
+
+    for got, want in zip(train(["gpu:0", "gpu:1"]), train(["cpu:0", "cpu:1"]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert reductions(two)

@@ -1,0 +1,227 @@
+"""Which libnccl is opened, what is said where there is none, and the calls of it as they are."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import subprocess
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+
+from pycollective import _core
+from pycollective.errors import NcclError, NcclNotFoundError
+from pycollective.nccl import loading as finding
+from pycollective.nccl.types import count_and_type, reduction_of
+
+SYSTEM_HAS_NONE = "cannot open shared object file"
+
+
+@pytest.fixture
+def nowhere(monkeypatch, no_library):
+    """A machine without NCCL: not loaded, in no package, not in the system."""
+    monkeypatch.setattr(finding, "_NAME", "libnccl-that-is-not-there.so.2")
+    monkeypatch.setattr(finding, "_in_package", lambda: None)
+
+
+def test_where_there_is_none(nowhere):
+    with pytest.raises(NcclNotFoundError, match="pip install nvidia-nccl-cu12") as raised:
+        finding.library()
+    for place in ("loaded in this process: ", "package nvidia-nccl: none", "system: "):
+        assert place in str(raised.value)
+
+
+def test_a_library_that_is_named(nowhere, monkeypatch, fake_path, caplog):
+    monkeypatch.setenv(finding.VARIABLE, str(fake_path))
+    with caplog.at_level("INFO", "pycollective"):
+        found = finding.library()
+    assert (found.version, found.version_text, found.path) == (22803, "2.28.3", str(fake_path))
+    assert f"NCCL 2.28.3, {finding.VARIABLE}: {fake_path}" in caplog.text
+    assert finding.library() is found
+    assert len(found.unique_id()) == 128 != found.unique_id()
+    assert found.error_text(5) == "invalid usage"
+
+
+def test_a_named_library_that_is_none(nowhere, monkeypatch, tmp_path):
+    for name, why in ((tmp_path / "none.so", SYSTEM_HAS_NONE), ("libm.so.6", "so it is none")):
+        monkeypatch.setenv(finding.VARIABLE, str(name))
+        with pytest.raises(NcclNotFoundError, match=f"cannot be used .{finding.VARIABLE}.*{why}"):
+            finding.library()
+
+
+def test_a_library_that_is_too_old(nowhere, monkeypatch, fake_path):
+    monkeypatch.setenv(finding.VARIABLE, str(fake_path))
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "21200")
+    with pytest.raises(NcclNotFoundError, match=r"is NCCL 2\.12\.0, which is too old: 2\.14\.0"):
+        finding.library()
+
+
+def test_the_order(nowhere, monkeypatch, fake_path, older_path):
+    monkeypatch.setattr(finding, "_in_package", lambda: str(older_path))
+    assert finding.library().version == 22100
+    finding._opened = None
+    monkeypatch.setenv(finding.VARIABLE, str(fake_path))
+    assert finding.library().version == 22803
+    finding._opened = None
+    ctypes.CDLL(str(older_path))
+    monkeypatch.setattr(finding, "_NAME", str(older_path))  # which this process has loaded
+    assert finding.library().version == 22100
+
+
+def test_the_package(monkeypatch, tmp_path):
+    here = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    here.parent.mkdir(parents=True)
+    here.touch()
+    spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path / "nvidia")])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    assert finding._in_package() == str(here)
+    found = types.SimpleNamespace(abs_path="/elsewhere/libnccl.so.2")
+    pathfinder = types.SimpleNamespace(load_nvidia_dynamic_lib=lambda name: found)
+    monkeypatch.setitem(sys.modules, "cuda", types.SimpleNamespace(pathfinder=pathfinder))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+    assert finding._in_package() == "/elsewhere/libnccl.so.2"
+
+
+def test_the_cuda_version(tmp_path):
+    file = tmp_path / "libnccl.so.2"
+    file.write_bytes(bytes(5000) + b"NCCL version 2.27.3+cuda13.0\0" + bytes(100))
+    library = types.SimpleNamespace(path=str(file), version_text="2.27.3")
+    assert finding.cuda_major(library) == 13
+    finding.require_cuda(library, 13000)
+    with pytest.raises(
+        NcclNotFoundError, match="built with CUDA 13, and the driver.*to 12.4.*cu12"
+    ):
+        finding.require_cuda(library, 12040)
+    file.write_bytes(b"another file")
+    finding.require_cuda(library, 12040)  # nobody knows
+
+
+def test_calls_that_a_version_does_not_have(older_path):
+    library = _core.nccl.Library(str(older_path))
+    comm = _core.nccl.Comm(*_alone(library))
+    for name, call in (
+        ("ncclCommShrink, which came with 2.27.0", lambda: comm.shrink([1])),
+        ("ncclAlltoAll, which came with 2.28.0", lambda: comm.all_to_all(0, 0, 0, 7, 0)),
+    ):
+        with pytest.raises(NcclError, match=f"NCCL 2.21.0 .*has no {name}"):
+            call()
+    with pytest.raises(TypeError, match=r"NCCL 2\.21\.0 .* has no float8_e5m2, .* with 2\.24"):
+        float8 = pytest.importorskip("ml_dtypes").float8_e5m2
+        count_and_type(library, 1, np.dtype(float8))
+    comm.destroy()
+
+
+def _alone(library):
+    return library, library.unique_id(), 1, 0
+
+
+def test_every_call_on_one_rank(fake_path):
+    library = _core.nccl.Library(str(fake_path))
+    comm = _core.nccl.Comm(*_alone(library), blocking=True, min_ctas=2, max_ctas=4)
+    assert (comm.size(), comm.rank(), comm.async_error(), comm.alive) == (1, 0, 0, True)
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    a, b = x.ctypes.data, y.ctypes.data
+    calls = [
+        lambda: comm.all_reduce(a, b, 4, 7, 0, 1),
+        lambda: comm.reduce(a, b, 4, 7, 4, 0, 1),
+        lambda: comm.broadcast(a, b, 4, 7, 0, 1),
+        lambda: comm.all_gather(a, b, 4, 7, 1),
+        lambda: comm.reduce_scatter(a, b, 4, 7, 2, 1),
+        lambda: comm.all_to_all(a, b, 4, 7, 1),
+        lambda: comm.gather(a, b, 4, 7, 0, 1),
+        lambda: comm.scatter(a, b, 4, 7, 0, 1),
+        lambda: (library.group_start(), comm.send(a, 4, 7, 0, 1), comm.recv(b, 4, 7, 0, 1),
+                 library.group_end()),
+    ]  # fmt: skip
+    for call in calls:
+        y[:] = -1
+        call()
+        np.testing.assert_array_equal(y, x)
+    half = comm.make_pre_mul_sum(np.float32(0.5).tobytes(), 7)
+    comm.all_reduce(a, b, 4, 7, half, 1)
+    np.testing.assert_array_equal(y, x / 2)
+    comm.destroy_op(half)
+    memory = library.mem_alloc(64)
+    comm.deregister(comm.register(memory, 64))
+    library.mem_free(memory)
+    with pytest.raises(NcclError, match="ncclReduce failed: invalid argument: Reduce : in") as e:
+        comm.reduce(a, b, 4, 7, 0, 3, 1)
+    assert e.value.code == 4
+    with pytest.raises(ValueError, match="has 128 bytes, not 3"):
+        _core.nccl.Comm(library, b"abc", 1, 0)
+    comm.finalize()
+    comm.destroy()
+    assert not comm.alive
+    for call in (calls[0], comm.destroy, comm.abort, comm.async_error):
+        with pytest.raises(NcclError, match="destroyed or aborted"):
+            call()
+
+
+def test_split_and_shrink(fake_path):
+    library = _core.nccl.Library(str(fake_path))
+    unique_id = library.unique_id()
+    found = [None] * 3
+
+    def rank(r):
+        ctypes.CDLL(str(fake_path)).fake_set_device(r)
+        comm = _core.nccl.Comm(library, unique_id, 3, r, blocking=True)
+        part = comm.split(-1 if r == 1 else 0, -r)
+        assert comm.device() == r
+        rest = None if r == 2 else comm.shrink([2], abort=True)
+        found[r] = [c and (c.rank(), c.size()) for c in (part, rest)]
+
+    threads = [threading.Thread(target=rank, args=(r,)) for r in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == [[(1, 2), (0, 2)], [None, (1, 2)], [(0, 2), None]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "why"),
+    [("int16", "sum", "dtype int16"), (">f4", "sum", "dtype >f4"), ("bool", "sum", "'sum' .* bool"),
+     ("complex64", "prod", "'prod' for dtype complex64"), ("int32", "xor", "'xor' for dtype int32")],
+)  # fmt: skip
+def test_reductions_that_nccl_does_not_have(dtype, op, why):
+    library = types.SimpleNamespace(version=22803)
+    with pytest.raises(TypeError, match=f"NCCL has no reduction.*{why}"):
+        count_and_type(library, 1, np.dtype(dtype))
+        reduction_of(op, np.dtype(dtype))
+
+
+@pytest.mark.slow
+def test_the_real_library():
+    """Version, unique id and errors of NVIDIA's own, which need no GPU."""
+    if importlib.util.find_spec("nvidia") is None or finding._in_package() is None:
+        pytest.skip("no package nvidia-nccl-cu12 or -cu13")
+    # In a process of its own: a library that was opened once is found in the process from then on.
+    code = """
+from pycollective import _core, nccl
+from pycollective.errors import NcclError, NcclNotFoundError
+from pycollective.nccl.loading import cuda_major, require_cuda
+found = nccl.library()
+assert "nvidia" in found.path and found.version >= 21900, found.path
+assert cuda_major(found) in (12, 13), cuda_major(found)
+assert len(found.unique_id()) == 128 != found.unique_id()
+assert _core.nccl.Library("libnccl.so.2", loaded=True).path == found.path
+try:
+    require_cuda(found, 11080)
+except NcclNotFoundError as error:
+    assert "driver here knows CUDA to 11.8" in str(error)
+else:
+    raise AssertionError
+try:
+    found.group_end()
+except NcclError as error:
+    assert error.code == 5 and "ncclGroupEnd failed: " in str(error), error
+else:
+    raise AssertionError
+print("well")
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert run.stdout == "well\n", run.stdout + run.stderr
