@@ -129,7 +129,7 @@ def placed(array: Array, kind: str, index: int) -> Array:
     What a GPU has no type for (text, objects, bfloat16) stays on the host.
     """
     if kind != "GPU":
-        return to_numpy(array)
+        return array if array.__class__ is np.ndarray else to_numpy(array)
     if device_of(array) == (kind, index) or array.dtype.kind not in "biufc":
         return array
     import cupy

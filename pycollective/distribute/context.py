@@ -73,7 +73,7 @@ def get_strategy() -> Strategy:
 
 def has_strategy() -> bool:
     """Whether a strategy other than the default one is in force."""
-    return bool(_state.modes) and _state.modes[-1].strategy is not _default()
+    return bool(_state.modes) and not _state.modes[-1].strategy.extended.is_default
 
 
 def get_replica_context() -> ReplicaContext | None:
@@ -109,26 +109,36 @@ def replica_among(replicas: int) -> int | None:
 
 
 class entered:
-    """Put a mode on this thread's stack for the length of a block."""
+    """Put a mode, and a creator of variables, on this thread's stacks for the length of a block."""
 
-    __slots__ = ("_before", "_depth", "_mode", "_scopes")
+    __slots__ = ("_before", "_creator", "_depth", "_inside", "_mode", "_scopes")
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Mode, creator: Callable[..., Any] | None = None) -> None:
         self._mode = mode
+        self._creator = creator
 
     def __enter__(self) -> None:
         modes = _state.modes
-        self._depth, self._scopes, self._before = len(modes), len(_state.entries), creators()
+        self._depth, self._scopes = len(modes), len(_state.entries)
+        self._before = self._inside = creators()
+        if self._creator is not None:
+            self._inside = (*self._before, self._creator)
+            set_creators(self._inside)
         modes.append(self._mode)
 
     def __exit__(self, *exc_info: object) -> None:
         modes = _state.modes
         proper = len(modes) == self._depth + 1 and modes[-1] is self._mode
         del modes[self._depth :]
+        if proper and self._creator is None:
+            return
+        same = creators() is self._inside
+        set_creators(self._before)
         if not proper:  # a scope was entered in the block and not left
             del _state.entries[self._scopes :]
-            set_creators(self._before)
             raise RuntimeError(_nesting_message("Device"))
+        if not same:
+            raise RuntimeError(_nesting_message("Variable creator"))
 
 
 def _nesting_message(kind: str) -> str:

@@ -16,6 +16,7 @@ from pycollective.distribute.context import (
     Mode,
     entered,
     get_replica_context,
+    has_strategy,
     require_cross_replica,
 )
 from pycollective.distribute.cross_device_ops import (
@@ -346,10 +347,10 @@ class StrategyExtended:
     ) -> Any:
         """Run a function once for each replica at the same time, and group the results."""
         require_cross_replica(self.strategy)
-        kwargs = dict(kwargs or {})
+        args, kwargs = tuple(args), dict(kwargs or {})
+        if self.num_local_replicas == 1:
+            return self._call(0, None, fn, args, kwargs)
         with self.strategy.scope():
-            if self.num_local_replicas == 1:
-                return self._call(0, None, fn, tuple(args), kwargs)
             with self._run_lock:  # runs of several user threads come one after the other
                 if self._runs:
                     raise RuntimeError(
@@ -358,7 +359,7 @@ class StrategyExtended:
                     )
                 self._runs = True
                 try:
-                    return self._run(fn, tuple(args), kwargs)
+                    return self._run(fn, args, kwargs)
                 finally:
                     self._runs = False
 
@@ -390,8 +391,10 @@ class StrategyExtended:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a function for one replica in this thread."""
-        context = ReplicaContext(self.strategy, replica, run)
-        with entered(Mode(self.strategy, context)), self.replica_device(replica):
+        mode = Mode(self.strategy, ReplicaContext(self.strategy, replica, run))
+        # Running in this thread, outside the strategy's scope, is being in it.
+        creator = self.create_variable if run is None and not has_strategy() else None
+        with entered(mode, creator), self.replica_device(replica):
             args = select_replica(replica, args)
             return fn(*args, **select_replica(replica, kwargs)) if kwargs else fn(*args)
 

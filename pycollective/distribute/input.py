@@ -327,8 +327,7 @@ class DistributedIterator(NextElements):
         ValueError
             In a replica function.
         """
-        context = get_replica_context()
-        if context is not None and has_strategy():
+        if has_strategy() and get_replica_context() is not None:
             raise ValueError(
                 "next(iterator) should be called from outside of replica_fn. e.g. "
                 "strategy.run(replica_fn, args=(next(iterator),))"

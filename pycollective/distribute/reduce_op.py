@@ -27,8 +27,8 @@ class ReduceOp(enum.Enum):
         """
         if isinstance(value, cls):
             return value
-        if isinstance(value, str) and value.upper() in cls.__members__:
-            return cls[value.upper()]
+        if isinstance(value, str) and (op := _NAMED.get(value.upper())):
+            return op
         raise TypeError(
             "Expected `reduce_op` to be a `tf.distribute.ReduceOp`: ReduceOp.SUM, ReduceOp.MEAN or "
             f"their names, not {value!r}"
@@ -51,3 +51,6 @@ class ReduceOp(enum.Enum):
             f"Could not convert from `tf.VariableAggregation` {aggregation} to"
             "`tf.distribute.ReduceOp` type"
         )
+
+
+_NAMED = dict(ReduceOp.__members__)
