@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -161,6 +162,7 @@ def test_groups_leave_nothing_behind(on_ranks):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()  # groups of earlier tests
     before, threads = descriptors(), threading.active_count()
     for i in range(50):
         port = free_port()
