@@ -335,7 +335,7 @@ def _described(
         host,
         port,
         secret=_secret(env),
-        insecure=env.get(INSECURE) == "1",
+        insecure=bool(env.get(INSECURE)) and _number(env, INSECURE, 0, 1) == 1,
         interface=env.get(INTERFACE, ""),
         streams=_number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
         host_id="" if wanted == "tcp" else env.get(HOST_ID) or memory.boot_id(),

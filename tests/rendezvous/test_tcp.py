@@ -249,6 +249,7 @@ def test_bad_descriptions(tmp_path):
         ({"SECRET": "short"}, "can be guessed"),
         ({"SOCKET_IFNAME": "=none0"}, "matches none of the interfaces"),
         ({"SOCKET_STREAMS": "99"}, "SOCKET_STREAMS='99'"),
+        ({"INSECURE": "maybe"}, "INSECURE='maybe'"),
     ):
         with pytest.raises(RendezvousError, match=text):
             init(
