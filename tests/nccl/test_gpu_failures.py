@@ -251,7 +251,9 @@ def test_the_end_of_a_process(fake_path, stall):
 def test_ctrl_c(fake_path):
     """A rank that waits for others in NCCL can be interrupted."""
     code = """
+import signal
 from pycollective import nccl
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Nobody:
     failure = late = lambda self, _: None
 library = nccl.library()
@@ -264,9 +266,8 @@ except KeyboardInterrupt:
     here = Path(__file__).parent
     code = PROCESS.format(paths=[str(here), str(here.parent)], library=str(fake_path)) + code
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd="/",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd="/"
+    )
     assert process.stdout.readline() == "waits\n"
     time.sleep(0.3)
     os.kill(process.pid, signal.SIGINT)
