@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import logging
 import struct
-import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pycollective import _core, array_backend, nccl
+from pycollective import _core, array_backend, nccl, observe
 from pycollective.communicator.arrays import Array
-from pycollective.communicator.work import Work
+from pycollective.communicator.watch import Watch
 from pycollective.errors import (
     CollectiveError,
-    CollectiveTimeoutError,
     MismatchError,
     NcclError,
     NcclNotFoundError,
-    PeerLostError,
 )
 from pycollective.nccl import device
 from pycollective.nccl.loading import require_cuda
@@ -143,7 +139,7 @@ class NcclCore:
         self.rank, self.size = member.rank, member.size
         self._library = library
         self._agreed: set[str] = set()
-        self._watch = _Watch(member)
+        self._watch = Watch(member)
         try:
             self._nccl = nccl.NcclCommunicator(
                 library, unique_id, member.size, member.rank, here, self._watch, member.timeout
@@ -175,7 +171,7 @@ class NcclCore:
         def call(comm: _core.nccl.Comm, stream: int) -> None:
             comm.all_reduce(send.address, recv.address, count, kind, number, stream)
 
-        return self._call(what, call, how, (source, target), seconds, async_op)
+        return self._call(what, call, how, (source, target), seconds, async_op, op=op)
 
     def reduce(
         self, source: Array, target: Array | None, op: str, root: int, how: Any,
@@ -191,7 +187,7 @@ class NcclCore:
             comm.reduce(send.address, recv.address, count, kind, number, root, stream)
 
         what = f"reduce({_kind(source)}, {op}, root={root})"
-        return self._call(what, call, how, (source, target), seconds, async_op)
+        return self._call(what, call, how, (source, target), seconds, async_op, op=op, root=root)
 
     def reduce_scatter(
         self, source: Array, target: Array, op: str, how: Any, seconds: float,
@@ -206,7 +202,7 @@ class NcclCore:
             comm.reduce_scatter(send.address, recv.address, count, kind, number, stream)
 
         what = f"reduce_scatter({_kind(source)}, {op})"
-        return self._call(what, call, how, (source, target), seconds, async_op)
+        return self._call(what, call, how, (source, target), seconds, async_op, op=op)
 
     # Moves --------------------------------------------------------------------------------------
 
@@ -222,7 +218,7 @@ class NcclCore:
             comm.broadcast(send.address, recv.address, send.nbytes, BYTES, root, stream)
 
         what = f"broadcast({_kind(source)}, root={root})"
-        return self._call(what, call, how, (source, target), seconds, async_op)
+        return self._call(what, call, how, (source, target), seconds, async_op, root=root)
 
     def move_parts(
         self, which: Any, source: Array | None, target: Array | None, count: int,
@@ -238,7 +234,8 @@ class NcclCore:
         if which.name == "all_gather":
             assert source is not None and target is not None
             call = self._all_gather(_span(source), _span(target))
-        return self._call(what, call, how, (source, target), seconds, async_op, count)
+        others = {"root": root} if which.name in ("gather", "scatter") else {}
+        return self._call(what, call, how, (source, target), seconds, async_op, count, **others)
 
     def _all_gather(self, send: _Span, recv: _Span) -> _Calls:
         def call(comm: _core.nccl.Comm, stream: int) -> None:
@@ -256,7 +253,9 @@ class NcclCore:
         assert array is not None
         what = f"{which.name}({array.dtype}{list(shape)}, counts={list(counts)}, root={root})"
         call = self._messages(which.name, source, target, counts, counts, root)
-        return self._call(what, call, how, (source, target), seconds, async_op, sum(counts))
+        others = {"root": root} if which.name in ("gather", "scatter") else {}
+        moved = sum(counts)
+        return self._call(what, call, how, (source, target), seconds, async_op, moved, **others)
 
     def all_to_all_ragged(
         self, source: Array, target: Array, sent: Sequence[int], received: Sequence[int],
@@ -316,7 +315,7 @@ class NcclCore:
             comm.send(span.address, span.nbytes, BYTES, dest, stream)
 
         what = f"send({_kind(source)}, dest={dest})"
-        return self._enqueue(what, call, source, seconds, async_op)
+        return self._enqueue(what, call, (source,), seconds, async_op, {"to rank": dest})
 
     def recv(
         self, target: Array, source: int, tag: int, seconds: float, async_op: bool = False
@@ -329,13 +328,13 @@ class NcclCore:
             comm.recv(span.address, span.nbytes, BYTES, source, stream)
 
         what = f"recv({_kind(target)}, source={source})"
-        return self._enqueue(what, call, target, seconds, async_op)
+        return self._enqueue(what, call, (target,), seconds, async_op, {"from rank": source})
 
     # The way of every call ----------------------------------------------------------------------
 
     def _call(
-        self, what: str, call: _Calls, how: Any, kept: Any,
-        seconds: float, async_op: bool, count: int = 1,
+        self, what: str, call: _Calls, how: Any, kept: Sequence[Array | None],
+        seconds: float, async_op: bool, count: int = 1, **others: Any,
     ) -> nccl.Operation | None:  # fmt: skip
         """Make a collective, once all ranks are found to call the same."""
         if not isinstance(how, str):
@@ -349,8 +348,10 @@ class NcclCore:
         if what not in self._agreed:
             self._agree(what)
         if not count or not any(array is not None and array.size for array in kept):
-            return None if not async_op else self._enqueue(what, _nothing, kept, seconds, True)
-        return self._enqueue(what, call, kept, seconds, async_op)
+            call = _nothing
+            if not async_op:
+                return None
+        return self._enqueue(what, call, kept, seconds, async_op, others)
 
     def _agree(self, what: str) -> None:
         member = self._member()
@@ -367,11 +368,15 @@ class NcclCore:
         self._agreed.add(what)
 
     def _enqueue(
-        self, what: str, call: _Calls, kept: Any,
-        seconds: float, async_op: bool,
+        self, what: str, call: _Calls, kept: Sequence[Array | None],
+        seconds: float, async_op: bool, others: dict[str, Any],
     ) -> nccl.Operation | None:  # fmt: skip
-        operation = self._nccl.enqueue(what, call, kept, seconds, async_op)
-        return operation if async_op else None
+        def make(timed: bool) -> nccl.Operation:
+            return self._nccl.enqueue(what, call, kept, seconds, async_op, timed)
+
+        name, gpu = what.partition("(")[0], self._nccl.device
+        made = observe.enqueue(self._member(), name, kept, others, "NCCL", gpu, make)
+        return made if async_op else None
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
@@ -411,118 +416,6 @@ def _nothing(comm: _core.nccl.Comm, stream: int) -> None:
 
 def _kind(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
-
-
-class _Watch:
-    """What a rank hears of the others beside NCCL: each second they tell how many calls each has made.
-
-    They do so in a group of their own, so that a process that ends is heard of at once, one that is
-    stopped soon, and one that does not come is known by its count.
-    """
-
-    SECONDS = 1.0
-    GRACE = 1.0
-    """Seconds for what a rank that has left had enqueued before."""
-    SILENCE = 8.0
-    """Seconds after which a rank that does not tell is lost."""
-    _LEFT = -1
-
-    def __init__(self, member: Communicator) -> None:
-        self._group = member._group
-        self._own = None if member.size == 1 else member.split(0, member.rank)
-        self._rank = member.rank
-        self._calls: Callable[[], int] = int
-        self._counts = [0] * member.size
-        self._work: Work | None = None
-        self._begun = -self.SECONDS
-        self._gone: CollectiveError | None = None
-        self._lock = threading.Lock()  # the watching thread, and the one that closes
-
-    def start(self, communicator: nccl.NcclCommunicator) -> None:
-        """Begin to tell of a communicator's calls."""
-        weak = weakref.ref(communicator)
-
-        def calls() -> int:
-            found = weak()
-            return 0 if found is None else found.calls
-
-        self._calls = calls
-
-    def failure(self, waiting: float) -> CollectiveError | None:
-        """Return why the group is dead, or who was lost to a call that waits for so many seconds."""
-        try:
-            self._group.check()
-        except CollectiveError as error:
-            return error
-        with self._lock:
-            self._beat()
-            return self._gone if waiting > self.GRACE else None
-
-    def _beat(self) -> None:
-        own = self._own
-        if own is None or self._gone is not None:
-            return
-        now = time.monotonic()
-        try:
-            if self._work is None and now - self._begun >= self.SECONDS:
-                self._begun = now
-                self._work = own.all_gather(np.array([self._calls()], np.int64), async_op=True)
-            if self._work is not None and self._work.done():
-                self._heard(self._work.result().tolist())
-            elif self._work is not None and now - self._begun > self.SILENCE:
-                self._gone = self._silent(own)
-        except CollectiveError as error:
-            self._gone = error
-
-    def _heard(self, counts: list[int]) -> None:
-        self._work = None
-        left = [r for r, n in enumerate(counts) if n == self._LEFT]
-        if left:
-            self._gone = PeerLostError(f"rank {left[0]} has closed its communicator")
-        else:
-            self._counts = counts
-
-    def _silent(self, own: Communicator) -> PeerLostError:
-        beats = own._group
-        silent = [r for r in range(own.size) if beats.calls(r) < beats.calls(self._rank)]
-        who = ", ".join(f"rank {r}" for r in silent) or "a rank"
-        return PeerLostError(
-            f"{who} is lost to rank {self._rank}: not heard of for {self.SILENCE:g} s, so it is stopped "
-            "or cut off"
-        )
-
-    def late(self, number: int) -> list[str]:
-        """Return who has not made so many calls on GPUs, in words."""
-        return [
-            f"rank {r} has made {n} of {number} calls on GPUs"
-            for r, n in enumerate(self._counts)
-            if n < number and r != self._rank
-        ]
-
-    def fail(self, error: CollectiveError) -> None:
-        """Fail the group: every rank's watching thread then aborts, and calls on the host fail too."""
-        lost = isinstance(error, (PeerLostError, CollectiveTimeoutError))
-        self._group.abort(str(error), peer_lost=lost)
-
-    def close(self) -> None:
-        """Tell the others, who take part within a second, and leave."""
-        with self._lock:
-            own, self._own = self._own, None
-            if own is None:
-                return
-            try:
-                if self._work is not None and self._gone is None:
-                    self._heard(self._work.wait(self.SILENCE).tolist())
-                if self._gone is None:
-                    last = np.array([self._LEFT], np.int64)
-                    own.all_gather(last, timeout=self.SILENCE)
-            except (CollectiveError, TimeoutError):  # they have gone, too
-                pass
-            own.close()
-
-    def abandon(self) -> None:
-        """Let go of the group of their own, which ends as every group does."""
-        self._own = None
 
 
 class StagedCore:

@@ -43,13 +43,33 @@ class Peers(Protocol):
         """Return who has not made so many calls, in words."""
 
 
+class _Clock:
+    """Says when events of the present device happened, as `time.monotonic` would have."""
+
+    def __init__(self) -> None:
+        self._first = device.event(device.stream(), timed=True)
+        self._first.synchronize()  # its stream has been given nothing
+        self._begin = time.monotonic()
+
+    def time_of(self, event: Any) -> float:
+        return self._begin + device.seconds_between(self._first, event)
+
+
 class Operation:
     """A call that was enqueued; what `Work` waits for."""
 
     def __init__(
-        self, owner: NcclCommunicator, what: str, number: int, seconds: float, kept: Any, event: Any
+        self,
+        owner: NcclCommunicator,
+        what: str,
+        number: int,
+        seconds: float,
+        kept: Any,
+        event: Any,
+        timed: tuple[_Clock, Any] | None,
     ) -> None:
         self._owner = owner
+        self._timed = timed  # a clock, and the event before it
         self.what = what
         self.number = number
         self.seconds = seconds
@@ -63,6 +83,24 @@ class Operation:
     def over(self) -> bool:
         """Whether the device is done with it."""
         return bool(self.event.done)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the device is done with it, or will never be."""
+        return self.over or self._owner.error is not None
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """When its stream came to it and was done with it, as `time.monotonic` would have said it.
+
+        Of one that was not timed, or that the device has not ended: when it was enqueued, and now.
+        """
+        if self._timed is None or not self.over:
+            return self.begin, time.monotonic()
+        clock, before = self._timed
+        with device.on(self._owner.device):
+            begin = clock.time_of(before)
+            return begin, begin + device.seconds_between(before, self.event)
 
     @property
     def done(self) -> bool:
@@ -142,6 +180,7 @@ class NcclCommunicator:
         self._pending: deque[Operation] = deque()
         self._last: tuple[Any, Any] | None = None  # stream and event of the last call
         self._made = 0
+        self._clock: _Clock | None = None
         self._over = threading.Event()
         with device.on(on_device):
             # It does not block: a rank that waits for others can be interrupted, and aborted.
@@ -179,6 +218,7 @@ class NcclCommunicator:
         kept: Any,
         seconds: float,
         later: bool,
+        timed: bool = False,
     ) -> Operation:
         """Enqueue a call, on this thread's stream of the device, or beside it.
 
@@ -196,6 +236,8 @@ class NcclCommunicator:
         later : bool
             On a stream of the communicator's own, which waits for what this thread's stream has been
             given so far.
+        timed : bool
+            Let the device note when it begins and ends it.
         """
         with self._calls, device.on(self.device):
             self.check()
@@ -205,6 +247,10 @@ class NcclCommunicator:
                 device.stream_wait(stream, [device.event(present)])
             if self._last is not None and self._last[0] != stream:
                 device.stream_wait(stream, [self._last[1]])
+            clocked = None
+            if timed:
+                self._clock = self._clock or _Clock()
+                clocked = self._clock, device.event(stream, timed=True)
             begin = time.monotonic()
             try:
                 with self._lock:
@@ -219,8 +265,8 @@ class NcclCommunicator:
                 raise self.error or error from None
             self._made += 1
             self._settle(what, begin + seconds, seconds)
-            event = device.event(stream)
-            operation = Operation(self, what, self._made, seconds, kept, event)
+            event = device.event(stream, timed)
+            operation = Operation(self, what, self._made, seconds, kept, event, clocked)
             with self._lock:
                 self._last = stream, event
                 self._forget()

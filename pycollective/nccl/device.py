@@ -14,6 +14,7 @@ __all__ = [
     "identity",
     "on",
     "present_stream",
+    "seconds_between",
     "stream",
     "stream_on",
     "stream_wait",
@@ -60,11 +61,16 @@ def stream() -> Any:
     return _cuda().Stream(non_blocking=True)
 
 
-def event(after: Any) -> Any:
+def event(after: Any, timed: bool = False) -> Any:
     """Return an event that happens when all is done that a stream has been given so far."""
-    made = _cuda().Event(disable_timing=True)
+    made = _cuda().Event(disable_timing=not timed)
     made.record(after)
     return made
+
+
+def seconds_between(first: Any, second: Any) -> float:
+    """Return the time between two events of one device that were timed and have happened."""
+    return float(_cuda().get_elapsed_time(first, second)) / 1e3
 
 
 def stream_wait(waiting: Any, events: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@
 #endif
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
-enum { MAX_RANKS = 16, MAX_STREAMS = 4096, MAX_OPS = 64 };
+enum { MAX_RANKS = 16, MAX_STREAMS = 4096, MAX_OPS = 64, KEPT = 256 };
 
 typedef struct Clique Clique;
 typedef struct Comm {
@@ -64,7 +64,7 @@ static char log_text[1 << 16];
 static size_t log_used;
 static char last_error[256];
 static int next_result, stalled, ids;
-static struct { void *stream; long given, finished; Op *first, *last; } streams[MAX_STREAMS];
+static struct { void *stream; long given, finished; Op *first, *last; double ended[KEPT]; } streams[MAX_STREAMS];
 static int num_streams;
 static __thread int device, depth;
 static __thread Op *group_first;
@@ -95,8 +95,11 @@ static void finish(Op *op) {
   int place = place_of(op->stream);
   op->done = 1;
   for (Op *first = streams[place].first; first && first->done; first = first->after) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
     streams[place].first = first->after;
     streams[place].finished++; /* in their order */
+    streams[place].ended[streams[place].finished % KEPT] = now.tv_sec + 1e-9 * now.tv_nsec;
   }
   pthread_cond_broadcast(&changed);
 }
@@ -555,6 +558,13 @@ void fake_async_error(int rank, int code) {
 long fake_given(void *stream) {
   pthread_mutex_lock(&lock);
   long found = streams[place_of(stream)].given;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+/* When the last of so many operations of a stream was over, which must have been lately. */
+double fake_ended(void *stream, long count) {
+  pthread_mutex_lock(&lock);
+  double found = count ? streams[place_of(stream)].ended[count % KEPT] : 0;
   pthread_mutex_unlock(&lock);
   return found;
 }
