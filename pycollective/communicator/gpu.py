@@ -8,6 +8,7 @@ which GPUs they are on and whether they have NCCL; all of them then go the same 
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from pycollective.errors import (
     NcclNotFoundError,
 )
 from pycollective.nccl import device
-from pycollective.nccl.loading import require_cuda
+from pycollective.nccl.loading import may_share_gpus, require_cuda
 from pycollective.nccl.types import BYTES, count_and_type, reduction_of
 
 if TYPE_CHECKING:
@@ -52,16 +53,17 @@ def core_for(member: Communicator, array: Array) -> NcclCore | StagedCore:
         The ranks have several versions of NCCL, or NCCL refuses to work.
     """
     here = array_backend.device_of(array)[1]
-    problem, version, gpu = "", 0, ""
+    problem, version, gpu, process = "", 0, "", 0
     try:
         library = nccl.library()
         require_cuda(library, device.driver_version())
         version, gpu = library.version, device.identity(here)
+        process = os.getpid() if may_share_gpus(library) else 0
     except NcclNotFoundError as error:
         problem = str(error)
-    told = _exchange(member, f"{version}\n{gpu}\n{problem}", "make the first call on a GPU")
-    versions, gpus, problems = zip(*(text.split("\n", 2) for text in told), strict=True)
-    why = _why_not(versions, gpus, problems)
+    says = f"{version}\n{gpu}\n{process}\n{problem}"
+    told = _exchange(member, says, "make the first call on a GPU")
+    why = _why_not(*zip(*(text.split("\n", 3) for text in told), strict=True))
     if why:
         if member.rank == 0:
             _log.warning(
@@ -75,8 +77,14 @@ def core_for(member: Communicator, array: Array) -> NcclCore | StagedCore:
     return NcclCore(member, library, unique_id, here)
 
 
-def _why_not(versions: Sequence[str], gpus: Sequence[str], problems: Sequence[str]) -> str:
-    """Return why the ranks cannot use NCCL together, or nothing."""
+def _why_not(
+    versions: Sequence[str], gpus: Sequence[str], processes: Sequence[str], problems: Sequence[str]
+) -> str:
+    """Return why the ranks cannot use NCCL together, or nothing.
+
+    Processes may share a GPU where NCCL is set so; each tells its number, or 0. Threads may not: the
+    calls of two ranks would wait for each other in one stream.
+    """
     for rank, problem in enumerate(problems):
         if problem:
             return f"rank {rank}: {problem}"
@@ -86,8 +94,11 @@ def _why_not(versions: Sequence[str], gpus: Sequence[str], problems: Sequence[st
             + ", ".join(f"rank {r} has {v}" for r, v in enumerate(versions))
         )
     for rank, gpu in enumerate(gpus):
-        if gpus.index(gpu) != rank:
-            return f"ranks {gpus.index(gpu)} and {rank} are on one GPU ({gpu}), which NCCL refuses"
+        for other in range(rank):
+            both = {processes[other], processes[rank]}
+            if gpus[other] != gpu or (len(both) == 2 and "0" not in both):
+                continue
+            return f"ranks {other} and {rank} are on one GPU ({gpu}), which NCCL refuses"
     return ""
 
 

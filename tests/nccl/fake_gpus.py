@@ -31,7 +31,7 @@ def build(folder, version=22803):
         pytest.skip("no C compiler for the stand-in of NCCL")
     path = Path(folder) / f"libfake_nccl_{version}.so"
     command = ["cc", "-O0", "-shared", "-fPIC", f"-DFAKE_VERSION={version}", "-o", path, SOURCE]
-    subprocess.run([*command, "-lpthread"], check=True)
+    subprocess.run([*command, "-lpthread", "-lm"], check=True)
     return path
 
 
