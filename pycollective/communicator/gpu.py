@@ -8,6 +8,7 @@ which GPUs they are on and whether they have NCCL; all of them then go the same 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import struct
 import weakref
@@ -115,6 +116,15 @@ def _exchange(member: Communicator, text: str, what: str) -> list[str]:
         ) from None
     raw = [bytes(part) for part in table.view(f"V{_WORDS}").tolist()]
     return [part[4 : 4 + struct.unpack("=I", part[:4])[0]].decode(errors="replace") for part in raw]
+
+
+def _check_same(member: Communicator, told: Sequence[str]) -> None:
+    """Raise, and fail the group, unless all ranks call the same."""
+    if len(set(told)) > 1:
+        calls = "; ".join(f"rank {r} is in {text}" for r, text in enumerate(told))
+        error = MismatchError(f"the ranks' calls differ: {calls}")
+        member.abort(str(error))
+        raise error
 
 
 #: Calls of NCCL, on a stream.
@@ -313,13 +323,34 @@ class NcclCore:
 
         return call
 
+    def registered_empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float
+    ) -> Array | None:
+        """Make an array in memory of NCCL's, registered by all ranks; None where NCCL has none."""
+        member, problem, block = self._member(), "", None
+        assert member is not None
+        what = f"empty({dtype}{list(shape)})"
+        try:
+            block = self._nccl.allocate(math.prod(shape) * dtype.itemsize, seconds)
+        except NcclError as error:
+            problem = str(error)
+        told = [text.split("\n", 1) for text in _exchange(member, f"{what}\n{problem}", what)]
+        _check_same(member, [text for text, _ in told])
+        for rank, (_, text) in enumerate(told):
+            if text:
+                raise MemoryError(f"rank {rank} has no memory for {what} on its GPU: {text}")
+        if block is None:
+            return None
+        made: Array = device.array(block, shape, dtype, self._nccl.device)
+        return made
+
     # Messages -----------------------------------------------------------------------------------
 
     def send(
         self, source: Array, dest: int, tag: int, seconds: float, async_op: bool = False
     ) -> nccl.Operation | None:
         """Send an array to another rank."""
-        self._check_peer(dest, tag)
+        self._check_message(source, dest, tag)
         span = _span(source)
 
         def call(comm: _core.nccl.Comm, stream: int) -> None:
@@ -332,7 +363,7 @@ class NcclCore:
         self, target: Array, source: int, tag: int, seconds: float, async_op: bool = False
     ) -> nccl.Operation | None:
         """Receive an array from another rank."""
-        self._check_peer(source, tag)
+        self._check_message(target, source, tag)
         span = _span(target)
 
         def call(comm: _core.nccl.Comm, stream: int) -> None:
@@ -356,6 +387,7 @@ class NcclCore:
                     f"the array lies on GPU {array_backend.device_of(array)[1]}, and rank {self.rank} "
                     f"makes its calls on GPU {self._nccl.device}: a rank has one GPU"
                 )
+        what += self._registered(what, kept)
         if what not in self._agreed:
             self._agree(what)
         if not count or not any(array is not None and array.size for array in kept):
@@ -368,15 +400,28 @@ class NcclCore:
         member = self._member()
         assert member is not None
         self._nccl.check()
-        told = _exchange(member, what, what)
-        if len(set(told)) > 1:
-            calls = "; ".join(f"rank {r} is in {text}" for r, text in enumerate(told))
-            error = MismatchError(f"the ranks' calls differ: {calls}")
-            member.abort(str(error))
-            raise error
+        _check_same(member, _exchange(member, what, what))
         if len(self._agreed) >= _REMEMBERED:
             self._agreed.clear()
         self._agreed.add(what)
+
+    def _registered(self, what: str, arrays: Sequence[Array | None]) -> str:
+        """Say which arrays are registered memory: NCCL needs it to be the same on all ranks."""
+        if not self._nccl.memory:
+            return ""
+        found = [array for array in arrays if array is not None and array.size]
+        offsets = [self._nccl.memory.offset(array_backend.address(array)) for array in found]
+        if all(offset is None for offset in offsets):
+            return ""
+        if None in offsets:
+            places = ("elsewhere" if offset is None else "there" for offset in offsets)
+            return f", partly in memory of empty(): {', '.join(places)}"
+        if not what.startswith(("all_reduce", "all_gather", "reduce_scatter")):
+            return ", in memory of empty()"
+        # The whole arrays, of which in-place calls read or write parts, are at the same place of it.
+        whole = max(array.size for array in found)
+        at = [n for n, array in zip(offsets, found, strict=True) if array.size == whole]
+        return f", in memory of empty() from byte {at} on"
 
     def _enqueue(
         self, what: str, call: _Calls, kept: Sequence[Array | None],
@@ -393,7 +438,7 @@ class NcclCore:
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not among the {self.size} ranks")
 
-    def _check_peer(self, rank: int, tag: int) -> None:
+    def _check_message(self, array: Array, rank: int, tag: int) -> None:
         self._check_rank(rank)
         if rank == self.rank:
             raise ValueError(
@@ -401,6 +446,11 @@ class NcclCore:
             )
         if tag:
             raise ValueError("NCCL knows no tags: messages of GPU arrays have tag 0")
+        if self._registered("message", [array]):
+            raise ValueError(
+                "messages cannot be in memory of empty(), which NCCL needs to be so on both sides: give "
+                "a copy of the array"
+            )
 
     # The end ------------------------------------------------------------------------------------
 

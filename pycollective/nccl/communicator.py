@@ -20,6 +20,7 @@ from pycollective.errors import (
     PeerLostError,
 )
 from pycollective.nccl import device
+from pycollective.nccl.memory import SINCE, Block, Registered
 
 __all__ = ["NcclCommunicator", "Operation", "Peers"]
 
@@ -181,6 +182,7 @@ class NcclCommunicator:
         self._last: tuple[Any, Any] | None = None  # stream and event of the last call
         self._made = 0
         self._clock: _Clock | None = None
+        self.memory = Registered(library, on_device)
         self._over = threading.Event()
         with device.on(on_device):
             # It does not block: a rank that waits for others can be interrupted, and aborted.
@@ -201,7 +203,7 @@ class NcclCommunicator:
             daemon=True,
         )
         # One that nobody has any more waits for nobody.
-        self._dropped = weakref.finalize(self, _drop, self._comm, self._over)
+        self._dropped = weakref.finalize(self, _drop, self._comm, self.memory, self._over)
         self._dropped.atexit = False
         _running.add(self)
         self._thread.start()
@@ -272,6 +274,37 @@ class NcclCommunicator:
                 self._forget()
                 self._pending.append(operation)
             return operation
+
+    def allocate(self, nbytes: int, seconds: float) -> Block | None:
+        """Return device memory that NCCL has made and registered; None where it has none.
+
+        It may wait for the device.
+
+        Raises
+        ------
+        NcclError
+            There is none.
+        """
+        if not nbytes or self.library.version < SINCE:
+            return None
+        with self._calls, device.on(self.device):
+            with self._lock:
+                self._raise()
+                self._forget()
+            self.memory.free(self._deregister)
+            block = self.memory.add(nbytes, self._register)
+            self._settle("registering memory", time.monotonic() + seconds, seconds)
+            return block
+
+    def _register(self, address: int, nbytes: int) -> int:
+        with self._lock:
+            self._raise()
+            return self._comm.register(address, nbytes)
+
+    def _deregister(self, handle: int) -> None:
+        with self._lock:
+            self._raise()
+            self._comm.deregister(handle)
 
     def _forget(self) -> None:
         """Let go of the memory of calls that are over."""
@@ -375,6 +408,7 @@ class NcclCommunicator:
                     break
             time.sleep(_PAUSE)
         self._end()
+        self.memory.free(None)
 
     def _end(self) -> None:
         self._over.set()
@@ -382,9 +416,11 @@ class NcclCommunicator:
             self.error = AbortedError("this communicator is closed")
         with self._lock:
             if not self._comm.alive:
+                self.memory.end(None)
                 return
             until = time.monotonic() + _FAREWELL_SECONDS
             try:
+                self.memory.end(self._comm.deregister)
                 self._comm.finalize()
                 while self._comm.async_error() == _core.nccl.IN_PROGRESS:
                     if time.monotonic() > until:
@@ -426,10 +462,12 @@ def _watch(communicator: weakref.ref[NcclCommunicator], over: threading.Event) -
         del found
 
 
-def _drop(comm: _core.nccl.Comm, over: threading.Event) -> None:
+def _drop(comm: _core.nccl.Comm, memory: Registered, over: threading.Event) -> None:
     over.set()
     if comm.alive:
         comm.abort()
+    memory.end(None)
+    memory.free(None)
 
 
 _running: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 __all__ = [
+    "array",
     "driver_version",
     "event",
     "identity",
@@ -18,6 +19,7 @@ __all__ = [
     "stream",
     "stream_on",
     "stream_wait",
+    "synchronize",
 ]
 
 
@@ -30,6 +32,18 @@ def on(device: int) -> AbstractContextManager[Any]:
     """Return the context in which a device is this thread's."""
     context: AbstractContextManager[Any] = _cuda().Device(device)
     return context
+
+
+def synchronize(device: int) -> None:
+    """Wait until a device has done what all of its streams were given."""
+    _cuda().Device(device).synchronize()
+
+
+def array(owner: Any, shape: Sequence[int], dtype: Any, device: int) -> Any:
+    """Return an array in a device's memory, at the ``address`` of its owner, whom it keeps."""
+    memory = _cuda().UnownedMemory(owner.address, owner.nbytes, owner, device)
+    with on(device):
+        return sys.modules["cupy"].ndarray(tuple(shape), dtype, _cuda().MemoryPointer(memory, 0))
 
 
 def identity(device: int) -> str:

@@ -49,6 +49,10 @@ class Device:
     def __exit__(self, *_):
         Device(self._cuda, self._before).use()
 
+    def synchronize(self):
+        for stream in self._cuda.streams.get(self.id, []):
+            stream.synchronize()
+
     def use(self):
         current.device = self.id
         self._cuda.library.fake_set_device(self.id)
@@ -150,10 +154,16 @@ class Cuda:
         number = current.device
         return getattr(_local, "streams", {}).get(number) or self._defaults[number]
 
+    def UnownedMemory(self, address, size, owner, device):
+        return SimpleNamespace(address=address, size=size, owner=owner, device=device)
+
+    def MemoryPointer(self, memory, offset):
+        assert memory.device == current.device
+        return SimpleNamespace(address=memory.address + offset, memory=memory)
+
     def finish(self, array):
         """Wait for all streams of an array's device."""
-        for stream in self.streams.get(array.device.id, []):
-            stream.synchronize()
+        Device(self, array.device.id).synchronize()
 
 
 def load(path):

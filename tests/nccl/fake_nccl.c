@@ -332,6 +332,7 @@ int ncclGetVersion(int *version) {
 const char *ncclGetErrorString(int code) {
   switch (code) {
     case 0: return "no error";
+    case 1: return "unhandled cuda error";
     case 4: return "invalid argument";
     case 5: return "invalid usage";
     case 6: return "remote process exited or there was a network error";
@@ -482,10 +483,32 @@ int ncclCommShrink(Comm *comm, int *excluded, int count, Comm **out, Config *con
 }
 #endif
 
-int ncclCommRegister(Comm *comm, void *buffer, size_t size, void **out) { return *out = buffer, SUCCESS; }
-int ncclCommDeregister(Comm *comm, void *registration) { return SUCCESS; }
-int ncclMemAlloc(void **out, size_t size) { return (*out = malloc(size)) ? SUCCESS : 1; }
-int ncclMemFree(void *memory) { return free(memory), SUCCESS; }
+static void note_of(Comm *comm, const char *what, size_t number) {
+  char text[100];
+  pthread_mutex_lock(&lock);
+  snprintf(text, sizeof text, "rank %d: %s %zu", comm ? comm->rank : device, what, number);
+  note(text);
+  pthread_mutex_unlock(&lock);
+}
+
+#if FAKE_VERSION >= 21900
+int ncclCommRegister(Comm *comm, void *buffer, size_t size, void **out) {
+  note_of(comm, "CommRegister", size);
+  return *out = buffer, SUCCESS;
+}
+int ncclCommDeregister(Comm *comm, void *registration) {
+  note_of(comm, "CommDeregister", 0);
+  return SUCCESS;
+}
+int ncclMemAlloc(void **out, size_t size) {
+  note_of(NULL, "MemAlloc", size);
+  return size < 1 << 30 && (*out = malloc(size)) ? SUCCESS : 1;
+}
+int ncclMemFree(void *memory) {
+  note_of(NULL, "MemFree", 0);
+  return free(memory), SUCCESS;
+}
+#endif
 
 int ncclGroupStart(void) {
   depth++;
