@@ -23,6 +23,7 @@ from pycollective.keras.optimizers.gathering import current_gathering
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.tensor import GradientTape, Tensor, Variable, VariableAggregation, as_tensor
+from pycollective.tensor.ops import cast
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable
 
@@ -506,12 +507,16 @@ class Optimizer(Trackable):
 
         `minimize` needs the loss itself.
         """
-        scale = self._loss_scale()
+        scale = self._scale_of(loss)
         return loss if scale is None else loss * scale
 
-    def _loss_scale(self) -> float | None:
-        """Return what gradients will be divided by."""
+    def _loss_scale(self) -> float | Tensor | None:
+        """Return what gradients will be divided by: a number, or one that lies on a device."""
         return self.loss_scale_factor
+
+    def _scale_of(self, loss: Any) -> float | Tensor | None:
+        scale = self._loss_scale()
+        return cast(scale, as_tensor(loss).dtype) if isinstance(scale, Tensor) else scale
 
     def minimize(
         self,
@@ -542,7 +547,7 @@ class Optimizer(Trackable):
         variables = list(var_list() if callable(var_list) else var_list)
         mode = current_mode()
         # The same as the gradients of the scaled loss.
-        scale = self._loss_scale()
+        scale = self._scale_of(loss)
         # That a scale is too large is seen in the gradients.
         with nullcontext() if scale is None else np.errstate(over="ignore", invalid="ignore"):
             if mode is None or mode.replica_context is None or current_gathering() is not None:
