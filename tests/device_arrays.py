@@ -27,6 +27,11 @@ before_access = _at_once
 WAITING = {"argwhere", "bincount", "extract", "flatnonzero", "nonzero", "repeat", "unique"}
 
 
+#: Functions that compute nothing.
+VIEWS = {"broadcast_to", "empty", "empty_like", "expand_dims", "moveaxis", "reshape", "squeeze"}
+VIEWS |= {"swapaxes", "transpose"}
+
+
 class _Current(threading.local):
     device = 0
 
@@ -135,14 +140,21 @@ class DeviceArray:
         return out[0] if out is not None else device_of(result)
 
     def __array_function__(self, function, kinds, args, kwargs):
-        sys.modules["cupy"].calls += 1
+        sys.modules["cupy"].calls += function.__name__ not in VIEWS
         sys.modules["cupy"].fetched += function.__name__ in WAITING
         return device_of(function(*deep(args), **deep(kwargs)))
 
     def __getattr__(self, name):
         method = getattr(self._host, name)
         assert callable(method), name
-        return counted(lambda *args, **kwargs: device_of(method(*deep(args), **deep(kwargs))))
+
+        def call(*args, **kwargs):
+            result = method(*deep(args), **deep(kwargs))
+            same = getattr(result, "base", None) is self._memory or result is self._memory
+            sys.modules["cupy"].calls += not same
+            return device_of(result)
+
+        return call
 
     def __getitem__(self, index):
         indices = index if isinstance(index, tuple) else (index,)
@@ -233,8 +245,11 @@ def device_of(value):
     return value
 
 
-def on_device(function):
-    return counted(lambda *args, **kwargs: DeviceArray(function(*deep(args), **deep(kwargs))))
+def on_device(function, counts=True):
+    def call(*args, **kwargs):
+        return DeviceArray(function(*deep(args), **deep(kwargs)))
+
+    return counted(call) if counts else call
 
 
 class _Kernel(host_kernels.RawKernel):
@@ -286,8 +301,8 @@ def make_cupy():
     module.asnumpy = asnumpy
     made = "zeros ones empty full arange pad take_along_axis ascontiguousarray"
     for name in made.split():
-        setattr(module, name, on_device(getattr(np, name)))
+        setattr(module, name, on_device(getattr(np, name), name not in VIEWS))
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
-    tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))
+    tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided, False))
     module.lib = types.SimpleNamespace(stride_tricks=tricks)
     return module

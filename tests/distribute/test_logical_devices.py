@@ -151,11 +151,7 @@ def test_values_lie_on_the_gpu(two_gpus):
               "synchronization": tf.VariableSynchronization.ON_READ}]  # fmt: skip
 
     def where(value):
-        arrays = [getattr(v, "array", None) for v in value.values]
-        arrays = [
-            v._current().array if a is None else a
-            for v, a in zip(value.values, arrays, strict=True)
-        ]
+        arrays = [(v._current() if isinstance(v, tf.Variable) else v).array for v in value.values]
         assert all(isinstance(a, DeviceArray) for a in arrays)
         return [a.device.id for a in arrays]
 

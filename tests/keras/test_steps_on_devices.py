@@ -13,9 +13,10 @@ from pycollective import array_backend, config, distribute
 from pycollective.keras import layers, optimizers
 
 RANDOM = np.random.default_rng(5)
-IMAGES = RANDOM.random((24, 6, 6, 1), np.float32)
+IMAGES = RANDOM.random((24, 6, 6, 1))
 LABELS = RANDOM.integers(0, 3, 24)
 STEPS = 6
+LEFT_OUT = 3
 
 STRATEGIES = {
     "one device": lambda: distribute.OneDeviceStrategy("gpu:0"),
@@ -27,13 +28,13 @@ DECAY = optimizers.schedules.ExponentialDecay(0.01, 2, 0.5)
 OPTIMIZERS = {
     "adam": lambda: optimizers.Adam(0.01),
     "momentum": lambda: optimizers.SGD(0.01, momentum=0.9, nesterov=True),
-    "adamw": lambda: optimizers.AdamW(0.01, learning_rate=0.01),
+    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.01),
     "rmsprop": lambda: optimizers.RMSprop(0.01),
     "schedule": lambda: optimizers.Adam(DECAY),
     "clipvalue": lambda: optimizers.SGD(0.01, clipvalue=0.01),
     "clipnorm": lambda: optimizers.SGD(0.01, clipnorm=0.1),
     "global norm": lambda: optimizers.Adam(0.01, global_clipnorm=0.1),
-    "means": lambda: optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
+    "means": lambda: optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2),
     "accumulated": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
     "scaled": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01), 1024.0, 2),
     "scaled too far": lambda: optimizers.LossScaleOptimizer(
@@ -48,8 +49,9 @@ def _two_gpus(cupy, monkeypatch):
     monkeypatch.setattr(config, "_state", config._State())
 
 
-def train(strategy, make_optimizer, cupy, policy="float32"):
+def train(strategy, make_optimizer, cupy, policy="float64"):
     """Return model, optimizer, and what was counted before each step and behind the last one."""
+    exact = "float64" if policy == "float64" else "float32"
     with strategy.scope():
         tf.keras.utils.set_random_seed(3)
         model = tf.keras.Sequential(
@@ -72,7 +74,7 @@ def train(strategy, make_optimizer, cupy, policy="float32"):
 
     def step(images, labels):
         with tf.GradientTape() as tape:
-            outputs = tf.cast(model(images, training=True), "float32")
+            outputs = tf.cast(model(images, training=True), exact)
             loss = tf.nn.compute_average_loss(cross_entropy(labels, outputs))
             loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
         optimizer.minimize(loss, model.trainable_variables, tape=tape)
@@ -99,20 +101,24 @@ def weights_of(model):
 def test_no_step_waits_for_the_device(cupy, name, where):
     if where != "mirrored" and name not in ("adam", "scaled too far", "global norm"):
         pytest.skip("the same as mirrored")
-    host, other, accuracy, losses, _ = train(STRATEGIES["default"](), OPTIMIZERS[name], cupy)
-    model, optimizer, there, found, counts = train(STRATEGIES[where](), OPTIMIZERS[name], cupy)
+    far = name == "scaled too far"
+    options = OPTIMIZERS[name], cupy, "float32" if far else "float64"
+    with np.errstate(over="ignore", invalid="ignore"):
+        host, other, accuracy, losses, _ = train(STRATEGIES["default"](), *options)
+        model, optimizer, there, found, counts = train(STRATEGIES[where](), *options)
     assert (counts[:, 0] == 0).all(), "a step fetched something"
     assert len(set(counts[2:, 1][::2])) == len(set(counts[2:, 1][1::2])) == 1, "steps differ"
     assert all(type(array) is DeviceArray for array in weights_of(model))
-    np.testing.assert_allclose([float(x) for x in found], [float(x) for x in losses], rtol=1e-4)
+    close = {"rtol": 5e-3, "atol": 5e-3} if far else {"rtol": 1e-7, "atol": 1e-9}
+    np.testing.assert_allclose([float(x) for x in found], [float(x) for x in losses], **close)
     assert float(there.result()) == pytest.approx(float(accuracy.result()))
     assert int(optimizer.iterations) == int(other.iterations)
     for ours, theirs in zip(model.get_weights(), host.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=1e-5)
+        np.testing.assert_allclose(ours, theirs, **close)
     if name.startswith("scaled"):
         assert float(optimizer.dynamic_scale) == float(other.dynamic_scale)
         assert int(optimizer.step_counter) == int(other.step_counter)
-        assert int(optimizer.iterations) == STEPS - 2 * (name == "scaled too far")
+        assert int(optimizer.iterations) == STEPS - LEFT_OUT * far
 
 
 def test_whether_a_step_counts_is_heard_a_step_later(cupy):
@@ -135,11 +141,11 @@ def test_calls_of_a_step(cupy):
     assert found["adam"] <= CALLS
     assert found["scaled"] <= found["adam"] + 8
     # Of the 6 variables: the squares' sum, their sum, and a product for each.
-    assert found["global norm"] <= found["adam"] + 6 * 5 + 6
+    assert found["global norm"] <= found["adam"] + 6 * 5 + 8
 
 
 #: Of the model above: forward, backward, metrics and update.
-CALLS = 150
+CALLS = 175
 
 
 def test_half_precision(cupy):
@@ -175,7 +181,9 @@ def test_evaluate_and_predict_fetch_what_they_return(cupy):
     strategy = STRATEGIES["mirrored"]()
     with strategy.scope():
         model = tf.keras.Sequential([layers.Flatten(), layers.Dense(3)])
-        model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(True), ["accuracy"])
+        model.compile(
+            "adam", tf.keras.losses.SparseCategoricalCrossentropy(True), metrics=["accuracy"]
+        )
         model.build((None, 6, 6, 1))
     seen = []
     watch = tf.keras.callbacks.LambdaCallback(
