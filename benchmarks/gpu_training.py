@@ -156,7 +156,7 @@ def jax_maker(device: str) -> Maker:
 
     def pooled(x: Any) -> Any:
         windows = (1, 2, 2, 1)
-        low = jnp.array(-jnp.inf, x.dtype)
+        low = np.array(-np.inf, x.dtype)
         return jax.lax.reduce_window(x, low, jax.lax.max, windows, windows, "VALID")
 
     def normal(get: Any, name: str, x: Any) -> Any:
@@ -310,7 +310,7 @@ class Contestant:
     def hear(self, seconds: float) -> dict[str, Any]:
         """Return the next answer; one that does not come is a failure."""
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], max(seconds, 1.0))
+        ready, _, _ = select.select([self._process.stdout], [], [], max(seconds, 0.1))
         line = self._process.stdout.readline() if ready else ""
         if not line:
             why = "it ended" if ready else f"no answer in {seconds:.0f} s"

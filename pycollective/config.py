@@ -8,7 +8,6 @@ knows which processor a logical device is on; everything else asks `processor_of
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import re
@@ -213,9 +212,7 @@ def use_devices() -> None:
         }
     for index, mebibytes in limits.items():
         if mebibytes:
-            pool = importlib.import_module("cupy").get_default_memory_pool()
-            with array_backend.on_device("GPU", index):
-                pool.set_limit(size=int(mebibytes * 2**20))
+            array_backend.limit_memory(index, int(mebibytes * 2**20))
 
 
 def logical_count(kind: str) -> int | None:

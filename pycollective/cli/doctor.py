@@ -6,7 +6,6 @@ import argparse
 import os
 import platform
 import socket
-import sys
 import time
 from typing import Any
 
@@ -118,11 +117,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _gpus(count: int) -> list[str]:
     """Return what trains on GPUs here, and by what."""
-    cupy = sys.modules["cupy"]
     version = nccl.device.driver_version()
     lines = [f"  GPU {i}: {nccl.device.description(i)}" for i in range(count)]
     lines.append(
-        f"on GPUs: CuPy {getattr(cupy, '__version__', '?')}, a driver for CUDA {version // 1000}."
+        f"on GPUs: CuPy {nccl.device.library_version()}, a driver for CUDA {version // 1000}."
         f"{version % 1000 // 10} and older"
     )
     found = cudnn.library_version()

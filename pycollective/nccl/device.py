@@ -19,6 +19,7 @@ __all__ = [
     "driver_version",
     "event",
     "identity",
+    "library_version",
     "on",
     "present_stream",
     "stream",
@@ -53,6 +54,11 @@ def description(device: int) -> str:
     name = name.decode() if isinstance(name, bytes) else str(name)
     memory = about.get("totalGlobalMem", 0) / 2**30
     return f"{name}, {memory:.0f} GiB, sm_{about.get('major', '?')}{about.get('minor', '?')}"
+
+
+def library_version() -> str:
+    """Return CuPy's version."""
+    return str(getattr(sys.modules["cupy"], "__version__", "?"))
 
 
 def driver_version() -> int:

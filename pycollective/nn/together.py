@@ -8,13 +8,12 @@ CuPy compiles the kernels at their first use and keeps them in its cache; nvcc i
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, beside, device_of, empty, on_host
+from ..array_backend import Array, array_module, beside, device_of, empty, on_host
 
 __all__ = ["adam", "copies", "fits", "next_scale", "put_back", "sgd", "source", "unscaled"]
 
@@ -116,8 +115,8 @@ def source(real: str) -> str:
 
 
 @functools.cache
-def _kernel(cupy: Any, name: str, real: str) -> Any:
-    return cupy.RawKernel(source(real), name)
+def _kernel(module: Any, name: str, real: str) -> Any:
+    return module.RawKernel(source(real), name)
 
 
 def fits(*columns: Sequence[Array] | None) -> bool:
@@ -143,10 +142,9 @@ def fits(*columns: Sequence[Array] | None) -> bool:
 
 def _launch(name: str, columns: Sequence[Sequence[Array] | None], *scalars: Any) -> None:
     """Launch a kernel for all rows, on the device of the first one; `fits` must hold."""
-    cupy = sys.modules["cupy"]
     rows = columns[0]
     assert rows is not None
-    kernel = _kernel(cupy, name, _NAMES[np.dtype(rows[0].dtype)])
+    kernel = _kernel(array_module(rows[0]), name, _NAMES[np.dtype(rows[0].dtype)])
     real = rows[0].dtype.type
     arguments = [real(s) if isinstance(s, float) else s for s in scalars]
     for begin in range(0, len(rows), _ROWS):
@@ -202,14 +200,13 @@ def unscaled(gradients: Sequence[Array], scale: Array) -> tuple[list[Array], Arr
     scale
         A float32 scalar there.
     """
-    cupy = sys.modules["cupy"]
     with beside(scale):
         if not fits(gradients):
             found: list[Any] = [np.isfinite(gradient).all() for gradient in gradients]
             finite: Array = functools.reduce(np.logical_and, found)
             return [gradient / scale.astype(gradient.dtype) for gradient in gradients], finite
-        results = [cupy.empty(gradient.shape, gradient.dtype) for gradient in gradients]
-        finite = cupy.ones((), np.bool_)
+        results = [empty(gradient.shape, gradient.dtype, scale) for gradient in gradients]
+        finite = array_module(scale).ones((), np.bool_)
         _launch("unscale", (results, gradients), scale, finite)
         return results, finite
 
@@ -238,6 +235,6 @@ def next_scale(scale: Array, count: Array, finite: Array, growth_steps: int) -> 
     After ``growth_steps`` finite steps in a row the scale is doubled, after one that is not it is
     halved; both begin to count anew.
     """
-    kernel = _kernel(sys.modules["cupy"], "next_scale", "float")
+    kernel = _kernel(array_module(scale), "next_scale", "float")
     with beside(scale):
         kernel((1,), (1,), (scale, count, finite, np.int64(growth_steps)))
