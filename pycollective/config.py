@@ -8,7 +8,6 @@ knows which processor a logical device is on; everything else asks `processor_of
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import threading
@@ -87,14 +86,13 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
     """Return the devices of a kind, or all; from then on they cannot be configured.
 
-    One CPU device is listed unless others were configured; without that strategies take any number of
-    them, ``"cpu:0"``, ``"cpu:1"``, ….
+    One CPU device is listed unless others were configured; strategies take any number of them,
+    ``"cpu:0"``, ``"cpu:1"``, …, whatever is listed.
     """
     use_devices()
     listed = []
-    for kind, found in itertools.groupby(_processors(device_type), key=lambda d: d[0]):
-        count = sum(_count(*processor) for processor in found)
-        listed += [LogicalDevice(f"/device:{kind}:{i}", kind) for i in range(count)]
+    for kind in dict.fromkeys(kind for kind, _ in _processors(device_type)):
+        listed += [LogicalDevice(f"/device:{kind}:{i}", kind) for i in range(logical_count(kind))]
     return listed
 
 
@@ -215,10 +213,8 @@ def use_devices() -> None:
             array_backend.limit_memory(index, int(mebibytes * 2**20))
 
 
-def logical_count(kind: str) -> int | None:
-    """Return how many devices of a kind there are; None for CPUs of which any number may be used."""
-    if kind == "CPU" and (kind, 0) not in _state.parts:
-        return None
+def logical_count(kind: str) -> int:
+    """Return how many devices of a kind there are, as they are listed."""
     return sum(_count(*processor) for processor in _processors(kind))
 
 

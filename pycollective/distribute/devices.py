@@ -124,13 +124,12 @@ def parse_device(name: str | Device) -> Device:
         raise ValueError(f"device {name!r} is not one device: give its number")
     device = Device(str(parts["kind"]).upper(), int(parts["index"] or 0))
     config.use_devices()
-    count = config.logical_count(device.kind)
-    if count is None or device.index < count:
+    if device.kind == "CPU" or device.index < (count := config.logical_count("GPU")):
         return device
     gpus, why = array_backend.gpu_count()
-    if device.kind == "CPU" or count > gpus:
+    if count > gpus:
         raise ValueError(
-            f"no device {name!r}: {count} logical {device.kind} devices were configured, numbered from 0"
+            f"no device {name!r}: {count} logical devices on {gpus} GPUs, numbered from 0"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -220,7 +219,7 @@ def _require_one_machine(names: Sequence[str]) -> None:
 
 
 def default_devices() -> tuple[Device, ...]:
-    """Return all logical devices on visible GPUs, or the first CPU device."""
+    """Return all logical devices on visible GPUs, or where there is none those that are CPUs."""
     config.use_devices()
-    count = config.logical_count("GPU") or 0
-    return tuple(Device("GPU", i) for i in range(count)) or (Device("CPU", 0),)
+    gpus = tuple(Device("GPU", i) for i in range(config.logical_count("GPU")))
+    return gpus or tuple(Device("CPU", i) for i in range(config.logical_count("CPU")))
