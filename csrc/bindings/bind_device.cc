@@ -54,16 +54,14 @@ std::vector<Part> parts_of(int chunks, const Counts& counts, std::size_t count, 
   return parts;
 }
 
-std::shared_ptr<Operation> call(Caller& self, Collective collective, Address input, Address output,
-                                std::size_t count, std::vector<std::int64_t> shape,
-                                const py::dtype& dtype, const std::optional<std::string>& op,
-                                int root, const Named& named, bool reproducible, const Counts& sent,
-                                const Counts& received, int device, Stream stream,
-                                std::optional<Stream> after, bool later, double timeout) {
+void call(Caller& self, const std::shared_ptr<Operation>& operation, Collective collective,
+          Address input, Address output, std::size_t count, std::vector<std::int64_t> shape,
+          const py::dtype& dtype, const std::optional<std::string>& op, int root,
+          const Named& named, bool reproducible, const Counts& sent, const Counts& received,
+          int device, Stream stream, std::optional<Stream> after, bool later, double timeout) {
   Communicator& communicator = self.communicator();
   int rank = communicator.rank(), size = communicator.size();
   check_root(root, size);
-  auto operation = std::make_shared<Operation>();
   operation->root = root;
   operation->after = after;
   operation->shape.count = count;
@@ -113,7 +111,6 @@ std::shared_ptr<Operation> call(Caller& self, Collective collective, Address inp
   operation->deadline = waiting.deadline;
   InterpreterRelease release;
   self.call(operation, later, waiting.interrupt);
-  return operation;
 }
 
 }  // namespace
@@ -171,6 +168,7 @@ void bind_device(py::module_& m) {
           "What it was asked for so far.");
 
   py::class_<Operation, std::shared_ptr<Operation>>(m, "Operation", "A rank's call on a device.")
+      .def(py::init())
       .def_property_readonly("met", &Operation::met, "Whether all ranks have come to it.");
 
   py::class_<Meeting, std::shared_ptr<Meeting>>(
@@ -183,11 +181,11 @@ void bind_device(py::module_& m) {
   py::class_<Caller>(m, "Caller", "One rank's way to a meeting.")
       .def(py::init<Communicator&, std::shared_ptr<Meeting>>(), py::arg("communicator"),
            py::arg("meeting").none(false), py::keep_alive<1, 2>())
-      .def("call", &call, py::arg("collective"), py::arg("input"), py::arg("output"),
-           py::arg("count"), py::arg("shape"), py::arg("dtype"), py::arg("op"), py::arg("root"),
-           py::arg("algorithm"), py::arg("reproducible"), py::arg("sent"), py::arg("received"),
-           py::arg("device"), py::arg("stream"), py::arg("after"), py::arg("later"),
-           py::arg("timeout"),
+      .def("call", &call, py::arg("operation").none(false), py::arg("collective"), py::arg("input"),
+           py::arg("output"), py::arg("count"), py::arg("shape"), py::arg("dtype"), py::arg("op"),
+           py::arg("root"), py::arg("algorithm"), py::arg("reproducible"), py::arg("sent"),
+           py::arg("received"), py::arg("device"), py::arg("stream"), py::arg("after"),
+           py::arg("later"), py::arg("timeout"),
            "Make a call on arrays at these addresses of a device, in the order of a stream, and "
            "after what another one has been given. `count`: items, of a part where chunks are "
            "ranks' parts; `sent` and `received`: of each rank's, where they differ. Returns when "
@@ -199,15 +197,11 @@ void bind_device(py::module_& m) {
             self.finish(operation, look_at_signals);
           },
           py::arg("operation"), "Wait until all ranks have come, or for the call's deadline.")
-      .def_property_readonly(
-          "failed", [](Caller& self) { return self.communicator().group().failure().has_value(); },
-          "Whether the group is dead.")
       .def(
           "over",
-          [](Caller& self, const Operation& operation) {
-            return operation.over(self.meeting().runtime());
-          },
-          py::arg("operation"), Released(), "Whether the device is done with a call.")
+          [](Caller& self, const Operation& operation) { return self.meeting().over(operation); },
+          py::arg("operation"), Released(),
+          "Whether nobody reads or writes the call's arrays any more.")
       .def(
           "order",
           [](Caller& self, const Operation& operation, Stream stream) {

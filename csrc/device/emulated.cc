@@ -94,8 +94,7 @@ EmulatedRuntime::EmulatedRuntime(std::vector<int> cliques, std::uint64_t seed)
     : cliques_(std::move(cliques)), random_(seed) {}
 
 EmulatedRuntime::~EmulatedRuntime() {
-  while (step()) {
-  }
+  for (std::byte* memory : allocated_) delete[] memory;
 }
 
 void EmulatedRuntime::check(int device) {
@@ -156,6 +155,7 @@ std::byte* EmulatedRuntime::allocate(int device, std::size_t bytes, Stream strea
   ++counts_.allocations;
   auto* memory = new std::byte[std::max<std::size_t>(bytes, 1)];
   owners_[memory] = {bytes, device};
+  allocated_.insert(memory);
   // Who uses it before the stream has come so far loses what he wrote.
   enqueue(device, stream, {{}, [=] { std::memset(memory, kPoison, bytes); }});
   return memory;
@@ -167,6 +167,7 @@ void EmulatedRuntime::free(int device, std::byte* memory, Stream stream) noexcep
   enqueue(device, stream, {{}, [this, memory] {
                              std::memset(memory, kPoison, owners_[memory].first);
                              owners_.erase(memory);
+                             allocated_.erase(memory);
                              delete[] memory;
                            }});
 }

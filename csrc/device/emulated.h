@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,7 @@ class EmulatedRuntime final : public Runtime {
 
   // `cliques[d]`: devices of one number reach each other's memory.
   EmulatedRuntime(std::vector<int> cliques, std::uint64_t seed);
-  // Does what is left, so that nothing that was allocated leaks.
+  // What is left is never done.
   ~EmulatedRuntime() override;
 
   bool reaches(int device, int other) override;
@@ -82,6 +83,7 @@ class EmulatedRuntime final : public Runtime {
   std::mt19937_64 random_;
   std::map<std::pair<int, Stream>, Lane> lanes_;
   std::map<const std::byte*, std::pair<std::size_t, int>> owners_;  // bytes and device
+  std::set<std::byte*> allocated_;
   bool held_ = false;
   int fail_after_ = -1, lose_wait_after_ = -1;
   Counts counts_;

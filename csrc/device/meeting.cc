@@ -18,6 +18,7 @@ void Meeting::check() const {
 void Meeting::post(int rank, const std::shared_ptr<Operation>& operation) {
   std::lock_guard lock(mutex_);
   check();
+  operation->posted_ = true;
   operation->turn_ = posted_[static_cast<std::size_t>(rank)]++;
   auto ahead = static_cast<std::size_t>(operation->turn_ - first_);
   if (ahead == turns_.size()) turns_.push_back({Operations(posted_.size()), 0});
@@ -45,21 +46,36 @@ void Meeting::carry_out(const Operations& operations) {
   }
   try {
     if (one.shape.count > 0) enqueue(one, shares);
-    for (const auto& operation : operations) {
-      const Share& share = operation->share;
-      operation->end_ = runtime_->event(share.device);
-      runtime_->record(*operation->end_, share.device, share.stream);
-    }
-  } catch (const Failure& failure) {
-    group_->fail(failure.kind, failure.what());
-    check();
+    mark_ends(operations);
   } catch (const std::exception& error) {
-    group_->fail(FailureKind::aborted, one.record.describe() +
-                                           " could not be enqueued on devices " +
-                                           "for all ranks: " + error.what());
+    const auto* failure = dynamic_cast<const Failure*>(&error);
+    group_->fail(failure ? failure->kind : FailureKind::aborted,
+                 failure ? error.what()
+                         : one.record.describe() +
+                               " could not be enqueued on devices for all ranks: " + error.what());
+    try {
+      mark_ends(operations);  // of what was enqueued of it
+    } catch (const std::exception&) {
+      // Then the devices do nothing any more.
+    }
     check();
   }
   for (const auto& operation : operations) operation->met_.store(true, std::memory_order_release);
+}
+
+void Meeting::mark_ends(const Operations& operations) {
+  for (const auto& operation : operations) {
+    const Share& share = operation->share;
+    std::unique_ptr<Event> end = runtime_->event(share.device);
+    runtime_->record(*end, share.device, share.stream);
+    operation->end_ = std::move(end);
+  }
+}
+
+bool Meeting::over(const Operation& operation) {
+  std::lock_guard lock(mutex_);
+  if (operation.end_) return runtime_->over(*operation.end_);
+  return !operation.posted_ || group_->failure().has_value();
 }
 
 void Meeting::enqueue(const Operation& one, const std::vector<Share>& shares) {

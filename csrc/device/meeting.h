@@ -41,13 +41,12 @@ class Operation {
 
   // Whether all ranks have come, so that it is enqueued.
   bool met() const { return met_.load(std::memory_order_acquire); }
-  // Whether the device is done with it.
-  bool over(Runtime& runtime) const { return met() && runtime.over(*end_); }
   // Lets a stream of the rank's device wait for it, once it is met.
   void order(Runtime& runtime, Stream stream) const { runtime.wait(*end_, share.device, stream); }
 
  private:
   friend class Meeting;
+  bool posted_ = false;
   std::uint64_t turn_ = 0;
   std::unique_ptr<Event> end_;
   std::atomic<bool> met_{false};
@@ -62,6 +61,9 @@ class Meeting {
   // Throws the group's failure, which it also is when ranks' calls differ, or one cannot be
   // enqueued.
   void post(int rank, const std::shared_ptr<Operation>& operation);
+  // Whether nobody reads or writes its rank's arrays any more: the device is done with it, or nothing
+  // of it will ever happen.
+  bool over(const Operation& operation);
   // Ranks that have not come to a call.
   std::vector<int> absent(const Operation& operation);
   // Returns when nobody reads any more what a rank has posted to a group that has failed.
@@ -80,6 +82,7 @@ class Meeting {
 
   void check() const;
   void carry_out(const Operations& operations);
+  void mark_ends(const Operations& operations);
   void enqueue(const Operation& one, const std::vector<Share>& shares);
   const std::vector<Plan>& plans(const Algorithm& algorithm, const Operation& one);
 

@@ -177,14 +177,15 @@ class DeviceCore:
         if async_op or present.ptr == _PER_THREAD:  # the last rank enqueues for all, in its thread
             stream, after = self._stream_of(here), present.ptr
         self._forget()
-        operation = self._caller.call(
-            _core.Collective.__members__[name],
+        operation = _core.device.Operation()
+        self._pending.append((operation, (source, target)))
+        self._caller.call(
+            operation, _core.Collective.__members__[name],
             0 if source is None else array_backend.address(source),
             0 if target is None else array_backend.address(target),
             count, list(shape), array.dtype, op, root, how, reproducible,
             sent, received, here, stream.ptr, after, async_op, seconds,
         )  # fmt: skip
-        self._pending.append((operation, (source, target)))
         if async_op:
             return Operation(self._caller, operation, here, seconds)
         if after is not None:
@@ -202,6 +203,8 @@ class DeviceCore:
         """Let go of the arrays of calls that are over."""
         while self._pending and self._caller.over(self._pending[0][0]):
             self._pending.popleft()
+        if _left:
+            _left[:] = [one for one in _left if not one[0].over(one[1])]
 
     # The end ------------------------------------------------------------------------------------
 
@@ -229,8 +232,13 @@ _CLOSING_SECONDS = 60.0
 """For devices to come to the end of calls that all ranks have made."""
 
 
+_left: list[tuple[_core.device.Caller, _core.device.Operation, Any]] = []
+"""Calls of ranks that are gone, on whose arrays devices may still work."""
+
+
 def _drop(caller: _core.device.Caller, pending: deque[Any]) -> None:
     caller.leave()
+    _left.extend((caller, *one) for one in pending if not caller.over(one[0]))
     pending.clear()
 
 
@@ -253,11 +261,7 @@ class Operation:
     @property
     def done(self) -> bool:
         """Whether its result can be used on this thread's stream, or will never be there."""
-        return self._ordered or self._caller.over(self._made) or self._failed
-
-    @property
-    def _failed(self) -> bool:
-        return not self._made.met and self._caller.failed
+        return self._ordered or self._caller.over(self._made)
 
     def wait(self, timeout: float) -> bool:
         """Wait on the host for so many seconds; for ever: let this thread's stream wait.

@@ -54,13 +54,15 @@ class World:
              reproducible=False, sent=None, received=None, later=True, timeout=DEADLINE):  # fmt: skip
         """Make a rank's call; by default without waiting for the others."""
         array = given if given is not None else result
-        return self.callers[rank].call(
-            _core.Collective.__members__[collective],
+        operation = _core.device.Operation()
+        self.callers[rank].call(
+            operation, _core.Collective.__members__[collective],
             0 if given is None else given.ctypes.data,
             0 if result is None else result.ctypes.data,
             count, list(shape), array.dtype, op, root, how, reproducible, sent, received,
             self.devices[rank], self.streams[rank], None, later, timeout,
         )  # fmt: skip
+        return operation
 
     def run(self, collective, inputs, outputs, how, *, in_place=False, **kind):
         """Return the ranks' results: with inputs that are written in the streams just before the
