@@ -46,7 +46,7 @@ def why_not(member: Member) -> str:
     """Return why not, in words."""
     if not isinstance(member._group, _core.ThreadGroup):
         return "the device executor is for ranks that are threads of one process"
-    return f"the device executor is not there either: {_core.cuda.device_count()[1]}"
+    return f"the device executor is not there: {_core.cuda.device_count()[1]}"
 
 
 class DeviceCore:

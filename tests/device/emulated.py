@@ -1,11 +1,16 @@
-"""Ranks on emulated devices, all of whose calls the test's own thread makes."""
+"""Ranks on emulated devices: all of whose calls the test's own thread makes, or as CuPy's devices."""
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
+
+import device_arrays
 import numpy as np
 
-from pycollective import _core
-from pycollective.communicator import local_group
+from pycollective import _core, array_backend
+from pycollective.communicator import local_group, on_device
 
 DEADLINE = 20.0
 JUNK = 0xAA
@@ -89,3 +94,38 @@ class World:
                     self.write(rank, array, np.full(array.nbytes, JUNK, np.uint8))
         self.runtime.run()
         return results
+
+
+class Stream:
+    """A stream of CuPy's, of which the executor is told the number."""
+
+    _numbers = itertools.count(1000)
+    _local = threading.local()
+
+    def __init__(self, non_blocking=True, ptr=None):
+        self.ptr = next(self._numbers) if ptr is None else ptr
+
+    def __enter__(self):
+        self._before = getattr(self._local, "present", None)
+        self._local.present = self
+
+    def __exit__(self, *_):
+        self._local.present = self._before
+
+    @classmethod
+    def present(cls):
+        found = getattr(cls._local, "present", None)
+        return found or cls(ptr=0)  # which every device has
+
+
+def make_devices(monkeypatch, cliques=(0, 0, 0, 0), seed=0):
+    """Put emulated devices into the place of CUDA's; return the stand-in for CuPy."""
+    cupy = device_arrays.make_cupy()
+    cupy.emulated = _core.device.EmulatedRuntime(list(cliques), seed)
+    cupy.cuda.Stream, cupy.cuda.get_current_stream = Stream, Stream.present
+    cupy.cuda.runtime.getDeviceCount = lambda: len(cliques)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(on_device, "runtime", lambda: cupy.emulated)
+    monkeypatch.setattr(device_arrays, "before_access", lambda array: cupy.emulated.run())
+    monkeypatch.setattr(array_backend, "gpu_count", lambda: (len(cliques), ""))
+    return cupy

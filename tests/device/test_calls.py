@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import make_devices
+from emulated import make_devices
 
 from pycollective import local_group
 from pycollective.errors import (
