@@ -224,18 +224,20 @@ class _ScheduledOps(CrossDeviceOps):
         shares = max(1, self._num_packs)
         stay = self._reduces_on_gpus(communicator, options)
 
-        def begin(source: Array, target: Array) -> list[Work]:
+        def begin(source: Array, target: Array, is_last: bool) -> list[Work]:
             under_way = []
+            # Nothing is computed while the last pack is reduced: it takes no thread of its own.
+            behind = async_op and not is_last
             for first, last in _shares(source.size, shares):
                 result = communicator.all_reduce(
                     source[first:last],
                     _core_op(reduce_op, source.dtype),
                     out=target[first:last],
                     algorithm=self._algorithm_of(source, options),
-                    async_op=async_op,
+                    async_op=behind,
                     timeout=options.timeout_seconds,
                 )
-                if async_op:
+                if behind:
                     under_way.append(result)
             return under_way
 
@@ -309,7 +311,7 @@ class _PackedReplicaReduction(ReplicaReduction):
         self._op = reduce_op
         self._replicas = replicas
         dtypes = [work_dtype(likes[pack[0]].dtype, reduce_op) for pack in members_of_packs]
-        self._packed = PackedReduction(members_of_packs, begin, dtypes)
+        self._packed = PackedReduction(members_of_packs, begin, dtypes, last_waits=True)
 
     def add(self, place: int, array: Array) -> None:
         self._packed.add(place, self._prepared(array))

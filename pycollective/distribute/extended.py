@@ -84,6 +84,9 @@ class StrategyExtended:
     why_these_ops = ""
     #: Hints for the all-reduce of gradients.
     gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
+    #: Whether replicas of this process sum gradients while their tapes compute others. None: unless
+    #: they are CPUs and have no core to spare for it (benchmarks/gradient_overlap.py).
+    sums_early: bool | None = None
     #: Whether datasets can be made for each replica: `InputReplicationMode.PER_REPLICA`.
     input_per_replica = False
     #: Whether replicas that have run out of data get batches without rows while others have some.

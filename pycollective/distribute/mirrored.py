@@ -13,6 +13,7 @@ import numpy as np
 from pycollective import array_backend
 from pycollective.communicator import Communicator, local_group
 from pycollective.distribute.all_reduce_ops import default_cross_device_ops
+from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.cross_device_ops import (
     CrossDeviceOps,
@@ -155,6 +156,7 @@ class MirroredExtended(StrategyExtended):
         if (
             self.num_local_replicas == 1
             or self._mixed  # the GPUs' arrays go to the host, where the others are
+            or not (self._can_sum_early() if self.sums_early is None else self.sums_early)
             or not ops.takes_part_from_replicas()
             or any(like.dtype == np.int32 for like in likes)
         ):
@@ -162,6 +164,10 @@ class MirroredExtended(StrategyExtended):
         options = self._options.merge(options)
         communicator = self._communicator_of(context)
         return ops.begin_all_reduce(communicator, reduce_op, likes, options, True)
+
+    def _can_sum_early(self) -> bool:
+        on_cpus = sum([device.kind == "CPU" for device in self._devices])
+        return on_cpus < self.num_local_replicas or on_cpus < available_cores()
 
     def _communicator_of(self, context: ReplicaContext) -> Communicator:
         communicators = self._communicators
