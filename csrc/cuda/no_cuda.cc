@@ -1,3 +1,5 @@
+#include <stdexcept>
+
 #include "cuda/device.h"
 
 #include <stdexcept>
