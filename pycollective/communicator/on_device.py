@@ -7,6 +7,7 @@ of them. So schedules run between GPUs, and between ranks that share one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import weakref
@@ -32,9 +33,11 @@ _PER_THREAD = 2
 _PAUSE = 50e-6
 
 
+@functools.cache
 def runtime() -> _core.device.Runtime | None:
-    """Return what runs calls on this process's GPUs; None where the core has no CUDA part."""
-    return _core.device.cuda_runtime()
+    """Return what runs calls on this process's GPUs; None where the core has no CUDA part, or no GPU."""
+    used = _core.device.cuda_runtime()
+    return None if used is None or _core.cuda.device_count()[0] == 0 else used
 
 
 def is_possible(member: Member) -> bool:

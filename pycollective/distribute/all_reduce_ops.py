@@ -222,7 +222,9 @@ class _ScheduledOps(CrossDeviceOps):
         if communicator.rank == 0:
             self._log_packs(likes, members_of_packs, communicator.size, options)
         shares = max(1, self._num_packs)
-        stay = self._reduces_on_gpus(communicator, options)
+        stay = any(array_backend.is_on_gpu(like) for like in likes) and (
+            self._reduces_on_gpus(communicator, options)
+        )
 
         def begin(source: Array, target: Array, is_last: bool) -> list[Work]:
             under_way = []
