@@ -222,7 +222,7 @@ def test_a_rank_that_does_not_come(devices, on_devices):
             return None
         begin = time.monotonic()
         try:
-            c.all_reduce(devices.asarray(np.zeros(4)), timeout=0.2)
+            c.all_reduce(devices.asarray(np.zeros(4)), timeout=0.1)
         finally:
             assert time.monotonic() - begin < 10
 
@@ -312,12 +312,12 @@ def test_a_slow_rank_is_named(devices, on_devices):
     said = []
 
     def work(c):
-        c._core.warn_after(0.05, said.append)
+        c._core.warn_after(0.02, said.append)
         first_call(c, devices)
         said.clear()
         c.barrier()
         if c.rank == 1:
-            time.sleep(0.3)
+            time.sleep(0.15)
         return c.all_reduce(devices.asarray(np.zeros(4))) is not None
 
     assert check(on_devices(local_group(2, timeout=20), work)) == [True, True]
