@@ -493,7 +493,9 @@ def default_cross_device_ops(devices: Sequence[Device]) -> tuple[CrossDeviceOps,
     if kinds == {"CPU"}:
         return CollectiveAllReduce(), "the default where all devices are CPUs"
     if kinds == {"GPU"}:
-        return NcclAllReduce(), "the default where all devices are GPUs"
+        shared = len({device.memory for device in devices}) < len(devices)
+        besides = ", of which some are on one processor, where NCCL is not used" * shared
+        return NcclAllReduce(), f"the default where all devices are GPUs{besides}"
     return ReductionToOneDevice(), "the default where CPUs and GPUs are mixed"
 
 

@@ -196,8 +196,8 @@ class MirroredStrategy(Strategy):
     Parameters
     ----------
     devices : list of str, optional
-        Devices such as ``"cpu:0"`` (logical: as many as you like), ``"/gpu:1"``. By default all visible
-        GPUs, or the CPU as one replica.
+        Devices such as ``"cpu:0"`` (logical: as many as you like), ``"/gpu:1"``. By default all logical
+        devices on visible GPUs; without a GPU the CPU, one replica unless more were configured.
     cross_device_ops : CrossDeviceOps, optional
         How values of the replicas are reduced; by default the core's own all-reduce between CPUs,
         NCCL between GPUs, and `ReductionToOneDevice` where both are mixed. int32, and what goes to

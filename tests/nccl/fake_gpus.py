@@ -134,6 +134,9 @@ class Cuda:
         assert disable_timing
         return Event(self)
 
+    def alloc_pinned_memory(self, size):
+        return device_arrays.PinnedMemory(size)
+
     def event_after(self, stream):
         event = Event(self)
         event.record(stream)
