@@ -7,7 +7,7 @@ import pytest
 from emulated import make_devices
 
 import pycollective as tf
-from pycollective import array_backend
+from pycollective import array_backend, config
 from pycollective import distribute as d
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor
@@ -23,6 +23,7 @@ OPS = [
 @pytest.fixture
 def two(monkeypatch):
     """Two devices that do not reach each other."""
+    monkeypatch.setattr(config, "_state", config._State())
     cupy = make_devices(monkeypatch, cliques=(0, 1), seed=3)
     yield cupy
     cupy.emulated.run()
@@ -91,9 +92,29 @@ def test_cpus_and_devices_mixed(two):
     strategy.extended.abort_collectives("the test is over")
 
 
+def test_replicas_that_share_a_gpu_without_nccl(two):
+    config.set_logical_device_configuration("gpu:0", 3)
+    strategy = d.MirroredStrategy()
+    assert "NcclAllReduce (no NCCL here: by the core's kernels)" in strategy.describe()
+
+    def step():
+        context = d.get_replica_context()
+        r = int(context.replica_id_in_sync_group)
+        return context.all_reduce("SUM", put(two, r // 3, np.full(3, 2.0**r)))
+
+    got = strategy.run(step)
+    assert [v.array.device.id for v in got.values] == [0, 0, 0, 1]
+    assert [two.asnumpy(v.array).tolist() for v in got.values] == [[15.0] * 3] * 4
+    strategy.extended.abort_collectives("the test is over")
+
+
 @pytest.mark.parametrize("make", OPS)
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_training_is_that_of_cpus(two, make, overlaps):
+def test_training_is_that_of_cpus(two, make, shared, overlaps):
+    if shared:  # gpu:0 and gpu:1 are replicas on one GPU
+        config.set_logical_device_configuration("gpu:0", 2)
+
     def train(devices):
         strategy = d.MirroredStrategy(devices, make())
         with strategy.scope():
