@@ -168,8 +168,17 @@ class _ScheduledOps(CrossDeviceOps):
         """
         op, shares = _core_op(reduce_op, flats[0].dtype), max(1, self._num_packs)
         algorithm = self._algorithm_of(flats[0], options)
-        totals = [array_backend.empty(flat.shape, flat.dtype, flat) for flat in flats]
-        if not array_backend.is_on_gpu(flats[0]):
+        on_gpus = array_backend.is_on_gpu(flats[0])
+        if (
+            on_gpus
+            and algorithm == "auto"
+            and len({array_backend.device_of(x) for x in flats}) == 1
+        ):
+            # Results never change: replicas of one memory share them, and it is written once.
+            totals = [array_backend.empty(flats[0].shape, flats[0].dtype, flats[0])] * len(flats)
+        else:
+            totals = [array_backend.empty(flat.shape, flat.dtype, flat) for flat in flats]
+        if not on_gpus:
             for first, last in _shares(flats[0].size, shares):
                 inputs, outputs = ([x[first:last] for x in arrays] for arrays in (flats, totals))
                 all_reduce_together(group, inputs, op, algorithm, outputs)
@@ -222,9 +231,8 @@ class _ScheduledOps(CrossDeviceOps):
         if communicator.rank == 0:
             self._log_packs(likes, members_of_packs, communicator.size, options)
         shares = max(1, self._num_packs)
-        stay = any(array_backend.is_on_gpu(like) for like in likes) and (
-            self._reduces_on_gpus(communicator, options)
-        )
+        on_gpus = any(array_backend.is_on_gpu(like) for like in likes)
+        stay = on_gpus and self._reduces_on_gpus(communicator, options)
 
         def begin(source: Array, target: Array, is_last: bool) -> list[Work]:
             under_way = []
@@ -261,8 +269,17 @@ class _ScheduledOps(CrossDeviceOps):
         return packs(likes, sys.maxsize)
 
     def _reduces_on_gpus(self, communicator: Communicator, options: CommunicationOptions) -> bool:
-        """Whether arrays on GPUs are reduced where they lie, and not on the host."""
-        return on_device.is_possible(communicator)
+        """Whether arrays on GPUs are reduced where they lie; the log says it if they are not."""
+        if on_device.is_possible(communicator):
+            return True
+        log_few(
+            "%s of GPU arrays goes over the host's memory, which is slow: %s",
+            self.called,
+            on_device.why_not(communicator),
+            level=logging.WARNING,
+            times=1,
+        )
+        return False
 
     def _algorithm_of(self, array: Array, options: CommunicationOptions) -> str:
         """Return the algorithm by which an array is reduced."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+
 import numpy as np
 import pytest
 from emulated import make_devices
@@ -9,6 +12,8 @@ from emulated import make_devices
 import pycollective as tf
 from pycollective import array_backend, config
 from pycollective import distribute as d
+from pycollective.communicator import on_device
+from pycollective.distribute import cross_device_ops
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor
 
@@ -75,6 +80,24 @@ def test_all_reduce_in_replicas(two, make, num_packs):
     assert fetched == 2  # int() of a replica's number: no value went over the host
     assert two.emulated.counts["combinations"] > 0
     strategy.extended.abort_collectives("the test is over")
+
+
+def test_replicas_of_one_device_share_a_result_that_is_written_once(two):
+    value = PerReplica([put(two, 0, np.full(4, r)) for r in range(3)])
+    got = d.NcclAllReduce().batch_reduce("SUM", [(value, value)])[0]
+    assert len({array_backend.address(v.array) for v in got.values}) == 1
+    assert two.asnumpy(got.values[2].array).tolist() == [3.0] * 4
+    by_ring = d.RingAllReduce().batch_reduce("SUM", [(value, value)])[0]
+    assert len({array_backend.address(v.array) for v in by_ring.values}) == 3
+
+
+def test_without_the_executor_it_goes_over_the_host_and_says_so(two, monkeypatch, caplog):
+    monkeypatch.setattr(on_device, "runtime", lambda: None)
+    monkeypatch.setattr(cross_device_ops, "_logged", defaultdict(itertools.count))
+    value = PerReplica([put(two, r, [1.0 + r, 2.0]) for r in range(2)])
+    got = d.HierarchicalCopyAllReduce().batch_reduce("SUM", [(value, value)])[0]
+    assert [two.asnumpy(v.array).tolist() for v in got.values] == [[3.0, 4.0]] * 2
+    assert "HierarchicalCopy of GPU arrays goes over the host's memory" in caplog.text
 
 
 def test_cpus_and_devices_mixed(two):
