@@ -211,9 +211,11 @@ class Run {
                                                ", which sends " +
                                                std::to_string(bytes_of(message.data)));
     }
+    // Asked before anything is copied, too: then it goes straight from device to device.
+    bool reaches = runtime_.reaches(share.device, shares_[peer].device);
     if (step.verb == Verb::recv) {
       copy(rank, peer, target, message.data);
-    } else if (runtime_.reaches(share.device, shares_[peer].device)) {
+    } else if (reaches) {
       reduce(rank, step, locate(rank, step.source), message.data);
     } else {
       Loan brought(runtime_, share, bytes_of(message.data));

@@ -71,7 +71,8 @@ class DeviceCore:
         assert isinstance(member._family, Threads) and isinstance(group, _core.ThreadGroup)
         assert used is not None
         meeting = member._family.shared(lambda: _core.device.Meeting(group, used))
-        self._caller = _core.device.Caller(member._core, meeting)
+        core = getattr(member._core, "plain", member._core)  # where calls are traced, it is behind
+        self._caller = _core.device.Caller(core, meeting)
         self._own: dict[int, Any] = {}  # a stream of each device
         # Arrays of calls that devices may still work on.
         self._pending: deque[tuple[_core.device.Operation, Any]] = deque()

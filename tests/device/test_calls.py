@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from emulated import make_devices
 
-from pycollective import local_group
+from pycollective import local_group, observe
 from pycollective.errors import (
     AbortedError,
     CollectiveError,
@@ -322,6 +322,14 @@ def test_a_slow_rank_is_named(devices, on_devices):
 
     assert check(on_devices(local_group(2, timeout=20), work)) == [True, True]
     assert any("for rank 1 to come to this call" in text for text in said)
+
+
+def test_while_calls_are_traced(devices, on_devices, tmp_path):
+    def work(c):
+        return devices.asnumpy(c.all_reduce(devices.asarray(np.ones(4)))).tolist()
+
+    with observe.timeline(tmp_path / "calls.json"):
+        assert check(on_devices(local_group(2, timeout=20), work)) == [[2.0] * 4] * 2
 
 
 def test_what_is_refused(devices, on_devices):
