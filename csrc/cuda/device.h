@@ -4,6 +4,10 @@
 
 #include <string>
 
+namespace pycollective::device {
+class Runtime;
+}
+
 namespace pycollective::cuda {
 
 // Whether this build has the CUDA part.
@@ -14,5 +18,10 @@ int runtime_version();
 
 // Number of devices the driver shows; 0 when there is none, and `why` then says so in words.
 int device_count(std::string* why);
+
+// What runs the executor for device arrays on GPUs; the same one in every call. Nothing is asked of
+// CUDA before the first call of one of its functions. Throws std::runtime_error in builds without
+// CUDA.
+device::Runtime& runtime();
 
 }  // namespace pycollective::cuda
