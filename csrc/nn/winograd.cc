@@ -22,8 +22,9 @@ namespace {
 // how many tiles these are at most.
 constexpr Index kBlockBytes = 1 << 18;
 constexpr Index kMostTiles = 64;
-// Rows of products are rounded up to this.
-constexpr Index kRowUnit = 8;
+// Rows and columns that lie together (see winograd.inc): numbers of tiles, and of channels or
+// filters, are rounded up to these.
+constexpr Index kGroup = 8;
 constexpr Index kWidest = 16;
 
 Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
@@ -61,7 +62,7 @@ struct Tiling {
         x_wide(round_up(channels, kWidest)),
         z_wide(round_up(filters, kWidest)) {
     const Index bytes = products() * (x_wide + z_wide) * static_cast<Index>(sizeof(float));
-    block = std::clamp(kBlockBytes / bytes / kRowUnit * kRowUnit, kRowUnit, kMostTiles);
+    block = std::clamp(kBlockBytes / bytes / kGroup * kGroup, kGroup, kMostTiles);
     // Not a power of two: the numbers of a tile would meet in the same lines of the cache.
     v_step = block * x_wide + kWidest;
     z_step = block * z_wide + kWidest;
