@@ -5,7 +5,7 @@
 // Transposed, the same steps give the gradients: with the transforms V = B' x B, U = G w G' and
 // D = A dz A', dw = G' (V' D) G and dx = B (D U') B'.
 //
-// A pooling window of 2 x 2 is one tile of F(2 x 2): pooling happens while the outputs are in
+// A tile holds one or four whole pooling windows of 2 x 2: pooling happens while the outputs are in
 // registers.
 #include <algorithm>
 #include <cstring>
@@ -35,6 +35,7 @@ struct Tile {
   bool inside;            // whether all of them do
   Index output;           // number of its first output
   Index rows, columns;    // how many of its outputs there are
+  Index window;           // number of its first pooling window
 };
 
 // How images are cut into tiles, and how memory for a block of tiles is laid out.
@@ -46,7 +47,7 @@ struct Tiling {
   Index block;            // tiles that are worked on at once
   Index v_step, z_step;   // from one of the products' matrices of a block to the next
 
-  Tiling(const Window& w, Index filters_, bool pooled)
+  Tiling(const Window& w, Index filters_)
       : height(w.height),
         width(w.width),
         channels(w.channels),
@@ -55,10 +56,10 @@ struct Tiling {
         out_w(w.out_w),
         pad_top(w.pad_top),
         pad_left(w.pad_left),
-        outputs(pooled || count_products(2) <= count_products(4) ? 2 : 4),
+        outputs(count_products(2) <= count_products(4) ? 2 : 4),
         pixels(outputs + 2),
-        down(pooled ? out_h / 2 : (out_h + outputs - 1) / outputs),
-        across(pooled ? out_w / 2 : (out_w + outputs - 1) / outputs),
+        down((out_h + outputs - 1) / outputs),
+        across((out_w + outputs - 1) / outputs),
         x_wide(round_up(channels, kWidest)),
         z_wide(round_up(filters, kWidest)) {
     const Index bytes = products() * (x_wide + z_wide) * static_cast<Index>(sizeof(float));
@@ -84,7 +85,8 @@ struct Tiling {
             rows.last - rows.first == pixels && columns.last - columns.first == pixels,
             (image * out_h + y) * out_w + x,
             std::min(outputs, out_h - y),
-            std::min(outputs, out_w - x)};
+            std::min(outputs, out_w - x),
+            (image * (out_h / 2) + y / 2) * (out_w / 2) + x / 2};
   }
 
  private:
@@ -130,7 +132,7 @@ thread_local Scratch part_scratch, call_scratch;
 }  // namespace
 
 void winograd_forward(const DirectForward<float>& a) {
-  const Tiling t(a.w, a.filters, a.pool != nullptr);
+  const Tiling t(a.w, a.filters);
   const Loops loops = pick_loops(t);
   const Index filters_size = t.products() * t.channels * t.z_wide;
   call_scratch.reserve(filters_size + t.z_wide, 2);
@@ -150,7 +152,7 @@ void winograd_forward(const DirectForward<float>& a) {
 }
 
 void winograd_gradient(const WinogradGradient& a) {
-  const Tiling t(a.w, a.filters, false);
+  const Tiling t(a.w, a.filters);
   const Loops loops = pick_loops(t);
   const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
   const Index filters_size = t.products() * t.filters * t.x_wide;
