@@ -128,7 +128,7 @@ class StrategyExtended:
         Scalars that all replicas have alike (ONLY_FIRST_REPLICA) stay on the host: counters and rates,
         which programs read in every step.
         """
-        with array_backend.on_device(device.kind, device.index):
+        with device.in_use():
             variable = next_creator(**kwargs)
             only_first = variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
             if device.kind == "GPU" and (variable.ndim or not only_first):
@@ -337,8 +337,7 @@ class StrategyExtended:
 
     def replica_device(self, replica: int) -> AbstractContextManager[Any]:
         """Return the context in which a replica's arrays are made."""
-        device = self._devices[replica]
-        return array_backend.on_device(device.kind, device.index)
+        return self._devices[replica].in_use()
 
     # Running ------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ import device_arrays
 import pytest
 from device_arrays import current
 
+from pycollective.communicator import on_device
+
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 _numbers = itertools.count(0x1000)
 _local = threading.local()
@@ -145,6 +147,9 @@ class Cuda:
             assert event.timed and event.done  # as CUDA has it
         return 1e3 * (second.time - first.time)
 
+    def alloc_pinned_memory(self, size):
+        return device_arrays.PinnedMemory(size)
+
     def event_after(self, stream):
         event = Event(self, False)
         event.record(stream)
@@ -185,6 +190,7 @@ def make_gpus(monkeypatch, path, devices=4):
     cupy.cuda = Cuda(library, devices)
     cupy.log = lambda: library.fake_log().decode().splitlines()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(on_device, "runtime", lambda: None)  # CUDA's knows nothing of these GPUs
     monkeypatch.setattr(device_arrays, "before_access", cupy.cuda.finish)
     monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(path))
     return cupy

@@ -19,7 +19,7 @@ def summed_gradients(
     tape: GradientTape,
     target: Any,
     variables: Sequence[Variable],
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
 ) -> tuple[list[Tensor | None], bool]:
     """Return the gradients by variables, and whether they are summed over the replicas already.
 
