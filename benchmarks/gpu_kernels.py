@@ -26,7 +26,7 @@ BAR = 85  # per cent of the copy bandwidth, from 64 MiB on
 
 
 def milliseconds(call, calls, batch=1):
-    """Return the median time of a call; `call(i)` is given its number, `batch` of them are timed together."""
+    """Return the median time of `call(number)`, of which `batch` are timed together."""
     call(0)
     events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(calls)]
     for i, (begin, end) in enumerate(events):
@@ -39,8 +39,7 @@ def milliseconds(call, calls, batch=1):
 
 
 def calls_for(moved):
-    """Return how often something that moves so many bytes is measured, and how many calls at once: a
-    call of few bytes takes as long as starting it."""
+    """Return how often what moves so many bytes is measured, and how many calls are one measurement."""
     return max(15, min(100, 4 * GIB // moved)), max(1, min(50, 32 * MIB // moved))
 
 

@@ -1,4 +1,4 @@
-// What the rest of the core may ask about CUDA devices. device.cu answers in builds that found
+// What the rest of the core may ask about CUDA devices. device.cc answers in builds that found
 // nvcc, no_cuda.cc in all others.
 #pragma once
 

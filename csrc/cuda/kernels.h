@@ -1,4 +1,4 @@
-// How runtime.cu starts the kernels; the current device is the stream's.
+// How runtime.cc starts the kernels; the current device is the stream's.
 #pragma once
 
 #include <cuda_runtime_api.h>

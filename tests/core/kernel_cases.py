@@ -1,8 +1,9 @@
 """Cases for the kernels that combine and pack arrays, wherever they run.
 
 A runner has `combine(room, dtype, op, targets, sources, count, size)` and `pack(room, packed_dtype,
-packed, pieces, piece_dtype, scale, unpacks)`, where arrays are places in bytes in `room`, and pieces
-(place, items, offset in items). All of `room` is compared: nothing else may be written.
+packed, pieces, piece_dtype, scale, unpacks)`; arrays are places in bytes in `room`, and pieces
+(place, items, offset in items). All of `room` is compared: nothing else may be written. `tiled` is
+the size in bytes of two arrays whose sum has tiles (csrc/cuda/geometry.h).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def fresh():
 
 def make_room(random, size):
     """Return poisoned bytes."""
-    whole = random.integers(0, 256, size + GRAIN, dtype=np.uint8)
+    whole = np.frombuffer(random.bytes(size + GRAIN), np.uint8).copy()
     return whole[-whole.ctypes.data % GRAIN :][:size]
 
 
@@ -55,10 +56,9 @@ def view(room, dtype, place, count):
 def fill(random, array):
     """Put in random bits (NaNs, infinities and subnormal numbers of floats), numbers around 1, zeros."""
     dtype, count = array.dtype, array.size
-    bits = random.integers(0, 256, (count, dtype.itemsize), dtype=np.uint8)
-    made = bits.view(dtype)[:, 0]
-    if dtype == bool:
-        made = bits[:, 0] > 127
+    made = np.frombuffer(random.bytes(count * dtype.itemsize), dtype).copy()
+    if dtype == BOOL:
+        made = made.view(np.uint8) > 127
     elif dtype not in (*COMPLEX, *INTS):
         kind = random.integers(0, 4, count)
         made[kind == 0] = random.standard_normal(count).astype(dtype)[kind == 0]
@@ -106,20 +106,23 @@ def check_combination(runner, random, dtype, op, ranks, count, shifts, targets):
 
 
 def check_combinations(runner, random, dtype, op):
-    """All ways in which arrays may lie, numbers of them and of items."""
+    """All ways in which arrays may lie; some numbers of them and of items, others in every run."""
     item = dtype.itemsize
     layouts = ([0], [item], [0, item], [1], [3, 0, 16, 8])
     counts = [0, 1, 2, 3, 15, 16, 17, 31, 33, 97, 1009]
     for shifts in layouts:
-        for ranks in (1, 2, 3, 4, 8, 9, 16):
+        for ranks in random.permutation([1, 2, 3, 4, 8, 9, 16])[:4].tolist():
             count = int(random.choice(counts))
             targets = random.choice(["other", "first", "last", "all"])
             which = {"first": [0], "last": [ranks - 1], "all": list(range(ranks))}
             check_combination(
                 runner, random, dtype, op, ranks, count, shifts, which.get(targets, "other")
             )
-    for ranks in (2, 4, 8, 3):
-        count = runner.large // item + int(random.integers(0, 99))
+    # Larger ones: for sums of floats so large that threads take several vectors at once.
+    tiled = op in ("sum", "mean") and dtype not in INTS
+    for ranks in (2, 4) if tiled else (int(random.integers(2, 9)),):
+        size = runner.tiled * 2 // ranks if tiled else 100_000
+        count = size // item + int(random.integers(0, 99))
         shift = item * int(random.integers(0, 4))
         check_combination(runner, random, dtype, op, ranks, count, [shift], list(range(ranks)))
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_cases import (
-    BF16, C64, CONVERSIONS, DTYPES, F16, F32, F64, TABLE, check_combinations, check_packings,
-    fresh, make_room, view,
-)  # fmt: skip
+    BF16,
+    C64,
+    CONVERSIONS,
+    DTYPES,
+    F16,
+    F32,
+    F64,
+    TABLE,
+    check_combinations,
+    check_packings,
+    fresh,
+    make_room,
+    view,
+)
 
 from pycollective._core import cuda
 
@@ -15,7 +26,7 @@ from pycollective._core import cuda
 class Host:
     """Runs kernels as a device of one multiprocessor would, one thread after another."""
 
-    large = 4 * 16 * 1024  # bytes: four tiles, which is when there are any
+    tiled = 4 * 16 * 1024 + 64
 
     @staticmethod
     def combine(room, dtype, op, targets, sources, count, size):
@@ -77,7 +88,7 @@ def test_how_arrays_are_cut():
         arrays = [base + 16 * int(random.integers(0, 2**40)) for _ in range(ranks)]
         head, vectors, tiles, aligned, blocks = cuda.cut(arrays, count, item, tile, 100)
         left = count - head - vectors * (16 // item)
-        assert head * item < 16 and 0 <= left and aligned == (base % item == 0)
+        assert head * item < 16 and left >= 0 and aligned == (base % item == 0)
         assert tiles == 0 or (tiles >= 400 and (vectors - tiles * tile) < tile)
         assert 1 <= blocks <= 3200
         if base % item == 0:
@@ -101,4 +112,10 @@ def test_numbers_of_arrays():
 @pytest.mark.skipif(cuda.built(), reason="this build has CUDA")
 def test_without_cuda_it_says_so():
     with pytest.raises(RuntimeError, match="no CUDA part"):
+        cuda.combine("sum", F32, [0], [0], 0)
+
+
+@pytest.mark.skipif(not cuda.built() or cuda.device_count()[0] > 0, reason="not CUDA without GPU")
+def test_without_a_gpu_it_says_so():
+    with pytest.raises(RuntimeError, match="CUDA, asking about device 0: .+ \\(cuda"):
         cuda.combine("sum", F32, [0], [0], 0)

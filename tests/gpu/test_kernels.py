@@ -7,15 +7,24 @@ import os
 import numpy as np
 import pytest
 from kernel_cases import (
-    CONVERSIONS, DTYPES, F32, TABLE, check_combination, check_combinations, check_packings, fresh, make_room, view,
-)  # fmt: skip
+    CONVERSIONS,
+    DTYPES,
+    F32,
+    TABLE,
+    check_combination,
+    check_combinations,
+    check_packings,
+    fresh,
+    make_room,
+    view,
+)
 
 from pycollective._core import cuda
 
 pytestmark = pytest.mark.gpu
 
-# compute-sanitizer makes kernels hundreds of times slower.
-LARGE = int(os.environ.get("PYCOLLECTIVE_LARGE", 10 << 20))
+# tests/gpu/run.sh says so where compute-sanitizer makes everything hundreds of times slower.
+QUICK = "PYCOLLECTIVE_QUICK" in os.environ
 
 
 @pytest.fixture
@@ -24,7 +33,7 @@ def gpu(cupy):
     assert cuda.built(), "nvcc was not found when the package was built"
 
     class Gpu:
-        large = LARGE  # bytes; tiles begin at some MiB
+        tiled = 4 * cupy.cuda.Device().attributes["MultiProcessorCount"] * 16 * 1024 + 64
 
         @staticmethod
         def there_and_back(room, work):
@@ -85,7 +94,7 @@ def test_more_than_four_gibibytes(cupy, gpu, ranks):
     """Sums of 2^30 + 3 float32; places beyond 32 bits."""
     count = (1 << 30) + 3
     free, _ = cupy.cuda.Device().mem_info
-    if LARGE < 10 << 20 or free < (ranks + 1) * count * 4:
+    if QUICK or free < (ranks + 1) * count * 4:
         pytest.skip("a quick run, or too little memory")
     arrays = [cupy.full(count, k + 1, cupy.float32) for k in range(ranks)]
     for k in range(ranks):
