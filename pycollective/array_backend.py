@@ -237,6 +237,14 @@ def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
     return device
 
 
+def limit_memory(index: int, size: int) -> None:
+    """Let CuPy take at most so many bytes of a GPU."""
+    import cupy
+
+    with cupy.cuda.Device(index):
+        cupy.get_default_memory_pool().set_limit(size=size)
+
+
 def beside(array: Any) -> AbstractContextManager[Any]:
     """Return the context in which new arrays lie on an array's device, as operations on it need."""
     return _HOST if array.__class__ is np.ndarray else on_device(*device_of(array))

@@ -2,6 +2,8 @@
 
 #include "cuda/device.h"
 
+#include <stdexcept>
+
 namespace pycollective::cuda {
 namespace {
 

@@ -1,4 +1,4 @@
-"""Calls on arrays that lie on GPUs: by NCCL, or over the host where NCCL cannot be had.
+"""Calls on arrays that lie on GPUs: by NCCL, by the project's own executor, or over the host.
 
 What stands here takes the core's place for such arrays: arguments are prepared and checked as for
 host arrays, and come here instead. At the first call the ranks tell each other, through the core,
@@ -13,12 +13,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pycollective import _core, array_backend, nccl
+from pycollective.communicator import on_device
 from pycollective.communicator.arrays import Array
+from pycollective.communicator.on_device import CoreByAlgorithm, DeviceCore
+from pycollective.communicator.staged import StagedCore
 from pycollective.communicator.work import Work
 from pycollective.errors import (
     CollectiveError,
@@ -35,7 +38,7 @@ from pycollective.nccl.types import BYTES, count_and_type, reduction_of
 if TYPE_CHECKING:
     from pycollective.communicator import Communicator
 
-__all__ = ["NcclCore", "StagedCore", "core_for"]
+__all__ = ["GpuCore", "NcclCore", "core_for"]
 
 _log = logging.getLogger("pycollective")
 _REMEMBERED = 4096
@@ -45,8 +48,11 @@ _WORDS = 400
 _TOLD = np.dtype([("a GPU array", f"V{_WORDS}")])
 
 
-def core_for(member: Communicator, array: Array) -> NcclCore | StagedCore:
+def core_for(member: Communicator, array: Array) -> GpuCore:
     """Return what makes this rank's calls on GPU arrays; every rank comes here at its first one.
+
+    That is NCCL, and where it cannot be used, or an algorithm is asked for by name, the device executor
+    for ranks that are threads of one process; else the host.
 
     Raises
     ------
@@ -66,17 +72,26 @@ def core_for(member: Communicator, array: Array) -> NcclCore | StagedCore:
     told = _exchange(member, f"{version}\n{gpu}\n{problem}", "make the first call on a GPU")
     versions, gpus, problems = zip(*(text.split("\n", 2) for text in told), strict=True)
     why = _why_not(versions, gpus, problems)
+    on_host = StagedCore(member._core)
+    own = DeviceCore(member, on_host) if on_device.is_possible(member) else None
     if why:
+        if own is not None:
+            if member.rank == 0:
+                _log.info("GPU arrays are reduced by pycollective's own device executor: %s", why)
+            return own
         if member.rank == 0:
             _log.warning(
-                "GPU arrays go over the host's memory, which is slow, because NCCL cannot be used: %s",
+                "GPU arrays go over the host's memory, which is slow, because NCCL cannot be used: "
+                "%s; %s",
                 why,
+                on_device.why_not(member),
             )
-        return StagedCore(member._core)
+        return on_host
     unique_id = library.unique_id() if member.rank == 0 else bytes(128)
     row = np.frombuffer(unique_id, np.uint8)
     unique_id = member.broadcast(row).tobytes()
-    return NcclCore(member, library, unique_id, here)
+    by_nccl = NcclCore(member, library, unique_id, here)
+    return CoreByAlgorithm(by_nccl, own or on_host, member)
 
 
 def _why_not(versions: Sequence[str], gpus: Sequence[str], problems: Sequence[str]) -> str:
@@ -162,10 +177,6 @@ class NcclCore:
         seconds: float, async_op: bool = False, shape: Sequence[int] | None = None,
     ) -> nccl.Operation | None:  # fmt: skip
         """Reduce to all ranks, who agree on ``shape`` where the source has been made of others."""
-        if reproducible:
-            raise ValueError(
-                "reproducible=True is for host arrays: NCCL adds in an order of its own; leave it out"
-            )
         made_of = "" if shape is None else f" of shapes {list(shape)}"
         what = f"all_reduce({_kind(source)}{made_of}, {op})"
         count, kind = count_and_type(self._library, source.size, source.dtype)
@@ -338,8 +349,6 @@ class NcclCore:
         seconds: float, async_op: bool, count: int = 1,
     ) -> nccl.Operation | None:  # fmt: skip
         """Make a collective, once all ranks are found to call the same."""
-        if not isinstance(how, str):
-            raise ValueError(f"'{how.name}' is for host arrays: NCCL has algorithms of its own")
         for array in kept:
             if array is not None and array_backend.device_of(array)[1] != self._nccl.device:
                 raise ValueError(
@@ -525,69 +534,4 @@ class _Watch:
         self._own = None
 
 
-class StagedCore:
-    """A rank's calls on GPU arrays, on copies of them in the host's memory."""
-
-    #: Where the result stands among the arguments of the core's methods.
-    _TARGETS: ClassVar = {
-        "all_reduce": 1, "reduce": 1, "reduce_scatter": 1, "broadcast": 1, "move_parts": 2,
-        "move_ragged": 2, "all_to_all_ragged": 1, "recv": 0,
-    }  # fmt: skip
-
-    def __init__(self, core: Any) -> None:
-        self._core = core
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._core, name)
-        place = self._TARGETS.get(name)
-
-        def call(*args: Any) -> Any:
-            given = list(args)
-            target = given[place] if place is not None else None
-            for i, value in enumerate(given):
-                if i != place and array_backend.is_array(value):
-                    given[i] = array_backend.to_numpy(value)
-            if target is not None and place is not None:
-                given[place] = np.empty(target.shape, target.dtype)
-            task = method(*given)
-            if target is None or place is None:
-                return task
-            host = given[place]
-            if task is not None:
-                return _StagedTask(task, host, target)
-            target[...] = array_backend.asarray(host, like=target)
-            return None
-
-        return call
-
-    def close(self) -> None:
-        """Nothing is left behind."""
-
-    def finish(self) -> None:
-        """Nothing is left behind."""
-
-    def abandon(self) -> None:
-        """Nothing is left behind."""
-
-
-class _StagedTask:
-    """A call of the core that is under way, whose result is then brought to a GPU."""
-
-    def __init__(self, task: _core.Task, host: Array, target: Array) -> None:
-        self._task = task
-        self._host: Array | None = host
-        self._target = target
-
-    @property
-    def done(self) -> bool:
-        return self._task.done
-
-    def wait(self, timeout: float) -> bool:
-        return self._task.wait(timeout)
-
-    def check(self) -> None:
-        self._task.check()
-        host, self._host = self._host, None
-        if host is not None:
-            with array_backend.beside(self._target):
-                self._target[...] = array_backend.asarray(host, like=self._target)
+GpuCore: TypeAlias = CoreByAlgorithm | DeviceCore | StagedCore

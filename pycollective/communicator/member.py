@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from pycollective import _core, observe, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import Array
-from pycollective.communicator.gpu import NcclCore, StagedCore, core_for
+from pycollective.communicator.gpu import GpuCore, core_for
 from pycollective.communicator.split import Family, Threads
 from pycollective.communicator.work import Work, nothing
 from pycollective.errors import CollectiveError
@@ -53,7 +53,7 @@ class Member(_core.CommunicatorBase):
         # MPI's groups have a core of their own.
         own = getattr(group, "core", None)
         self._core: Any = _core.Communicator(group, rank) if own is None else own()
-        self._gpu: NcclCore | StagedCore | None = None  # in the core's place for GPU arrays
+        self._gpu: GpuCore | None = None  # in the core's place for GPU arrays
         self._choices: tuning.Rows = []
         self._lane = rank if lane is None else lane  # in timelines: of a part, the whole's rank
         self.rank = rank

@@ -19,6 +19,8 @@ import device_arrays
 import pytest
 from device_arrays import current
 
+from pycollective.communicator import on_device
+
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 _numbers = itertools.count(0x1000)
 _local = threading.local()
@@ -132,6 +134,9 @@ class Cuda:
         assert disable_timing
         return Event(self)
 
+    def alloc_pinned_memory(self, size):
+        return device_arrays.PinnedMemory(size)
+
     def event_after(self, stream):
         event = Event(self)
         event.record(stream)
@@ -165,6 +170,7 @@ def make_gpus(monkeypatch, path, devices=4):
     cupy.cuda = Cuda(library, devices)
     cupy.log = lambda: library.fake_log().decode().splitlines()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(on_device, "runtime", lambda: None)  # CUDA's knows nothing of these GPUs
     monkeypatch.setattr(device_arrays, "before_access", cupy.cuda.finish)
     monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(path))
     return cupy

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import device_arrays
 import fake_gpus
 import numpy as np
 import pytest
 
-from pycollective import dtypes, local_group
+from pycollective import _core, algorithms, dtypes, local_group
+from pycollective.communicator import on_device
 from pycollective.errors import CollectiveError, MismatchError
 
 
@@ -174,8 +176,6 @@ def test_what_is_refused(gpus):
         ValueError, match="lie on GPU 0 and on the host: they must all be on one GPU"
     ):
         alone.all_reduce_many([x, host])
-    with pytest.raises(ValueError, match="NCCL adds in an order of its own"):
-        alone.all_reduce(x, reproducible=True)
     with pytest.raises(TypeError, match="no reduction for dtype int16"):
         alone.all_reduce(gpus.asarray(np.ones(2, np.int16)))
     with pytest.raises(ValueError, match="no rank can send to itself"):
@@ -347,3 +347,53 @@ def test_an_older_library(monkeypatch, older_path, no_library, on_ranks):
             return got
 
     assert check(on_ranks(local_group(2, timeout=20), work)) == [[0, 2], [1, 3]]
+
+
+def test_an_algorithm_by_name_is_run_by_the_device_executor(gpus, on_gpus, monkeypatch):
+    """NCCL has algorithms of its own; others, and an order of the ranks, are the project's."""
+    emulated = _core.device.EmulatedRuntime([0, 0, 0, 0])
+    monkeypatch.setattr(on_device, "runtime", lambda: emulated)
+    finish = device_arrays.before_access
+
+    def finish_all(array):
+        finish(array)
+        emulated.run()
+
+    monkeypatch.setattr(device_arrays, "before_access", finish_all)
+
+    def work(c):
+        x = gpus.asarray(np.arange(4, dtype=np.float32) + c.rank)
+        by_nccl = gpus.asnumpy(c.all_reduce(x)).tolist()
+        before = len(gpus.log())
+        results = [
+            gpus.asnumpy(c.all_reduce(x, **kind)).tolist()
+            for kind in ({"algorithm": "ring"}, {"algorithm": pair}, {"reproducible": True})
+        ]
+        later = c.all_reduce(x, algorithm="double_tree", async_op=True).wait()
+        results += [by_nccl, gpus.asnumpy(later).tolist()]
+        c.barrier()
+        return results, len(gpus.log()) - before
+
+    @algorithms.algorithm(num_chunks=1)
+    def pair(rank, size):
+        mine, total = algorithms.input[0], algorithms.output[0]
+        if rank == 0:
+            yield algorithms.send(1, mine)
+            yield algorithms.recv(1, total)
+        else:
+            yield algorithms.recv_reduce(0, mine, total)
+            yield algorithms.send(0, total)
+
+    found = check(on_gpus(local_group(2, timeout=20), work))
+    assert found[0][0] == found[1][0] == [[1.0, 3.0, 5.0, 7.0]] * 5
+    assert emulated.counts["combinations"] > 0
+
+
+def test_an_algorithm_by_name_goes_over_the_host_without_the_executor(gpus, on_gpus, caplog):
+    def work(c):
+        x = gpus.asarray(np.ones(4, np.float32))
+        return [gpus.asnumpy(c.all_reduce(x, algorithm=how)).tolist() for how in ("ring", "auto")]
+
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [[[2.0] * 4] * 2] * 2
+    assert "algorithm 'ring' of GPU arrays goes over the host's memory" in caplog.text
+    assert "the device executor is not there" in caplog.text
