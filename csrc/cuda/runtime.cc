@@ -1,4 +1,6 @@
 // The Runtime of device/runtime.h, by CUDA's runtime API.
+#include "device/runtime.h"
+
 #include <cuda_runtime_api.h>
 
 #include <map>
@@ -9,7 +11,6 @@
 
 #include "cuda/device.h"
 #include "cuda/kernels.h"
-#include "device/runtime.h"
 
 namespace pycollective::cuda {
 namespace {
