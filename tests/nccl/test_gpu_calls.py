@@ -91,13 +91,27 @@ def test_types_and_layouts(gpus, on_gpus):
 
     def work(c):
         put, get = gpus.asarray, gpus.asnumpy
-        for dtype in [*names, *([dtypes.bfloat16] if dtypes.bfloat16 is not None else [])]:
+        small = []
+        if dtypes.bfloat16 is not None:
+            import ml_dtypes as ml
+
+            small = [np.dtype(t) for t in (ml.bfloat16, ml.float8_e4m3fn, ml.float8_e5m2)]
+        for dtype in [*names, *small]:
             x = np.arange(6).astype(dtype).reshape(2, 3)
             for y in (x, x.T, x[:, ::2], x[:0], x[0, 0]):
                 got = get(c.all_reduce(put(np.asarray(y))))
                 assert got.dtype == y.dtype and got.shape == y.shape
                 np.testing.assert_array_equal(got, y + y)
             np.testing.assert_array_equal(get(c.all_gather(put(x))), np.concatenate([x, x]))
+            if np.dtype(dtype).kind != "c":
+                both = put((x if c.rank else x[::-1]).copy())
+                np.testing.assert_array_equal(
+                    get(c.all_reduce(both, "max")), np.maximum(x, x[::-1])
+                )
+                np.testing.assert_array_equal(get(c.all_reduce(put(x), "mean")), x)
+                np.testing.assert_array_equal(
+                    get(c.all_reduce(put(x[:, 1:]), "prod")), (x * x)[:, 1:]
+                )
         logical = put(np.array([True, False, c.rank == 0]))
         assert get(c.all_reduce(logical, "and")).tolist() == [True, False, False]
         assert get(c.all_reduce(logical, "or")).tolist() == [True, False, True]
@@ -285,6 +299,31 @@ def test_ranks_on_one_gpu_go_over_the_host(gpus, on_ranks, caplog):
     assert [f[2:] for f in found] == [([0.0] * 4, True), (x, False)]
     assert "ranks 0 and 1 are on one GPU (0000:00:00.0 00" in caplog.text
     assert not gpus.log()
+
+
+@pytest.mark.parametrize(("version", "setting"), [(22803, "1"), (23000, "0")])
+def test_ranks_on_one_gpu_where_nccl_is_not_set_so(gpus, on_ranks, monkeypatch, version, setting):
+    monkeypatch.setenv("FAKE_NCCL_VERSION", str(version))
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", setting)
+    monkeypatch.setattr("os.getpid", threading.get_ident)
+    check(on_ranks(local_group(2, timeout=20), lambda c: (one_sum(gpus, c), c.close())))
+    assert not gpus.log()
+
+
+def one_sum(gpus, c):
+    assert gpus.asnumpy(c.all_reduce(gpus.asarray(np.full(2, 1.0 + c.rank)))).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ranks_on_one_gpu_by_nccl(gpus, on_ranks, monkeypatch, caplog, processes):
+    """Processes may share one where NCCL is set so; threads have one stream, and may not."""
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "23000")
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    if processes == 2:
+        monkeypatch.setattr("pycollective.communicator.gpu.os.getpid", threading.get_ident)
+    check(on_ranks(local_group(2, timeout=20), lambda c: (one_sum(gpus, c), c.close())))
+    assert any("AllReduce" in line for line in gpus.log()) == (processes == 2)
+    assert ("ranks 0 and 1 are on one GPU" in caplog.text) == (processes == 1)
 
 
 def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, tmp_path):
