@@ -94,10 +94,14 @@ def _blocks(rows: Array) -> Iterator[slice]:
 def _column_sums(blocks: Iterator[Array], like: Array) -> Array:
     """Return the sums of the columns of blocks of rows; BLAS adds the rows of a block."""
     xp = array_module(like)
-    total = xp.zeros(like.shape[1], np.float64)
-    for block in blocks:
-        total += np.matmul(xp.ones(len(block), like.dtype), block)
-    return total.astype(like.dtype, copy=False)  # type: ignore[no-any-return]
+    sums = (np.matmul(xp.ones(len(block), like.dtype), block) for block in blocks)
+    if xp is not np:
+        only: Array | None = next(sums, None)
+        return xp.zeros(like.shape[1], like.dtype) if only is None else only
+    total = np.zeros(like.shape[1], np.float64)
+    for part in sums:
+        total += part
+    return total.astype(like.dtype, copy=False)
 
 
 def _rows(values: Array, channels: int) -> Array:
