@@ -138,11 +138,11 @@ def test_whether_a_step_counts_is_heard_a_step_later(cupy):
 def test_calls_of_a_step(cupy):
     """How many launches a step would be: to be changed where they become fewer."""
     found = {}
-    for name in ("adam", "momentum", "scaled", "global norm"):
+    for name in ("adam", "adamw", "momentum", "scaled", "global norm"):
         *_, counts = train(STRATEGIES["one device"](), OPTIMIZERS[name], cupy)
         found[name] = int(counts[-1, 1])
-    # SGD takes one, as Adam; loss scaling five more.
-    assert found["momentum"] == found["adam"]
+    # SGD takes one, as Adam; weight decay one more, loss scaling five.
+    assert found["momentum"] == found["adam"] == found["adamw"] - 1
     assert found["adam"] <= CALLS
     assert found["scaled"] <= found["adam"] + 5
     # Of the 6 variables: the squares' sum, their sum, and a product for each.
