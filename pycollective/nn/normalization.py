@@ -15,7 +15,7 @@ from ..tensor.ops.reductions import axes_of
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
-from .window import compiled, native
+from .window import column_sums, compiled, native
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
 
@@ -352,8 +352,8 @@ def _normalize_rows(x: Tensor, scale: Any, offset: Any, lead: int, epsilon: floa
             scaled = upstream if factor is None else upstream * factor
             along = normal * mean_of(scaled * normal)
             dx = (inverse * (scaled - mean_of(scaled) - along)).reshape(a.shape)
-        by_factor = [] if factor is None else [(upstream * normal).sum(axis=0)]
-        by_shift = [] if shift is None else [upstream.sum(axis=0)]
+        by_factor = [] if factor is None else [column_sums(upstream * normal)]
+        by_shift = [] if shift is None else [column_sums(upstream)]
         return _like([dx, *by_factor, *by_shift], inputs)
 
     inputs = (x, *parameters)
