@@ -80,6 +80,8 @@ def _argument(value):
             _fields_ = (("words", ctypes.c_ulonglong * (value.nbytes // 8)),)
 
         return ByValue.from_buffer_copy(value.tobytes())
+    if value is None:
+        return None
     if isinstance(value, np.generic):
         return _SCALARS[value.dtype](value.item())
     value.require_present()

@@ -1,4 +1,4 @@
-"""Max pooling on a GPU: one kernel each way, which CuPy compiles at its first use.
+"""Max pooling on a GPU: one kernel each way.
 
 By the functions of arrays it takes ten passes over memory, and eight bytes for each maximum's place.
 """
@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..array_backend import Array, array_module, beside, empty, on_host
+from ..array_backend import Array, array_module, empty, on_host
+from .launching import defines, index_type, launch
 from .window import Window
 
 __all__ = ["backward", "fits", "forward", "source"]
-
-_THREADS = 256
-_BLOCKS = 1 << 16
 
 _SHAPE = np.dtype(
     [
@@ -47,10 +45,6 @@ __device__ bool is_nan(Number value) { return value != value; }
 __device__ Number rank_of(Number value) { return value; }
 __device__ void add(Number* total, Number value) { *total += value; }
 #endif
-
-#define EACH_ELEMENT(i, count)                                                       \\
-  for (INDEX i = blockIdx.x * static_cast<INDEX>(blockDim.x) + threadIdx.x; i < count; \\
-       i += static_cast<INDEX>(gridDim.x) * blockDim.x)
 
 extern "C" __global__ void max_pool(const Number* x, Number* y, unsigned char* codes,
                                     const Shape s, long long size) {
@@ -104,38 +98,24 @@ extern "C" __global__ void max_pool_gradient(const Number* g, const unsigned cha
 }
 """
 
-_DEFINES = {
-    np.dtype(np.float16): "#define HALF",
-    np.dtype(np.float32): "#define REAL float",
-    np.dtype(np.float64): "#define REAL double",
-}
-
-
-def source(dtype: np.dtype[Any], index: str) -> str:
-    """Return the kernels' source, in CUDA C++, for a type of numbers and one that counts them."""
-    return f"{_DEFINES[dtype]}\n#define INDEX {index}\n{_SOURCE}"
+_KINDS = frozenset((np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)))
 
 
 @functools.cache
-def _kernel(module: Any, name: str, dtype: np.dtype[Any], index: str) -> Any:
-    return module.RawKernel(source(dtype, index), name)
+def source(dtype: np.dtype[Any], index: str) -> str:
+    """Return the kernels' source, in CUDA C++, for a type of numbers and one that counts them."""
+    return defines(dtype, index) + _SOURCE
 
 
 def _launch(name: str, of: Array, *arrays: Array, window: Window, image: tuple[int, ...]) -> None:
     """Launch a kernel that computes each element of one of its arrays, ``of``."""
-    if not of.size:
-        return
     shape = np.zeros(1, _SHAPE)
     shape["height"], shape["width"], shape["channels"] = image[1:]
     for field in ("out_h", "out_w", "kernel_h", "kernel_w", "stride_h", "stride_w"):
         shape[field] = getattr(window, field)
     shape["pad_top"], shape["pad_left"] = window.pad_top, window.pad_left
-    # Divisions of 32 bits take a fraction of the time.
-    index = "unsigned" if max(array.size for array in arrays) < 2**31 else "long long"
-    kernel = _kernel(array_module(of), name, np.dtype(arrays[0].dtype), index)
-    blocks = min(-(-of.size // _THREADS), _BLOCKS)
-    with beside(of):
-        kernel((blocks,), (_THREADS,), (*arrays, shape, np.int64(of.size)))
+    text = source(np.dtype(of.dtype), index_type(arrays))
+    launch(text, name, of.size, of, (*arrays, shape, np.int64(of.size)))
 
 
 def fits(x: Array, window: Window) -> bool:
@@ -143,7 +123,7 @@ def fits(x: Array, window: Window) -> bool:
     apart = window.stride_h >= window.kernel_h and window.stride_w >= window.kernel_w
     return (
         not on_host(x)
-        and x.dtype in _DEFINES
+        and x.dtype in _KINDS
         and window.kernel_h * window.kernel_w < 255
         and (apart or x.dtype != np.float16)
     )

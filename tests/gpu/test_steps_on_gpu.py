@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import test_nn_normalization_on_gpu as normalization
+import test_nn_pooling_on_gpu as pooling
 import test_nn_together as kernels
 from test_fit_on_devices import convolutional, fitted
 from test_steps_on_devices import LEFT_OUT, OPTIMIZERS, STEPS, STRATEGIES, train
@@ -36,6 +38,39 @@ def test_updates(cupy, dtype, shapes):
     for found, expected in zip(own, (params, ms, vs), strict=True):
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(cupy.asnumpy(ours), theirs, **close)
+
+
+@pytest.mark.parametrize("dtype", normalization.TOLERANCE)
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("shape", [(4, 3, 5, 6), (64, 32, 32, 16), (0, 3)], ids=str)
+def test_batch_normalization(cupy, dtype, activation, shape):
+    wide = "float32" if dtype == "float16" else dtype
+    values = [*kernels.drawn([shape], dtype), *kernels.drawn([shape[-1:]] * 2, wide)]
+    (upstream,) = kernels.drawn([shape], dtype)
+    expected = normalization.results(values, upstream, activation)
+    moved, (there,) = kernels.moved(cupy, values, [upstream])
+    found = normalization.results(moved, there, activation)
+    for ours, theirs in zip(found, expected, strict=True):
+        size = np.abs(theirs.numpy()).max(initial=1)
+        np.testing.assert_allclose(
+            ours.numpy() / size, theirs.numpy() / size, atol=normalization.TOLERANCE[dtype]
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("case", [*pooling.CASES, ((64, 26, 26, 32), 2, None, "VALID")], ids=str)
+def test_max_pooling(cupy, case, dtype):
+    shape, *how = case
+    x = (pooling.RNG.integers(-3, 3, shape) / 2).astype(dtype)
+    x.reshape(-1)[::11] = np.nan
+
+    def upstream(shape):
+        return (np.arange(np.prod(shape)) % 7).reshape(shape).astype(dtype)
+
+    expected = pooling.results(x, upstream, *how)
+    found = pooling.results(cupy.asarray(x), lambda s: cupy.asarray(upstream(s)), *how)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

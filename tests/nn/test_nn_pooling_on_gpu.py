@@ -76,7 +76,7 @@ def test_sums_of_columns(cupy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", pooling_on_gpu._DEFINES, ids=str)
+@pytest.mark.parametrize("dtype", sorted(pooling_on_gpu._KINDS, key=str), ids=str)
 def test_nvcc_takes_the_source(tmp_path, dtype):
     nvcc = shutil.which("nvcc")
     if nvcc is None:
