@@ -29,6 +29,7 @@ __all__ = [
     "copy",
     "device_of",
     "empty",
+    "empty_on_gpu",
     "gpu_array",
     "is_array",
     "is_on_gpu",
@@ -212,6 +213,13 @@ def empty(shape: Any, dtype: npt.DTypeLike, like: Any) -> Array:
     """Return a new array of the library, and on the device, of another one."""
     with beside(like):
         array: Array = array_module(like).empty(shape, dtype)
+    return array
+
+
+def empty_on_gpu(shape: Any, dtype: npt.DTypeLike) -> Array:
+    """Return a new array on this thread's present CuPy device."""
+    cupy: Any = importlib.import_module("cupy")
+    array: Array = cupy.empty(shape, dtype)
     return array
 
 

@@ -102,7 +102,12 @@ class DeviceArray:
     """A NumPy array that behaves as CuPy's do: it takes part in NumPy's functions through their
     protocols, and refuses to become a NumPy array or to mix with one silently."""
 
-    def __init__(self, host):
+    def __init__(self, host, dtype=None, memptr=None):
+        if memptr is not None:  # a shape, in memory of somebody's
+            size = int(np.prod(host)) * np.dtype(dtype).itemsize
+            memory = (ctypes.c_char * size).from_address(memptr.address)
+            memory.owner = memptr
+            host = np.frombuffer(memory, dtype).reshape(host)
         assert isinstance(host, (np.ndarray, np.generic))
         self._memory = np.asarray(host)
         self.device = Device(current.device)

@@ -232,6 +232,19 @@ void relu(const Array& x, Array& y) {
   });
 }
 
+void add_relu(const Array& x, const Array& y, Array& z) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* one = in<T>(x, "x", x.size());
+    const T* other = in<T>(y, "y", x.size());
+    T* to = out<T>(z, "z", x.size());
+    InterpreterRelease release;
+    by_parts(x.size(), [&](Index first, Index last) {
+      nn::add_relu(one + first, other + first, to + first, last - first);
+    });
+  });
+}
+
 void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArray bias_gradient) {
   with_real(g, "g", [&](auto zero) {
     using T = decltype(zero);
@@ -820,6 +833,7 @@ void bind_nn(py::module_& m) {
   m.def("bias_relu", &bias_relu, "z"_a, "bias"_a, "relu"_a);
   m.def("sum_of_squares", &sum_of_squares, "x"_a);
   m.def("relu", &relu, "x"_a, "y"_a);
+  m.def("add_relu", &add_relu, "x"_a, "y"_a, "z"_a);
   m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
   m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,
         "gradient"_a);

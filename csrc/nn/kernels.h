@@ -33,6 +33,9 @@ void add_multiple(const double* x, double factor, const double* y, double* z, In
 // y = max(x, 0); NaN stays NaN.
 void relu(const float* x, float* y, Index size);
 void relu(const double* x, double* y, Index size);
+// z = max(x + y, 0); NaN stays NaN.
+void add_relu(const float* x, const float* y, float* z, Index size);
+void add_relu(const double* x, const double* y, double* z, Index size);
 // dz = g where y > 0, else 0 (all of g where y is null); bias_gradient += column sums of dz.
 // dz and bias_gradient may be null.
 void relu_gradient(const float* g, const float* y, float* dz, float* bias_gradient, Index rows,

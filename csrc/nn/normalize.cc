@@ -46,6 +46,19 @@ PYCOLLECTIVE_INLINE void add_squares_body(const T* __restrict x, const T* __rest
     for (Index c = 0; c < wide; ++c) squares[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
   }
 }
+// Chan, Golub and LeVeque, 1979: joins mean and squares of a block with those of the blocks before
+// it; `share` is the block's part of all rows, `weight` that times the rows before it.
+template <typename T>
+PYCOLLECTIVE_INLINE void join_block_body(const T* __restrict mean, const T* __restrict squares,
+                                         Index wide, double share, double weight,
+                                         double* __restrict total_mean,
+                                         double* __restrict total_squares) {
+  for (Index c = 0; c < wide; ++c) {
+    const double distance = static_cast<double>(mean[c]) - total_mean[c];
+    total_squares[c] += static_cast<double>(squares[c]) + distance * distance * weight;
+    total_mean[c] += distance * share;
+  }
+}
 // A gradient of relu((x - mean) factor + bias); without relu all of it.
 template <bool kRelu, typename T>
 PYCOLLECTIVE_INLINE T let_through(T g, T x, T mean, T factor, T bias) {
@@ -102,6 +115,10 @@ namespace columns {
                                        T* squares) {                                               \
     add_squares_body(x, mean, rows, wide, squares);                                                \
   }                                                                                                \
+  PYCOLLECTIVE_CLONES void join_block(const T* mean, const T* squares, Index wide, double share,   \
+                                      double weight, double* total_mean, double* total_squares) {  \
+    join_block_body(mean, squares, wide, share, weight, total_mean, total_squares);                \
+  }                                                                                                \
   PYCOLLECTIVE_CLONES void add_products(const T* g, const T* x, const T* mean, const T* factor,    \
                                         const T* bias, Index rows, Index wide, T* sums,            \
                                         T* products) {                                             \
@@ -144,12 +161,12 @@ struct Moments {
   explicit Moments(Index wide)
       : mean(static_cast<std::size_t>(wide)), squares(static_cast<std::size_t>(wide)) {}
 
-  // Chan, Golub and LeVeque, 1979.
-  void join(std::size_t at, double other_rows, double other_mean, double other_squares,
-            double joint_rows) {
-    const double distance = other_mean - mean[at];
-    squares[at] += other_squares + distance * distance * rows * other_rows / joint_rows;
-    mean[at] += distance * other_rows / joint_rows;
+  template <typename T>
+  void join(const T* other_mean, const T* other_squares, double other_rows) {
+    const double joint = rows + other_rows;
+    columns::join_block(other_mean, other_squares, static_cast<Index>(mean.size()),
+                        other_rows / joint, rows * other_rows / joint, mean.data(), squares.data());
+    rows = joint;
   }
 };
 
@@ -165,11 +182,7 @@ void part_moments(const T* x, Index rows, Index wide, Moments& total) {
     columns::add_columns(x + first * wide, some, wide, mean.data());
     for (T& m : mean) m /= static_cast<T>(some);
     columns::add_squares(x + first * wide, mean.data(), some, wide, squares.data());
-    const double joint = total.rows + static_cast<double>(some);
-    for (std::size_t c = 0; c < size; ++c) {
-      total.join(c, static_cast<double>(some), mean[c], squares[c], joint);
-    }
-    total.rows = joint;
+    total.join(mean.data(), squares.data(), static_cast<double>(some));
   }
 }
 
@@ -187,12 +200,7 @@ void batch_moments_body(const T* x, T* mean, T* variance, Index rows, Index chan
   Moments total(channels);
   for (const Moments& some : moments) {
     for (Index k = 0; k < fold && some.rows > 0; ++k) {
-      const double joint = total.rows + some.rows;
-      for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
-        const std::size_t from = static_cast<std::size_t>(k * channels) + c;
-        total.join(c, some.rows, some.mean[from], some.squares[from], joint);
-      }
-      total.rows = joint;
+      total.join(some.mean.data() + k * channels, some.squares.data() + k * channels, some.rows);
     }
   }
   for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {

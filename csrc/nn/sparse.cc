@@ -112,6 +112,7 @@ void copy_out(const float* from, const Window& w, const Layout& l, float* x) {
 #include "nn/targets.inc"
 
 struct Loops {
+  decltype(&base::list_hits) list_hits;
   decltype(&base::add_hits) add_hits;
   decltype(&base::add_bias) add_bias;
   decltype(&base::sort_hits) sort_hits;
@@ -125,13 +126,15 @@ Loops pick_loops() {
 #ifdef PYCOLLECTIVE_X86_TARGETS
   switch (vector_bytes()) {
     case 64:
-      return {avx512::add_hits, avx512::add_bias, avx512::sort_hits, avx512::add_all_weights,
-              avx512::add_one_channel};
+      return {avx512::list_hits, avx512::add_hits,        avx512::add_bias,
+              avx512::sort_hits, avx512::add_all_weights, avx512::add_one_channel};
     case 32:
-      return {avx2::add_hits, avx2::add_bias, avx2::sort_hits, avx2::add_all_weights, nullptr};
+      return {avx2::list_hits, avx2::add_hits,        avx2::add_bias,
+              avx2::sort_hits, avx2::add_all_weights, nullptr};
   }
 #endif
-  return {base::add_hits, base::add_bias, base::sort_hits, base::add_all_weights, nullptr};
+  return {base::list_hits, base::add_hits,        base::add_bias,
+          base::sort_hits, base::add_all_weights, nullptr};
 }
 
 thread_local Scratch part_scratch, call_scratch;
@@ -161,18 +164,9 @@ void add_weight_gradient(const Call& call, Index first, Index last, float* sums)
     std::fill(counts, counts + l.filters, 0);
     for (Index n = 0; n < images; ++n) {
       if (l.copied) copy_in(call.a.x + (begin + n) * call.in, call.a.w, l, copies + n * l.size());
-      const float* g = call.a.g + (begin + n) * call.out;
-      const std::uint8_t* codes = call.a.codes + (begin + n) * call.out;
-      for (const std::int32_t window : l.window_offsets) {
-        const auto at = static_cast<std::int32_t>(n * l.size()) + window;
-        for (Index f = 0; f < l.filters; ++f) {
-          const std::uint8_t code = codes[f];
-          hits[f * room + counts[f]] = {at + l.code_offsets[code], g[f]};
-          counts[f] += static_cast<int>(code != kNone<std::uint8_t>) & static_cast<int>(g[f] != 0);
-        }
-        g += l.filters;
-        codes += l.filters;
-      }
+      call.loops.list_hits(l, call.a.g + (begin + n) * call.out,
+                           call.a.codes + (begin + n) * call.out,
+                           static_cast<std::int32_t>(n * l.size()), hits, room, counts);
     }
     const float* x = l.copied ? copies : call.a.x + begin * call.in;
     for (Index f = 0; f < l.filters; ++f) {

@@ -1,10 +1,12 @@
-// Convolution with 3 x 3 filters and stride 1 by Winograd's minimal filtering F(2 x 2, 3 x 3)
-// (Lavin and Gray, 2015): a tile of 4 x 4 pixels gives 2 x 2 outputs with 16 products a channel and
-// filter instead of 36. Transformed, the products are 16 products of matrices: [tiles, channels]
-// by [channels, filters]. Transposed, the same steps give the gradients: with the transforms
-// V = B' x B, U = G w G' and D = A dz A', dw = G' (V' D) G and dx = B (D U') B'.
+// Convolution with 3 x 3 filters and stride 1 by Winograd's minimal filtering (Lavin and Gray,
+// 2015). F(2 x 2, 3 x 3): a tile of 4 x 4 pixels gives 2 x 2 outputs with 16 products a channel and
+// filter instead of 36; F(4 x 4, 3 x 3): 6 x 6 pixels give 4 x 4 outputs with 36 instead of 144.
+// Transformed, these are 16 or 36 products of matrices: [tiles, channels] by [channels, filters].
+// Transposed, the same steps give the gradients: with the transforms V = B' x B, U = G w G' and
+// D = A dz A', dw = G' (V' D) G and dx = B (D U') B'.
 //
-// A pooling window of 2 x 2 is one tile: pooling happens while the outputs are in registers.
+// A tile holds one or four whole pooling windows of 2 x 2: pooling happens while the outputs are in
+// registers.
 #include <algorithm>
 #include <cstring>
 
@@ -16,35 +18,36 @@
 namespace pycollective::nn {
 namespace {
 
-// Tiles that are transformed and multiplied at once: what belongs to them stays in the second-level
-// cache.
-constexpr Index kBlock = 64;
-// Rows of products are rounded up to this.
-constexpr Index kRowUnit = 8;
+// What belongs to the tiles that are transformed and multiplied at once takes about so many bytes;
+// how many tiles these are at most.
+constexpr Index kBlockBytes = 1 << 18;
+constexpr Index kMostTiles = 64;
+// Rows and columns that lie together (see winograd.inc): numbers of tiles, and of channels or
+// filters, are rounded up to these.
+constexpr Index kGroup = 8;
 constexpr Index kWidest = 16;
 
 Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-struct Tiling;
-
 struct Tile {
-  Index pixel;          // number of its first pixel in the images; meaningless if that is outside
-  Index row, column;    // of that pixel in its image
-  bool inside;          // whether all 16 pixels lie in the image
-  Index output;         // number of its first output
-  Index rows, columns;  // how many of its outputs there are
-
-  bool has(Index i, Index j, const Tiling& t) const;
+  Index pixel;            // number of its first pixel in the images; meaningless if that is outside
+  TapRange down, across;  // which of its pixels lie in the image
+  bool inside;            // whether all of them do
+  Index output;           // number of its first output
+  Index rows, columns;    // how many of its outputs there are
+  Index window;           // number of its first pooling window
 };
 
 // How images are cut into tiles, and how memory for a block of tiles is laid out.
 struct Tiling {
   Index height, width, channels, filters, out_h, out_w, pad_top, pad_left;
-  Index down, across;    // tiles in an image
-  Index x_wide, z_wide;  // channels and filters, rounded up to whole vectors
-  Index v_step, z_step;  // from one of the 16 matrices of a block to the next
+  Index outputs, pixels;  // rows and columns of a tile
+  Index down, across;     // tiles in an image
+  Index x_wide, z_wide;   // channels and filters, rounded up to whole vectors
+  Index block;            // tiles that are worked on at once
+  Index v_step, z_step;   // from one of the products' matrices of a block to the next
 
-  Tiling(const Window& w, Index filters_, bool pooled)
+  Tiling(const Window& w, Index filters_)
       : height(w.height),
         width(w.width),
         channels(w.channels),
@@ -53,56 +56,75 @@ struct Tiling {
         out_w(w.out_w),
         pad_top(w.pad_top),
         pad_left(w.pad_left),
-        down(pooled ? out_h / 2 : (out_h + 1) / 2),
-        across(pooled ? out_w / 2 : (out_w + 1) / 2),
+        // With 0.8 times the products the larger tiles take as long, for their transforms.
+        outputs(4 * count_products(4) <= 3 * count_products(2) ? 4 : 2),
+        pixels(outputs + 2),
+        down((out_h + outputs - 1) / outputs),
+        across((out_w + outputs - 1) / outputs),
         x_wide(round_up(channels, kWidest)),
-        z_wide(round_up(filters, kWidest)),
-        // Not a power of two: the 16 numbers of a tile would meet in the same lines of the cache.
-        v_step(kBlock * x_wide + kWidest),
-        z_step(kBlock * z_wide + kWidest) {}
+        z_wide(round_up(filters, kWidest)) {
+    const Index bytes = products() * (x_wide + z_wide) * static_cast<Index>(sizeof(float));
+    block = std::clamp(kBlockBytes / bytes / kGroup * kGroup, kGroup, kMostTiles);
+    // Not a power of two: the numbers of a tile would meet in the same lines of the cache.
+    v_step = block * x_wide + kWidest;
+    z_step = block * z_wide + kWidest;
+  }
+
+  // Products a channel and filter of one tile.
+  Index products() const { return pixels * pixels; }
 
   Tile tile(Index number) const {
     const Index image = number / (down * across);
     const Index place = number % (down * across);
-    const Index y = place / across * 2, x = place % across * 2;
+    const Index y = place / across * outputs, x = place % across * outputs;
     const Index row = y - pad_top, column = x - pad_left;
+    const TapRange rows = inside(row, 1, pixels, height),
+                   columns = inside(column, 1, pixels, width);
     return {(image * height + row) * width + column,
-            row,
-            column,
-            row >= 0 && column >= 0 && row + 4 <= height && column + 4 <= width,
+            rows,
+            columns,
+            rows.last - rows.first == pixels && columns.last - columns.first == pixels,
             (image * out_h + y) * out_w + x,
-            std::min<Index>(2, out_h - y),
-            std::min<Index>(2, out_w - x)};
+            std::min(outputs, out_h - y),
+            std::min(outputs, out_w - x),
+            (image * (out_h / 2) + y / 2) * (out_w / 2) + x / 2};
+  }
+
+ private:
+  // Of one image, with tiles of size x size outputs.
+  Index count_products(Index size) const {
+    return (out_h + size - 1) / size * ((out_w + size - 1) / size) * (size + 2) * (size + 2);
   }
 };
-
-bool Tile::has(Index i, Index j, const Tiling& t) const {
-  return row + i >= 0 && row + i < t.height && column + j >= 0 && column + j < t.width;
-}
 
 #define PYCOLLECTIVE_LOOPS "nn/winograd.inc"
 #include "nn/targets.inc"
 
 struct Loops {
-  decltype(&base::transform_filters) transform_filters;
-  decltype(&base::transform_gradient) transform_gradient;
-  decltype(&base::forward_tiles) forward_tiles;
-  decltype(&base::gradient_tiles) gradient_tiles;
+  decltype(&base::transform_filters<2>) transform_filters;
+  decltype(&base::transform_gradient<2>) transform_gradient;
+  decltype(&base::forward_tiles<2>) forward_tiles;
+  decltype(&base::gradient_tiles<2>) gradient_tiles;
 };
 
-Loops pick_loops() {
+template <int kOutputs>
+Loops pick_loops_of() {
 #ifdef PYCOLLECTIVE_X86_TARGETS
   switch (vector_bytes()) {
     case 64:
-      return {avx512::transform_filters, avx512::transform_gradient, avx512::forward_tiles,
-              avx512::gradient_tiles};
+      return {avx512::transform_filters<kOutputs>, avx512::transform_gradient<kOutputs>,
+              avx512::forward_tiles<kOutputs>, avx512::gradient_tiles<kOutputs>};
     case 32:
-      return {avx2::transform_filters, avx2::transform_gradient, avx2::forward_tiles,
-              avx2::gradient_tiles};
+      return {avx2::transform_filters<kOutputs>, avx2::transform_gradient<kOutputs>,
+              avx2::forward_tiles<kOutputs>, avx2::gradient_tiles<kOutputs>};
   }
 #endif
-  return {base::transform_filters, base::transform_gradient, base::forward_tiles,
-          base::gradient_tiles};
+  return {base::transform_filters<kOutputs>, base::transform_gradient<kOutputs>,
+          base::forward_tiles<kOutputs>, base::gradient_tiles<kOutputs>};
+}
+
+Loops pick_loops(const Tiling& t) {
+  return t.outputs == 4 ? pick_loops_of<4>() : pick_loops_of<2>();
 }
 
 // That of one part of a call, and that of the whole call.
@@ -111,29 +133,31 @@ thread_local Scratch part_scratch, call_scratch;
 }  // namespace
 
 void winograd_forward(const DirectForward<float>& a) {
-  const Loops loops = pick_loops();
-  const Tiling t(a.w, a.filters, a.pool != nullptr);
-  call_scratch.reserve(16 * t.channels * t.z_wide + t.z_wide, 2);
-  float* u = call_scratch.take(16 * t.channels * t.z_wide);
+  const Tiling t(a.w, a.filters);
+  const Loops loops = pick_loops(t);
+  const Index filters_size = t.products() * t.channels * t.z_wide;
+  call_scratch.reserve(filters_size + t.z_wide, 2);
+  float* u = call_scratch.take(filters_size);
   float* bias = call_scratch.take(t.z_wide);
   loops.transform_filters(a.weights, t.channels, t.filters, t.z_wide, u);
   std::fill(bias, bias + t.z_wide, 0.0f);
   if (a.bias) std::copy(a.bias, a.bias + t.filters, bias);
-  const Index blocks = (a.images * t.down * t.across + kBlock - 1) / kBlock;
+  const Index tiles = a.images * t.down * t.across;
+  const Index blocks = (tiles + t.block - 1) / t.block;
   const int parts = static_cast<int>(std::min<Index>(threads(), blocks));
   in_parallel(parts, [&](int part) {
-    const Index last = begin_of_part(blocks, part + 1, parts) * kBlock;
-    loops.forward_tiles(a, t, u, bias, begin_of_part(blocks, part, parts) * kBlock,
-                        std::min(last, a.images * t.down * t.across), part_scratch);
+    const Index last = begin_of_part(blocks, part + 1, parts) * t.block;
+    loops.forward_tiles(a, t, u, bias, begin_of_part(blocks, part, parts) * t.block,
+                        std::min(last, tiles), part_scratch);
   });
 }
 
 void winograd_gradient(const WinogradGradient& a) {
-  const Loops loops = pick_loops();
-  const Tiling t(a.w, a.filters, false);
+  const Tiling t(a.w, a.filters);
+  const Loops loops = pick_loops(t);
   const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
-  const Index filters_size = 16 * t.filters * t.x_wide;
-  const Index sums_size = 16 * t.x_wide * t.z_wide;
+  const Index filters_size = t.products() * t.filters * t.x_wide;
+  const Index sums_size = t.products() * t.x_wide * t.z_wide;
   const Index turned_size = 9 * t.channels * t.filters;
   call_scratch.reserve(filters_size + turned_size + parts * (sums_size + t.z_wide), 2 + 2 * parts);
   float* u = call_scratch.take(filters_size);

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective import array_backend
 from pycollective.communicator import Communicator, local_group
 from pycollective.distribute.all_reduce_ops import default_cross_device_ops
 from pycollective.distribute.blas_threads import available_cores
@@ -54,6 +55,7 @@ class MirroredExtended(StrategyExtended):
         self._options = communication_options or CommunicationOptions()
         self.gradient_options = self.gradient_options.merge(communication_options)
         self._one_device = ReductionToOneDevice()
+        self._mixed = len({device.kind for device in devices}) > 1
 
     def start_afresh(self) -> None:
         """Make what belongs to this object alone, also when it is a copy."""
@@ -139,7 +141,7 @@ class MirroredExtended(StrategyExtended):
             reduction = ops.begin_all_reduce(communicator, reduce_op, arrays, options, False)
             assert reduction is not None
             for place, array in enumerate(arrays):
-                reduction.add(place, array)
+                reduction.add(place, array_backend.to_numpy(array) if self._mixed else array)
             return reduction.finish()
 
     def begin_all_reduce(
@@ -153,6 +155,7 @@ class MirroredExtended(StrategyExtended):
         ops = self.cross_device_ops
         if (
             self.num_local_replicas == 1
+            or self._mixed  # the GPUs' arrays go to the host, where the others are
             or not (self._can_sum_early() if self.sums_early is None else self.sums_early)
             or not ops.takes_part_from_replicas()
             or any(like.dtype == np.int32 for like in likes)

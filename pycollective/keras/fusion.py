@@ -12,6 +12,7 @@ from typing import Any
 from pycollective.keras import activations
 from pycollective.keras.layers import (
     Activation,
+    Add,
     BatchNormalization,
     Conv2D,
     Layer,
@@ -21,7 +22,7 @@ from pycollective.keras.layers import (
 from pycollective.nn.conv import conv2d_relu_max_pool
 from pycollective.tensor import Tensor
 
-__all__ = ["ConvReluPool", "NormalizeRelu", "steps_of"]
+__all__ = ["ConvReluPool", "WithRelu", "steps_of"]
 
 
 def _is_relu(layer: Layer) -> bool:
@@ -85,28 +86,28 @@ class ConvReluPool:
         )
 
 
-class NormalizeRelu:
-    """`BatchNormalization` and the relu behind it."""
+class WithRelu:
+    """`BatchNormalization` or `Add`, and the relu behind it."""
 
-    def __init__(self, normalization: BatchNormalization) -> None:
-        self._normalization = normalization
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
 
     @staticmethod
     def of(layers: Sequence[Layer]) -> tuple[Any, int] | None:
         """Return the step that the first layers make, and how many they are, or None."""
         first = layers[0]
         fits = (
-            type(first) is BatchNormalization
+            type(first) in (BatchNormalization, Add)
             and len(layers) > 1
             and first.activity_regularizer is None
             and _is_relu(layers[1])
             and _same_dtype(layers[:2])
         )
-        return (NormalizeRelu(first), 2) if fits and isinstance(first, BatchNormalization) else None
+        return (WithRelu(first), 2) if fits else None
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return what is not negative of the normalized inputs."""
-        outputs: Tensor = self._normalization(inputs, activation="relu")
+    def __call__(self, inputs: Any) -> Tensor:
+        """Return what is not negative of the layer's outputs."""
+        outputs: Tensor = self._layer(inputs, activation="relu")
         return outputs
 
 
@@ -115,7 +116,7 @@ def steps_of(layers: Sequence[Layer]) -> list[Any]:
     steps: list[Any] = []
     rest = list(layers)
     while rest:
-        step, count = ConvReluPool.of(rest) or NormalizeRelu.of(rest) or (rest[0], 1)
+        step, count = ConvReluPool.of(rest) or WithRelu.of(rest) or (rest[0], 1)
         steps.append(step)
         rest = rest[count:]
     return steps

@@ -15,6 +15,7 @@ import numpy as np
 __all__ = [
     "Fetch",
     "Upload",
+    "array",
     "description",
     "driver_version",
     "event",
@@ -22,9 +23,11 @@ __all__ = [
     "library_version",
     "on",
     "present_stream",
+    "seconds_between",
     "stream",
     "stream_on",
     "stream_wait",
+    "synchronize",
 ]
 
 
@@ -37,6 +40,18 @@ def on(device: int) -> AbstractContextManager[Any]:
     """Return the context in which a device is this thread's."""
     context: AbstractContextManager[Any] = _cuda().Device(device)
     return context
+
+
+def synchronize(device: int) -> None:
+    """Wait until a device has done what all of its streams were given."""
+    _cuda().Device(device).synchronize()
+
+
+def array(owner: Any, shape: Sequence[int], dtype: Any, device: int) -> Any:
+    """Return an array in a device's memory, at the ``address`` of its owner, whom it keeps."""
+    memory = _cuda().UnownedMemory(owner.address, owner.nbytes, owner, device)
+    with on(device):
+        return sys.modules["cupy"].ndarray(tuple(shape), dtype, _cuda().MemoryPointer(memory, 0))
 
 
 def identity(device: int) -> str:
@@ -82,9 +97,9 @@ def stream() -> Any:
     return _cuda().Stream(non_blocking=True)
 
 
-def event(after: Any) -> Any:
+def event(after: Any, timed: bool = False) -> Any:
     """Return an event that happens when all is done that a stream has been given so far."""
-    made = _cuda().Event(disable_timing=True)
+    made = _cuda().Event(disable_timing=not timed)
     made.record(after)
     return made
 
@@ -138,6 +153,11 @@ def _at(address: int, dtype: Any, shape: Sequence[int]) -> Any:
     size = math.prod(shape) * dtype.itemsize
     memory = (ctypes.c_char * size).from_address(address)
     return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def seconds_between(first: Any, second: Any) -> float:
+    """Return the time between two events of one device that were timed and have happened."""
+    return float(_cuda().get_elapsed_time(first, second)) / 1e3
 
 
 def stream_wait(waiting: Any, events: Sequence[Any]) -> None:

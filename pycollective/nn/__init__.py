@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .activations import (
+    add_relu,
     bias_add,
     dropout,
     elu,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 swish = silu
 
 __all__ = [
+    "add_relu",
     "avg_pool2d",
     "batch_normalization",
     "bias_add",

@@ -19,6 +19,7 @@ from .erf import erf, normal_density
 from .window import column_sums, compiled, native
 
 __all__ = [
+    "add_relu",
     "bias_add",
     "dropout",
     "elu",
@@ -76,6 +77,38 @@ relu = unary(
     _relu_gradient,
     "Return ``max(x, 0)``; the gradient at 0 is 0.",
 )
+
+
+@differentiable
+def add_relu(x: Any, y: Any) -> Tensor:
+    """Return ``max(x + y, 0)``, in one pass over memory where shapes are equal.
+
+    Parameters
+    ----------
+    x, y
+        Floating-point tensors of one dtype, whose shapes broadcast.
+
+    Raises
+    ------
+    TypeError
+        If dtypes differ, or are not floating-point.
+    ValueError
+        If shapes do not broadcast.
+    """
+    first, second = operands(x, y)
+    a, b = first.array, second.array
+    if a.shape != b.shape or not compiled(a, b):
+        return relu(first + second)
+    z = workspace.empty(a.shape, a.dtype)
+    kernels.add_relu(native(a), native(b), z)
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
+        masked = _relu_gradient(g, a, z)
+        return (masked if need[0] else None, masked if need[1] else None)
+
+    return record(z, (first, second), vjp)
+
+
 softplus = unary(
     "softplus",
     softplus_of,

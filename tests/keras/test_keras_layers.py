@@ -8,7 +8,7 @@ import pytest
 
 from pycollective import distribute, keras, nn
 from pycollective.keras import layers
-from pycollective.keras.fusion import ConvReluPool, NormalizeRelu, steps_of
+from pycollective.keras.fusion import ConvReluPool, WithRelu, steps_of
 from pycollective.tensor import GradientTape, Variable, as_tensor, ops
 
 RNG = np.random.default_rng(5)
@@ -513,11 +513,32 @@ def test_relu_behind_a_normalization_or_a_convolution_is_computed_with_it(traini
         gradients = tape.gradient(loss, [x, *model.trainable_variables])
         results.append([y, *gradients, *model.get_weights()])
     kinds = [type(step) for step in model._steps]
-    assert kinds == [layers.Conv2D, NormalizeRelu, ConvReluPool, NormalizeRelu]
+    assert kinds == [layers.Conv2D, WithRelu, ConvReluPool, WithRelu]
     size = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
     for fused, single in zip(*results, strict=True):
         fused, single = (np.asarray(value, np.float64) for value in (fused, single))
         np.testing.assert_allclose(fused, single, rtol=size, atol=size * (1 + abs(single).max()))
+
+
+@pytest.mark.parametrize("shapes", [[(4, 3)] * 2, [(4, 3)] * 3, [(4, 3), (3,)], [(4, 3)]], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_a_sum_and_the_relu_behind_it_are_one_step(shapes, dtype):
+    rng = np.random.default_rng(5)
+    values = [as_tensor(rng.normal(size=(2, *shape)).astype(dtype)) for shape in shapes]
+    inputs = [keras.Input(shape, dtype=dtype) for shape in shapes]
+    add, relu = layers.Add(dtype=dtype), layers.ReLU(dtype=dtype)
+    model = keras.Model(inputs, relu(add(inputs)))
+    results = []
+    for run in (model, lambda values: relu(add(values))):
+        with GradientTape() as tape:
+            tape.watch(values)
+            y = run(values)
+            loss = ops.reduce_sum(y * y)
+        results.append([y, *tape.gradient(loss, values)])
+    assert [type(step) for step in steps_of([add, relu])] == [WithRelu]
+    for fused, single in zip(*results, strict=True):
+        np.testing.assert_array_equal(fused, single)
+    assert 0 < np.count_nonzero(results[0][0]) < results[0][0].array.size
 
 
 @pytest.mark.parametrize(
@@ -534,6 +555,7 @@ def test_relu_behind_a_normalization_or_a_convolution_is_computed_with_it(traini
 def test_other_layers_behind_a_normalization_are_called(second):
     layer = second()
     assert steps_of([layers.BatchNormalization(), layer])[1] is layer
+    assert steps_of([layers.Add(), layer])[1] is layer
     assert steps_of([layers.Conv2D(4, 3), layer, layers.MaxPooling2D()])[1] is layer
 
 

@@ -144,6 +144,24 @@ def test_winograd_with_pooling(case: Any, width: int, threads: int) -> None:
         assert_close(np.where(back > 0, back, z), z, 9 * case[0][3])
 
 
+@pytest.mark.parametrize("shape", [(2, 13, 9, 8), (1, 6, 16, 16), (2, 4, 5, 8)], ids=str)
+def test_pooling_drops_what_no_window_covers(shape: Any, width: int) -> None:
+    """In the last tiles too: of a convolution with odd sizes the last row and column."""
+    x, w, b, window = winograd_case((shape, 24, "VALID"))
+    results = []
+    for cut in (window, conv_module._pooled(window, 24, (2, 2)).window):
+        pool = make_window((cut.out_h, cut.out_w, 24), (2, 2), (2, 2), (1, 1), False)
+        y = np.full((len(x), cut.out_h // 2, cut.out_w // 2, 24), np.nan, np.float32)
+        codes = np.full(y.shape, 7, np.uint8)
+        kernels.winograd_forward(x, w, b, y, codes, cut, pool, True)
+        results.append((y, codes))
+    (whole, taps), (cropped, others) = results
+    assert_close(whole, cropped.astype(np.float64), 9 * shape[3])
+    far = np.abs(whole) > 1e-3  # a maximum near 0 may be cut off by one and not by the other
+    np.testing.assert_array_equal((taps == 255)[far], (others == 255)[far])
+    assert set(np.unique(taps)) == {0, 1, 2, 3, 255}
+
+
 def test_the_first_of_equal_maxima_wins_and_relu_cuts(width: int) -> None:
     x = np.zeros((1, 6, 6, 8), np.float32)
     w = np.zeros((3, 3, 8, 16), np.float32)

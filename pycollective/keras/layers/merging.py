@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pycollective import nn
 from pycollective.keras.layers.layer import Layer, Shape, is_shape
 from pycollective.tensor import Tensor, ops
 
@@ -55,18 +56,20 @@ class _Elementwise(_Merge):
 
     def call(self, inputs: Any) -> Tensor:
         """Return the combination of all inputs."""
+        return self._merged(self._aligned(inputs))
+
+    def _aligned(self, inputs: Any) -> list[Tensor]:
+        """Return the inputs, which are checked, with equal numbers of axes."""
         single = isinstance(inputs, Tensor)
         self.compute_output_shape(inputs.shape if single else [x.shape for x in inputs])
         most = max(x.ndim for x in inputs)
         # An example with fewer axes stands for all places along the first ones that it lacks.
-        return self._merged(
-            [
-                x
-                if x.ndim == most
-                else ops.reshape(x, (x.shape[0], *(1,) * (most - x.ndim), *x.shape[1:]))
-                for x in inputs
-            ]
-        )
+        return [
+            x
+            if x.ndim == most
+            else ops.reshape(x, (x.shape[0], *(1,) * (most - x.ndim), *x.shape[1:]))
+            for x in inputs
+        ]
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
         """Return the shape that the shapes broadcast to (None: any length)."""
@@ -95,6 +98,13 @@ def _folded(function: Callable[[Any, Any], Tensor], inputs: Sequence[Tensor]) ->
 
 class Add(_Elementwise):
     """The sum."""
+
+    def call(self, inputs: Any, activation: str | None = None) -> Tensor:
+        """Return the sum, cut off at 0 if ``activation`` is ``"relu"``."""
+        if activation is None:
+            return super().call(inputs)
+        *others, last = self._aligned(inputs)
+        return nn.add_relu(self._merged(others), last) if others else nn.relu(last)
 
     def _merged(self, inputs: Sequence[Tensor]) -> Tensor:
         return _folded(ops.add, inputs)
