@@ -16,7 +16,8 @@ from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .erf import erf, normal_density
-from .window import column_sums, compiled, native
+from .sums import column_sums
+from .window import compiled, native
 
 __all__ = [
     "add_relu",

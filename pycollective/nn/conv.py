@@ -26,12 +26,12 @@ from ..workspace import workspace
 from . import cudnn
 from .halves import in_float32
 from .pooling import max_pool2d
+from .sums import column_sums
 from .window import (
     FLOAT32,
     Pair,
     Window,
     add_windows,
-    column_sums,
     compiled,
     is_same,
     make_window,

@@ -16,7 +16,8 @@ from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from . import normalization_on_gpu
-from .window import column_sums, compiled, native
+from .sums import column_sums
+from .window import compiled, native
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
 

@@ -1,6 +1,6 @@
 """Batch normalization on a GPU: what the host's kernels do, in as few launches.
 
-Arrays are ``[rows, channels]``, in C order, of float32 or float64. Columns are summed by BLAS.
+Arrays are ``[rows, channels]``, in C order, of float32 or float64. Columns are summed by `sums`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..array_backend import Array, empty, on_host
 from .launching import defines, index_type, launch
-from .window import column_sums
+from .sums import column_sums
 
 __all__ = ["combine", "fits", "gradient_factors", "gradient_sums", "moments", "scale", "source"]
 

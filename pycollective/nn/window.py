@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._core import nn as kernels
-from ..array_backend import Array, array_module, on_host
+from ..array_backend import Array, array_module
 
 __all__ = [
     "FLOAT32",
@@ -20,7 +20,6 @@ __all__ = [
     "Window",
     "add_windows",
     "behind",
-    "column_sums",
     "compiled",
     "is_same",
     "make_window",
@@ -92,19 +91,6 @@ def native(array: Array) -> Array:
     if flags.c_contiguous and flags.aligned:
         return array
     return np.array(array, order="C", copy=True)
-
-
-def column_sums(rows: Array) -> Array:
-    """Return the sums of the columns of ``[rows, columns]``.
-
-    On a GPU by its BLAS: CuPy's own sum along the first axis keeps a single block busy where there are
-    few columns.
-    """
-    if on_host(rows) or rows.dtype.kind != "f" or not len(rows):
-        total: Array = rows.sum(axis=0)
-    else:
-        total = np.matmul(array_module(rows).ones(len(rows), rows.dtype), rows)
-    return total
 
 
 def behind(window: Window, image: tuple[int, ...]) -> tuple[int, int]:

@@ -167,7 +167,7 @@ def test_calls_of_a_step(cupy):
 
 
 #: Of the model above: forward, backward, metrics and update.
-CALLS = 84
+CALLS = 73
 
 
 def test_half_precision(cupy):

@@ -28,6 +28,16 @@ def test_an_upload_begins_when_its_memory_is_free(gpus, device, dtype):
     assert gpus.sent == 3
 
 
+def test_where_no_memory_can_be_locked(gpus, monkeypatch):
+    def refuse(size):
+        raise RuntimeError("cudaErrorMemoryAllocation: out of memory")
+
+    upload = Upload()
+    monkeypatch.setattr(gpus.cuda, "alloc_pinned_memory", refuse)
+    array = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(gpus.asnumpy(upload(array.T)), array.T)
+
+
 def test_a_fetch_keeps_the_value_of_its_time(gpus):
     there = gpus.asarray(np.array([[1.5, 2.5]]))
     fetch = Fetch(there)

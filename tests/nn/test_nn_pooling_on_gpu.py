@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pycollective.nn import max_pool2d, pooling_on_gpu
-from pycollective.nn.window import column_sums
 from pycollective.tensor import GradientTape, Tensor
 
 RNG = np.random.default_rng(6)
@@ -66,13 +65,6 @@ def test_what_no_kernel_takes(cupy):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     whole = np.arange(24).reshape(1, 4, 6, 1)
     assert max_pool2d(cupy.asarray(whole)).numpy().tolist() == max_pool2d(whole).numpy().tolist()
-
-
-def test_sums_of_columns(cupy):
-    for rows in (RNG.random((5, 3)), RNG.random((0, 3)), np.arange(6).reshape(3, 2)):
-        for array in (rows, cupy.asarray(rows)):
-            found = column_sums(array)
-            np.testing.assert_allclose(getattr(found, "_host", found), rows.sum(axis=0))
 
 
 @pytest.mark.slow
