@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,7 +122,7 @@ class Case:
     algorithm: str = "auto"
     in_place: bool = True
     registered: bool = False
-    device: str = "cpu"
+    device: Literal["cpu", "gpu"] = "cpu"
 
     @property
     def kind(self) -> str:
@@ -133,6 +133,12 @@ class Case:
     def ragged(self) -> bool:
         """Whether the ranks' parts have different lengths."""
         return self.collective.endswith(_RAGGED)
+
+    @property
+    def in_registered(self) -> bool:
+        """Whether its arrays lie in memory of `Communicator.empty`; messages on GPUs refuse it."""
+        messages = self.device == "gpu" and self.collective == "send_recv"
+        return self.registered and not self.ragged and not messages
 
     def places(self) -> list[int]:
         """Return where in the whole array the ranks' parts begin, and where the last one ends."""
@@ -228,9 +234,11 @@ class Arrays:
 
     def _empty(self, count: int) -> Array:
         case = self._case
-        if case.registered and not case.ragged:
-            return self._comm.empty(count, self._dtype)
-        return array_backend.placed(np.empty(count, self._dtype), *place(self._comm, case.device))
+        where = place(self._comm, case.device)
+        if case.in_registered:
+            with array_backend.on_device(*where):
+                return self._comm.empty(count, self._dtype, device=case.device)
+        return array_backend.placed(np.empty(count, self._dtype), *where)
 
     def _until_done(self, call: Callable[[], Any]) -> Callable[[], Any]:
         """Return a call that waits for the GPU."""

@@ -201,5 +201,5 @@ def measure(
         limit_gb_s=rate,
         percent_of_limit=of_limit,
         wrong=wrong,
-        registered=case.registered and not case.ragged,
+        registered=case.in_registered,
     )

@@ -365,10 +365,7 @@ class CollectiveAllReduce(_ScheduledOps):
         return "ring" if _is_ring(options) else self.algorithm
 
     def _packs_of(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
-        """Return packs of so many bytes, made from the end: the last gradients are ready first."""
-        last = len(likes) - 1
-        backwards = packs(likes[::-1], options.bytes_per_pack or sys.maxsize)
-        return [sorted([last - i for i in pack]) for pack in backwards]
+        return _packs_from_the_end(likes, options.bytes_per_pack or sys.maxsize)
 
     def _log_packs(
         self,
@@ -468,7 +465,9 @@ class NcclAllReduce(_OfDevices):
     Parameters
     ----------
     num_packs : int
-        Into how many packs the arrays of one call are joined; 0: none are joined.
+        Into how many packs the arrays of one call are joined; 0: none are joined. With 1,
+        ``bytes_per_pack`` of the options holds, if it is set: `Optimizer.minimize` sets it, so that
+        gradients are reduced while others are computed, on each GPU's stream for that.
 
     Raises
     ------
@@ -493,6 +492,12 @@ class NcclAllReduce(_OfDevices):
     def algorithm_for(self, options: CommunicationOptions) -> str:
         """Return the core's algorithm, for what is not NCCL's."""
         return "ring" if _is_ring(options) else self.algorithm
+
+    def _packs_of(self, likes: Sequence[Array], options: CommunicationOptions) -> list[list[int]]:
+        """Return the places of the arrays of each pack, of which the first can begin early."""
+        if self._num_packs == 1 and options.bytes_per_pack:
+            return _packs_from_the_end(likes, options.bytes_per_pack)
+        return super()._packs_of(likes, options)
 
     def _reduces_on_gpus(self, communicator: Communicator, options: CommunicationOptions) -> bool:
         """Return True, unless a ring is asked for that the GPUs' executor is not there for."""
@@ -522,6 +527,12 @@ def _core_op(reduce_op: ReduceOp, dtype: Any) -> str:
 
 def _is_ring(options: CommunicationOptions) -> bool:
     return options.implementation is CommunicationImplementation.RING
+
+
+def _packs_from_the_end(likes: Sequence[Array], bytes_per_pack: int) -> list[list[int]]:
+    """Return packs of so many bytes, made from the end: the last gradients are ready first."""
+    last = len(likes) - 1
+    return [sorted([last - i for i in pack]) for pack in packs(likes[::-1], bytes_per_pack)]
 
 
 def _prepared(array: Array, stays: bool) -> Array:

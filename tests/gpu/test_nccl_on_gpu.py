@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
-from pycollective import _core, distribute, local_group, nccl
+from pycollective import _core, distribute, local_group, nccl, timeline
 from pycollective.communicator import on_device
 from pycollective.errors import CollectiveError, PeerLostError
 from pycollective.nccl.loading import cuda_major, require_cuda
@@ -151,6 +155,63 @@ def test_memory_and_buffers_of_nccl(cupy, library):
     comm.finalize()
     comm.destroy()
     library.mem_free(address)
+
+
+def test_registered_arrays(cupy, library, on_ranks):
+    def work(c):
+        for count in (1000, 1 << 20):  # the second one frees the first
+            x = c.empty(count, np.float32, device="gpu")
+            x.fill(c.rank + 1)
+            c.all_reduce(x, out=x)
+            assert float(x[-1]) == c.size * (c.size + 1) / 2
+        return x
+
+    ranks = min(4, cupy.cuda.runtime.getDeviceCount())
+    for array in on_gpus(cupy, on_ranks, ranks, work):  # they outlive the communicators
+        with array.device:
+            array += 1
+            assert float(array[0]) == ranks * (ranks + 1) / 2 + 1
+
+
+def test_a_timeline_has_the_times_of_the_gpu(cupy, library, tmp_path):
+    (alone,) = local_group(1)
+    x = cupy.ones(1 << 26, np.float32)
+    alone.all_reduce(x)
+    before = time.time()
+    with timeline(tmp_path / "t.json"):
+        for _ in range(5):
+            x *= 1.5  # the stream is busy when the call is enqueued
+            alone.broadcast(x, 0)
+    after = time.time()
+    alone.close()
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    calls = [e for e in events if e.get("args", {}).get("transport") == "NCCL"]
+    assert len(calls) == 5
+    ends = [(e["ts"] + e["dur"]) / 1e6 for e in calls]
+    assert (
+        ends == sorted(ends) and before - 1e-3 <= calls[0]["ts"] / 1e6 and ends[-1] <= after + 1e-3
+    )
+
+
+SHARES = """
+import cupy, numpy as np, pycollective as pc
+comm = pc.init(timeout=100)
+with cupy.cuda.Device(0):
+    total = cupy.asnumpy(comm.all_reduce(cupy.full(1000, comm.rank + 1.0)))
+    print(type(comm._gpu).__name__, set(total.tolist()))
+    comm.close()
+"""
+
+
+def test_processes_that_share_a_gpu_by_nccl(cupy, library):
+    if library.version < 23000:
+        pytest.skip("NCCL 2.30 brought it")
+    run = subprocess.run(
+        [sys.executable, "-m", "pycollective", "run", "-n", "2", sys.executable, "-c", SHARES],
+        env={**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1"},
+        capture_output=True, text=True, timeout=200, cwd="/",
+    )  # fmt: skip
+    assert run.stdout.count("CoreByAlgorithm {3.0}") == 2, run.stdout + run.stderr
 
 
 def test_a_rank_that_does_not_come(cupy, library, several, on_ranks):

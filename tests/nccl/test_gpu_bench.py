@@ -26,10 +26,17 @@ def test_what_is_timed_is_right(gpus, tmp_path, capsys):
     assert any("ReduceScatter" in line for line in gpus.log())
 
 
+def test_registered_memory(gpus, capsys):
+    names = ("all_reduce", "all_gather", "scatter", "gather", "send_recv")
+    more = ["-b", "1K", "-e", "1K", "-i", "5", "-w", "1", "--registered"]
+    assert cli.main(["bench", "--device", "gpu", "-c", *names, *more]) == 0
+    assert "memory of comm.empty, GPU arrays" in capsys.readouterr().out
+    assert sum("CommRegister" in line for line in gpus.log()) > 0
+
+
 def test_what_cannot_be_timed(gpus, monkeypatch):
-    for more in ("--tune", "--registered"):
-        with pytest.raises(SystemExit, match="has no --tune and no --registered"):
-            cli.main(["bench", "--device", "gpu", more])
+    with pytest.raises(SystemExit, match="has no --tune: NCCL chooses"):
+        cli.main(["bench", "--device", "gpu", "--tune"])
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (0, "no driver"))
     with pytest.raises(SystemExit, match=r"there is no GPU .no driver"):
         cli.main(["bench", "--device", "gpu"])

@@ -12,6 +12,13 @@ from pycollective import array_backend, local_group
 from pycollective.errors import MismatchError, NcclError
 
 
+@pytest.fixture(autouse=True)
+def freed(gpus):
+    """What errors still hold of arrays is freed while there is a CuPy that does it."""
+    yield
+    gc.collect()
+
+
 def calls(gpus, rank):
     """Return what a rank had NCCL do with memory."""
     words = ("Mem", "CommRegister", "CommDeregister", "CommDestroy")

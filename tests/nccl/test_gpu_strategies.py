@@ -98,6 +98,54 @@ def test_replicas_without_nccl(two, monkeypatch, tmp_path, caplog):
     assert "GPU arrays go over the host's memory" in caplog.text
 
 
+def test_gradients_meet_while_others_are_computed(two):
+    """Packs are enqueued before the tape is done, each GPU's on one stream beside the program's."""
+    strategy = d.MirroredStrategy()
+    strategy.extended.gradient_options = d.experimental.CommunicationOptions(bytes_per_pack=8)
+    with strategy.scope():
+        first, second, third = (tf.Variable(np.eye(3, dtype=np.float32) * k) for k in (1, 2, 3))
+        optimizer = tf.keras.optimizers.SGD(1.0)
+    seen = [[], []]
+
+    def mine(replica):
+        lines = [line for line in reductions(two) if line.startswith(f"rank {replica}:")]
+        return [int(line.rsplit("stream=")[1]) for line in lines]
+
+    @tf.custom_gradient
+    def noted(x):
+        def gradient(dy):
+            replica = int(d.get_replica_context().replica_id_in_sync_group)
+            seen[replica].append(mine(replica))
+            return dy
+
+        return x, gradient
+
+    def step():
+        replica = int(d.get_replica_context().replica_id_in_sync_group)
+        x = put(two, replica, np.full((2, 3), replica + 1.0))
+        with tf.GradientTape() as tape:
+            for w in (first, second, third):
+                x = tf.matmul(noted(x), w)
+            loss = tf.reduce_sum(x)
+        optimizer.minimize(loss, [first, second, third], tape=tape)
+
+    strategy.run(step)
+    for replica in range(2):
+        at_third, at_second = seen[replica][:2]
+        streams = mine(replica)
+        own, program = streams[0], 0x100 + replica
+        assert (len(at_third), len(at_second), len(streams)) == (1, 2, 3), seen
+        assert own != program and streams == [own, own, program]  # with nothing left to compute
+        side = [s for s in two.cuda.streams[replica] if s.ptr == own]
+        assert len(side) == 1 and side[0].waits >= 2  # for what the program's had computed
+        total = (
+            np.ones((3, 1)) * 3 * 6 * np.ones((1, 3))
+        )  # of x = 1 and 2, two rows each, times 2 x 3
+        got = two.asnumpy(first.values[replica].read_value().array)
+        np.testing.assert_array_equal(got, np.eye(3) - 2 * total)
+    strategy.extended.abort_collectives("the test is over")
+
+
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_training_is_that_of_cpus(two, overlaps):
     """Gradients meet in NCCL, also while the tape computes; the weights are those of CPU replicas."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import subprocess
 import sys
 import threading
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,11 +238,43 @@ def test_reductions_that_nccl_does_not_have(dtype, op, why):
         reduction_of(op, np.dtype(dtype))
 
 
-@pytest.mark.slow
-def test_the_real_library():
-    """Version, unique id and errors of NVIDIA's own, which need no GPU."""
+@pytest.fixture
+def package():
+    """Path of the library of NVIDIA's package."""
     if importlib.util.find_spec("nvidia") is None or finding._in_package() is None:
         pytest.skip("no package nvidia-nccl-cu12 or -cu13")
+    return Path(finding._in_package())
+
+
+@pytest.mark.slow
+def test_what_is_declared_is_what_its_header_says(package):
+    """Functions and how many parameters they take, fields of the configuration, numbers of types."""
+    header = (package.parents[1] / "include" / "nccl.h").read_text()
+    ours = (Path(__file__).parents[2] / "csrc" / "nccl" / "api.h").read_text()
+    functions = re.findall(r"F\((\w+), \d+,\s*\\?\s*\(([^)]*)\)\)", ours.split("FUNCTIONS(F)")[1])
+    assert len(functions) == 30
+    symbols = package.read_bytes()
+    for name, parameters in functions:
+        theirs = re.search(rf"^ncclResult_t\s+nccl{name}\(([^)]*)\)", header, re.MULTILINE)
+        count = 0 if theirs[1].strip() in ("", "void") else theirs[1].count(",") + 1
+        assert count == (parameters.count(",") + 1 if parameters else 0), name
+        assert f"nccl{name}\0".encode() in symbols
+    config = re.search(r"struct ncclConfig_v\w+ \{(.*?)\}", header, re.DOTALL)[1]
+    fields = re.findall(r"^\s+[\w ]+[ *]+(\w+);", config, re.MULTILINE)[:9]
+    known = re.findall(r"^  [\w:* ]+[ *](\w+) = ", ours.split("struct Config {")[1], re.MULTILINE)
+    known = [name for name in known if not name.startswith("k")][:9]
+    assert [f.lower() for f in fields] == [name.replace("_", "") for name in known]
+    names = {"Char": "int8", "Bfloat16": "bfloat16", "Float8e4m3": "float8_e4m3fn",
+             "Float8e5m2": "float8_e5m2"}  # fmt: skip
+    for theirs, number in re.findall(r"\bnccl([UIBF]\w+\d)\s*= (\d+)", header):
+        assert TYPES[int(number)] == names.get(theirs, theirs.lower())
+    for op, number in (("Sum", 0), ("Prod", 1), ("Max", 2), ("Min", 3), ("Avg", 4)):
+        assert re.search(rf"\bnccl{op}\s*= {number}\b", header)
+
+
+@pytest.mark.slow
+def test_the_real_library(package):
+    """Version, unique id and errors of NVIDIA's own, which need no GPU."""
     # In a process of its own: a library that was opened once is found in the process from then on.
     code = """
 from pycollective import _core, nccl
@@ -263,6 +297,16 @@ except NcclError as error:
     assert error.code == 5 and "ncclGroupEnd failed: " in str(error), error
 else:
     raise AssertionError
+try:  # of a rank that there is not, or without a driver
+    _core.nccl.Comm(found, found.unique_id(), 2, 5, blocking=False)
+except NcclError as error:
+    assert error.code in (1, 4, 5) and "ncclCommInitRankConfig failed: " in str(error), error
+else:
+    raise AssertionError
+try:
+    found.mem_free(found.mem_alloc(64))
+except NcclError as error:  # without a driver
+    assert error.code == 1 and "ncclMemAlloc failed: unhandled cuda error" in str(error), error
 print("well")
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
