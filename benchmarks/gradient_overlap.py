@@ -7,8 +7,9 @@ and updating cost alone). Medians are reported, and the time won: absolutely, an
 the sum costs without overlap.
 
 ``--work cpu`` computes on the cores that also have to sum; with as many replicas as cores there is
-little to win. ``--work device`` stands for layers that are computed elsewhere: each waits for a device
-that takes ``--layer-ms`` forward and twice as long back, and has its gradient then; the cores are free.
+nothing to win, and strategies do not overlap then: here they are told to. ``--work device`` stands
+for layers that are computed elsewhere: each waits for a device that takes ``--layer-ms`` forward and
+twice as long back, and has its gradient then; the cores are free.
 
 Run: ``python benchmarks/gradient_overlap.py [--megabytes 1 10 100] [--replicas 2] [--out FILE]``
 """
@@ -54,6 +55,7 @@ class Case:
     def __init__(self, megabytes: float, args: argparse.Namespace, work: str) -> None:
         layers, replicas = args.layers, args.replicas
         self.strategy = distribute.MirroredStrategy([f"cpu:{r}" for r in range(replicas)])
+        self.strategy.extended.sums_early = True
         width = max(8, round((megabytes * 2**20 / 4 / layers) ** 0.5))
         self.bytes = layers * width * width * 4
         rng = np.random.default_rng(0)

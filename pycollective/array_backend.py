@@ -29,6 +29,7 @@ __all__ = [
     "copy",
     "device_of",
     "empty",
+    "empty_on_gpu",
     "gpu_array",
     "is_array",
     "is_on_gpu",
@@ -215,6 +216,13 @@ def empty(shape: Any, dtype: npt.DTypeLike, like: Any) -> Array:
     return array
 
 
+def empty_on_gpu(shape: Any, dtype: npt.DTypeLike) -> Array:
+    """Return a new array on this thread's present CuPy device."""
+    cupy: Any = importlib.import_module("cupy")
+    array: Array = cupy.empty(shape, dtype)
+    return array
+
+
 def gpu_count() -> tuple[int, str]:
     """Return how many GPUs CuPy can use and, when that is none, why."""
     if importlib.util.find_spec("cupy") is None:
@@ -235,6 +243,14 @@ def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
 
     device: AbstractContextManager[Any] = cupy.cuda.Device(index)
     return device
+
+
+def limit_memory(index: int, size: int) -> None:
+    """Let CuPy take at most so many bytes of a GPU."""
+    import cupy
+
+    with cupy.cuda.Device(index):
+        cupy.get_default_memory_pool().set_limit(size=size)
 
 
 def beside(array: Any) -> AbstractContextManager[Any]:

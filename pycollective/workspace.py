@@ -120,6 +120,19 @@ class Workspace(threading.local):
             return function(a, b, out=result)
         return function(a, b)
 
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return ``a @ b``; large products of two matrices in memory used before."""
+        if (
+            a.__class__ is np.ndarray is b.__class__
+            and a.ndim == b.ndim == 2
+            and a.dtype == b.dtype
+            and a.shape[0] * b.shape[1] * a.dtype.itemsize >= _SMALLEST_RESULT
+        ):
+            product: Array = np.matmul(a, b, out=self.empty((a.shape[0], b.shape[1]), a.dtype))
+            return product
+        product = np.matmul(a, b)
+        return product
+
     def _drop_idle(self) -> None:
         """Give back every block that nobody uses: the sizes asked for have changed."""
         self._kept = 0

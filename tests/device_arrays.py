@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.machinery
 import sys
 import threading
 import types
 
+import host_kernels
 import numpy as np
 
 __all__ = ["Device", "DeviceArray", "make_cupy"]
@@ -23,6 +25,11 @@ before_access = _at_once
 
 #: Functions whose results have a length that only the values tell: CuPy fetches it.
 WAITING = {"argwhere", "bincount", "extract", "flatnonzero", "nonzero", "repeat", "unique"}
+
+
+#: Functions that compute nothing.
+VIEWS = {"broadcast_to", "empty", "empty_like", "expand_dims", "moveaxis", "reshape", "squeeze"}
+VIEWS |= {"swapaxes", "transpose"}
 
 
 class _Current(threading.local):
@@ -48,12 +55,59 @@ class Device:
 class _Stream(contextlib.nullcontext):
     ptr = 7
 
+    def wait_event(self, event):
+        self.waits_for = event
+
+
+class PinnedMemory:
+    """Memory of the host that a device writes to by itself."""
+
+    def __init__(self, size):
+        self.memory = ctypes.create_string_buffer(size)
+        self.ptr = ctypes.addressof(self.memory)
+
+
+class _Event:
+    """Has happened when it is waited for; notes how many calls lay between."""
+
+    def __init__(self, disable_timing=False):
+        assert disable_timing
+
+    def record(self, stream):
+        self._before = sys.modules["cupy"].calls
+
+    def synchronize(self):
+        cupy = sys.modules["cupy"]
+        cupy.waits.append((threading.current_thread().name, cupy.calls - self._before))
+
+
+class _Pointer:
+    """``array.data``."""
+
+    def __init__(self, array):
+        self._array = array
+        self.ptr = array._memory.ctypes.data
+
+    def copy_to_host_async(self, target, size, stream):
+        assert stream.ptr and size == self._array.nbytes
+        ctypes.memmove(target, self._array._host.ctypes.data, size)
+
+    def copy_from_host_async(self, source, size, stream):
+        assert stream.ptr and size == self._array.nbytes
+        sys.modules["cupy"].sent += 1
+        ctypes.memmove(self.ptr, source, size)
+
 
 class DeviceArray:
     """A NumPy array that behaves as CuPy's do: it takes part in NumPy's functions through their
     protocols, and refuses to become a NumPy array or to mix with one silently."""
 
-    def __init__(self, host):
+    def __init__(self, host, dtype=None, memptr=None):
+        if memptr is not None:  # a shape, in memory of somebody's
+            size = int(np.prod(host)) * np.dtype(dtype).itemsize
+            memory = (ctypes.c_char * size).from_address(memptr.address)
+            memory.owner = memptr
+            host = np.frombuffer(memory, dtype).reshape(host)
         assert isinstance(host, (np.ndarray, np.generic))
         self._memory = np.asarray(host)
         self.device = Device(current.device)
@@ -72,27 +126,40 @@ class DeviceArray:
     base = property(lambda self: None)
     strides = property(lambda self: self._memory.strides)
     itemsize = property(lambda self: self._memory.itemsize)
-    data = property(lambda self: types.SimpleNamespace(ptr=self._memory.ctypes.data))
+    data = property(_Pointer)
     T = property(lambda self: DeviceArray(self._host.T))
+
+    def require_present(self):
+        if self.device.id != current.device:
+            raise ValueError("Array device must be same as the current device")
 
     def __array__(self, *args, **kwargs):
         raise TypeError("Implicit conversion to a NumPy array is not allowed")
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
         assert method in ("__call__", "at")
+        sys.modules["cupy"].calls += 1
         if out is not None:
             kwargs["out"] = tuple(host_of(o) for o in out)
         result = getattr(ufunc, method)(*(host_of(i) for i in inputs), **kwargs)
         return out[0] if out is not None else device_of(result)
 
     def __array_function__(self, function, kinds, args, kwargs):
+        sys.modules["cupy"].calls += function.__name__ not in VIEWS
         sys.modules["cupy"].fetched += function.__name__ in WAITING
         return device_of(function(*deep(args), **deep(kwargs)))
 
     def __getattr__(self, name):
         method = getattr(self._host, name)
         assert callable(method), name
-        return lambda *args, **kwargs: device_of(method(*deep(args), **deep(kwargs)))
+
+        def call(*args, **kwargs):
+            result = method(*deep(args), **deep(kwargs))
+            same = getattr(result, "base", None) is self._memory or result is self._memory
+            sys.modules["cupy"].calls += not same
+            return device_of(result)
+
+        return call
 
     def __getitem__(self, index):
         indices = index if isinstance(index, tuple) else (index,)
@@ -102,10 +169,21 @@ class DeviceArray:
         return device_of(np.asarray(self._host[deep(index)]))
 
     def __setitem__(self, index, value):
+        sys.modules["cupy"].calls += 1
         self._host[deep(index)] = host_of(value)
 
     def __len__(self):
         return len(self._host)
+
+
+def counted(function):
+    """Return a function whose calls are counted, since each would be a launch, or several."""
+
+    def call(*args, **kwargs):
+        sys.modules["cupy"].calls += 1
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _fetching(name):
@@ -125,7 +203,7 @@ def _operator(name):
     def operator(self, *others):
         return device_of(getattr(self._host, name)(*(host_of(other) for other in others)))
 
-    return operator
+    return counted(operator)
 
 
 for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]:
@@ -147,8 +225,7 @@ for _full in [
 
 def host_of(value):
     if isinstance(value, DeviceArray):
-        if value.device.id != current.device:
-            raise ValueError("Array device must be same as the current device")
+        value.require_present()
         return value._host
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -173,8 +250,18 @@ def device_of(value):
     return value
 
 
-def on_device(function):
-    return lambda *args, **kwargs: DeviceArray(function(*deep(args), **deep(kwargs)))
+def on_device(function, counts=True):
+    def call(*args, **kwargs):
+        return DeviceArray(function(*deep(args), **deep(kwargs)))
+
+    return counted(call) if counts else call
+
+
+class _Kernel(host_kernels.RawKernel):
+    @staticmethod
+    def before_launch():
+        sys.modules["cupy"].calls += 1
+        before_access(types.SimpleNamespace(device=Device(current.device)))
 
 
 def make_cupy():
@@ -187,7 +274,11 @@ def make_cupy():
         # A driver that is too old for every NCCL: what these devices have to sum goes over the host.
         runtime=types.SimpleNamespace(getDeviceCount=lambda: 2, driverGetVersion=lambda: 0),
         get_current_stream=_Stream,
+        Event=_Event,
+        Stream=lambda non_blocking: _Stream(),
+        alloc_pinned_memory=PinnedMemory,
     )
+    module.RawKernel = _Kernel
 
     def asarray(value, dtype=None):
         module.sent += isinstance(value, np.ndarray)
@@ -203,7 +294,10 @@ def make_cupy():
 
     module.asarray, module.array = asarray, array
 
-    module.fetched = module.sent = 0
+    #: Copies to the host and from it, calls that would launch kernels, and of each wait for an event in
+    #: which thread it was, and how many calls were made since.
+    module.fetched = module.sent = module.calls = 0
+    module.waits = []
 
     def asnumpy(value):
         module.fetched += 1
@@ -212,8 +306,8 @@ def make_cupy():
     module.asnumpy = asnumpy
     made = "zeros ones empty full arange pad take_along_axis ascontiguousarray"
     for name in made.split():
-        setattr(module, name, on_device(getattr(np, name)))
+        setattr(module, name, on_device(getattr(np, name), name not in VIEWS))
     module.add = types.SimpleNamespace(at=lambda a, i, b: np.add.at(a._host, deep(i), host_of(b)))
-    tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided))
+    tricks = types.SimpleNamespace(as_strided=on_device(np.lib.stride_tricks.as_strided, False))
     module.lib = types.SimpleNamespace(stride_tricks=tricks)
     return module

@@ -16,6 +16,7 @@
 
 #include "algorithms/algorithms.h"
 #include "bindings/bindings.h"
+#include "bindings/communicator.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
 #include "bindings/interpreter_release.h"
@@ -84,13 +85,6 @@ std::size_t sum(const std::vector<std::size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 }
 
-void check_root(int root, int size) {
-  if (root < 0 || root >= size) {
-    throw std::invalid_argument("root " + std::to_string(root) + " is not among the " +
-                                std::to_string(size) + " ranks");
-  }
-}
-
 Reducing reducing_of(const py::dtype& dtype, const std::string& op) {
   auto [type, which] = reduction_of(dtype, op);
   return {type, which, false};
@@ -103,12 +97,10 @@ const Algorithm& algorithm_of(Collective collective, const std::string& name) {
                               "'; pycollective.algorithms.names(\"" + what + "\") lists them");
 }
 
-// By name, or one that a user has written.
-using Named = std::variant<std::string, std::shared_ptr<TabulatedAlgorithm>>;
-
 std::size_t bytes_of(const py::array& array) { return static_cast<std::size_t>(array.nbytes()); }
 
-// The same, where "auto" may be asked for.
+}  // namespace
+
 const Algorithm& algorithm_of(Communicator& self, Collective collective, const Named& named,
                               std::size_t bytes) {
   int size = self.size();
@@ -126,6 +118,15 @@ const Algorithm& algorithm_of(Communicator& self, Collective collective, const N
   }
   return table;
 }
+
+void check_root(int root, int size) {
+  if (root < 0 || root >= size) {
+    throw std::invalid_argument("root " + std::to_string(root) + " is not among the " +
+                                std::to_string(size) + " ranks");
+  }
+}
+
+namespace {
 
 // A message to or from another rank.
 std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* data, int peer,

@@ -1,13 +1,150 @@
+// CUDA's part, and for tests and benchmarks its kernels alone: on pointers to GPU memory, taken as
+// they are, and rehearsed by the processor on arrays.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/dtypes.h"
 #include "bindings/interpreter_release.h"
 #include "cuda/device.h"
+#include "cuda/geometry.h"
+#include "cuda/rehearsal.h"
 
 namespace py = pybind11;
 
 namespace pycollective {
+namespace {
+
+using Address = std::uintptr_t;
+using Placed = std::tuple<Address, std::size_t, std::size_t>;  // address, items, offset
+
+std::vector<void*> pointers(const std::vector<Address>& addresses) {
+  std::vector<void*> found;
+  for (Address address : addresses) found.push_back(reinterpret_cast<void*>(address));
+  return found;
+}
+
+DType packable(const py::dtype& dtype) {
+  if (auto found = find_dtype(dtype)) return *found;
+  throw py::type_error("arrays of dtype " + std::string(py::str(dtype)) + " are not packed");
+}
+
+void combine(const std::string& op, const py::dtype& dtype, const std::vector<Address>& targets,
+             const std::vector<Address>& sources, std::size_t count, int size, int device,
+             device::Stream stream) {
+  auto [type, which] = reduction_of(dtype, op);
+  std::vector<void*> to = pointers(targets), from = pointers(sources);
+  InterpreterRelease release;
+  cuda::runtime().combine(type, which, to.data(), static_cast<int>(to.size()), from.data(),
+                          static_cast<int>(from.size()), count, size, device, stream);
+}
+
+void pack(Address packed, const py::dtype& packed_type, const std::vector<Placed>& pieces,
+          const py::dtype& piece_type, double scale, bool unpacks, int device,
+          device::Stream stream) {
+  std::vector<device::Piece> all;
+  for (auto [address, count, offset] : pieces) {
+    all.push_back({reinterpret_cast<void*>(address), count, offset});
+  }
+  DType packed_as = packable(packed_type), pieces_as = packable(piece_type);
+  auto* memory = reinterpret_cast<void*>(packed);
+  InterpreterRelease release;
+  device::Runtime& runtime = cuda::runtime();
+  if (unpacks) {
+    runtime.unpack(memory, packed_as, all, pieces_as, scale, device, stream);
+  } else {
+    runtime.pack(memory, packed_as, all, pieces_as, scale, device, stream);
+  }
+}
+
+void check_contiguous(const py::array& array) {
+  if (!(array.flags() & py::array::c_style)) {
+    throw std::invalid_argument("arrays must be C-contiguous");
+  }
+}
+
+void check_multiprocessors(int multiprocessors) {
+  if (multiprocessors < 1) throw std::invalid_argument("a device has 1 multiprocessor or more");
+}
+
+void rehearse_combine(const std::string& op, const std::vector<py::array>& sources,
+                      std::vector<py::array> outputs, int size, int multiprocessors) {
+  if (sources.empty() || outputs.empty()) throw std::invalid_argument("no sources or no outputs");
+  check_multiprocessors(multiprocessors);
+  auto [dtype, which] = reduction_of(sources[0].dtype(), op);
+  auto check = [&](const py::array& array) {
+    check_contiguous(array);
+    if (array.size() != sources[0].size() || !array.dtype().equal(sources[0].dtype())) {
+      throw std::invalid_argument("arrays must be of one size and dtype");
+    }
+  };
+  std::vector<const void*> from;
+  std::vector<void*> to;
+  for (const py::array& source : sources) {
+    check(source);
+    from.push_back(source.data());
+  }
+  for (py::array& output : outputs) {
+    check(output);
+    to.push_back(output.mutable_data());
+  }
+  auto count = static_cast<std::size_t>(sources[0].size());
+  InterpreterRelease release;
+  cuda::rehearse_combine(dtype, which, to.data(), static_cast<int>(to.size()), from.data(),
+                         static_cast<int>(from.size()), count, size, multiprocessors);
+}
+
+void rehearse_pack(py::array packed, std::vector<py::array> pieces,
+                   const std::vector<std::size_t>& offsets, double scale, bool unpacks,
+                   int multiprocessors) {
+  check_multiprocessors(multiprocessors);
+  check_contiguous(packed);
+  if (pieces.empty() || pieces.size() != offsets.size()) {
+    throw std::invalid_argument("every piece has an offset, and there is one at least");
+  }
+  std::vector<device::Piece> all;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    check_contiguous(pieces[i]);
+    auto count = static_cast<std::size_t>(pieces[i].size());
+    auto room = static_cast<std::size_t>(packed.size());
+    if (offsets[i] > room || count > room - offsets[i] ||
+        !pieces[i].dtype().equal(pieces[0].dtype())) {
+      throw std::invalid_argument("pieces are of one dtype and within what they are packed into");
+    }
+    all.push_back({unpacks ? pieces[i].mutable_data() : const_cast<void*>(pieces[i].data()), count,
+                   offsets[i]});
+  }
+  DType packed_as = packable(packed.dtype()), pieces_as = packable(pieces[0].dtype());
+  void* memory = unpacks ? const_cast<void*>(packed.data()) : packed.mutable_data();
+  InterpreterRelease release;
+  cuda::rehearse_pack(memory, packed_as, all, pieces_as, scale, unpacks, multiprocessors);
+}
+
+// Head, vectors, tiles, whether single items are aligned, and blocks.
+std::tuple<std::size_t, std::size_t, std::size_t, bool, unsigned> cut(
+    const std::vector<Address>& arrays, std::size_t count, std::size_t item,
+    std::size_t tile_vectors, int multiprocessors) {
+  if (arrays.empty() || arrays.size() > device::kMaxArrays) {
+    throw std::invalid_argument("one launch combines 1 to 16 arrays");
+  }
+  cuda::Combination c{};
+  for (Address address : arrays) {
+    c.sources[c.num_sources++] = reinterpret_cast<const void*>(address);
+  }
+  c.targets[c.num_targets++] = reinterpret_cast<void*>(arrays[0]);
+  c.count = count;
+  c.cut = cuda::cut(c, item, tile_vectors, multiprocessors);
+  return {c.cut.head, c.cut.vectors, c.cut.tiles, c.cut.aligned,
+          cuda::blocks_of(c, item, tile_vectors, multiprocessors)};
+}
+
+}  // namespace
 
 void bind_cuda(py::module_& m) {
   m.def("built", &cuda::built, "Whether this build has the CUDA part.");
@@ -25,6 +162,24 @@ void bind_cuda(py::module_& m) {
         return std::make_pair(count, py::str(why));
       },
       "Number of CUDA devices and, when it is 0, the reason.");
+  m.def("combine", &combine, py::arg("op"), py::arg("dtype"), py::arg("targets"),
+        py::arg("sources"), py::arg("count"), py::arg("size") = 0, py::arg("device") = 0,
+        py::arg("stream") = 0,
+        "Combine arrays on a GPU, given by their addresses, as reduce_arrays does.");
+  m.def("pack", &pack, py::arg("packed"), py::arg("packed_dtype"), py::arg("pieces"),
+        py::arg("piece_dtype"), py::arg("scale") = 1.0, py::arg("unpacks") = false,
+        py::arg("device") = 0, py::arg("stream") = 0,
+        "Pack pieces (address, items, offset in items) on a GPU, or unpack them.");
+  m.def("rehearse_combine", &rehearse_combine, py::arg("op"), py::arg("sources"),
+        py::arg("outputs"), py::arg("size") = 0, py::arg("multiprocessors") = 1,
+        "Do on arrays of the host, thread after thread, what the kernel does.");
+  m.def("rehearse_pack", &rehearse_pack, py::arg("packed"), py::arg("pieces"), py::arg("offsets"),
+        py::arg("scale") = 1.0, py::arg("unpacks") = false, py::arg("multiprocessors") = 1,
+        "Do on arrays of the host, thread after thread, what the kernel does.");
+  m.def("cut", &cut, py::arg("arrays"), py::arg("count"), py::arg("item"), py::arg("tile_vectors"),
+        py::arg("multiprocessors"),
+        "How arrays at these addresses are cut: (single items in front, vectors, tiles, whether "
+        "single items are aligned, blocks).");
 }
 
 }  // namespace pycollective

@@ -23,5 +23,6 @@ void bind_reduce(pybind11::module_& m);
 void bind_nn(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_nccl(pybind11::module_& m);
+void bind_device(pybind11::module_& m);
 
 }  // namespace pycollective

@@ -15,4 +15,6 @@ PYBIND11_MODULE(_core, m) {
   pycollective::bind_cuda(cuda);
   auto nccl = m.def_submodule("nccl", "NCCL, as it is, opened while the program runs.");
   pycollective::bind_nccl(nccl);
+  auto device = m.def_submodule("device", "Calls on devices' arrays, by ranks of one process.");
+  pycollective::bind_device(device);
 }

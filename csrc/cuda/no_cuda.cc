@@ -1,14 +1,25 @@
+#include <stdexcept>
+
 #include "cuda/device.h"
 
+#include <stdexcept>
+
 namespace pycollective::cuda {
+namespace {
+
+constexpr char kWhy[] = "this build has no CUDA part: nvcc was not found when it was compiled";
+
+}  // namespace
 
 bool built() { return false; }
 
 int runtime_version() { return 0; }
 
 int device_count(std::string* why) {
-  *why = "this build has no CUDA part: nvcc was not found when it was compiled";
+  *why = kWhy;
   return 0;
 }
+
+device::Runtime& runtime() { throw std::runtime_error(kWhy); }
 
 }  // namespace pycollective::cuda

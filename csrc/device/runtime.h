@@ -1,4 +1,4 @@
-// What the executor for device arrays asks of the devices. cuda/runtime.cu answers on GPUs;
+// What the executor for device arrays asks of the devices. cuda/runtime.cc answers on GPUs;
 // emulated.cc does in the host's memory, in any order that streams and events allow, so that the
 // executor is tested without a GPU.
 //

@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::uint64_t kOddFactor = 0x9e3779b97f4a7c15;
 
+}  // namespace
+
 CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   CallRecord call;
   set_name(call.collective, to_string(algorithm.collective()));
@@ -28,7 +30,6 @@ CallRecord record_of(const Algorithm& algorithm, const Array& array, int root) {
   return call;
 }
 
-// Parts one after the other.
 std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
   std::vector<Part> parts;
   std::size_t first = 0;
@@ -38,8 +39,6 @@ std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
   }
   return parts;
 }
-
-}  // namespace
 
 Communicator::Communicator(std::shared_ptr<Group> group, int rank)
     : group_(std::move(group)), rank_(rank) {}

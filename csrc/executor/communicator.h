@@ -40,6 +40,12 @@ struct Reducing {
   bool reproducible = false;
 };
 
+// What the ranks of a call must agree on, sealed.
+CallRecord record_of(const Algorithm& algorithm, const Array& array, int root);
+
+// Parts one after the other.
+std::vector<Part> in_a_row(const std::vector<std::size_t>& counts);
+
 // An all-reduce of arrays of one shape and type, in one way: what a program that repeats it need
 // not find out again.
 struct PreparedAllReduce {
@@ -95,6 +101,7 @@ class Communicator {
 
   // From now on, a call that has waited so long, or for half of its time, says once who is missing.
   void warn_after(Warning warning) { warning_ = std::move(warning); }
+  const Warning& warning() const { return warning_; }
 
   // A call that goes on while the caller does something else; they are made one after the other,
   // and whoever makes a call at once settles them first. The thread is started by the first one.

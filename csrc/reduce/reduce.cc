@@ -1,6 +1,5 @@
-// From top to bottom: the element types, the operations, the loops, and the table, which has a row
-// for each type and a column for each operation. A new type is a row, a new operation a struct and
-// a column.
+// The loops, and the table, which has a row for each type and a column for each operation. A new
+// type is a row, a new operation a struct in operations.h and a column.
 #include "reduce/reduce.h"
 
 #include <algorithm>
@@ -9,21 +8,16 @@
 #include <type_traits>
 
 #include "reduce/half.h"
+#include "reduce/operations.h"
 #include "support/simd.h"
 #include "support/tuning.h"
 
 namespace pycollective {
 namespace {
 
-// Element types: bytes that are true or false, numbers, pairs of numbers, and the halves, which
-// have a way to be widened instead of arithmetic.
-struct Truth {
-  std::uint8_t byte;
-};
-template <class T>
-struct Complex {
-  T real, imag;
-};
+using namespace arithmetic;
+
+// The halves have a way to be widened instead of arithmetic.
 template <const HalfType& (*kType)()>
 struct Half {
   static const HalfType& type() { return kType(); }
@@ -31,164 +25,9 @@ struct Half {
 };
 
 template <class T>
-constexpr bool is_complex = false;
-template <class T>
-constexpr bool is_complex<Complex<T>> = true;
-template <class T>
 constexpr bool is_half = false;
 template <const HalfType& (*kType)()>
 constexpr bool is_half<Half<kType>> = true;
-
-// Signed ints wrap around as unsigned numbers do. Those are at least as wide as an int: narrower
-// ones would be promoted to int, which does not wrap.
-template <class T, bool = std::is_integral_v<T>>
-struct WrappingOf {
-  using type = T;
-};
-template <class T>
-struct WrappingOf<T, true> {
-  using type = std::conditional_t<sizeof(T) <= 4, std::uint32_t, std::uint64_t>;
-};
-template <class T>
-using Wrapping = typename WrappingOf<T>::type;
-
-template <class T>
-constexpr bool is_number = std::is_arithmetic_v<T>;
-
-template <class T, bool = std::is_integral_v<T>>
-struct UnsignedOf {
-  using type = T;
-};
-template <class T>
-struct UnsignedOf<T, true> {
-  using type = std::make_unsigned_t<T>;
-};
-template <class T>
-using Unsigned = typename UnsignedOf<T>::type;
-
-// Operations. takes<T>: which types have it; Same<T>: a type that gives the same bits, so that one
-// loop serves both.
-struct Sum {
-  template <class T>
-  static constexpr bool takes = is_number<T> || is_complex<T>;
-  template <class T>
-  using Same = Unsigned<T>;
-  template <class T>
-  PYCOLLECTIVE_INLINE static T of(T a, T b) {
-    if constexpr (is_complex<T>) {
-      return {a.real + b.real, a.imag + b.imag};
-    } else {
-      return static_cast<T>(Wrapping<T>(a) + Wrapping<T>(b));
-    }
-  }
-};
-
-struct Prod {
-  template <class T>
-  static constexpr bool takes = is_number<T> || is_complex<T>;
-  template <class T>
-  using Same = Unsigned<T>;
-  template <class T>
-  PYCOLLECTIVE_INLINE static T of(T a, T b) {
-    if constexpr (is_complex<T>) {
-      return {a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
-    } else {
-      return static_cast<T>(Wrapping<T>(a) * Wrapping<T>(b));
-    }
-  }
-};
-
-struct And {
-  template <class T>
-  static constexpr bool takes = std::is_integral_v<T> || std::is_same_v<T, Truth>;
-  template <class T>
-  using Same = Unsigned<T>;
-  template <class T>
-  PYCOLLECTIVE_INLINE static T of(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>((a.byte != 0) & (b.byte != 0))};
-    } else {
-      return static_cast<T>(a & b);
-    }
-  }
-};
-
-struct Or {
-  template <class T>
-  static constexpr bool takes = And::takes<T>;
-  template <class T>
-  using Same = Unsigned<T>;
-  template <class T>
-  PYCOLLECTIVE_INLINE static T of(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>((a.byte | b.byte) != 0)};
-    } else {
-      return static_cast<T>(a | b);
-    }
-  }
-};
-
-struct Xor {
-  template <class T>
-  static constexpr bool takes = And::takes<T>;
-  template <class T>
-  using Same = Unsigned<T>;
-  template <class T>
-  PYCOLLECTIVE_INLINE static T of(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>((a.byte != 0) ^ (b.byte != 0))};
-    } else {
-      return static_cast<T>(a ^ b);
-    }
-  }
-};
-
-struct Min {
-  template <class T>
-  static constexpr bool takes = is_number<T> || std::is_same_v<T, Truth>;
-  template <class T>
-  using Same = T;
-  template <class T>
-  PYCOLLECTIVE_INLINE static T of(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return And::of(a, b);
-    } else {
-      return (a < b || a != a) ? a : b;
-    }
-  }
-};
-
-struct Max {
-  template <class T>
-  static constexpr bool takes = is_number<T> || std::is_same_v<T, Truth>;
-  template <class T>
-  using Same = T;
-  template <class T>
-  PYCOLLECTIVE_INLINE static T of(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return Or::of(a, b);
-    } else {
-      return (a > b || a != a) ? a : b;
-    }
-  }
-};
-
-// A mean is a sum that is divided when all contributions are in.
-struct Mean : Sum {};
-
-// The quotient of a number and a number of ranks, ints toward zero. Ints to 32 bits are divided in
-// a floating-point type with room for more digits than they have: exact, and a vector operation.
-template <class T>
-PYCOLLECTIVE_INLINE T quotient(T a, int size) {
-  if constexpr (is_complex<T>) {
-    return {quotient(a.real, size), quotient(a.imag, size)};
-  } else if constexpr (std::is_integral_v<T> && sizeof(T) <= 4) {
-    using Wide = std::conditional_t<sizeof(T) <= 2, float, double>;
-    return static_cast<T>(static_cast<Wide>(a) / static_cast<Wide>(size));
-  } else {
-    return a / static_cast<T>(size);
-  }
-}
 
 // Loops. GCC clones templates only where they are local to the file, as these are.
 template <class T, class O>

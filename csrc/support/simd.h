@@ -12,8 +12,13 @@
 #define PYCOLLECTIVE_CLONES
 #endif
 
-// For what is called in such a function: it is compiled again for each instruction set.
+// For what is called in such a function: it is compiled again for each instruction set. nvcc
+// compiles it for GPUs too.
+#ifdef __CUDACC__
+#define PYCOLLECTIVE_INLINE __host__ __device__ __forceinline__
+#else
 #define PYCOLLECTIVE_INLINE inline __attribute__((always_inline))
+#endif
 
 // Before a loop of which no turn reads what another one writes. Arrays may be the same one, element
 // for element, which the compiler cannot tell from arrays that are shifted against each other.

@@ -1,5 +1,53 @@
-"""What the CUDA part of this build can see."""
+"""What the CUDA part of this build can see; its kernels alone, for tests and benchmarks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 def built() -> bool: ...
 def runtime_version() -> int: ...
 def device_count() -> tuple[int, str]: ...
+def combine(
+    op: str,
+    dtype: np.dtype[Any],
+    targets: Sequence[int],
+    sources: Sequence[int],
+    count: int,
+    size: int = 0,
+    device: int = 0,
+    stream: int = 0,
+) -> None: ...
+def pack(
+    packed: int,
+    packed_dtype: np.dtype[Any],
+    pieces: Sequence[tuple[int, int, int]],
+    piece_dtype: np.dtype[Any],
+    scale: float = 1.0,
+    unpacks: bool = False,
+    device: int = 0,
+    stream: int = 0,
+) -> None: ...
+def rehearse_combine(
+    op: str,
+    sources: Sequence[npt.NDArray[Any]],
+    outputs: Sequence[npt.NDArray[Any]],
+    size: int = 0,
+    multiprocessors: int = 1,
+) -> None: ...
+def rehearse_pack(
+    packed: npt.NDArray[Any],
+    pieces: Sequence[npt.NDArray[Any]],
+    offsets: Sequence[int],
+    scale: float = 1.0,
+    unpacks: bool = False,
+    multiprocessors: int = 1,
+) -> None: ...
+def cut(
+    arrays: Sequence[int],
+    count: int,
+    item: int,
+    tile_vectors: int,
+    multiprocessors: int,
+) -> tuple[int, int, int, bool, int]: ...

@@ -24,6 +24,7 @@ from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.multi_worker import join_workers
 from pycollective.errors import NcclNotFoundError, RendezvousError
 from pycollective.nccl.loading import require_cuda
+from pycollective.nn import cudnn
 from pycollective.rendezvous import LISTENER
 
 __all__ = ["add_parser"]
@@ -70,11 +71,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 if something is wrong."""
-    gpus, _ = array_backend.gpu_count()
+    gpus, why = array_backend.gpu_count()
     cuda = "with CUDA" if _core.cuda.runtime_version() else "without CUDA"
     print(f"host: {platform.node()}, {available_cores()} cores, {gpus} GPUs; core {cuda}")
-    if gpus:
-        print(f"between GPUs: {_nccl()}")
+    for line in _gpus(gpus) if gpus else [f"no GPU: {why or 'CUDA sees none'}"]:
+        print(line)
     try:
         resolver = resolver_of_environment()
         member = None if resolver is None else membership_of(resolver)
@@ -112,6 +113,25 @@ def run(args: argparse.Namespace) -> int:
     finally:
         communicator.close()
     return bool(found)
+
+
+def _gpus(count: int) -> list[str]:
+    """Return what trains on GPUs here, and by what."""
+    version = nccl.device.driver_version()
+    lines = [f"  GPU {i}: {nccl.device.description(i)}" for i in range(count)]
+    lines.append(
+        f"on GPUs: CuPy {nccl.device.library_version()}, a driver for CUDA {version // 1000}."
+        f"{version % 1000 // 10} and older"
+    )
+    found = cudnn.library_version()
+    lines.append(
+        f"convolution on GPUs: cuDNN {found}"
+        if found
+        else "convolution on GPUs: by patches and cuBLAS; faster with cuDNN: "
+        "pip install nvidia-cudnn-frontend, and nvidia-cudnn-cu12 or nvidia-cudnn-cu13"
+    )
+    lines.append(f"between GPUs: {_nccl()}")
+    return lines
 
 
 def _nccl() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from pycollective import array_backend
+from pycollective import config
 from pycollective.cluster.spec import ClusterSpec
 
 __all__ = ["ClusterResolver", "SimpleClusterResolver", "UnionResolver", "master_url"]
@@ -64,7 +64,7 @@ class ClusterResolver(ABC):
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
         """Return how many devices of each kind but CPU this machine has."""
-        count, _ = array_backend.gpu_count()
+        count = len(config.list_logical_devices("GPU"))
         return {"GPU": count} if count else {}
 
     @property

@@ -1,4 +1,4 @@
-"""Calls on arrays that lie on GPUs: by NCCL, or over the host where NCCL cannot be had.
+"""Calls on arrays that lie on GPUs: by NCCL, by the project's own executor, or over the host.
 
 What stands here takes the core's place for such arrays: arguments are prepared and checked as for
 host arrays, and come here instead. At the first call the ranks tell each other, through the core,
@@ -8,34 +8,35 @@ which GPUs they are on and whether they have NCCL; all of them then go the same 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import struct
-import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pycollective import _core, array_backend, nccl
+from pycollective import _core, array_backend, nccl, observe
+from pycollective.communicator import on_device
 from pycollective.communicator.arrays import Array
-from pycollective.communicator.work import Work
+from pycollective.communicator.on_device import CoreByAlgorithm, DeviceCore
+from pycollective.communicator.staged import StagedCore
+from pycollective.communicator.watch import Watch
 from pycollective.errors import (
     CollectiveError,
-    CollectiveTimeoutError,
     MismatchError,
     NcclError,
     NcclNotFoundError,
-    PeerLostError,
 )
 from pycollective.nccl import device
-from pycollective.nccl.loading import require_cuda
+from pycollective.nccl.loading import may_share_gpus, require_cuda
 from pycollective.nccl.types import BYTES, count_and_type, reduction_of
 
 if TYPE_CHECKING:
     from pycollective.communicator import Communicator
 
-__all__ = ["NcclCore", "StagedCore", "core_for"]
+__all__ = ["GpuCore", "NcclCore", "core_for"]
 
 _log = logging.getLogger("pycollective")
 _REMEMBERED = 4096
@@ -45,8 +46,11 @@ _WORDS = 400
 _TOLD = np.dtype([("a GPU array", f"V{_WORDS}")])
 
 
-def core_for(member: Communicator, array: Array) -> NcclCore | StagedCore:
+def core_for(member: Communicator, array: Array) -> GpuCore:
     """Return what makes this rank's calls on GPU arrays; every rank comes here at its first one.
+
+    That is NCCL, and where it cannot be used, or an algorithm is asked for by name, the device executor
+    for ranks that are threads of one process; else the host.
 
     Raises
     ------
@@ -56,31 +60,47 @@ def core_for(member: Communicator, array: Array) -> NcclCore | StagedCore:
         The ranks have several versions of NCCL, or NCCL refuses to work.
     """
     here = array_backend.device_of(array)[1]
-    problem, version, gpu = "", 0, ""
+    problem, version, gpu, process = "", 0, "", 0
     try:
         library = nccl.library()
         require_cuda(library, device.driver_version())
         version, gpu = library.version, device.identity(here)
+        process = os.getpid() if may_share_gpus(library) else 0
     except NcclNotFoundError as error:
         problem = str(error)
-    told = _exchange(member, f"{version}\n{gpu}\n{problem}", "make the first call on a GPU")
-    versions, gpus, problems = zip(*(text.split("\n", 2) for text in told), strict=True)
-    why = _why_not(versions, gpus, problems)
+    says = f"{version}\n{gpu}\n{process}\n{problem}"
+    told = _exchange(member, says, "make the first call on a GPU")
+    why = _why_not(*zip(*(text.split("\n", 3) for text in told), strict=True))
+    on_host = StagedCore(member._core)
+    own = DeviceCore(member, on_host) if on_device.is_possible(member) else None
     if why:
+        if own is not None:
+            if member.rank == 0:
+                _log.info("GPU arrays are reduced by pycollective's own device executor: %s", why)
+            return own
         if member.rank == 0:
             _log.warning(
-                "GPU arrays go over the host's memory, which is slow, because NCCL cannot be used: %s",
+                "GPU arrays go over the host's memory, which is slow, because NCCL cannot be used: "
+                "%s; %s",
                 why,
+                on_device.why_not(member),
             )
-        return StagedCore(member._core)
+        return on_host
     unique_id = library.unique_id() if member.rank == 0 else bytes(128)
     row = np.frombuffer(unique_id, np.uint8)
     unique_id = member.broadcast(row).tobytes()
-    return NcclCore(member, library, unique_id, here)
+    by_nccl = NcclCore(member, library, unique_id, here)
+    return CoreByAlgorithm(by_nccl, own or on_host, member)
 
 
-def _why_not(versions: Sequence[str], gpus: Sequence[str], problems: Sequence[str]) -> str:
-    """Return why the ranks cannot use NCCL together, or nothing."""
+def _why_not(
+    versions: Sequence[str], gpus: Sequence[str], processes: Sequence[str], problems: Sequence[str]
+) -> str:
+    """Return why the ranks cannot use NCCL together, or nothing.
+
+    Processes may share a GPU where NCCL is set so; each tells its number, or 0. Threads may not: the
+    calls of two ranks would wait for each other in one stream.
+    """
     for rank, problem in enumerate(problems):
         if problem:
             return f"rank {rank}: {problem}"
@@ -90,8 +110,11 @@ def _why_not(versions: Sequence[str], gpus: Sequence[str], problems: Sequence[st
             + ", ".join(f"rank {r} has {v}" for r, v in enumerate(versions))
         )
     for rank, gpu in enumerate(gpus):
-        if gpus.index(gpu) != rank:
-            return f"ranks {gpus.index(gpu)} and {rank} are on one GPU ({gpu}), which NCCL refuses"
+        for other in range(rank):
+            both = {processes[other], processes[rank]}
+            if gpus[other] != gpu or (len(both) == 2 and "0" not in both):
+                continue
+            return f"ranks {other} and {rank} are on one GPU ({gpu}), which NCCL refuses"
     return ""
 
 
@@ -108,6 +131,15 @@ def _exchange(member: Communicator, text: str, what: str) -> list[str]:
         ) from None
     raw = [bytes(part) for part in table.view(f"V{_WORDS}").tolist()]
     return [part[4 : 4 + struct.unpack("=I", part[:4])[0]].decode(errors="replace") for part in raw]
+
+
+def _check_same(member: Communicator, told: Sequence[str]) -> None:
+    """Raise, and fail the group, unless all ranks call the same."""
+    if len(set(told)) > 1:
+        calls = "; ".join(f"rank {r} is in {text}" for r, text in enumerate(told))
+        error = MismatchError(f"the ranks' calls differ: {calls}")
+        member.abort(str(error))
+        raise error
 
 
 #: Calls of NCCL, on a stream.
@@ -143,7 +175,7 @@ class NcclCore:
         self.rank, self.size = member.rank, member.size
         self._library = library
         self._agreed: set[str] = set()
-        self._watch = _Watch(member)
+        self._watch = Watch(member)
         try:
             self._nccl = nccl.NcclCommunicator(
                 library, unique_id, member.size, member.rank, here, self._watch, member.timeout
@@ -162,10 +194,6 @@ class NcclCore:
         seconds: float, async_op: bool = False, shape: Sequence[int] | None = None,
     ) -> nccl.Operation | None:  # fmt: skip
         """Reduce to all ranks, who agree on ``shape`` where the source has been made of others."""
-        if reproducible:
-            raise ValueError(
-                "reproducible=True is for host arrays: NCCL adds in an order of its own; leave it out"
-            )
         made_of = "" if shape is None else f" of shapes {list(shape)}"
         what = f"all_reduce({_kind(source)}{made_of}, {op})"
         count, kind = count_and_type(self._library, source.size, source.dtype)
@@ -175,7 +203,7 @@ class NcclCore:
         def call(comm: _core.nccl.Comm, stream: int) -> None:
             comm.all_reduce(send.address, recv.address, count, kind, number, stream)
 
-        return self._call(what, call, how, (source, target), seconds, async_op)
+        return self._call(what, call, how, (source, target), seconds, async_op, op=op)
 
     def reduce(
         self, source: Array, target: Array | None, op: str, root: int, how: Any,
@@ -191,7 +219,7 @@ class NcclCore:
             comm.reduce(send.address, recv.address, count, kind, number, root, stream)
 
         what = f"reduce({_kind(source)}, {op}, root={root})"
-        return self._call(what, call, how, (source, target), seconds, async_op)
+        return self._call(what, call, how, (source, target), seconds, async_op, op=op, root=root)
 
     def reduce_scatter(
         self, source: Array, target: Array, op: str, how: Any, seconds: float,
@@ -206,7 +234,7 @@ class NcclCore:
             comm.reduce_scatter(send.address, recv.address, count, kind, number, stream)
 
         what = f"reduce_scatter({_kind(source)}, {op})"
-        return self._call(what, call, how, (source, target), seconds, async_op)
+        return self._call(what, call, how, (source, target), seconds, async_op, op=op)
 
     # Moves --------------------------------------------------------------------------------------
 
@@ -222,7 +250,7 @@ class NcclCore:
             comm.broadcast(send.address, recv.address, send.nbytes, BYTES, root, stream)
 
         what = f"broadcast({_kind(source)}, root={root})"
-        return self._call(what, call, how, (source, target), seconds, async_op)
+        return self._call(what, call, how, (source, target), seconds, async_op, root=root)
 
     def move_parts(
         self, which: Any, source: Array | None, target: Array | None, count: int,
@@ -238,7 +266,8 @@ class NcclCore:
         if which.name == "all_gather":
             assert source is not None and target is not None
             call = self._all_gather(_span(source), _span(target))
-        return self._call(what, call, how, (source, target), seconds, async_op, count)
+        others = {"root": root} if which.name in ("gather", "scatter") else {}
+        return self._call(what, call, how, (source, target), seconds, async_op, count, **others)
 
     def _all_gather(self, send: _Span, recv: _Span) -> _Calls:
         def call(comm: _core.nccl.Comm, stream: int) -> None:
@@ -256,7 +285,9 @@ class NcclCore:
         assert array is not None
         what = f"{which.name}({array.dtype}{list(shape)}, counts={list(counts)}, root={root})"
         call = self._messages(which.name, source, target, counts, counts, root)
-        return self._call(what, call, how, (source, target), seconds, async_op, sum(counts))
+        others = {"root": root} if which.name in ("gather", "scatter") else {}
+        moved = sum(counts)
+        return self._call(what, call, how, (source, target), seconds, async_op, moved, **others)
 
     def all_to_all_ragged(
         self, source: Array, target: Array, sent: Sequence[int], received: Sequence[int],
@@ -303,81 +334,120 @@ class NcclCore:
 
         return call
 
+    def registered_empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float
+    ) -> Array | None:
+        """Make an array in memory of NCCL's, registered by all ranks; None where NCCL has none."""
+        member, problem, block = self._member(), "", None
+        assert member is not None
+        what = f"empty({dtype}{list(shape)})"
+        try:
+            block = self._nccl.allocate(math.prod(shape) * dtype.itemsize, seconds)
+        except NcclError as error:
+            problem = str(error)
+        told = [text.split("\n", 1) for text in _exchange(member, f"{what}\n{problem}", what)]
+        _check_same(member, [text for text, _ in told])
+        for rank, (_, text) in enumerate(told):
+            if text:
+                raise MemoryError(f"rank {rank} has no memory for {what} on its GPU: {text}")
+        if block is None:
+            return None
+        made: Array = device.array(block, shape, dtype, self._nccl.device)
+        return made
+
     # Messages -----------------------------------------------------------------------------------
 
     def send(
         self, source: Array, dest: int, tag: int, seconds: float, async_op: bool = False
     ) -> nccl.Operation | None:
         """Send an array to another rank."""
-        self._check_peer(dest, tag)
+        self._check_message(source, dest, tag)
         span = _span(source)
 
         def call(comm: _core.nccl.Comm, stream: int) -> None:
             comm.send(span.address, span.nbytes, BYTES, dest, stream)
 
         what = f"send({_kind(source)}, dest={dest})"
-        return self._enqueue(what, call, source, seconds, async_op)
+        return self._enqueue(what, call, (source,), seconds, async_op, {"to rank": dest})
 
     def recv(
         self, target: Array, source: int, tag: int, seconds: float, async_op: bool = False
     ) -> nccl.Operation | None:
         """Receive an array from another rank."""
-        self._check_peer(source, tag)
+        self._check_message(target, source, tag)
         span = _span(target)
 
         def call(comm: _core.nccl.Comm, stream: int) -> None:
             comm.recv(span.address, span.nbytes, BYTES, source, stream)
 
         what = f"recv({_kind(target)}, source={source})"
-        return self._enqueue(what, call, target, seconds, async_op)
+        return self._enqueue(what, call, (target,), seconds, async_op, {"from rank": source})
 
     # The way of every call ----------------------------------------------------------------------
 
     def _call(
-        self, what: str, call: _Calls, how: Any, kept: Any,
-        seconds: float, async_op: bool, count: int = 1,
+        self, what: str, call: _Calls, how: Any, kept: Sequence[Array | None],
+        seconds: float, async_op: bool, count: int = 1, **others: Any,
     ) -> nccl.Operation | None:  # fmt: skip
         """Make a collective, once all ranks are found to call the same."""
-        if not isinstance(how, str):
-            raise ValueError(f"'{how.name}' is for host arrays: NCCL has algorithms of its own")
         for array in kept:
             if array is not None and array_backend.device_of(array)[1] != self._nccl.device:
                 raise ValueError(
                     f"the array lies on GPU {array_backend.device_of(array)[1]}, and rank {self.rank} "
                     f"makes its calls on GPU {self._nccl.device}: a rank has one GPU"
                 )
+        what += self._registered(what, kept)
         if what not in self._agreed:
             self._agree(what)
         if not count or not any(array is not None and array.size for array in kept):
-            return None if not async_op else self._enqueue(what, _nothing, kept, seconds, True)
-        return self._enqueue(what, call, kept, seconds, async_op)
+            call = _nothing
+            if not async_op:
+                return None
+        return self._enqueue(what, call, kept, seconds, async_op, others)
 
     def _agree(self, what: str) -> None:
         member = self._member()
         assert member is not None
         self._nccl.check()
-        told = _exchange(member, what, what)
-        if len(set(told)) > 1:
-            calls = "; ".join(f"rank {r} is in {text}" for r, text in enumerate(told))
-            error = MismatchError(f"the ranks' calls differ: {calls}")
-            member.abort(str(error))
-            raise error
+        _check_same(member, _exchange(member, what, what))
         if len(self._agreed) >= _REMEMBERED:
             self._agreed.clear()
         self._agreed.add(what)
 
+    def _registered(self, what: str, arrays: Sequence[Array | None]) -> str:
+        """Say which arrays are registered memory: NCCL needs it to be the same on all ranks."""
+        if not self._nccl.memory:
+            return ""
+        found = [array for array in arrays if array is not None and array.size]
+        offsets = [self._nccl.memory.offset(array_backend.address(array)) for array in found]
+        if all(offset is None for offset in offsets):
+            return ""
+        if None in offsets:
+            places = ("elsewhere" if offset is None else "there" for offset in offsets)
+            return f", partly in memory of empty(): {', '.join(places)}"
+        if not what.startswith(("all_reduce", "all_gather", "reduce_scatter")):
+            return ", in memory of empty()"
+        # The whole arrays, of which in-place calls read or write parts, are at the same place of it.
+        whole = max(array.size for array in found)
+        at = [n for n, array in zip(offsets, found, strict=True) if array.size == whole]
+        return f", in memory of empty() from byte {at} on"
+
     def _enqueue(
-        self, what: str, call: _Calls, kept: Any,
-        seconds: float, async_op: bool,
+        self, what: str, call: _Calls, kept: Sequence[Array | None],
+        seconds: float, async_op: bool, others: dict[str, Any],
     ) -> nccl.Operation | None:  # fmt: skip
-        operation = self._nccl.enqueue(what, call, kept, seconds, async_op)
-        return operation if async_op else None
+        def make(timed: bool) -> nccl.Operation:
+            return self._nccl.enqueue(what, call, kept, seconds, async_op, timed)
+
+        name, gpu = what.partition("(")[0], self._nccl.device
+        made = observe.enqueue(self._member(), name, kept, others, "NCCL", gpu, make)
+        return made if async_op else None
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not among the {self.size} ranks")
 
-    def _check_peer(self, rank: int, tag: int) -> None:
+    def _check_message(self, array: Array, rank: int, tag: int) -> None:
         self._check_rank(rank)
         if rank == self.rank:
             raise ValueError(
@@ -385,6 +455,11 @@ class NcclCore:
             )
         if tag:
             raise ValueError("NCCL knows no tags: messages of GPU arrays have tag 0")
+        if self._registered("message", [array]):
+            raise ValueError(
+                "messages cannot be in memory of empty(), which NCCL needs to be so on both sides: give "
+                "a copy of the array"
+            )
 
     # The end ------------------------------------------------------------------------------------
 
@@ -413,181 +488,4 @@ def _kind(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-class _Watch:
-    """What a rank hears of the others beside NCCL: each second they tell how many calls each has made.
-
-    They do so in a group of their own, so that a process that ends is heard of at once, one that is
-    stopped soon, and one that does not come is known by its count.
-    """
-
-    SECONDS = 1.0
-    GRACE = 1.0
-    """Seconds for what a rank that has left had enqueued before."""
-    SILENCE = 8.0
-    """Seconds after which a rank that does not tell is lost."""
-    _LEFT = -1
-
-    def __init__(self, member: Communicator) -> None:
-        self._group = member._group
-        self._own = None if member.size == 1 else member.split(0, member.rank)
-        self._rank = member.rank
-        self._calls: Callable[[], int] = int
-        self._counts = [0] * member.size
-        self._work: Work | None = None
-        self._begun = -self.SECONDS
-        self._gone: CollectiveError | None = None
-        self._lock = threading.Lock()  # the watching thread, and the one that closes
-
-    def start(self, communicator: nccl.NcclCommunicator) -> None:
-        """Begin to tell of a communicator's calls."""
-        weak = weakref.ref(communicator)
-
-        def calls() -> int:
-            found = weak()
-            return 0 if found is None else found.calls
-
-        self._calls = calls
-
-    def failure(self, waiting: float) -> CollectiveError | None:
-        """Return why the group is dead, or who was lost to a call that waits for so many seconds."""
-        try:
-            self._group.check()
-        except CollectiveError as error:
-            return error
-        with self._lock:
-            self._beat()
-            return self._gone if waiting > self.GRACE else None
-
-    def _beat(self) -> None:
-        own = self._own
-        if own is None or self._gone is not None:
-            return
-        now = time.monotonic()
-        try:
-            if self._work is None and now - self._begun >= self.SECONDS:
-                self._begun = now
-                self._work = own.all_gather(np.array([self._calls()], np.int64), async_op=True)
-            if self._work is not None and self._work.done():
-                self._heard(self._work.result().tolist())
-            elif self._work is not None and now - self._begun > self.SILENCE:
-                self._gone = self._silent(own)
-        except CollectiveError as error:
-            self._gone = error
-
-    def _heard(self, counts: list[int]) -> None:
-        self._work = None
-        left = [r for r, n in enumerate(counts) if n == self._LEFT]
-        if left:
-            self._gone = PeerLostError(f"rank {left[0]} has closed its communicator")
-        else:
-            self._counts = counts
-
-    def _silent(self, own: Communicator) -> PeerLostError:
-        beats = own._group
-        silent = [r for r in range(own.size) if beats.calls(r) < beats.calls(self._rank)]
-        who = ", ".join(f"rank {r}" for r in silent) or "a rank"
-        return PeerLostError(
-            f"{who} is lost to rank {self._rank}: not heard of for {self.SILENCE:g} s, so it is stopped "
-            "or cut off"
-        )
-
-    def late(self, number: int) -> list[str]:
-        """Return who has not made so many calls on GPUs, in words."""
-        return [
-            f"rank {r} has made {n} of {number} calls on GPUs"
-            for r, n in enumerate(self._counts)
-            if n < number and r != self._rank
-        ]
-
-    def fail(self, error: CollectiveError) -> None:
-        """Fail the group: every rank's watching thread then aborts, and calls on the host fail too."""
-        lost = isinstance(error, (PeerLostError, CollectiveTimeoutError))
-        self._group.abort(str(error), peer_lost=lost)
-
-    def close(self) -> None:
-        """Tell the others, who take part within a second, and leave."""
-        with self._lock:
-            own, self._own = self._own, None
-            if own is None:
-                return
-            try:
-                if self._work is not None and self._gone is None:
-                    self._heard(self._work.wait(self.SILENCE).tolist())
-                if self._gone is None:
-                    last = np.array([self._LEFT], np.int64)
-                    own.all_gather(last, timeout=self.SILENCE)
-            except (CollectiveError, TimeoutError):  # they have gone, too
-                pass
-            own.close()
-
-    def abandon(self) -> None:
-        """Let go of the group of their own, which ends as every group does."""
-        self._own = None
-
-
-class StagedCore:
-    """A rank's calls on GPU arrays, on copies of them in the host's memory."""
-
-    #: Where the result stands among the arguments of the core's methods.
-    _TARGETS: ClassVar = {
-        "all_reduce": 1, "reduce": 1, "reduce_scatter": 1, "broadcast": 1, "move_parts": 2,
-        "move_ragged": 2, "all_to_all_ragged": 1, "recv": 0,
-    }  # fmt: skip
-
-    def __init__(self, core: Any) -> None:
-        self._core = core
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._core, name)
-        place = self._TARGETS.get(name)
-
-        def call(*args: Any) -> Any:
-            given = list(args)
-            target = given[place] if place is not None else None
-            for i, value in enumerate(given):
-                if i != place and array_backend.is_array(value):
-                    given[i] = array_backend.to_numpy(value)
-            if target is not None and place is not None:
-                given[place] = np.empty(target.shape, target.dtype)
-            task = method(*given)
-            if target is None or place is None:
-                return task
-            host = given[place]
-            if task is not None:
-                return _StagedTask(task, host, target)
-            target[...] = array_backend.asarray(host, like=target)
-            return None
-
-        return call
-
-    def close(self) -> None:
-        """Nothing is left behind."""
-
-    def finish(self) -> None:
-        """Nothing is left behind."""
-
-    def abandon(self) -> None:
-        """Nothing is left behind."""
-
-
-class _StagedTask:
-    """A call of the core that is under way, whose result is then brought to a GPU."""
-
-    def __init__(self, task: _core.Task, host: Array, target: Array) -> None:
-        self._task = task
-        self._host: Array | None = host
-        self._target = target
-
-    @property
-    def done(self) -> bool:
-        return self._task.done
-
-    def wait(self, timeout: float) -> bool:
-        return self._task.wait(timeout)
-
-    def check(self) -> None:
-        self._task.check()
-        host, self._host = self._host, None
-        if host is not None:
-            with array_backend.beside(self._target):
-                self._target[...] = array_backend.asarray(host, like=self._target)
+GpuCore: TypeAlias = CoreByAlgorithm | DeviceCore | StagedCore

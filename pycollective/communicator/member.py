@@ -8,15 +8,15 @@ import operator
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from pycollective import _core, observe, tuning
+from pycollective import _core, array_backend, observe, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import Array
-from pycollective.communicator.gpu import NcclCore, StagedCore, core_for
+from pycollective.communicator.gpu import GpuCore, core_for
 from pycollective.communicator.split import Family, Threads
 from pycollective.communicator.work import Work, nothing
 from pycollective.errors import CollectiveError
@@ -53,7 +53,7 @@ class Member(_core.CommunicatorBase):
         # MPI's groups have a core of their own.
         own = getattr(group, "core", None)
         self._core: Any = _core.Communicator(group, rank) if own is None else own()
-        self._gpu: NcclCore | StagedCore | None = None  # in the core's place for GPU arrays
+        self._gpu: GpuCore | None = None  # in the core's place for GPU arrays
         self._choices: tuning.Rows = []
         self._lane = rank if lane is None else lane  # in timelines: of a part, the whole's rank
         self.rank = rank
@@ -67,7 +67,12 @@ class Member(_core.CommunicatorBase):
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
 
     def empty(
-        self, shape: int | Sequence[int], dtype: DTypeLike = float, *, timeout: float | None = None
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = float,
+        *,
+        device: Literal["cpu", "gpu"] = "cpu",
+        timeout: float | None = None,
     ) -> Array:
         """Make an array that `all_reduce` reduces without a copy; every rank calls it.
 
@@ -77,12 +82,18 @@ class Member(_core.CommunicatorBase):
         all-reduce copies nothing within a host but results. Over TCP alone, and among threads, it is
         an ordinary array. What it holds is whatever was there.
 
+        On a GPU its memory is NCCL's (``ncclMemAlloc``) and registered with its communicator, which may
+        then move it without a copy. All ranks must give such arrays to a collective call, at the same
+        offset, or none; messages do not take them. Without NCCL 2.19 it is an ordinary array of CuPy's.
+
         Parameters
         ----------
         shape : int or sequence of int
             The same on every rank.
         dtype : dtype
             The same on every rank; without Python objects.
+        device : {"cpu", "gpu"}
+            Where: in the host's memory, or on this thread's present CuPy device.
         timeout : float, optional
             Seconds to wait for the other ranks.
 
@@ -96,9 +107,13 @@ class Member(_core.CommunicatorBase):
         ------
         MemoryError
             On every rank, if one of them finds no memory that is shared; else on the rank itself.
+        ImportError
+            A GPU is asked for without CuPy.
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
+        if device not in ("cpu", "gpu"):
+            raise ValueError(f"device is 'cpu' or 'gpu', not {device!r}")
         sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
         sizes = [operator.index(n) for n in sizes]
         kind = np.dtype(dtype)
@@ -108,6 +123,8 @@ class Member(_core.CommunicatorBase):
             raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
         if math.prod(sizes) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
             raise MemoryError(f"no memory has room for {sizes} of {kind} from each rank")
+        if device == "gpu":
+            return self._empty_on_gpu(sizes, kind, self._seconds(timeout))
         try:
             shared: Array | None = self._core.empty(sizes, kind, self._seconds(timeout))
         except MemoryError:
@@ -116,6 +133,12 @@ class Member(_core.CommunicatorBase):
                 "that are shared"
             ) from None
         return np.empty(sizes, kind) if shared is None else shared
+
+    def _empty_on_gpu(self, sizes: Sequence[int], kind: np.dtype[Any], seconds: float) -> Array:
+        like = array_backend.empty_on_gpu(0, np.uint8)
+        registered = getattr(self._core_for(like), "registered_empty", None)
+        made: Array | None = registered and registered(sizes, kind, seconds)
+        return array_backend.empty(sizes, kind, like) if made is None else made
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
         """Return when every rank has called it; with ``async_op``, a `Work` at once."""

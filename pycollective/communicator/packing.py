@@ -10,12 +10,13 @@ import numpy as np
 from pycollective import array_backend
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.work import Work
+from pycollective.workspace import workspace
 
 __all__ = ["PackedReduction", "join", "packs", "split"]
 
-#: ``begin(source, target)`` all-reduces a flat array into another, which may be the same one, and
-#: returns the calls that are under way: none, if they are done.
-Begin = Callable[[Array, Array], Sequence[Work]]
+#: ``begin(source, target, last)`` all-reduces a flat array into another, which may be the same one,
+#: and returns the calls that are under way: none, if they are done.
+Begin = Callable[[Array, Array, bool], Sequence[Work]]
 
 
 def packs(arrays: Sequence[Any], bytes_per_pack: int) -> list[list[int]]:
@@ -49,13 +50,19 @@ def join(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, bool]:
         together = _together(arrays)
         if together is not None:
             return together, False
-    size = sum([x.size for x in arrays])
-    flat = array_backend.empty(size, dtype, first)
+    flat = _empty(sum([x.size for x in arrays]), dtype, first)
     begin = 0
     for x in arrays:
         flat[begin : begin + x.size] = x.reshape(-1)
         begin += x.size
     return flat, True
+
+
+def _empty(size: int, dtype: Any, like: Array) -> Array:
+    """Return uninitialised memory beside an array; on the host, such as packs before it have used."""
+    if array_backend.on_host(like):
+        return workspace.empty((size,), dtype)
+    return array_backend.empty(size, dtype, like)
 
 
 def _together(arrays: Sequence[Array]) -> Array | None:
@@ -95,12 +102,19 @@ class PackedReduction:
         Begins the all-reduce of a pack.
     dtypes : sequence of dtype, optional
         In which each pack is reduced; by default that of its arrays.
+    last_waits : bool
+        Whether the last pack is begun by `totals`: the caller has nothing else to do meanwhile.
     """
 
     def __init__(
-        self, members: Sequence[list[int]], begin: Begin, dtypes: Sequence[Any] | None = None
+        self,
+        members: Sequence[list[int]],
+        begin: Begin,
+        dtypes: Sequence[Any] | None = None,
+        last_waits: bool = False,
     ) -> None:
         self._members = members
+        self._early = len(members) - last_waits
         self._begin = begin
         self._dtypes = dtypes or [None] * len(members)
         self._pack_of = {i: p for p, pack in enumerate(members) for i in pack}
@@ -113,13 +127,17 @@ class PackedReduction:
         """Give an array, C-contiguous and aligned; it must be left alone until `totals`."""
         self._arrays[place] = array
         self._missing[self._pack_of[place]] -= 1
-        while self._next < len(self._members) and not self._missing[self._next]:
+        self._begin_whole(self._early)
+
+    def _begin_whole(self, end: int) -> None:
+        while self._next < end and not self._missing[self._next]:
             members = self._members[self._next]
-            arrays = [self._arrays.pop(i) for i in members]
-            flat, copied = join(arrays, self._dtypes[self._next])
-            target = flat if copied else np.empty_like(flat)
-            self._begun.append((target, self._begin(flat, target)))
             self._next += 1
+            arrays = [self._arrays.pop(i) for i in members]
+            flat, copied = join(arrays, self._dtypes[self._next - 1])
+            target = flat if copied else _empty(flat.size, flat.dtype, flat)
+            last = self._next == len(self._members)
+            self._begun.append((target, self._begin(flat, target, last)))
 
     @property
     def under_way(self) -> list[Work]:
@@ -128,6 +146,7 @@ class PackedReduction:
 
     def totals(self) -> Iterator[tuple[list[int], Array]]:
         """Return for each pack, as soon as it is reduced, the places of its arrays and the total."""
+        self._begin_whole(len(self._members))
         for members, (target, works) in zip(self._members, self._begun, strict=True):
             for work in works:
                 work.wait()

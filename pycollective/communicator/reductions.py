@@ -275,7 +275,7 @@ class Reductions(Member):
         members = packs(sources, bytes_per_pack)
         shapes = iter([_shape_of([sources[i] for i in pack]) for pack in members])
 
-        def begin(source: Array, target: Array) -> list[Work]:
+        def begin(source: Array, target: Array, _last: bool) -> list[Work]:
             task = self._core_for(source).all_reduce(
                 source, target, op, how, reproducible, seconds, async_op, next(shapes)
             )

@@ -7,6 +7,7 @@ import errno
 import os
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,9 +37,17 @@ class Threads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._shared: Any = None
         self._number = 0
         # Offered groups, and how many ranks have not accepted yet.
         self._offered: dict[bytes, list[Any]] = {}
+
+    def shared(self, make: Callable[[], Any]) -> Any:
+        """Return the object that all ranks of the group have together, and make it if need be."""
+        with self._lock:
+            if self._shared is None:
+                self._shared = make()
+            return self._shared
 
     def offer(self, size: int) -> bytes:
         """Make the group."""

@@ -11,10 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from pycollective import array_backend, nccl
-from pycollective.communicator import Communicator, Work, all_reduce_together, local_group
+from pycollective.communicator import (
+    Communicator,
+    Work,
+    all_reduce_together,
+    local_group,
+    on_device,
+)
 from pycollective.communicator.arrays import is_fit
 from pycollective.communicator.packing import PackedReduction, join, packs, split
 from pycollective.distribute.communication import (
@@ -135,8 +139,11 @@ class _ScheduledOps(CrossDeviceOps):
             for members in members_of_packs:
                 dtype = likes[members[0]].dtype
                 work = work_dtype(dtype, reduce_op)
+                stay = all(array_backend.is_on_gpu(x) for x in rows[members[0]]) and (
+                    self._reduces_on_gpus(group[0], options)
+                )
                 flats = [
-                    self._joined([rows[i][r] for i in members], work, options)
+                    _joined([_prepared(rows[i][r], stay) for i in members], work)
                     for r in range(replicas)
                 ]
                 totals = self._all_reduce_in_shares(group, flats, reduce_op, options)
@@ -148,12 +155,6 @@ class _ScheduledOps(CrossDeviceOps):
                         results[i].append(Tensor(array_backend.asarray(part, like=rows[i][r])))
         return results
 
-    def _joined(self, arrays: list[Array], dtype: Any, options: CommunicationOptions) -> Array:
-        """Return one replica's arrays as a flat one, prepared."""
-        prepared = [self._prepared(array, options) for array in arrays]
-        with array_backend.beside(prepared[0]):
-            return join(prepared, dtype)[0]
-
     def _all_reduce_in_shares(
         self,
         group: Sequence[Communicator],
@@ -161,12 +162,47 @@ class _ScheduledOps(CrossDeviceOps):
         reduce_op: ReduceOp,
         options: CommunicationOptions,
     ) -> list[Array]:
-        """Return every replica's total of the replicas' packs, each reduced in so many shares."""
-        op, algorithm = _core_op(reduce_op, flats[0].dtype), self.algorithm_for(options)
-        totals = [np.empty_like(flat) for flat in flats]
-        for first, last in _shares(flats[0].size, max(1, self._num_packs)):
-            inputs, outputs = ([x[first:last] for x in arrays] for arrays in (flats, totals))
-            all_reduce_together(group, inputs, op, algorithm, outputs)
+        """Return every replica's total of the replicas' packs, each reduced in so many shares.
+
+        On GPUs by a thread for each replica, whose calls wait for the others.
+        """
+        op, shares = _core_op(reduce_op, flats[0].dtype), max(1, self._num_packs)
+        algorithm = self._algorithm_of(flats[0], options)
+        on_gpus = array_backend.is_on_gpu(flats[0])
+        if (
+            on_gpus
+            and algorithm == "auto"
+            and len({array_backend.device_of(x) for x in flats}) == 1
+        ):
+            # Results never change: replicas of one memory share them, and it is written once.
+            totals = [array_backend.empty(flats[0].shape, flats[0].dtype, flats[0])] * len(flats)
+        else:
+            totals = [array_backend.empty(flat.shape, flat.dtype, flat) for flat in flats]
+        if not on_gpus:
+            for first, last in _shares(flats[0].size, shares):
+                inputs, outputs = ([x[first:last] for x in arrays] for arrays in (flats, totals))
+                all_reduce_together(group, inputs, op, algorithm, outputs)
+            return totals
+
+        def reduce(communicator: Communicator, flat: Array, total: Array, stream: Any) -> None:
+            try:
+                with array_backend.beside(flat), stream:
+                    for first, last in _shares(flat.size, shares):
+                        communicator.all_reduce(
+                            flat[first:last], op, out=total[first:last], algorithm=algorithm
+                        )
+            except BaseException as error:
+                self._groups.pop(len(group), None)  # a group that failed is dead
+                communicator.abort(f"replica {communicator.rank} failed: {error}")
+                raise
+
+        streams = [nccl.device.stream_on(array_backend.device_of(flat)[1]) for flat in flats]
+        with ThreadPoolExecutor(len(group)) as threads:
+            for done in [
+                threads.submit(reduce, *work)
+                for work in zip(group, flats, totals, streams, strict=True)
+            ]:
+                done.result()
         return totals
 
     # From the replicas --------------------------------------------------------------------------
@@ -194,28 +230,31 @@ class _ScheduledOps(CrossDeviceOps):
             return None
         if communicator.rank == 0:
             self._log_packs(likes, members_of_packs, communicator.size, options)
-        algorithm = self.algorithm_for(options)
         shares = max(1, self._num_packs)
+        on_gpus = any(array_backend.is_on_gpu(like) for like in likes)
+        stay = on_gpus and self._reduces_on_gpus(communicator, options)
 
-        def begin(source: Array, target: Array) -> list[Work]:
+        def begin(source: Array, target: Array, is_last: bool) -> list[Work]:
             under_way = []
+            # Nothing is computed while the last pack is reduced: it takes no thread of its own.
+            behind = async_op and not is_last
             for first, last in _shares(source.size, shares):
                 result = communicator.all_reduce(
                     source[first:last],
                     _core_op(reduce_op, source.dtype),
                     out=target[first:last],
-                    algorithm=algorithm,
-                    async_op=async_op,
+                    algorithm=self._algorithm_of(source, options),
+                    async_op=behind,
                     timeout=options.timeout_seconds,
                 )
-                if async_op:
+                if behind:
                     under_way.append(result)
             return under_way
 
         return _PackedReplicaReduction(
             members_of_packs,
             begin,
-            partial(self._prepared, options=options),
+            partial(_prepared, stays=stay),
             likes,
             reduce_op,
             communicator.size,
@@ -229,9 +268,22 @@ class _ScheduledOps(CrossDeviceOps):
             return [[i] for i in range(len(likes))]
         return packs(likes, sys.maxsize)
 
-    def _prepared(self, array: Array, options: CommunicationOptions) -> Array:
-        """Return an array as it is reduced: contiguous, on the host."""
-        return _contiguous(array_backend.to_numpy(array))
+    def _reduces_on_gpus(self, communicator: Communicator, options: CommunicationOptions) -> bool:
+        """Whether arrays on GPUs are reduced where they lie; the log says it if they are not."""
+        if on_device.is_possible(communicator):
+            return True
+        log_few(
+            "%s of GPU arrays goes over the host's memory, which is slow: %s",
+            self.called,
+            on_device.why_not(communicator),
+            level=logging.WARNING,
+            times=1,
+        )
+        return False
+
+    def _algorithm_of(self, array: Array, options: CommunicationOptions) -> str:
+        """Return the algorithm by which an array is reduced."""
+        return self.algorithm_for(options)
 
     def algorithm_for(self, options: CommunicationOptions) -> str:
         """Return the algorithm of the core that runs."""
@@ -278,7 +330,7 @@ class _PackedReplicaReduction(ReplicaReduction):
         self._op = reduce_op
         self._replicas = replicas
         dtypes = [work_dtype(likes[pack[0]].dtype, reduce_op) for pack in members_of_packs]
-        self._packed = PackedReduction(members_of_packs, begin, dtypes)
+        self._packed = PackedReduction(members_of_packs, begin, dtypes, last_waits=True)
 
     def add(self, place: int, array: Array) -> None:
         self._packed.add(place, self._prepared(array))
@@ -408,10 +460,10 @@ class HierarchicalCopyAllReduce(_OfDevices):
 class NcclAllReduce(_OfDevices):
     """All-reduce by NVIDIA's NCCL between GPUs, each replica from its own thread.
 
-    Where NCCL cannot be used (there is none, or replicas are on one GPU) GPU arrays are reduced in the
-    host's memory, and a line of the log says so. What lies on CPUs is brought together on one device,
-    as by `ReductionToOneDevice`. With ``implementation="RING"`` in the options all go through a ring
-    of the core.
+    Where NCCL cannot be used (there is none, or replicas are on one GPU) GPU arrays are reduced by the
+    core's own device executor, or in the host's memory if the core has no CUDA part; a line of the log
+    says so. What lies on CPUs is brought together on one device, as by `ReductionToOneDevice`. With
+    ``implementation="RING"`` in the options all go through a ring of the core.
 
     Parameters
     ----------
@@ -432,48 +484,24 @@ class NcclAllReduce(_OfDevices):
         try:
             what = f"NCCL {nccl.library().version_text}"
         except NcclNotFoundError:
-            what = "no NCCL here: in the host's memory"
+            where = (
+                "in the host's memory" if on_device.runtime() is None else "by the core's kernels"
+            )
+            what = f"no NCCL here: {where}"
         return f"{type(self).__name__} ({what})"
 
     def algorithm_for(self, options: CommunicationOptions) -> str:
         """Return the core's algorithm, for what is not NCCL's."""
         return "ring" if _is_ring(options) else self.algorithm
 
-    def _prepared(self, array: Array, options: CommunicationOptions) -> Array:
-        """Return an array as it is reduced: contiguous, where it lies."""
-        return super()._prepared(array, options) if _is_ring(options) else _contiguous(array)
+    def _reduces_on_gpus(self, communicator: Communicator, options: CommunicationOptions) -> bool:
+        """Return True, unless a ring is asked for that the GPUs' executor is not there for."""
+        return not _is_ring(options) or super()._reduces_on_gpus(communicator, options)
 
-    def _all_reduce_in_shares(
-        self,
-        group: Sequence[Communicator],
-        flats: Sequence[Array],
-        reduce_op: ReduceOp,
-        options: CommunicationOptions,
-    ) -> list[Array]:
-        """Reduce from a thread for each replica, as NCCL's calls block until the others come."""
-        if not any(array_backend.is_on_gpu(flat) for flat in flats):
-            return super()._all_reduce_in_shares(group, flats, reduce_op, options)
-        op = _core_op(reduce_op, flats[0].dtype)
-        totals = [array_backend.empty(flat.shape, flat.dtype, flat) for flat in flats]
-
-        def reduce(communicator: Communicator, flat: Array, total: Array, stream: Any) -> None:
-            try:
-                with array_backend.beside(flat), stream:
-                    for first, last in _shares(flat.size, max(1, self._num_packs)):
-                        communicator.all_reduce(flat[first:last], op, out=total[first:last])
-            except BaseException as error:
-                self._groups.pop(len(group), None)  # a group that failed is dead
-                communicator.abort(f"replica {communicator.rank} failed: {error}")
-                raise
-
-        streams = [nccl.device.stream_on(array_backend.device_of(flat)[1]) for flat in flats]
-        with ThreadPoolExecutor(len(group)) as threads:
-            for done in [
-                threads.submit(reduce, *work)
-                for work in zip(group, flats, totals, streams, strict=True)
-            ]:
-                done.result()
-        return totals
+    def _algorithm_of(self, array: Array, options: CommunicationOptions) -> str:
+        """Return NCCL's choice on GPUs, which "auto" means there."""
+        on_gpus = array_backend.is_on_gpu(array) and not _is_ring(options)
+        return "auto" if on_gpus else self.algorithm_for(options)
 
 
 def default_cross_device_ops(devices: Sequence[Device]) -> tuple[CrossDeviceOps, str]:
@@ -482,7 +510,9 @@ def default_cross_device_ops(devices: Sequence[Device]) -> tuple[CrossDeviceOps,
     if kinds == {"CPU"}:
         return CollectiveAllReduce(), "the default where all devices are CPUs"
     if kinds == {"GPU"}:
-        return NcclAllReduce(), "the default where all devices are GPUs"
+        shared = len({device.memory for device in devices}) < len(devices)
+        besides = ", of which some are on one processor, where NCCL is not used" * shared
+        return NcclAllReduce(), f"the default where all devices are GPUs{besides}"
     return ReductionToOneDevice(), "the default where CPUs and GPUs are mixed"
 
 
@@ -494,8 +524,16 @@ def _is_ring(options: CommunicationOptions) -> bool:
     return options.implementation is CommunicationImplementation.RING
 
 
-def _contiguous(array: Array) -> Array:
+def _prepared(array: Array, stays: bool) -> Array:
+    """Return an array as it is reduced: contiguous, and on the host unless it stays where it lies."""
+    array = array if stays else array_backend.to_numpy(array)
     return array if is_fit(array) else array.copy(order="C")
+
+
+def _joined(arrays: list[Array], dtype: Any) -> Array:
+    """Return one replica's arrays as a flat one."""
+    with array_backend.beside(arrays[0]):
+        return join(arrays, dtype)[0]
 
 
 def _shares(size: int, count: int) -> list[tuple[int, int]]:

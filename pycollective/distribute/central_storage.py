@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pycollective.array_backend import asarray
 from pycollective.distribute.context import get_replica_context, is_creating_once
 from pycollective.distribute.devices import Device, parse_device, parse_devices
 from pycollective.distribute.mirrored import MirroredExtended
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.variables import MirroredVariable, mirrored_creator
-from pycollective.tensor import Variable, VariableAggregation, VariableSynchronization
+from pycollective.tensor import Tensor, Variable, VariableAggregation, VariableSynchronization
+from pycollective.tensor.tape import record
 
 __all__ = ["AggregatingVariable", "CentralStorageStrategy"]
 
@@ -43,6 +45,19 @@ class AggregatingVariable(MirroredVariable):
     def _local(self) -> Variable:
         found: Variable = self._values[0]
         return found
+
+    def _read(self) -> Tensor:
+        """Return the value in the memory of the replica that reads it; counters stay on the host."""
+        tensor = super()._read()
+        context = self._replica_context()
+        counts = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA and not tensor.ndim
+        if context is None or counts:
+            return tensor
+        central = tensor.array
+        array = context.strategy.extended._devices[context.local_replica_id].place(central)
+        if array is central:
+            return tensor
+        return record(array, (tensor,), lambda g, _need: (asarray(g, like=central),))
 
     def _write(self, method: str, value: Any) -> Variable:
         if self._replica_context() is not None and self._aggregation is VariableAggregation.NONE:
@@ -81,7 +96,7 @@ class _CentralStorageExtended(MirroredExtended):
 
     def _make(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         variable = self.variable_on(self._parameter_device, next_creator, **kwargs)
-        if self.num_local_replicas > 1:
+        if self.num_local_replicas > 1 or self._parameter_device.memory != self._devices[0].memory:
             variable = AggregatingVariable(self.strategy, variable)
         else:
             variable._distribute_strategy = self.strategy

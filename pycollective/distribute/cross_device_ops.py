@@ -20,7 +20,7 @@ from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from pycollective.distribute.devices import Device, parse_device
+from pycollective.distribute.devices import Device, in_memory_of, parse_device
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import (
     DistributedValues,
@@ -329,7 +329,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         total: Any
         if any(isinstance(v, IndexedSlices) for v in values):
             return on_destinations(joined_slices(values, reduce_op), destinations)
-        with array_backend.on_device(here.kind, here.index):
+        with here.in_use():
             tensors = [on_device(as_tensor(v), here) for v in values]
             if self.accumulation_fn is None:
                 total = Tensor(_sum_in_order([t.array for t in tensors], reduce_op))
@@ -424,7 +424,8 @@ def on_device(value: Any, device: Device) -> Any:
 def devices_of(value: Any) -> tuple[Device, ...]:
     """Return in which device's memory each component of a value, or of destinations, lies.
 
-    A CPU device is a part of a program and not of the memory: all of them are CPU 0 here.
+    A logical device is a part of a program and not of the memory: all of one processor are the first
+    one here.
     """
     if isinstance(value, str):
         return (parse_device(value).memory,)
@@ -434,7 +435,7 @@ def devices_of(value: Any) -> tuple[Device, ...]:
         return devices_of(value.values)
     if isinstance(value, Variable):
         value = value._current()
-    return (Device(*array_backend.device_of(getattr(value, "array", value))),)
+    return (in_memory_of(getattr(value, "array", value)),)
 
 
 def checked_pairs(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:

@@ -27,7 +27,9 @@ def describe(strategy: Strategy) -> str:
     for local, device in enumerate(devices):
         replica = extended.first_replica + local
         runs = "the caller's thread" if local == 0 else f"thread pycollective-replica-{local}"
-        lines.append(f"replica {replica}: {device}, {runs}, {_blas(len(devices))}, {reduces}")
+        shared = device.kind == "GPU" and device.index != device.processor
+        where = f"{device} on GPU {device.processor}" if shared else str(device)
+        lines.append(f"replica {replica}: {where}, {runs}, {_blas(len(devices))}, {reduces}")
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """Device names: every spelling that TensorFlow accepts, and what this machine has.
 
-A CPU device is a logical one: ``"cpu:0"``, ``"cpu:1"``, … are replicas on the same processor. A GPU
-device is one that CuPy can use.
+Devices are logical ones: ``"cpu:0"``, ``"cpu:1"``, … are replicas on the same processor, and there may
+be several on one GPU (`config.set_logical_device_configuration`). `Device.processor` is where a device
+becomes a number of CUDA's, and `in_memory_of` the way back.
 """
 
 from __future__ import annotations
@@ -9,12 +10,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
-from pycollective import array_backend
+from pycollective import array_backend, config
 from pycollective.array_backend import Array
+from pycollective.nccl.device import Upload
 
-__all__ = ["Device", "default_devices", "parse_device", "parse_devices"]
+__all__ = [
+    "Device",
+    "Uploads",
+    "default_devices",
+    "in_memory_of",
+    "parse_device",
+    "parse_devices",
+]
 
 # The parts of a name between its slashes, in any order.
 _PART = re.compile(
@@ -31,7 +42,7 @@ _NOT_LOCAL = (
 
 @dataclass(frozen=True)
 class Device:
-    """One device of this machine.
+    """One logical device of this machine.
 
     Attributes
     ----------
@@ -45,17 +56,45 @@ class Device:
     index: int
 
     @property
+    def processor(self) -> int:
+        """The number of the processor that it is on: for GPUs CUDA's."""
+        return config.processor_of(self.kind, self.index)
+
+    @property
     def memory(self) -> Device:
-        """The device in whose memory its values lie: all CPU devices have the host's, CPU 0's."""
-        return self if self.kind == "GPU" else Device("CPU", 0)
+        """The device that stands for the memory of its processor, the first one there."""
+        return Device(self.kind, config.first_on(self.kind, self.processor))
 
     def place(self, array: Array) -> Array:
         """Return an array in this device's memory: itself if it lies there."""
-        return array_backend.placed(array, self.kind, self.index)
+        return array_backend.placed(array, self.kind, self.processor)
+
+    def in_use(self) -> AbstractContextManager[Any]:
+        """Return the context in which new arrays lie on this device, if it is a GPU."""
+        return array_backend.on_device(self.kind, self.processor)
 
     def __str__(self) -> str:
         """Return the canonical name."""
         return f"/job:localhost/replica:0/task:0/device:{self.kind}:{self.index}"
+
+
+class Uploads:
+    """How a thread that makes batches ahead brings them to GPUs: while these compute."""
+
+    def __init__(self) -> None:
+        self._uploads: dict[int, Upload] = {}
+
+    def place(self, device: Device, array: Array) -> Array:
+        """Return an array in a device's memory, when it is there; as `Device.place`."""
+        elsewhere = not array_backend.on_host(array)
+        if device.kind != "GPU" or elsewhere or array.dtype.kind not in "biufc" or not array.nbytes:
+            return device.place(array)
+        processor = device.processor
+        with device.in_use():
+            if processor not in self._uploads:
+                self._uploads[processor] = Upload()
+            copied: Array = self._uploads[processor](array)
+        return copied
 
 
 def parse_device(name: str | Device) -> Device:
@@ -66,7 +105,8 @@ def parse_device(name: str | Device) -> Device:
     name : str
         ``"cpu:0"``, ``"/gpu:1"``, ``"/device:CPU:0"``,
         ``"/job:localhost/replica:0/task:0/device:GPU:0"``, …, in capital or small letters. GPUs are
-        numbered among those that ``CUDA_VISIBLE_DEVICES`` lets this process see.
+        numbered among those that ``CUDA_VISIBLE_DEVICES`` lets this process see, with several numbers
+        for one that was given several logical devices.
 
     Raises
     ------
@@ -83,17 +123,27 @@ def parse_device(name: str | Device) -> Device:
     if parts["index"] == "*":
         raise ValueError(f"device {name!r} is not one device: give its number")
     device = Device(str(parts["kind"]).upper(), int(parts["index"] or 0))
-    if device.kind == "GPU":
-        count, why = array_backend.gpu_count()
-        if device.index >= count:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            if visible is not None:
-                why = f"CUDA_VISIBLE_DEVICES is {visible!r}{f'; {why}' if why else ''}"
-            raise ValueError(
-                f"no device {name!r}: {count} GPUs are visible ({why or 'numbered from 0'}); "
-                "use a CPU device such as 'cpu:0'"
-            )
-    return device
+    config.use_devices()
+    if device.kind == "CPU" or device.index < (count := config.logical_count("GPU")):
+        return device
+    gpus, why = array_backend.gpu_count()
+    if count > gpus:
+        raise ValueError(
+            f"no device {name!r}: {count} logical devices on {gpus} GPUs, numbered from 0"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        why = f"CUDA_VISIBLE_DEVICES is {visible!r}{f'; {why}' if why else ''}"
+    raise ValueError(
+        f"no device {name!r}: {count} GPUs are visible ({why or 'numbered from 0'}); "
+        "use a CPU device such as 'cpu:0'"
+    )
+
+
+def in_memory_of(array: Any) -> Device:
+    """Return the device that stands for the memory in which a value lies, as `Device.memory`."""
+    kind, processor = array_backend.device_of(array)
+    return Device(kind, config.first_on(kind, processor))
 
 
 def _parts(name: str) -> dict[str, str | None]:
@@ -169,6 +219,7 @@ def _require_one_machine(names: Sequence[str]) -> None:
 
 
 def default_devices() -> tuple[Device, ...]:
-    """Return all visible GPUs, or the one CPU device."""
-    count, _ = array_backend.gpu_count()
-    return tuple(Device("GPU", i) for i in range(count)) or (Device("CPU", 0),)
+    """Return all logical devices on visible GPUs, or where there is none those that are CPUs."""
+    config.use_devices()
+    gpus = tuple(Device("GPU", i) for i in range(config.logical_count("GPU")))
+    return gpus or tuple(Device("CPU", i) for i in range(config.logical_count("CPU")))

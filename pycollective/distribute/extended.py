@@ -84,6 +84,9 @@ class StrategyExtended:
     why_these_ops = ""
     #: Hints for the all-reduce of gradients.
     gradient_options = CommunicationOptions(bytes_per_pack=GRADIENT_PACK)
+    #: Whether replicas of this process sum gradients while their tapes compute others. None: unless
+    #: they are CPUs and have no core to spare for it (benchmarks/gradient_overlap.py).
+    sums_early: bool | None = None
     #: Whether datasets can be made for each replica: `InputReplicationMode.PER_REPLICA`.
     input_per_replica = False
     #: Whether replicas that have run out of data get batches without rows while others have some.
@@ -125,7 +128,7 @@ class StrategyExtended:
         Scalars that all replicas have alike (ONLY_FIRST_REPLICA) stay on the host: counters and rates,
         which programs read in every step.
         """
-        with array_backend.on_device(device.kind, device.index):
+        with device.in_use():
             variable = next_creator(**kwargs)
             only_first = variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
             if device.kind == "GPU" and (variable.ndim or not only_first):
@@ -334,8 +337,7 @@ class StrategyExtended:
 
     def replica_device(self, replica: int) -> AbstractContextManager[Any]:
         """Return the context in which a replica's arrays are made."""
-        device = self._devices[replica]
-        return array_backend.on_device(device.kind, device.index)
+        return self._devices[replica].in_use()
 
     # Running ------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from pycollective.data.background import Prefetcher
 from pycollective.data.optional import NextElements
 from pycollective.data.sharding import describe, share_of_worker, starving
 from pycollective.distribute.context import get_replica_context, has_strategy
+from pycollective.distribute.devices import Device, Uploads
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor
 
@@ -239,21 +240,21 @@ class _Parts:
         """Return the steps of one pass: mini-batches in replica order, None where there is none."""
         at_hand = not self._copies and all(p._is_at_hand() for p in self.pipelines)
         if self.ahead and not at_hand:
-            return iter(Prefetcher(self._steps, self.ahead))
-        return self._steps()
+            return iter(Prefetcher(partial(self._steps, Uploads().place), self.ahead))
+        return self._steps(Device.place)
 
-    def place(self, replica: int, part: Any) -> Any:
+    def place(self, replica: int, part: Any, how: Callable[[Device, Any], Any]) -> Any:
         """Return a mini-batch, or None, where a replica is to have it."""
         if part is None or not self._copies:
             return part
-        return nest.map_structure(self.extended._devices[replica].place, part)
+        return nest.map_structure(partial(how, self.extended._devices[replica]), part)
 
-    def _steps(self) -> Iterator[list[Any]]:
+    def _steps(self, how: Callable[[Device, Any], Any]) -> Iterator[list[Any]]:
         sources = [p._iter() for p in self.pipelines]
         count = self.extended.num_local_replicas // len(sources)
         if self.extended.num_local_replicas == 1:
             for part in sources[0]:
-                yield [self.place(0, part)]
+                yield [self.place(0, part, how)]
             return
         while True:
             parts: list[Any] = []
@@ -262,7 +263,7 @@ class _Parts:
                 parts += taken + [None] * (count - len(taken))
             if all(part is None for part in parts):
                 return
-            yield [self.place(replica, part) for replica, part in enumerate(parts)]
+            yield [self.place(replica, part, how) for replica, part in enumerate(parts)]
 
 
 def _is_static(spec: Any) -> bool:
@@ -364,7 +365,7 @@ class DistributedIterator(NextElements):
             for place, part in enumerate(parts):
                 if part is None:
                     empty = _empty(specs[place // count], self._like)
-                    parts[place] = self._parts.place(place, empty)
+                    parts[place] = self._parts.place(place, empty, Device.place)
         if len(parts) == 1 and not self._parts.across_workers:
             return nest.map_structure(Tensor, parts[0])
         return nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)

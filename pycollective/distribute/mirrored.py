@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from pycollective import array_backend
 from pycollective.communicator import Communicator, local_group
 from pycollective.distribute.all_reduce_ops import default_cross_device_ops
+from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.cross_device_ops import (
     CrossDeviceOps,
@@ -53,6 +55,7 @@ class MirroredExtended(StrategyExtended):
         self._options = communication_options or CommunicationOptions()
         self.gradient_options = self.gradient_options.merge(communication_options)
         self._one_device = ReductionToOneDevice()
+        self._mixed = len({device.kind for device in devices}) > 1
 
     def start_afresh(self) -> None:
         """Make what belongs to this object alone, also when it is a copy."""
@@ -138,7 +141,7 @@ class MirroredExtended(StrategyExtended):
             reduction = ops.begin_all_reduce(communicator, reduce_op, arrays, options, False)
             assert reduction is not None
             for place, array in enumerate(arrays):
-                reduction.add(place, array)
+                reduction.add(place, array_backend.to_numpy(array) if self._mixed else array)
             return reduction.finish()
 
     def begin_all_reduce(
@@ -152,6 +155,8 @@ class MirroredExtended(StrategyExtended):
         ops = self.cross_device_ops
         if (
             self.num_local_replicas == 1
+            or self._mixed  # the GPUs' arrays go to the host, where the others are
+            or not (self._can_sum_early() if self.sums_early is None else self.sums_early)
             or not ops.takes_part_from_replicas()
             or any(like.dtype == np.int32 for like in likes)
         ):
@@ -159,6 +164,10 @@ class MirroredExtended(StrategyExtended):
         options = self._options.merge(options)
         communicator = self._communicator_of(context)
         return ops.begin_all_reduce(communicator, reduce_op, likes, options, True)
+
+    def _can_sum_early(self) -> bool:
+        on_cpus = sum([device.kind == "CPU" for device in self._devices])
+        return on_cpus < self.num_local_replicas or on_cpus < available_cores()
 
     def _communicator_of(self, context: ReplicaContext) -> Communicator:
         communicators = self._communicators
@@ -187,8 +196,8 @@ class MirroredStrategy(Strategy):
     Parameters
     ----------
     devices : list of str, optional
-        Devices such as ``"cpu:0"`` (logical: as many as you like), ``"/gpu:1"``. By default all visible
-        GPUs, or the CPU as one replica.
+        Devices such as ``"cpu:0"`` (logical: as many as you like), ``"/gpu:1"``. By default all logical
+        devices on visible GPUs; without a GPU the CPU, one replica unless more were configured.
     cross_device_ops : CrossDeviceOps, optional
         How values of the replicas are reduced; by default the core's own all-reduce between CPUs,
         NCCL between GPUs, and `ReductionToOneDevice` where both are mixed. int32, and what goes to

@@ -20,6 +20,7 @@ from pycollective.errors import (
     PeerLostError,
 )
 from pycollective.nccl import device
+from pycollective.nccl.memory import SINCE, Block, Registered
 
 __all__ = ["NcclCommunicator", "Operation", "Peers"]
 
@@ -43,13 +44,33 @@ class Peers(Protocol):
         """Return who has not made so many calls, in words."""
 
 
+class _Clock:
+    """Says when events of the present device happened, as `time.monotonic` would have."""
+
+    def __init__(self) -> None:
+        self._first = device.event(device.stream(), timed=True)
+        self._first.synchronize()  # its stream has been given nothing
+        self._begin = time.monotonic()
+
+    def time_of(self, event: Any) -> float:
+        return self._begin + device.seconds_between(self._first, event)
+
+
 class Operation:
     """A call that was enqueued; what `Work` waits for."""
 
     def __init__(
-        self, owner: NcclCommunicator, what: str, number: int, seconds: float, kept: Any, event: Any
+        self,
+        owner: NcclCommunicator,
+        what: str,
+        number: int,
+        seconds: float,
+        kept: Any,
+        event: Any,
+        timed: tuple[_Clock, Any] | None,
     ) -> None:
         self._owner = owner
+        self._timed = timed  # a clock, and the event before it
         self.what = what
         self.number = number
         self.seconds = seconds
@@ -63,6 +84,24 @@ class Operation:
     def over(self) -> bool:
         """Whether the device is done with it."""
         return bool(self.event.done)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the device is done with it, or will never be."""
+        return self.over or self._owner.error is not None
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """When its stream came to it and was done with it, as `time.monotonic` would have said it.
+
+        Of one that was not timed, or that the device has not ended: when it was enqueued, and now.
+        """
+        if self._timed is None or not self.over:
+            return self.begin, time.monotonic()
+        clock, before = self._timed
+        with device.on(self._owner.device):
+            begin = clock.time_of(before)
+            return begin, begin + device.seconds_between(before, self.event)
 
     @property
     def done(self) -> bool:
@@ -142,6 +181,8 @@ class NcclCommunicator:
         self._pending: deque[Operation] = deque()
         self._last: tuple[Any, Any] | None = None  # stream and event of the last call
         self._made = 0
+        self._clock: _Clock | None = None
+        self.memory = Registered(library, on_device)
         self._over = threading.Event()
         with device.on(on_device):
             # It does not block: a rank that waits for others can be interrupted, and aborted.
@@ -162,7 +203,7 @@ class NcclCommunicator:
             daemon=True,
         )
         # One that nobody has any more waits for nobody.
-        self._dropped = weakref.finalize(self, _drop, self._comm, self._over)
+        self._dropped = weakref.finalize(self, _drop, self._comm, self.memory, self._over)
         self._dropped.atexit = False
         _running.add(self)
         self._thread.start()
@@ -179,6 +220,7 @@ class NcclCommunicator:
         kept: Any,
         seconds: float,
         later: bool,
+        timed: bool = False,
     ) -> Operation:
         """Enqueue a call, on this thread's stream of the device, or beside it.
 
@@ -196,6 +238,8 @@ class NcclCommunicator:
         later : bool
             On a stream of the communicator's own, which waits for what this thread's stream has been
             given so far.
+        timed : bool
+            Let the device note when it begins and ends it.
         """
         with self._calls, device.on(self.device):
             self.check()
@@ -205,6 +249,10 @@ class NcclCommunicator:
                 device.stream_wait(stream, [device.event(present)])
             if self._last is not None and self._last[0] != stream:
                 device.stream_wait(stream, [self._last[1]])
+            clocked = None
+            if timed:
+                self._clock = self._clock or _Clock()
+                clocked = self._clock, device.event(stream, timed=True)
             begin = time.monotonic()
             try:
                 with self._lock:
@@ -219,13 +267,44 @@ class NcclCommunicator:
                 raise self.error or error from None
             self._made += 1
             self._settle(what, begin + seconds, seconds)
-            event = device.event(stream)
-            operation = Operation(self, what, self._made, seconds, kept, event)
+            event = device.event(stream, timed)
+            operation = Operation(self, what, self._made, seconds, kept, event, clocked)
             with self._lock:
                 self._last = stream, event
                 self._forget()
                 self._pending.append(operation)
             return operation
+
+    def allocate(self, nbytes: int, seconds: float) -> Block | None:
+        """Return device memory that NCCL has made and registered; None where it has none.
+
+        It may wait for the device.
+
+        Raises
+        ------
+        NcclError
+            There is none.
+        """
+        if not nbytes or self.library.version < SINCE:
+            return None
+        with self._calls, device.on(self.device):
+            with self._lock:
+                self._raise()
+                self._forget()
+            self.memory.free(self._deregister)
+            block = self.memory.add(nbytes, self._register)
+            self._settle("registering memory", time.monotonic() + seconds, seconds)
+            return block
+
+    def _register(self, address: int, nbytes: int) -> int:
+        with self._lock:
+            self._raise()
+            return self._comm.register(address, nbytes)
+
+    def _deregister(self, handle: int) -> None:
+        with self._lock:
+            self._raise()
+            self._comm.deregister(handle)
 
     def _forget(self) -> None:
         """Let go of the memory of calls that are over."""
@@ -329,6 +408,7 @@ class NcclCommunicator:
                     break
             time.sleep(_PAUSE)
         self._end()
+        self.memory.free(None)
 
     def _end(self) -> None:
         self._over.set()
@@ -336,9 +416,11 @@ class NcclCommunicator:
             self.error = AbortedError("this communicator is closed")
         with self._lock:
             if not self._comm.alive:
+                self.memory.end(None)
                 return
             until = time.monotonic() + _FAREWELL_SECONDS
             try:
+                self.memory.end(self._comm.deregister)
                 self._comm.finalize()
                 while self._comm.async_error() == _core.nccl.IN_PROGRESS:
                     if time.monotonic() > until:
@@ -380,10 +462,12 @@ def _watch(communicator: weakref.ref[NcclCommunicator], over: threading.Event) -
         del found
 
 
-def _drop(comm: _core.nccl.Comm, over: threading.Event) -> None:
+def _drop(comm: _core.nccl.Comm, memory: Registered, over: threading.Event) -> None:
     over.set()
     if comm.alive:
         comm.abort()
+    memory.end(None)
+    memory.free(None)
 
 
 _running: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import platform
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 __all__ = [
+    "Fetch",
+    "Upload",
+    "array",
+    "description",
     "driver_version",
     "event",
     "identity",
+    "library_version",
     "on",
     "present_stream",
+    "seconds_between",
     "stream",
     "stream_on",
     "stream_wait",
+    "synchronize",
 ]
 
 
@@ -31,12 +42,38 @@ def on(device: int) -> AbstractContextManager[Any]:
     return context
 
 
+def synchronize(device: int) -> None:
+    """Wait until a device has done what all of its streams were given."""
+    _cuda().Device(device).synchronize()
+
+
+def array(owner: Any, shape: Sequence[int], dtype: Any, device: int) -> Any:
+    """Return an array in a device's memory, at the ``address`` of its owner, whom it keeps."""
+    memory = _cuda().UnownedMemory(owner.address, owner.nbytes, owner, device)
+    with on(device):
+        return sys.modules["cupy"].ndarray(tuple(shape), dtype, _cuda().MemoryPointer(memory, 0))
+
+
 def identity(device: int) -> str:
     """Return what tells a device from all others, also from other parts of the same GPU."""
     runtime = _cuda().runtime
     number = runtime.getDeviceProperties(device).get("uuid")
     where = number.hex() if isinstance(number, bytes) else platform.node()
     return f"{runtime.deviceGetPCIBusId(device)} {where}"
+
+
+def description(device: int) -> str:
+    """Return a GPU's name, memory and compute capability."""
+    about = _cuda().runtime.getDeviceProperties(device)
+    name = about.get("name", b"a GPU")
+    name = name.decode() if isinstance(name, bytes) else str(name)
+    memory = about.get("totalGlobalMem", 0) / 2**30
+    return f"{name}, {memory:.0f} GiB, sm_{about.get('major', '?')}{about.get('minor', '?')}"
+
+
+def library_version() -> str:
+    """Return CuPy's version."""
+    return str(getattr(sys.modules["cupy"], "__version__", "?"))
 
 
 def driver_version() -> int:
@@ -60,11 +97,67 @@ def stream() -> Any:
     return _cuda().Stream(non_blocking=True)
 
 
-def event(after: Any) -> Any:
+def event(after: Any, timed: bool = False) -> Any:
     """Return an event that happens when all is done that a stream has been given so far."""
-    made = _cuda().Event(disable_timing=True)
+    made = _cuda().Event(disable_timing=not timed)
     made.record(after)
     return made
+
+
+class Fetch:
+    """A value of a device on its way to the host; nobody waits until it is read.
+
+    Parameters
+    ----------
+    array
+        An array of the thread's device, in C order.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._like = array.dtype, array.shape
+        stream = present_stream()
+        self._memory = _cuda().alloc_pinned_memory(array.nbytes)
+        array.data.copy_to_host_async(self._memory.ptr, array.nbytes, stream)
+        self._arrived = event(stream)
+
+    def value(self) -> Any:
+        """Return the value as a NumPy array, when it has arrived."""
+        self._arrived.synchronize()
+        return _at(self._memory.ptr, *self._like).copy()
+
+
+class Upload:
+    """Copies arrays of the host to the thread's device on a stream of its own."""
+
+    def __init__(self) -> None:
+        self._stream = stream()
+
+    def __call__(self, array: Any) -> Any:
+        """Return a copy of a NumPy array on the device, when it is there.
+
+        The calling thread waits, and nobody else: whichever stream reads the copy finds it.
+        """
+        cuda = _cuda()
+        copied = sys.modules["cupy"].empty(array.shape, array.dtype)
+        pinned = cuda.alloc_pinned_memory(array.nbytes)
+        _at(pinned.ptr, array.dtype, array.shape)[...] = array
+        # The memory is the present stream's, which may not yet be done with what lay there.
+        stream_wait(self._stream, [event(present_stream())])
+        copied.data.copy_from_host_async(pinned.ptr, array.nbytes, self._stream)
+        event(self._stream).synchronize()
+        return copied
+
+
+def _at(address: int, dtype: Any, shape: Sequence[int]) -> Any:
+    """Return the host's memory at an address as an array."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = (ctypes.c_char * size).from_address(address)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def seconds_between(first: Any, second: Any) -> float:
+    """Return the time between two events of one device that were timed and have happened."""
+    return float(_cuda().get_elapsed_time(first, second)) / 1e3
 
 
 def stream_wait(waiting: Any, events: Sequence[Any]) -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 from pycollective import _core
 from pycollective.errors import NcclNotFoundError
 
-__all__ = ["VARIABLE", "cuda_major", "library", "require_cuda"]
+__all__ = ["VARIABLE", "cuda_major", "library", "may_share_gpus", "require_cuda"]
 
 VARIABLE = "PYCOLLECTIVE_NCCL_LIBRARY"
 """Path of the library to use."""
 
 _NAME = "libnccl.so.2"
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE", 23000
+"""NCCL's variable for several processes on one GPU, and the version that brought it."""
 _log = logging.getLogger("pycollective")
 _lock = threading.Lock()
 _opened: _core.nccl.Library | None = None
@@ -104,6 +106,12 @@ def cuda_major(found: _core.nccl.Library) -> int | None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         match = re.search(rb"NCCL version [0-9.]+\+cuda([0-9]+)\.", content)
         return None if match is None else int(match[1])
+
+
+def may_share_gpus(found: _core.nccl.Library) -> bool:
+    """Whether NCCL is asked to take several ranks on one GPU, and is of a version that can."""
+    variable, since = _SHARING
+    return found.version >= since and os.environ.get(variable, "0").strip() not in ("", "0")
 
 
 def require_cuda(found: _core.nccl.Library, driver: int) -> None:

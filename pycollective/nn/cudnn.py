@@ -23,7 +23,7 @@ import numpy as np
 from ..array_backend import Array, array_module
 from .window import Window, behind
 
-__all__ = ["forward", "gradients"]
+__all__ = ["forward", "gradients", "library_version"]
 
 _log = logging.getLogger("pycollective")
 
@@ -69,6 +69,12 @@ def _library() -> Any:
         _log.warning("convolutions go without cuDNN, whose front end fails: %s", error)
         return None
     return library
+
+
+def library_version() -> str:
+    """Return the number of cuDNN's version, or nothing if it cannot be used."""
+    library = _library()
+    return "" if library is None else str(library.backend_version())
 
 
 def _channels_second(array: Array) -> Array:

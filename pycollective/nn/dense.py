@@ -92,8 +92,8 @@ def _blas(inputs: tuple[Tensor, ...], relu: bool) -> Tensor:
             kernels.relu_gradient(native(g), y, dz, db)
         elif db is not None:
             kernels.relu_gradient(dz, None, None, db)
-        dx = np.matmul(dz, w.T, out=workspace.empty(x.shape, x.dtype)) if need[0] else None
-        dw = np.matmul(x.T, dz) if need[1] else None
+        dx = workspace.matmul(dz, w.T) if need[0] else None
+        dw = workspace.matmul(x.T, dz) if need[1] else None
         return (dx, dw, db)[: len(need)]
 
     return record(y, inputs, vjp)

@@ -1,7 +1,7 @@
 """What optimizers do to a parameter, in one pass over its memory, in place.
 
-NumPy arrays of float32 and float64 in C order are updated by compiled kernels without the GIL;
-other arrays by the functions of their array module.
+NumPy arrays of float32 and float64 in C order are updated by compiled kernels without the GIL, those of
+a GPU by one launch for all (`together`); other arrays by the functions of their array module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._core import nn as kernels
-from ..array_backend import Array
+from ..array_backend import Array, array_module, on_host
+from . import together
 from .window import compiled, native
 
 __all__ = ["adagrad_update", "adam_update", "rmsprop_update", "sgd_update"]
@@ -32,6 +33,13 @@ def _check(param: Array, **others: Array | None) -> None:
 def _in_place(*arrays: Array | None) -> bool:
     """Whether the compiled kernels can write to these arrays."""
     return compiled(*arrays) and all(a is None or native(a) is a for a in arrays)
+
+
+def _in_order(grads: Sequence[Array]) -> Sequence[Array]:
+    """Return gradients with those of a GPU in C order, as kernels need them."""
+    if not grads or on_host(grads[0]):
+        return grads
+    return [g if g.flags.c_contiguous else array_module(g).ascontiguousarray(g) for g in grads]
 
 
 def adam_update(
@@ -65,6 +73,10 @@ def adam_update(
     """
     if kernels.alike((params, grads, ms, vs)):
         kernels.adam_update(params, grads, ms, vs, alpha, beta1, beta2, epsilon)
+        return
+    grads = _in_order(grads)
+    if together.fits(params, grads, ms, vs):
+        together.adam(params, grads, ms, vs, alpha, beta1, beta2, epsilon)
         return
     for param, grad, m, v in zip(params, grads, ms, vs, strict=True):
         _check(param, grad=grad, m=m, v=v)
@@ -104,6 +116,10 @@ def sgd_update(
     """
     if kernels.alike((params, grads) if velocities is None else (params, grads, velocities)):
         kernels.sgd_update(params, grads, velocities, rate, momentum, nesterov)
+        return
+    grads = _in_order(grads)
+    if together.fits(params, grads, velocities):
+        together.sgd(params, grads, velocities, rate, momentum, nesterov)
         return
     speeds = [None] * len(params) if velocities is None else velocities
     for param, grad, velocity in zip(params, grads, speeds, strict=True):

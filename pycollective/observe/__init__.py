@@ -6,7 +6,7 @@ All of it is off unless somebody asks; then a communicator's core is watched fro
 
 from __future__ import annotations
 
-from pycollective.observe.calls import join, leave, timeline, together
+from pycollective.observe.calls import enqueue, ignore, join, leave, timeline, together
 from pycollective.observe.log import group_made, settings
 
-__all__ = ["group_made", "join", "leave", "settings", "timeline", "together"]
+__all__ = ["enqueue", "group_made", "ignore", "join", "leave", "settings", "timeline", "together"]

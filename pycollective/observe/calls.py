@@ -28,7 +28,7 @@ from pycollective.observe.trace_events import Timeline
 if TYPE_CHECKING:
     from pycollective.communicator.member import Member
 
-__all__ = ["Call", "join", "leave", "timeline", "together"]
+__all__ = ["Call", "enqueue", "ignore", "join", "leave", "timeline", "together"]
 
 Array = NDArray[Any]
 How = str | _core.Algorithm
@@ -37,6 +37,8 @@ REMEMBERED = 32
 """Calls of a rank that are told of when one of them fails."""
 
 _NO_ALGORITHM = ("", "")
+_PAUSE = 1e-4
+_GPU_ROWS = 1 << 22
 
 _lock = threading.Lock()  # guards what follows
 _members: weakref.WeakSet[Member] = weakref.WeakSet()
@@ -109,6 +111,28 @@ class _Task:
         self._task.check()
 
 
+class _OnDevice:
+    """A call that a device has been given; it is over when the device is done with it."""
+
+    def __init__(self, operation: Any) -> None:
+        self._operation = operation
+        self.check: Callable[[], None] = operation.check
+
+    @property
+    def done(self) -> bool:
+        return bool(self._operation.ended)
+
+    @property
+    def times(self) -> tuple[float, float]:
+        begin, end = self._operation.times
+        return begin, end
+
+    def finish(self) -> None:
+        """Wait on the host; a device that does not come to an end is given up at the call's deadline."""
+        while not self.done:
+            time.sleep(_PAUSE)
+
+
 class _Observed:
     """Stands for the core of a communicator."""
 
@@ -117,7 +141,7 @@ class _Observed:
         self._member = weakref.ref(member)  # which has this
         self._group, self._rank, self._size = member._group, member.rank, member.size
         self._transport = member._group.transport
-        self._under_way: dict[int, tuple[Call, _core.Task]] = {}
+        self._under_way: dict[int, tuple[Call, _core.Task | _OnDevice]] = {}
         self._last: deque[tuple[Call, str]] = deque(maxlen=REMEMBERED)
         self._told = False  # of the last calls
 
@@ -275,6 +299,29 @@ class _Observed:
         self.over(call, None)
         return made
 
+    def enqueue(self, call: Call, make: Callable[[bool], Any]) -> Any:
+        """Let a device be given a call, which is made known when the device is done with it."""
+        self.collect()
+        try:
+            operation = make(True)
+        except BaseException as error:
+            call.ended = time.monotonic()
+            self._tell(call, error)
+            raise
+        call.number = operation.number
+        with _lock:
+            self._under_way[id(call)] = call, _OnDevice(operation)
+        return operation
+
+    def finish(self) -> None:
+        """Make all calls known that devices have been given."""
+        with _lock:
+            tasks = [task for _, task in self._under_way.values()]
+        for task in tasks:
+            if isinstance(task, _OnDevice):
+                task.finish()
+        self.collect()
+
     def over(self, call: Call, error: BaseException | None) -> None:
         """Make a call known that this thread has made."""
         call.ended = time.monotonic()
@@ -300,7 +347,7 @@ class _Observed:
     def _tell(self, call: Call, error: BaseException | None) -> None:
         member = self._member()
         call.lane = self._rank if member is None else member._lane
-        call.transport = self._transport
+        call.transport = call.transport or self._transport
         if error is not None:
             call.error = f"{type(error).__name__}: {error}"
         with _lock:
@@ -341,6 +388,40 @@ def together(
     finally:
         for core, call in calls:
             core.over(call, error)
+
+
+def enqueue(
+    member: Member | None, name: str, arrays: Sequence[Array | None], others: dict[str, Any],
+    by: str, gpu: int, make: Callable[[bool], Any],
+) -> Any:  # fmt: skip
+    """Let a GPU be given a call of a communicator, which may be watched.
+
+    Parameters
+    ----------
+    member : Member or None
+        The communicator; None if it is gone.
+    name : str
+        The call.
+    arrays : sequence of array or None
+        What it reads and writes.
+    others : dict
+        What else is told of it.
+    by : str
+        What makes it.
+    gpu : int
+        The device.
+    make : callable
+        Gives the call to the device, which is to note the times if its argument is true. What it
+        returns has a ``number``, and tells with ``ended``, ``times`` and ``check()`` how the call goes.
+    """
+    core = None if member is None else member._core
+    if not isinstance(core, _Observed):
+        return make(False)
+    array = next((array for array in arrays if array is not None), None)
+    call = Call(name, array, _NO_ALGORITHM, {**others, "times": "of the GPU"})
+    # In a row of its own, since this thread goes on; the numbers of threads are below.
+    call.transport, call.thread, call.thread_name = by, _GPU_ROWS + gpu, f"GPU {gpu}"
+    return core.enqueue(call, make)
 
 
 # Who is watched -----------------------------------------------------------------------------------
@@ -389,6 +470,14 @@ def _adjust(member: Member) -> None:
         member._core = _Observed(core, member)
     if isinstance(core, _core.Communicator) and not watched:
         member._attach(core)
+
+
+def ignore(member: Member) -> None:
+    """Do not watch a communicator of our own, whose calls no program has made."""
+    with _lock:
+        _members.discard(member)
+        if isinstance(member._core, _Observed):
+            member._core = member._core.plain
 
 
 def leave(member: Member) -> None:
@@ -443,7 +532,7 @@ def timeline(file: str | os.PathLike[str]) -> Iterator[None]:
             members = list(_members)
         for member in members:
             if isinstance(member._core, _Observed):
-                member._core.collect()
+                member._core.finish()
         with _lock:
             _timelines.remove(made)
             for member in members:

@@ -25,6 +25,8 @@ case "$*" in
 esac
 """
 
+SMI = "#!/bin/sh\necho Some GPU, 1.2, 9 MiB\n"
+
 
 def run(tmp_path, tools, **environment):
     """Run the script with these programs in front of all others."""
@@ -70,7 +72,7 @@ def test_it_fails_clearly(tmp_path, smi, cupy, said):
 @pytest.mark.parametrize("status", [0, 1])
 def test_one_report(tmp_path, status):
     python = PYTHON.format(cupy=0, tests=status, python=sys.executable)
-    tools = {"nvidia-smi": "#!/bin/sh\necho Some GPU, 1.2, 9 MiB\n", "python": python}
+    tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": "#!/bin/sh\nexit 0\n"}
     done, out = run(tmp_path, tools)
     assert done.returncode == status, done.stderr
     assert ("tests failed (exit status 1)" in done.stderr) == bool(status)
@@ -83,3 +85,16 @@ def test_one_report(tmp_path, status):
     assert found["benchmarks"] == {name: {"rate": 7} for name in benchmarks}
     assert found["benchmarks_that_failed"] == []
     assert {path.name for path in out.iterdir()} == {"gpu.json", "gpu.log"}
+
+
+def test_what_compute_sanitizer_finds_is_an_error(tmp_path):
+    python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
+    sanitizer = '#!/bin/sh\necho "$*"\n[ "$2" = memcheck ]\n'
+    tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": sanitizer}
+    done, out = run(tmp_path, tools)
+    assert done.returncode == 1
+    assert "failed: compute-sanitizer-racecheck" in done.stderr
+    report = json.loads((out / "gpu.json").read_text())
+    assert report["benchmarks_that_failed"] == ["compute-sanitizer-racecheck"]
+    said = (out / "gpu.log").read_text()
+    assert "--tool memcheck" in said and "test_kernels.py" in said

@@ -8,11 +8,14 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from pycollective import array_backend
 from pycollective.cli import doctor, main
 from pycollective.cluster.membership import Membership
+from pycollective.nn import cudnn
 
 
 @pytest.fixture
@@ -91,3 +94,31 @@ def test_links(tmp_path):
     assert "WRONG" not in done.stdout
     assert done.stdout.count("worker 0 - worker 1: ") == 2
     assert done.stdout.count("µs one way") == 2
+
+
+def test_what_trains_on_gpus(environ, capsys, monkeypatch, cupy):
+    # A driver that is too old for any NCCL, and no front end of cuDNN.
+    monkeypatch.setattr(cudnn, "_library", lambda: None)
+    cupy.__version__ = "13.6.0"
+    cupy.cuda.runtime.getDeviceProperties = lambda n: {
+        "name": b"Some GPU", "totalGlobalMem": 80 << 30, "major": 9, "minor": n
+    }  # fmt: skip
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "cores, 2 GPUs; core " in out
+    assert "  GPU 0: Some GPU, 80 GiB, sm_90\n  GPU 1: Some GPU, 80 GiB, sm_91\n" in out
+    assert "on GPUs: CuPy 13.6.0, a driver for CUDA 0.0 and older" in out
+    assert "convolution on GPUs: by patches and cuBLAS; faster with cuDNN: pip install" in out
+    assert "between GPUs: no NCCL, so over the host: " in out
+    cupy.cuda.runtime.driverGetVersion = lambda: 12040
+    monkeypatch.setattr(cudnn, "_library", lambda: SimpleNamespace(backend_version=lambda: 91002))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "CUDA 12.4 and older" in out and "convolution on GPUs: cuDNN 91002" in out
+
+
+def test_why_there_is_no_gpu(environ, capsys, monkeypatch):
+    monkeypatch.setattr(array_backend, "gpu_count", lambda: (0, "the driver is too old"))
+    assert main(["doctor"]) == 0
+    assert "0 GPUs; core " in (out := capsys.readouterr().out)
+    assert "no GPU: the driver is too old\n" in out

@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from kernel_cases import BF16, BOOL, COMPLEX, DTYPES, F16, F32, F64, HALVES, INTS, TABLE, has
 
 from pycollective._core import combine_arrays, convert_halves, reduce_arrays
-
-BF16 = np.dtype(ml_dtypes.bfloat16)
-F16 = np.dtype("float16")
-HALVES = [F16, BF16]
-INTS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
-FLOATS = [*HALVES, np.dtype("float32"), np.dtype("float64")]
-COMPLEX = [np.dtype("complex64"), np.dtype("complex128")]
-BOOL = np.dtype(bool)
-DTYPES = [BOOL, *INTS, *FLOATS, *COMPLEX]
 
 UFUNCS = {
     "sum": np.add,
@@ -30,18 +22,6 @@ UFUNCS = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-BITWISE = ("and", "or", "xor")
-
-
-def has(dtype: np.dtype, op: str) -> bool:
-    if dtype == BOOL:
-        return op in ("min", "max", *BITWISE)
-    if dtype in COMPLEX:
-        return op in ("sum", "prod", "mean")
-    return op not in BITWISE or dtype in INTS
-
-
-TABLE = [(dtype, op) for dtype in DTYPES for op in UFUNCS if has(dtype, op)]
 REFUSED = [(dtype, op) for dtype in DTYPES for op in UFUNCS if not has(dtype, op)]
 # Around vectors of 16 to 64 bytes, a prime, and more than one block.
 SIZES = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 97, 1009, 8191, 20_011]
@@ -287,7 +267,7 @@ def test_a_mean_of_any_int_and_size(dtype):
         np.testing.assert_array_equal(out, want, err_msg=str(size))
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", [*HALVES, F32, F64], ids=str)
 @pytest.mark.parametrize("op", ["min", "max"])
 def test_nan_wins(dtype, op):
     x = np.array([np.nan, 1.0, np.nan, np.inf] * 9, dtype)

@@ -12,6 +12,7 @@ import threading
 from dataclasses import replace
 
 import numpy as np
+import own_algorithms
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,6 @@ from pycollective.algorithms import (
     input,
     output,
     recv,
-    recv_reduce,
     send,
     simulate,
 )
@@ -352,31 +352,15 @@ def test_what_makes_no_sense_is_refused():
         Cluster.grid(0, 2, link, link)
 
 
-@algorithm(num_chunks=lambda size: size)
-def my_ring(rank, size):
-    if size == 1:
-        yield copy(input[0], output[0])
-        return
-    following, previous = (rank + 1) % size, (rank - 1) % size
-    for turn in range(size - 1):
-        c = (rank - turn) % size
-        yield send(following, output[c] if turn else input[c])
-        c = (rank - turn - 1) % size
-        yield recv_reduce(previous, input[c], output[c])
-    for turn in range(size - 1):
-        yield send(following, output[(rank + 1 - turn) % size])
-        yield recv(previous, output[(rank - turn) % size])
-
-
 @pytest.mark.parametrize("n", [1, 2, 7, 90])
 def test_algorithms_of_ones_own(n):
     cluster = Cluster.infiniband_nvlink(n)
-    mine, core = my_ring.simulate(cluster, 1 << 20), simulate("ring", cluster, 1 << 20)
-    assert mine.algorithm == "my_ring"
+    mine, core = own_algorithms.ring.simulate(cluster, 1 << 20), simulate("ring", cluster, 1 << 20)
+    assert mine.algorithm == "ring"
     assert mine.seconds == core.seconds
     assert mine.link_messages == core.link_messages
     np.testing.assert_array_equal(mine.finish, core.finish)
-    assert my_ring.simulate(n, 1 << 20).seconds == time_of("ring", n, 1 << 20)
+    assert own_algorithms.ring.simulate(n, 1 << 20).seconds == time_of("ring", n, 1 << 20)
 
 
 def test_roots():
@@ -469,12 +453,16 @@ def test_plots_are_files(tmp_path):
         ("b.svg", [4], [1 << 10, 1 << 20], b"<?xml"),
     ):
         figure = algorithms.plot(
-            ["ring", my_ring], Cluster.ethernet_10g, ranks=ranks, sizes=sizes, file=tmp_path / name
+            ["ring", own_algorithms.ring],
+            Cluster.ethernet_10g,
+            ranks=ranks,
+            sizes=sizes,
+            file=tmp_path / name,
         )
         assert (tmp_path / name).read_bytes().startswith(start)
         assert len(figure.axes) == (2 if len(ranks) > 1 else 1)
         for axes in figure.axes:
-            assert [line.get_label() for line in axes.lines] == ["ring", "my_ring"]
+            assert [line.get_label() for line in axes.lines] == ["ring", "ring"]
             core, mine = axes.lines
             np.testing.assert_array_equal(core.get_ydata(), mine.get_ydata())
     want = [time_of("ring", Cluster.ethernet_10g(4), size) for size in (1 << 10, 1 << 20)]

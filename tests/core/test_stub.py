@@ -12,7 +12,13 @@ import pytest
 from pycollective import _core
 
 STUBS = Path(__file__).resolve().parents[2] / "pycollective" / "_core"
-MODULES = {"__init__": _core, "nn": _core.nn, "cuda": _core.cuda, "nccl": _core.nccl}
+MODULES = {
+    "__init__": _core,
+    "nn": _core.nn,
+    "cuda": _core.cuda,
+    "nccl": _core.nccl,
+    "device": _core.device,
+}
 
 
 def declared(stub: Path) -> dict[str, list[str]]:

@@ -19,6 +19,11 @@ from pycollective.distribute.experimental import CommunicationOptions
 from pycollective.tensor import GradientTape, Tensor, Variable, constant, custom_gradient, ops
 
 
+@pytest.fixture(autouse=True)
+def _whatever_cores_there_are(monkeypatch):
+    monkeypatch.setattr(d.StrategyExtended, "sums_early", True)
+
+
 def replica_id():
     return d.get_replica_context().local_replica_id
 
@@ -188,6 +193,21 @@ def test_reduction_and_tape_are_under_way_at_the_same_time():
     for variable, want in ((first, [1 - 12.0, 2 - 16.0]), (last, [3 - 4.0, 4 - 8.0])):
         for component in variable.values:
             assert component.numpy().tolist() == want
+
+
+@pytest.mark.parametrize(("cores", "early"), [(2, False), (3, True)])
+def test_replicas_without_a_core_to_spare_sum_at_the_end(monkeypatch, cores, early):
+    monkeypatch.setattr(d.StrategyExtended, "sums_early", None)
+    monkeypatch.setattr("pycollective.distribute.mirrored.available_cores", lambda: cores)
+    strategy = mirrored(2, watched := Watched())
+    strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=1)
+    begun = []
+    step, first, _ = two_layers(
+        strategy, lambda g: begun.append(replica_id() in watched.begun) or g
+    )
+    strategy.run(step)
+    assert begun == [early, early]
+    assert first.values[0].numpy().tolist() == [1 - 12.0, 2 - 16.0]
 
 
 def test_a_tape_that_fails_stops_the_others(two):

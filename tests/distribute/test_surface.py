@@ -44,7 +44,8 @@ NAMES = {
     "keras.callbacks": "BackupAndRestore",
     "keras.utils.experimental": "DatasetCreator",
     "train": "ClusterSpec Checkpoint CheckpointManager latest_checkpoint",
-    "config": "list_physical_devices list_logical_devices",
+    "config": """list_physical_devices list_logical_devices PhysicalDevice LogicalDevice
+        LogicalDeviceConfiguration get_logical_device_configuration set_logical_device_configuration""",
     "errors": """OpError CancelledError UnknownError InvalidArgumentError DeadlineExceededError
         NotFoundError AlreadyExistsError PermissionDeniedError ResourceExhaustedError
         FailedPreconditionError AbortedError OutOfRangeError UnimplementedError InternalError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # The cases are theirs; what differs here is where they are computed.
-sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in ("keras", "nn")]
+sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in ("core", "keras", "nn")]
 
 
 @pytest.fixture

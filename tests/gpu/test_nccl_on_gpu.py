@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pycollective import _core, distribute, local_group, nccl
+from pycollective.communicator import on_device
 from pycollective.errors import CollectiveError, PeerLostError
 from pycollective.nccl.loading import cuda_major, require_cuda
 
@@ -79,18 +80,21 @@ def every_collective(cupy, c):
 
 
 def test_a_world_of_one_rank(cupy, library, on_ranks):
-    assert on_gpus(cupy, on_ranks, 1, lambda c: every_collective(cupy, c)) == ["NcclCore"]
+    assert on_gpus(cupy, on_ranks, 1, lambda c: every_collective(cupy, c)) == ["CoreByAlgorithm"]
 
 
-def test_two_ranks_on_one_gpu_go_over_the_host(cupy, library, on_ranks, caplog):
+def test_two_ranks_on_one_gpu_go_another_way(cupy, library, on_ranks, caplog):
     ranks = cupy.cuda.runtime.getDeviceCount() + 1
     found = on_gpus(cupy, on_ranks, ranks, lambda c: every_collective(cupy, c))
-    assert found == ["StagedCore"] * ranks and "on one GPU" in caplog.text
+    if on_device.runtime() is None:
+        assert found == ["StagedCore"] * ranks and "on one GPU" in caplog.text
+    else:
+        assert found == ["DeviceCore"] * ranks
 
 
 def test_several_gpus(cupy, library, several, on_ranks):
     found = on_gpus(cupy, on_ranks, several, lambda c: every_collective(cupy, c))
-    assert found == ["NcclCore"] * several
+    assert found == ["CoreByAlgorithm"] * several
 
 
 def test_messages_between_gpus(cupy, library, several, on_ranks):

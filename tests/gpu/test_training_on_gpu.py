@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_fit_on_devices import STRATEGIES, convolutional, fitted
-from test_layers_on_devices import gradients
+from test_layers_on_devices import gradients, twins
 from test_nn_conv import CASES, arrays, assert_close
 from test_nn_cudnn import results
-from test_zero_rows import INPUTS, exported, fitting, make
+from test_zero_rows import exported
 
-from pycollective import distribute, nest
+from pycollective import distribute
 from pycollective.keras import layers
 from pycollective.nn import cudnn
-from pycollective.tensor import Tensor
 
 pytestmark = pytest.mark.gpu
 
@@ -46,28 +45,8 @@ def test_cudnn_has_engines_for_the_tutorial(cupy):
 
 @pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
 def test_layers(cupy, cls):
-    random = np.random.default_rng(2)
-
-    def inputs(shape):
-        if isinstance(shape, list):
-            return [inputs(one) for one in shape]
-        return Tensor(random.random((3, *shape)))
-
-    def use(shape):
-        y = make(cls, dtype="float64")(inputs(shape))
-        if isinstance(y, list) or len(y) != 3:
-            raise ValueError("the list was not taken for several inputs")
-
-    options = {"seed": 1} if cls in (layers.Dropout, layers.RandomCrop, layers.RandomFlip) else {}
-    for shape in fitting(INPUTS, use)[:2]:
-        x = inputs(shape)
-        here, there = (make(cls, dtype="float64", **options) for _ in range(2))
-        for layer in (here, there):
-            layer(x, training=False)
-        there.set_weights(here.get_weights())
-        for variable in there.weights:
-            variable._set_array(cupy.asarray(variable.numpy()))
-        found = gradients(there, nest.map_structure(lambda t: Tensor(cupy.asarray(t.array)), x))
+    for here, x, there, moved in twins(cupy, cls):
+        found = gradients(there, moved)
         for ours, theirs in zip(found, gradients(here, x), strict=True):
             assert (ours is None) == (theirs is None)
             if ours is not None:

@@ -11,8 +11,6 @@ from pycollective import nest
 from pycollective.keras import layers
 from pycollective.tensor import GradientTape, Tensor, ops
 
-RANDOM = np.random.default_rng(2)
-
 
 def gradients(layer, x):
     with GradientTape() as tape:
@@ -23,12 +21,14 @@ def gradients(layer, x):
     return [y, *tape.gradient(total, sources)]
 
 
-@pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
-def test_layers(cupy, cls):
+def twins(cupy, cls):
+    """Return layers of a class on the host and on a device, with equal weights, and equal inputs."""
+    random = np.random.default_rng(2)
+
     def inputs(shape):
         if isinstance(shape, list):
             return [inputs(one) for one in shape]
-        return Tensor(RANDOM.random((3, *shape)))
+        return Tensor(random.random((3, *shape)))
 
     def use(shape):
         y = make(cls, dtype="float64")(inputs(shape))
@@ -44,7 +44,12 @@ def test_layers(cupy, cls):
         there.set_weights(here.get_weights())
         for variable in there.weights:
             variable._set_array(cupy.asarray(variable.numpy()))
-        moved = nest.map_structure(lambda t: Tensor(cupy.asarray(t.array)), x)
+        yield here, x, there, nest.map_structure(lambda t: Tensor(cupy.asarray(t.array)), x)
+
+
+@pytest.mark.parametrize("cls", exported(layers, layers.Layer), ids=lambda c: c.__name__)
+def test_layers(cupy, cls):
+    for here, x, there, moved in twins(cupy, cls):
         fetched = cupy.fetched
         found = gradients(there, moved)
         assert cupy.fetched == fetched

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import fake_gpus
 import pytest
 
@@ -30,7 +32,8 @@ def no_library(monkeypatch):
 @pytest.fixture
 def gpus(monkeypatch, fake_path, no_library):
     """Return a stand-in for CuPy with four GPUs, with NCCL between them."""
-    return fake_gpus.make_gpus(monkeypatch, fake_path)
+    yield fake_gpus.make_gpus(monkeypatch, fake_path)
+    gc.collect()  # what errors still hold of arrays, while there is a CuPy that frees them
 
 
 @pytest.fixture

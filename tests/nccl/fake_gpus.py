@@ -12,12 +12,15 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import device_arrays
 import pytest
 from device_arrays import current
+
+from pycollective.communicator import on_device
 
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 _numbers = itertools.count(0x1000)
@@ -30,7 +33,7 @@ def build(folder, version=22803):
         pytest.skip("no C compiler for the stand-in of NCCL")
     path = Path(folder) / f"libfake_nccl_{version}.so"
     command = ["cc", "-O0", "-shared", "-fPIC", f"-DFAKE_VERSION={version}", "-o", path, SOURCE]
-    subprocess.run([*command, "-lpthread"], check=True)
+    subprocess.run([*command, "-lpthread", "-lm"], check=True)
     return path
 
 
@@ -47,6 +50,10 @@ class Device:
 
     def __exit__(self, *_):
         Device(self._cuda, self._before).use()
+
+    def synchronize(self):
+        for stream in self._cuda.streams.get(self.id, []):
+            stream.synchronize()
 
     def use(self):
         current.device = self.id
@@ -81,19 +88,23 @@ class Stream:
 class Event:
     """Happens when a stream has done what it had been given, and what that had to wait for."""
 
-    def __init__(self, cuda):
-        self._cuda = cuda
+    def __init__(self, cuda, timed):
+        self._cuda, self.timed = cuda, timed
         self._over = False
 
     def record(self, stream):
         self._stream, self._count = stream.ptr, self._cuda.library.fake_given(stream.ptr)
+        self._recorded = time.monotonic()
         stream.awaited = [event for event in stream.awaited if not event._over]
         self._first = list(stream.awaited)
 
     def _wait(self, seconds):
         if not self._over and all(event._wait(seconds) for event in self._first):
             self._over = bool(self._cuda.library.fake_wait(self._stream, self._count, seconds))
-            self._first = [] if self._over else self._first
+            if self._over:
+                ended = self._cuda.library.fake_ended(self._stream, self._count)
+                self.time = max(self._recorded, ended, *(event.time for event in self._first))
+                self._first = []
         return self._over
 
     @property
@@ -129,11 +140,18 @@ class Cuda:
         return Stream(self)
 
     def Event(self, disable_timing=False):
-        assert disable_timing
-        return Event(self)
+        return Event(self, not disable_timing)
+
+    def get_elapsed_time(self, first, second):
+        for event in (first, second):
+            assert event.timed and event.done  # as CUDA has it
+        return 1e3 * (second.time - first.time)
+
+    def alloc_pinned_memory(self, size):
+        return device_arrays.PinnedMemory(size)
 
     def event_after(self, stream):
-        event = Event(self)
+        event = Event(self, False)
         event.record(stream)
         return event
 
@@ -141,16 +159,23 @@ class Cuda:
         number = current.device
         return getattr(_local, "streams", {}).get(number) or self._defaults[number]
 
+    def UnownedMemory(self, address, size, owner, device):
+        return SimpleNamespace(address=address, size=size, owner=owner, device=device)
+
+    def MemoryPointer(self, memory, offset):
+        assert memory.device == current.device
+        return SimpleNamespace(address=memory.address + offset, memory=memory)
+
     def finish(self, array):
         """Wait for all streams of an array's device."""
-        for stream in self.streams.get(array.device.id, []):
-            stream.synchronize()
+        Device(self, array.device.id).synchronize()
 
 
 def load(path):
     library = ctypes.CDLL(str(path))
-    for name in ("fake_given", "fake_wait"):
-        getattr(library, name).argtypes = [ctypes.c_void_p]
+    library.fake_given.argtypes = [ctypes.c_void_p]
+    library.fake_ended.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    library.fake_ended.restype = ctypes.c_double
     library.fake_wait.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_double]
     library.fake_given.restype = ctypes.c_long
     library.fake_log.restype = ctypes.c_char_p
@@ -165,6 +190,7 @@ def make_gpus(monkeypatch, path, devices=4):
     cupy.cuda = Cuda(library, devices)
     cupy.log = lambda: library.fake_log().decode().splitlines()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(on_device, "runtime", lambda: None)  # CUDA's knows nothing of these GPUs
     monkeypatch.setattr(device_arrays, "before_access", cupy.cuda.finish)
     monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(path))
     return cupy

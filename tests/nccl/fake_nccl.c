@@ -2,6 +2,7 @@
 
    Calls return at once, as on a stream; an operation is carried out when the last rank it needs has
    come. What was called stands in a log. The functions fake_* are for the tests. */
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #endif
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
-enum { MAX_RANKS = 16, MAX_STREAMS = 4096, MAX_OPS = 64 };
+enum { MAX_RANKS = 16, MAX_STREAMS = 4096, MAX_OPS = 64, KEPT = 256 };
 
 typedef struct Clique Clique;
 typedef struct Comm {
@@ -64,7 +65,7 @@ static char log_text[1 << 16];
 static size_t log_used;
 static char last_error[256];
 static int next_result, stalled, ids;
-static struct { void *stream; long given, finished; Op *first, *last; } streams[MAX_STREAMS];
+static struct { void *stream; long given, finished; Op *first, *last; double ended[KEPT]; } streams[MAX_STREAMS];
 static int num_streams;
 static __thread int device, depth;
 static __thread Op *group_first;
@@ -95,39 +96,58 @@ static void finish(Op *op) {
   int place = place_of(op->stream);
   op->done = 1;
   for (Op *first = streams[place].first; first && first->done; first = first->after) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
     streams[place].first = first->after;
     streams[place].finished++; /* in their order */
+    streams[place].ended[streams[place].finished % KEPT] = now.tv_sec + 1e-9 * now.tv_nsec;
   }
   pthread_cond_broadcast(&changed);
 }
 
 /* Reductions --------------------------------------------------------------------------------- */
 
-static float of_half(uint16_t h, int brain) {
-  uint32_t bits;
-  float f;
-  if (brain) {
-    bits = (uint32_t)h << 16;
-  } else {
-    _Float16 x;
-    memcpy(&x, &h, 2);
-    return (float)x;
+/* An element of float16, bfloat16, or float8 (e4m3fn, e5m2), whose numbers are those of NCCL's types. */
+static float load(const void *in, size_t i, int type) {
+  uint16_t h = type < 10 ? ((const uint16_t *)in)[i] : (uint16_t)(((const uint8_t *)in)[i] << 8);
+  if (type == 9) {
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
   }
-  memcpy(&f, &bits, 4);
-  return f;
+  if (type == 10) {
+    int exponent = h >> 11 & 15, mantissa = h >> 8 & 7;
+    float f = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+    if (exponent == 15 && mantissa == 7) f = NAN;
+    return h >> 15 ? -f : f;
+  }
+  _Float16 x;
+  memcpy(&x, &h, 2); /* float8 of type e5m2 is its upper half */
+  return (float)x;
 }
 
-static uint16_t to_half(float f, int brain) {
+static void store(void *out, size_t i, int type, float f) {
+  if (type >= 10) { /* the next of all */
+    uint8_t best = 0;
+    for (int byte = 0; byte < 256; ++byte) {
+      uint8_t candidate = (uint8_t)byte;
+      if (fabsf(load(&candidate, 0, type) - f) < fabsf(load(&best, 0, type) - f)) best = candidate;
+    }
+    ((uint8_t *)out)[i] = best;
+    return;
+  }
   uint16_t h;
-  if (brain) {
+  if (type == 9) {
     uint32_t bits;
     memcpy(&bits, &f, 4);
     bits += 0x7fff + ((bits >> 16) & 1);
-    return (uint16_t)(bits >> 16);
+    h = (uint16_t)(bits >> 16);
+  } else {
+    _Float16 x = (_Float16)f;
+    memcpy(&h, &x, 2);
   }
-  _Float16 x = (_Float16)f;
-  memcpy(&h, &x, 2);
-  return h;
+  ((uint16_t *)out)[i] = h;
 }
 
 #define REDUCE(T)                                                                   \
@@ -161,14 +181,15 @@ static void combine(const void **in, void *out, int size, size_t begin, size_t c
       for (size_t i = 0; i < count; ++i) {
         float total = 0;
         for (int r = 0; r < size; ++r) {
-          float x = of_half(((const uint16_t *)in[r])[begin + i], type == 9);
+          float x = load(in[r], begin + i, type);
+          if (op > 4) x *= (float)factors[r];
           if (r == 0) total = x;
           else if (op == 1) total *= x;
           else if (op == 2) total = x > total ? x : total;
           else if (op == 3) total = x < total ? x : total;
           else total += x;
         }
-        ((uint16_t *)out)[i] = to_half(op == 4 ? total / size : total, type == 9);
+        store(out, i, type, op == 4 ? total / size : total);
       }
   }
 }
@@ -276,7 +297,7 @@ static int enqueue(const char *kind, const void *send, void *recv, size_t count,
   int result = next_result;
   next_result = 0;
   if (!result && comm->error) result = comm->error;
-  if (!result && (type < 0 || type > 9)) {
+  if (!result && (type < 0 || type > (FAKE_VERSION < 22400 ? 9 : 11))) {
     snprintf(last_error, sizeof last_error, "%s : invalid type %d\n", kind, type);
     result = INVALID_ARGUMENT;
   }
@@ -311,6 +332,7 @@ int ncclGetVersion(int *version) {
 const char *ncclGetErrorString(int code) {
   switch (code) {
     case 0: return "no error";
+    case 1: return "unhandled cuda error";
     case 4: return "invalid argument";
     case 5: return "invalid usage";
     case 6: return "remote process exited or there was a network error";
@@ -343,10 +365,14 @@ static Comm *join(Clique *c, int rank, int blocking) {
   Comm *comm = calloc(1, sizeof(Comm));
   *comm = (Comm){.clique = c, .rank = rank, .size = c->size, .device = device, .blocking = blocking};
   c->comms[rank] = comm;
+  const char *shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  int version;
+  ncclGetVersion(&version);
+  if (version < 23000 || !shared || !atoi(shared)) shared = NULL;
   if (++c->arrived == c->size) {
     for (int a = 0; a < c->size; ++a)
       for (int b = 0; b < a; ++b)
-        if (c->comms[a]->device == c->comms[b]->device) {
+        if (!shared && c->comms[a]->device == c->comms[b]->device) {
           snprintf(last_error, sizeof last_error, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d\n", a, b, c->comms[a]->device);
           for (int r = 0; r < c->size; ++r) c->comms[r]->error = INVALID_USAGE;
         }
@@ -457,10 +483,32 @@ int ncclCommShrink(Comm *comm, int *excluded, int count, Comm **out, Config *con
 }
 #endif
 
-int ncclCommRegister(Comm *comm, void *buffer, size_t size, void **out) { return *out = buffer, SUCCESS; }
-int ncclCommDeregister(Comm *comm, void *registration) { return SUCCESS; }
-int ncclMemAlloc(void **out, size_t size) { return (*out = malloc(size)) ? SUCCESS : 1; }
-int ncclMemFree(void *memory) { return free(memory), SUCCESS; }
+static void note_of(Comm *comm, const char *what, size_t number) {
+  char text[100];
+  pthread_mutex_lock(&lock);
+  snprintf(text, sizeof text, "rank %d: %s %zu", comm ? comm->rank : device, what, number);
+  note(text);
+  pthread_mutex_unlock(&lock);
+}
+
+#if FAKE_VERSION >= 21900
+int ncclCommRegister(Comm *comm, void *buffer, size_t size, void **out) {
+  note_of(comm, "CommRegister", size);
+  return *out = buffer, SUCCESS;
+}
+int ncclCommDeregister(Comm *comm, void *registration) {
+  note_of(comm, "CommDeregister", 0);
+  return SUCCESS;
+}
+int ncclMemAlloc(void **out, size_t size) {
+  note_of(NULL, "MemAlloc", size);
+  return size < 1 << 30 && (*out = malloc(size)) ? SUCCESS : 1;
+}
+int ncclMemFree(void *memory) {
+  note_of(NULL, "MemFree", 0);
+  return free(memory), SUCCESS;
+}
+#endif
 
 int ncclGroupStart(void) {
   depth++;
@@ -485,7 +533,18 @@ int ncclGroupEnd(void) {
 }
 
 int ncclRedOpCreatePreMulSum(int *out, const void *factor, int type, int residence, Comm *comm) {
-  double value = type == 8 ? *(const double *)factor : type == 7 ? *(const float *)factor : *(const int32_t *)factor;
+  double value = 0;
+  switch (type) {
+    case 0: value = *(const int8_t *)factor; break;
+    case 1: value = *(const uint8_t *)factor; break;
+    case 2: value = *(const int32_t *)factor; break;
+    case 3: value = *(const uint32_t *)factor; break;
+    case 4: value = (double)*(const int64_t *)factor; break;
+    case 5: value = (double)*(const uint64_t *)factor; break;
+    case 7: value = *(const float *)factor; break;
+    case 8: value = *(const double *)factor; break;
+    default: value = load(factor, 0, type);
+  }
   if (residence != 1 || comm->ops == MAX_OPS) return INVALID_ARGUMENT;
   comm->factors[comm->ops] = value;
   *out = 5 + comm->ops++;
@@ -555,6 +614,13 @@ void fake_async_error(int rank, int code) {
 long fake_given(void *stream) {
   pthread_mutex_lock(&lock);
   long found = streams[place_of(stream)].given;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+/* When the last of so many operations of a stream was over, which must have been lately. */
+double fake_ended(void *stream, long count) {
+  pthread_mutex_lock(&lock);
+  double found = count ? streams[place_of(stream)].ended[count % KEPT] : 0;
   pthread_mutex_unlock(&lock);
   return found;
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import device_arrays
 import fake_gpus
 import numpy as np
 import pytest
 
-from pycollective import dtypes, local_group
+from pycollective import _core, algorithms, dtypes, local_group
+from pycollective.communicator import on_device
 from pycollective.errors import CollectiveError, MismatchError
 
 
@@ -89,13 +91,27 @@ def test_types_and_layouts(gpus, on_gpus):
 
     def work(c):
         put, get = gpus.asarray, gpus.asnumpy
-        for dtype in [*names, *([dtypes.bfloat16] if dtypes.bfloat16 is not None else [])]:
+        small = []
+        if dtypes.bfloat16 is not None:
+            import ml_dtypes as ml
+
+            small = [np.dtype(t) for t in (ml.bfloat16, ml.float8_e4m3fn, ml.float8_e5m2)]
+        for dtype in [*names, *small]:
             x = np.arange(6).astype(dtype).reshape(2, 3)
             for y in (x, x.T, x[:, ::2], x[:0], x[0, 0]):
                 got = get(c.all_reduce(put(np.asarray(y))))
                 assert got.dtype == y.dtype and got.shape == y.shape
                 np.testing.assert_array_equal(got, y + y)
             np.testing.assert_array_equal(get(c.all_gather(put(x))), np.concatenate([x, x]))
+            if np.dtype(dtype).kind != "c":
+                both = put((x if c.rank else x[::-1]).copy())
+                np.testing.assert_array_equal(
+                    get(c.all_reduce(both, "max")), np.maximum(x, x[::-1])
+                )
+                np.testing.assert_array_equal(get(c.all_reduce(put(x), "mean")), x)
+                np.testing.assert_array_equal(
+                    get(c.all_reduce(put(x[:, 1:]), "prod")), (x * x)[:, 1:]
+                )
         logical = put(np.array([True, False, c.rank == 0]))
         assert get(c.all_reduce(logical, "and")).tolist() == [True, False, False]
         assert get(c.all_reduce(logical, "or")).tolist() == [True, False, True]
@@ -174,8 +190,6 @@ def test_what_is_refused(gpus):
         ValueError, match="lie on GPU 0 and on the host: they must all be on one GPU"
     ):
         alone.all_reduce_many([x, host])
-    with pytest.raises(ValueError, match="NCCL adds in an order of its own"):
-        alone.all_reduce(x, reproducible=True)
     with pytest.raises(TypeError, match="no reduction for dtype int16"):
         alone.all_reduce(gpus.asarray(np.ones(2, np.int16)))
     with pytest.raises(ValueError, match="no rank can send to itself"):
@@ -287,6 +301,31 @@ def test_ranks_on_one_gpu_go_over_the_host(gpus, on_ranks, caplog):
     assert not gpus.log()
 
 
+@pytest.mark.parametrize(("version", "setting"), [(22803, "1"), (23000, "0")])
+def test_ranks_on_one_gpu_where_nccl_is_not_set_so(gpus, on_ranks, monkeypatch, version, setting):
+    monkeypatch.setenv("FAKE_NCCL_VERSION", str(version))
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", setting)
+    monkeypatch.setattr("os.getpid", threading.get_ident)
+    check(on_ranks(local_group(2, timeout=20), lambda c: (one_sum(gpus, c), c.close())))
+    assert not gpus.log()
+
+
+def one_sum(gpus, c):
+    assert gpus.asnumpy(c.all_reduce(gpus.asarray(np.full(2, 1.0 + c.rank)))).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ranks_on_one_gpu_by_nccl(gpus, on_ranks, monkeypatch, caplog, processes):
+    """Processes may share one where NCCL is set so; threads have one stream, and may not."""
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "23000")
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    if processes == 2:
+        monkeypatch.setattr("pycollective.communicator.gpu.os.getpid", threading.get_ident)
+    check(on_ranks(local_group(2, timeout=20), lambda c: (one_sum(gpus, c), c.close())))
+    assert any("AllReduce" in line for line in gpus.log()) == (processes == 2)
+    assert ("ranks 0 and 1 are on one GPU" in caplog.text) == (processes == 1)
+
+
 def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, tmp_path):
     monkeypatch.setenv("PYCOLLECTIVE_NCCL_LIBRARY", str(tmp_path / "none"))
 
@@ -347,3 +386,53 @@ def test_an_older_library(monkeypatch, older_path, no_library, on_ranks):
             return got
 
     assert check(on_ranks(local_group(2, timeout=20), work)) == [[0, 2], [1, 3]]
+
+
+def test_an_algorithm_by_name_is_run_by_the_device_executor(gpus, on_gpus, monkeypatch):
+    """NCCL has algorithms of its own; others, and an order of the ranks, are the project's."""
+    emulated = _core.device.EmulatedRuntime([0, 0, 0, 0])
+    monkeypatch.setattr(on_device, "runtime", lambda: emulated)
+    finish = device_arrays.before_access
+
+    def finish_all(array):
+        finish(array)
+        emulated.run()
+
+    monkeypatch.setattr(device_arrays, "before_access", finish_all)
+
+    def work(c):
+        x = gpus.asarray(np.arange(4, dtype=np.float32) + c.rank)
+        by_nccl = gpus.asnumpy(c.all_reduce(x)).tolist()
+        before = len(gpus.log())
+        results = [
+            gpus.asnumpy(c.all_reduce(x, **kind)).tolist()
+            for kind in ({"algorithm": "ring"}, {"algorithm": pair}, {"reproducible": True})
+        ]
+        later = c.all_reduce(x, algorithm="double_tree", async_op=True).wait()
+        results += [by_nccl, gpus.asnumpy(later).tolist()]
+        c.barrier()
+        return results, len(gpus.log()) - before
+
+    @algorithms.algorithm(num_chunks=1)
+    def pair(rank, size):
+        mine, total = algorithms.input[0], algorithms.output[0]
+        if rank == 0:
+            yield algorithms.send(1, mine)
+            yield algorithms.recv(1, total)
+        else:
+            yield algorithms.recv_reduce(0, mine, total)
+            yield algorithms.send(0, total)
+
+    found = check(on_gpus(local_group(2, timeout=20), work))
+    assert found[0][0] == found[1][0] == [[1.0, 3.0, 5.0, 7.0]] * 5
+    assert emulated.counts["combinations"] > 0
+
+
+def test_an_algorithm_by_name_goes_over_the_host_without_the_executor(gpus, on_gpus, caplog):
+    def work(c):
+        x = gpus.asarray(np.ones(4, np.float32))
+        return [gpus.asnumpy(c.all_reduce(x, algorithm=how)).tolist() for how in ("ring", "auto")]
+
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [[[2.0] * 4] * 2] * 2
+    assert "algorithm 'ring' of GPU arrays goes over the host's memory" in caplog.text
+    assert "the device executor is not there" in caplog.text

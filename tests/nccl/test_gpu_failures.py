@@ -23,8 +23,8 @@ from pycollective.nccl import communicator as watching
 def soon(monkeypatch):
     """Whatever is looked for now and then is looked for often."""
     monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(gpu._Watch, "SECONDS", 0.02)
-    monkeypatch.setattr(gpu._Watch, "GRACE", 0.1)
+    monkeypatch.setattr(gpu.Watch, "SECONDS", 0.02)
+    monkeypatch.setattr(gpu.Watch, "GRACE", 0.1)
 
 
 def ones(gpus):
@@ -195,7 +195,7 @@ from pycollective.communicator import gpu
 """
 
 DIES = """
-gpu._Watch.GRACE = 0.2
+gpu.Watch.GRACE = 0.2
 comm = pc.init(timeout=60)
 with gpus.cuda.Device(comm.rank):
     if comm.rank == 1:

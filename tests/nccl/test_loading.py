@@ -161,25 +161,67 @@ def test_every_call_on_one_rank(fake_path):
             call()
 
 
-def test_split_and_shrink(fake_path):
-    library = _core.nccl.Library(str(fake_path))
+TYPES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
+    "bfloat16", "float8_e4m3fn", "float8_e5m2",
+)  # fmt: skip
+"""By NCCL's numbers."""
+
+
+def on_three(path, work):
+    """Call ``work(comm, rank)`` of three ranks; return what they return."""
+    library = _core.nccl.Library(str(path))
     unique_id = library.unique_id()
     found = [None] * 3
 
     def rank(r):
-        ctypes.CDLL(str(fake_path)).fake_set_device(r)
-        comm = _core.nccl.Comm(library, unique_id, 3, r, blocking=True)
-        part = comm.split(-1 if r == 1 else 0, -r)
-        assert comm.device() == r
-        rest = None if r == 2 else comm.shrink([2], abort=True)
-        found[r] = [c and (c.rank(), c.size()) for c in (part, rest)]
+        ctypes.CDLL(str(path)).fake_set_device(r)
+        found[r] = work(_core.nccl.Comm(library, unique_id, 3, r, blocking=True), r)
 
     threads = [threading.Thread(target=rank, args=(r,)) for r in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert found == [[(1, 2), (0, 2)], [None, (1, 2)], [(0, 2), None]]
+    return found
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_sums_with_a_factor(fake_path, name):
+    """Each rank multiplies by a factor of its own."""
+    number = TYPES.index(name)
+    known = np.dtype(name) if number < 9 else getattr(pytest.importorskip("ml_dtypes"), name)
+    kind = np.dtype(known)
+    values = [np.array([1, 2, 3]).astype(kind), np.array([2, 0, 1]).astype(kind)] * 2
+    outputs = [np.zeros(3, kind) for _ in range(3)]
+    met = threading.Barrier(3)
+
+    def work(comm, r):
+        op = comm.make_pre_mul_sum(np.array(r + 1).astype(kind).tobytes(), number)
+        a, b = values[r].ctypes.data, outputs[r].ctypes.data
+        comm.all_reduce(a, b, 3, number, op, 1 + r)
+        met.wait(20)
+        total = outputs[r].astype(float).tolist()
+        comm.reduce_scatter(a, b, 1, number, op, 1 + r)
+        met.wait(20)
+        comm.destroy_op(op)
+        with pytest.raises(NcclError, match="ncclRedOpDestroy failed: invalid argument"):
+            comm.destroy_op(0)
+        comm.destroy()
+        return total, float(outputs[r][0])
+
+    want = [8.0, 8.0, 14.0]
+    assert on_three(fake_path, work) == [(want, part) for part in want]
+
+
+def test_split_and_shrink(fake_path):
+    def work(comm, r):
+        part = comm.split(-1 if r == 1 else 0, -r)
+        assert comm.device() == r
+        rest = None if r == 2 else comm.shrink([2], abort=True)
+        return [c and (c.rank(), c.size()) for c in (part, rest)]
+
+    assert on_three(fake_path, work) == [[(1, 2), (0, 2)], [None, (1, 2)], [(0, 2), None]]
 
 
 @pytest.mark.parametrize(

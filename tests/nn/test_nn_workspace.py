@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from pycollective.communicator.packing import PackedReduction
 from pycollective.workspace import Workspace
 
 SHAPE = (64, 1024)
@@ -75,3 +76,30 @@ def test_scratch_without_elements_can_be_written_to() -> None:
     for _ in range(2):
         assert space.scratch("a", (0, 5), np.float64).flags.writeable
         space.scratch("b", (3, 5), np.float64)
+
+
+def test_large_products_come_in_memory_used_before() -> None:
+    space = Workspace()
+    rng = np.random.default_rng(0)
+    a, b = rng.random((200, 30)), rng.random((30, 300))
+    product = space.matmul(a, b)
+    place = address(product)
+    assert np.array_equal(product, a @ b)
+    assert np.allclose(space.matmul(b.T, a.T), product.T)
+    assert np.allclose(
+        space.matmul(a, b.astype(np.float32)), product
+    )  # the dtype is NumPy's choice
+    assert space.matmul(a[None], b).shape == (1, 200, 300)
+    assert space.matmul(a[:2], b).base is None
+    del product
+    assert address(space.matmul(a, b)) == place
+
+
+def test_packs_come_in_memory_used_before() -> None:
+    def totals() -> list[int]:
+        reduction = PackedReduction([[0, 1], [2]], lambda source, target, _last: [])
+        for place in range(3):
+            reduction.add(place, np.ones(50_000))
+        return [address(total) for _, total in reduction.totals()]
+
+    assert totals() == totals()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -119,3 +120,40 @@ def test_losses_on_the_device(cupy):
     host = nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     assert type(loss.array) is DeviceArray
     np.testing.assert_array_equal(loss.numpy(), host.numpy())
+
+
+_IMPORTS_NO_CUDA = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("cupy", "cupy_backends", "cudnn", "cuda", "nvidia"):
+            raise AssertionError(f"{name} was looked for")
+
+sys.meta_path.insert(0, Refuse())
+import numpy as np
+import pycollective as tf
+
+layer = tf.keras.layers.Dense(2)
+with tf.GradientTape() as tape:
+    y = layer(np.ones((1, 3), np.float32))
+tf.keras.optimizers.Adam().apply_gradients(
+    zip(tape.gradient(y, layer.trainable_variables), layer.trainable_variables)
+)
+tf.local_group(1)[0].all_reduce(np.ones(2))
+maps = open("/proc/self/maps").read()
+assert "libcuda" not in maps and "libnccl" not in maps
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
+def test_nothing_of_cuda_is_loaded_without_need(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTS_NO_CUDA],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

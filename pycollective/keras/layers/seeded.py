@@ -40,7 +40,10 @@ class Seeded(Layer):
         """Return the scope in which everything random comes from this replica's generator."""
         mode = current_mode()
         context = None if mode is None else mode.replica_context
-        replica = 0 if context is None else int(context.replica_id_in_sync_group)
+        replica = 0
+        if context is not None:
+            # The number itself: `replica_id_in_sync_group` lies on the device.
+            replica = context.strategy.extended.first_replica + context.local_replica_id
         generator = self._generators.get(replica)
         if generator is None:
             assert self._entropy is not None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array
+from pycollective.array_backend import Array, beside
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
 from pycollective.keras import configs, initializers
@@ -150,6 +151,15 @@ class Metric(Trackable):
         return f"<{type(self).__name__} name={self.name}>"
 
 
+def _beside(metric: Metric) -> AbstractContextManager[Any]:
+    """Return the context in which a metric's result is computed where its sums lie."""
+    variables = metric.variables
+    if not variables:
+        return nullcontext()
+    first = getattr(variables[0], "values", variables)[0]
+    return beside(first._current().array)
+
+
 def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
     """Let a ``result`` that is called in a replica be computed from all replicas' sums."""
 
@@ -158,7 +168,8 @@ def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor
         mode = current_mode()
         context = None if mode is None else mode.replica_context
         if context is None or context.num_replicas_in_sync == 1:
-            return result(self)
+            with _beside(self):
+                return result(self)
         value: Tensor = context.merge_call(lambda _strategy: result(self))
         return value
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array
+from pycollective.array_backend import Array, asarray, beside, on_host
 from pycollective.keras import configs
 from pycollective.keras.optimizers.optimizer import Optimizer, with_arrays
-from pycollective.tensor import Variable
+from pycollective.nccl.device import Fetch
+from pycollective.nn import together
+from pycollective.tensor import Tensor, Variable
 
 __all__ = ["LossScaleOptimizer"]
 
@@ -44,7 +46,15 @@ class LossScaleOptimizer(Optimizer):
     ------
     ValueError
         If ``inner_optimizer`` is no optimizer, or a number is not positive.
+
+    Notes
+    -----
+    On a GPU no step waits to hear whether its gradients are finite: it is made, and put back there if
+    they were not, for which the values before it are kept. Whether it counts is known in the next step;
+    `iterations` waits for it, as does what writes files.
     """
+
+    _untracked = Optimizer._untracked | {"_late"}
 
     def __init__(
         self,
@@ -65,6 +75,8 @@ class LossScaleOptimizer(Optimizer):
         self.inner_optimizer = inner_optimizer
         self.initial_scale = float(initial_scale)
         self.dynamic_growth_steps = int(dynamic_growth_steps)
+        #: Of each replica that is on a GPU: its count of steps, and whether the last one was made.
+        self._late: dict[int, tuple[Variable, Fetch]] = {}
         # Gradients would be divided twice.
         inner_optimizer.loss_scale_factor = None
         self.step_counter = self._make("step_counter", lambda: np.zeros((), np.int64), np.int64)
@@ -75,6 +87,7 @@ class LossScaleOptimizer(Optimizer):
     @property
     def variables(self) -> list[Variable]:
         """The scale, its counter, and those of the inner optimizer."""
+        self._settle()
         return [*super().variables, *self.inner_optimizer.variables]
 
     @property
@@ -85,11 +98,13 @@ class LossScaleOptimizer(Optimizer):
     @property
     def iterations(self) -> Any:
         """How many steps were made, without those that were left out."""
+        self._settle()
         return self.inner_optimizer.iterations
 
     @property
     def learning_rate(self) -> Any:
         """That of the inner optimizer."""
+        self._settle()
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -107,10 +122,16 @@ class LossScaleOptimizer(Optimizer):
         super().apply_gradients(*args, **kwargs)
         return self.inner_optimizer._iterations
 
+    def _trackable_children(self) -> dict[str, Any]:
+        self._settle()
+        return super()._trackable_children()
+
     def _step(self, gradients: list[Array], variables: list[Variable]) -> None:
+        if not on_host(gradients[0]):
+            self._step_on_device(gradients, variables)
+            return
         scale = float(self.dynamic_scale)
         finite = [np.isfinite(gradient).all() for gradient in gradients]
-        # One question to a device for all gradients: the only one of a step.
         if functools.reduce(operator.and_, finite):
             unscaled = [gradient / gradient.dtype.type(scale) for gradient in gradients]
             self.inner_optimizer._step(unscaled, variables)
@@ -125,8 +146,43 @@ class LossScaleOptimizer(Optimizer):
 
         with_arrays([self.dynamic_scale, self.step_counter], note)
 
-    def _loss_scale(self) -> float:
-        return float(self.dynamic_scale)
+    def _step_on_device(self, gradients: list[Array], variables: list[Variable]) -> None:
+        """Do as `_step` without asking the device: make the step, and put it back there."""
+        inner = self.inner_optimizer
+        count = inner._iterations._local()
+        self._settle(count)
+        if any(id(variable) not in inner._slots for variable in variables):
+            inner.build(variables)
+        for own in (self.dynamic_scale._local(), self.step_counter._local()):
+            own._set_array(asarray(own._current().array, like=gradients[0]))
+        scale = self.dynamic_scale._local()._current().array
+        unscaled, finite = together.unscaled(gradients, scale)
+        changed = [
+            kept
+            for variable, slots in inner._slots.values()
+            for kept in (variable, *slots.values())
+        ]
+        before = together.copies([kept._local()._current().array for kept in changed])
+        inner._step(unscaled, variables)
+        with_arrays(changed, lambda arrays: together.put_back(arrays, before, finite))
+
+        def note(arrays: list[Array]) -> None:
+            together.next_scale(arrays[0], arrays[1], finite, self.dynamic_growth_steps)
+
+        with_arrays([self.dynamic_scale, self.step_counter], note)
+        with beside(finite):
+            self._late[id(count)] = (count, Fetch(finite))
+
+    def _settle(self, only: Variable | None = None) -> None:
+        """Take back from counts of steps, or one of them, what was not made after all."""
+        for key in list(self._late) if only is None else [id(only)]:
+            count, made = self._late.pop(key, (None, None))
+            if count is not None and made is not None and not made.value():
+                count.assign_sub(1)
+
+    def _loss_scale(self) -> float | Tensor:
+        scale = self.dynamic_scale._local()._current()
+        return float(scale) if on_host(scale.array) else scale
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """Say which variables have no weight decay; as the inner optimizer's."""

@@ -23,6 +23,7 @@ from pycollective.keras.optimizers.gathering import current_gathering
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.tensor import GradientTape, Tensor, Variable, VariableAggregation, as_tensor
+from pycollective.tensor.ops import cast
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable
 
@@ -506,12 +507,16 @@ class Optimizer(Trackable):
 
         `minimize` needs the loss itself.
         """
-        scale = self._loss_scale()
+        scale = self._scale_of(loss)
         return loss if scale is None else loss * scale
 
-    def _loss_scale(self) -> float | None:
-        """Return what gradients will be divided by."""
+    def _loss_scale(self) -> float | Tensor | None:
+        """Return what gradients will be divided by: a number, or one that lies on a device."""
         return self.loss_scale_factor
+
+    def _scale_of(self, loss: Any) -> float | Tensor | None:
+        scale = self._loss_scale()
+        return cast(scale, as_tensor(loss).dtype) if isinstance(scale, Tensor) else scale
 
     def minimize(
         self,
@@ -542,7 +547,7 @@ class Optimizer(Trackable):
         variables = list(var_list() if callable(var_list) else var_list)
         mode = current_mode()
         # The same as the gradients of the scaled loss.
-        scale = self._loss_scale()
+        scale = self._scale_of(loss)
         # That a scale is too large is seen in the gradients.
         with nullcontext() if scale is None else np.errstate(over="ignore", invalid="ignore"):
             if mode is None or mode.replica_context is None or current_gathering() is not None:
@@ -597,10 +602,11 @@ class Optimizer(Trackable):
             return [gradient.clip(-limit, limit) for gradient in gradients]
         if self.clipnorm is not None:
             limit = self.clipnorm
-            return [_scaled(g, limit, _sum_of_squares(g)) for g in gradients]
+            return [_times(g, _clip_factor(limit, _sum_of_squares(g))) for g in gradients]
         if self.global_clipnorm is not None:
             total = sum(_sum_of_squares(gradient) for gradient in gradients)
-            return [_scaled(g, self.global_clipnorm, total) for g in gradients]
+            factor = _clip_factor(self.global_clipnorm, total)
+            return [_times(gradient, factor) for gradient in gradients]
         return gradients
 
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
@@ -765,16 +771,21 @@ def _sum_of_squares(gradient: Array) -> Any:
     return float(squares) if host else squares
 
 
-def _scaled(gradient: Array, limit: float, sum_of_squares: Any) -> Array:
+def _clip_factor(limit: float, sum_of_squares: Any) -> Any:
+    """Return what brings a norm down to a limit: None for nothing, or an array on a device."""
     # With a norm that is not finite nothing of the gradient means anything.
     if isinstance(sum_of_squares, float):
         norm = math.sqrt(sum_of_squares)
         if norm <= limit:
-            return gradient
-        factor = gradient.dtype.type(limit / norm if norm < math.inf else math.nan)
-    else:
-        # Nothing is fetched from a device to find out.
-        size = np.sqrt(sum_of_squares)
-        factor = (limit / np.maximum(size, limit) + (size - size)).astype(gradient.dtype)
-    scaled: Array = gradient * factor
+            return None
+        return np.float64(limit / norm if norm < math.inf else math.nan)
+    # Nothing is fetched from a device to find out.
+    size = np.sqrt(sum_of_squares)
+    return limit / np.maximum(size, limit) + (size - size)
+
+
+def _times(gradient: Array, factor: Any) -> Array:
+    if factor is None:
+        return gradient
+    scaled: Array = gradient * factor.astype(gradient.dtype)
     return scaled

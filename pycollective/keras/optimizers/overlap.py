@@ -19,7 +19,7 @@ def summed_gradients(
     tape: GradientTape,
     target: Any,
     variables: Sequence[Variable],
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
 ) -> tuple[list[Tensor | None], bool]:
     """Return the gradients by variables, and whether they are summed over the replicas already.
 
@@ -42,15 +42,22 @@ def summed_gradients(
     """
     if context.num_replicas_in_sync == 1:
         return tape.gradient(target, list(variables), scale), False
-    connected = tape.connected(target, variables)
-    places = [place for place, found in enumerate(connected) if found]
     extended = context.strategy.extended
-    likes = [variables[place]._local()._current().array for place in places]
-    reduction = None
-    if places:
-        reduction = extended.begin_all_reduce(
-            context, ReduceOp.SUM, likes, extended.gradient_options
-        )
+
+    def begin(likes: list[Any]) -> Any:
+        if not likes:
+            return None
+        return extended.begin_all_reduce(context, ReduceOp.SUM, likes, extended.gradient_options)
+
+    likes = [variable._local()._current().array for variable in variables]
+    places = list(range(len(likes)))
+    reduction = begin(likes)
+    if reduction is not None:
+        connected = tape.connected(target, variables)
+        if not all(connected):
+            places = [place for place in places if connected[place]]
+            likes = [likes[place] for place in places]
+            reduction = begin(likes)
     if reduction is None:
         return tape.gradient(target, list(variables), scale), False
     number = {place: k for k, place in enumerate(places)}

@@ -219,12 +219,22 @@ def cast(x: Any, dtype: Any) -> Tensor:
     """Return ``x`` with another dtype; floats are cut to integers towards zero.
 
     Gradients flow between floating-point dtypes.
+
+    Raises
+    ------
+    TypeError
+        For bfloat16 on a GPU, where CuPy has no such type.
     """
     tensor = as_tensor(x)
     target = as_dtype(dtype)
     a = tensor.array
     if a.dtype == target:
         return tensor
+    if target.kind == "V" and not on_host(a):
+        raise TypeError(
+            f"{target} on a GPU: CuPy has no such type. Use float16 there (the policy "
+            "'mixed_float16'), or CPU devices"
+        )
     source = a.dtype
     return record(a.astype(target), (tensor,), lambda g, _need: (g.astype(source),))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...array_backend import Array, array_module
+from ...workspace import workspace
 from ..tape import record
 from ..tensor import Tensor, as_tensor
 from ._define import check_dtypes, differentiable, operands, sum_to_shape
@@ -266,8 +267,7 @@ def _product(left: Array, right: Array) -> Array:
         with np.errstate(over="ignore"):
             narrow: Array = halves.astype(dtype)
         return narrow
-    product: Array = np.matmul(left, right)
-    return product
+    return workspace.matmul(left, right)
 
 
 @differentiable

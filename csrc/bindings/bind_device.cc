@@ -1,0 +1,217 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/communicator.h"
+#include "bindings/dtypes.h"
+#include "bindings/errors.h"
+#include "bindings/interpreter_release.h"
+#include "cuda/device.h"
+#include "device/emulated.h"
+#include "device/meeting.h"
+#include "transport/thread.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+using device::Caller;
+using device::EmulatedRuntime;
+using device::Meeting;
+using device::Operation;
+using device::Runtime;
+using device::Stream;
+using Released = py::call_guard<InterpreterRelease>;
+using Address = std::uintptr_t;  // of device memory
+using Counts = std::optional<std::vector<std::size_t>>;
+
+void* memory(Address address) { return reinterpret_cast<void*>(address); }
+
+// Where this rank's parts lie in a buffer that has so many of them; chunk i is the part of the rank
+// that plays rank i of the schedule.
+std::vector<Part> parts_of(int chunks, const Counts& counts, std::size_t count, int rank, int size,
+                           int root) {
+  std::vector<std::size_t> each =
+      counts.value_or(std::vector<std::size_t>(static_cast<std::size_t>(size), count));
+  if (each.size() != static_cast<std::size_t>(size)) {
+    throw std::invalid_argument("one count for each rank");
+  }
+  if (chunks == 1) return {{0, each[static_cast<std::size_t>(rank)]}};
+  std::vector<Part> parts = in_a_row(each);
+  std::rotate(parts.begin(), parts.begin() + root, parts.end());
+  return parts;
+}
+
+void call(Caller& self, const std::shared_ptr<Operation>& operation, Collective collective,
+          Address input, Address output, std::size_t count, std::vector<std::int64_t> shape,
+          const py::dtype& dtype, const std::optional<std::string>& op, int root,
+          const Named& named, bool reproducible, const Counts& sent, const Counts& received,
+          int device, Stream stream, std::optional<Stream> after, bool later, double timeout) {
+  Communicator& communicator = self.communicator();
+  int rank = communicator.rank(), size = communicator.size();
+  check_root(root, size);
+  operation->root = root;
+  operation->after = after;
+  operation->shape.count = count;
+  operation->shape.item = static_cast<std::size_t>(dtype.itemsize());
+  operation->share = {device,
+                      stream,
+                      static_cast<std::byte*>(memory(input)),
+                      static_cast<std::byte*>(memory(output)),
+                      {},
+                      {}};
+  if (op) std::tie(operation->shape.dtype, operation->shape.op) = reduction_of(dtype, *op);
+
+  bool parts = in_parts(collective);
+  std::size_t bytes = count * operation->shape.item * (parts ? static_cast<std::size_t>(size) : 1);
+  const auto* name = std::get_if<std::string>(&named);
+  bool is_auto = name && *name == "auto";
+  const Algorithm& algorithm = is_auto ? select(collective, bytes, size, device::kTransport)
+                                       : algorithm_of(communicator, collective, named, bytes);
+  // Where halves are to be rounded as by ranks that send each other messages, they do that.
+  bool rounds = reproducible && op && reduction(operation->shape.dtype, operation->shape.op).half;
+  bool directly = collective == Collective::all_reduce && !rounds &&
+                  (is_auto || &algorithm == &direct_all_reduce());
+  if (!directly) {
+    operation->algorithm = &algorithm;
+    operation->kept = algorithm.weak_from_this().lock();
+  }
+  if (parts) {
+    int played = (rank - root + size) % size;
+    operation->share.input_parts =
+        parts_of(input_chunks(collective, size, played, size), sent, count, rank, size, root);
+    operation->share.output_parts =
+        parts_of(output_chunks(collective, size, played, size), received, count, rank, size, root);
+  }
+
+  Array array;
+  array.shape = std::move(shape);
+  array.type = py::str(dtype);
+  CallRecord& record = operation->record = record_of(algorithm, array, root);
+  set_name(record.collective, std::string(to_string(collective)) + " on GPUs");
+  if (is_auto) set_name(record.algorithm, "auto");
+  if (op) set_name(record.op, *op);
+  record.detail += reproducible;
+  record.seal();
+
+  Waiting waiting = waiting_for(timeout);
+  operation->began = waiting.began;
+  operation->deadline = waiting.deadline;
+  InterpreterRelease release;
+  self.call(operation, later, waiting.interrupt);
+}
+
+}  // namespace
+
+void bind_device(py::module_& m) {
+  py::class_<Runtime, std::shared_ptr<Runtime>>(m, "Runtime", "What runs calls on devices.")
+      .def("reaches", &Runtime::reaches, py::arg("device"), py::arg("other"), Released(),
+           "Whether kernels on one device reach the other's memory.")
+      .def(
+          "copy",
+          [](Runtime& self, Address target, int target_device, Address source, int source_device,
+             std::size_t bytes, Stream stream) {
+            self.copy(memory(target), target_device, memory(source), source_device, bytes, stream);
+          },
+          py::arg("target"), py::arg("target_device"), py::arg("source"), py::arg("source_device"),
+          py::arg("bytes"), py::arg("stream"), Released(), "A copy, on a stream of the target's.");
+
+  m.def(
+      "cuda_runtime",
+      []() -> std::shared_ptr<Runtime> {
+        if (!cuda::built()) return nullptr;
+        // It is there as long as the process.
+        return {&cuda::runtime(), [](Runtime*) {}};
+      },
+      "What runs calls on CUDA's devices, or None where this build has no CUDA part.");
+
+  py::class_<EmulatedRuntime, Runtime, std::shared_ptr<EmulatedRuntime>>(
+      m, "EmulatedRuntime",
+      "Devices in the host's memory, for tests: what streams are given is done in any order that "
+      "streams and events allow.")
+      .def(py::init<std::vector<int>, std::uint64_t>(), py::arg("cliques"), py::arg("seed") = 0,
+           "For each device the number of its clique, whose devices reach each other's memory.")
+      .def(
+          "own",
+          [](EmulatedRuntime& self, int device, Address address, std::size_t bytes) {
+            self.own(device, memory(address), bytes);
+          },
+          py::arg("device"), py::arg("address"), py::arg("bytes"),
+          "Say on which device memory lies that was not allocated here.")
+      .def("run", &EmulatedRuntime::run, Released(), "Do all that there is to do.")
+      .def("hold", &EmulatedRuntime::hold, py::arg("on"), "Do nothing but in run().")
+      .def("fail_after", &EmulatedRuntime::fail_after, py::arg("calls"),
+           "Fail after so many more calls.")
+      .def("lose_wait_after", &EmulatedRuntime::lose_wait_after, py::arg("waits"),
+           "Lose a wait after so many more.")
+      .def_property_readonly(
+          "counts",
+          [](EmulatedRuntime& self) {
+            EmulatedRuntime::Counts counts = self.counts();
+            return std::map<std::string, int>{
+                {"allocations", counts.allocations}, {"frees", counts.frees},
+                {"copies", counts.copies},           {"combinations", counts.combinations},
+                {"records", counts.records},         {"waits", counts.waits}};
+          },
+          "What it was asked for so far.");
+
+  py::class_<Operation, std::shared_ptr<Operation>>(m, "Operation", "A rank's call on a device.")
+      .def(py::init())
+      .def_property_readonly("met", &Operation::met, "Whether all ranks have come to it.");
+
+  py::class_<Meeting, std::shared_ptr<Meeting>>(
+      m, "Meeting", "Where the ranks of a group, threads of this process, meet for their calls.")
+      .def(py::init([](std::shared_ptr<ThreadGroup> group, std::shared_ptr<Runtime> runtime) {
+             return std::make_shared<Meeting>(std::move(group), std::move(runtime));
+           }),
+           py::arg("group").none(false), py::arg("runtime").none(false));
+
+  py::class_<Caller>(m, "Caller", "One rank's way to a meeting.")
+      .def(py::init<Communicator&, std::shared_ptr<Meeting>>(), py::arg("communicator"),
+           py::arg("meeting").none(false), py::keep_alive<1, 2>())
+      .def("call", &call, py::arg("operation").none(false), py::arg("collective"), py::arg("input"),
+           py::arg("output"), py::arg("count"), py::arg("shape"), py::arg("dtype"), py::arg("op"),
+           py::arg("root"), py::arg("algorithm"), py::arg("reproducible"), py::arg("sent"),
+           py::arg("received"), py::arg("device"), py::arg("stream"), py::arg("after"),
+           py::arg("later"), py::arg("timeout"),
+           "Make a call on arrays at these addresses of a device, in the order of a stream, and "
+           "after what another one has been given. `count`: items, of a part where chunks are "
+           "ranks' parts; `sent` and `received`: of each rank's, where they differ. Returns when "
+           "all ranks have come, or at once if it is to be done `later`.")
+      .def(
+          "finish",
+          [](Caller& self, Operation& operation) {
+            InterpreterRelease release;
+            self.finish(operation, look_at_signals);
+          },
+          py::arg("operation"), "Wait until all ranks have come, or for the call's deadline.")
+      .def(
+          "over",
+          [](Caller& self, const Operation& operation) { return self.meeting().over(operation); },
+          py::arg("operation"), Released(),
+          "Whether nobody reads or writes the call's arrays any more.")
+      .def(
+          "order",
+          [](Caller& self, const Operation& operation, Stream stream) {
+            if (!operation.met()) throw std::logic_error("not all ranks have come to the call");
+            operation.order(self.meeting().runtime(), stream);
+          },
+          py::arg("operation"), py::arg("stream"), Released(),
+          "Let a stream of the device wait for a call to which all ranks have come.")
+      .def("leave", &Caller::leave, Released(),
+           "Fail the group if not all ranks have come to this one's calls: they never happen.");
+}
+
+}  // namespace pycollective

@@ -1,0 +1,407 @@
+#include "device/executor.h"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "support/failure.h"
+#include "support/round_up.h"
+#include "support/tuning.h"
+
+namespace pycollective::device {
+namespace {
+
+// A point in a rank's stream.
+struct Mark {
+  std::shared_ptr<Event> event;
+  int device = 0;
+  Stream stream = 0;
+};
+
+Mark mark(Runtime& runtime, const Share& share) {
+  Mark made{runtime.event(share.device), share.device, share.stream};
+  runtime.record(*made.event, share.device, share.stream);
+  return made;
+}
+
+// A stream keeps its own order by itself.
+void wait(Runtime& runtime, const Share& share, const Mark& mark) {
+  if (mark.device == share.device && mark.stream == share.stream) return;
+  runtime.wait(*mark.event, share.device, share.stream);
+}
+
+// Memory of a device, given back behind what its rank's stream has been given by then.
+class Loan {
+ public:
+  Loan(Runtime& runtime, const Share& share, std::size_t bytes)
+      : runtime_(runtime),
+        share_(share),
+        memory_(bytes ? runtime.allocate(share.device, bytes, share.stream) : nullptr) {}
+  ~Loan() {
+    if (memory_) runtime_.free(share_.device, memory_, share_.stream);
+  }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+  std::byte* memory() const { return memory_; }
+
+ private:
+  Runtime& runtime_;
+  const Share& share_;
+  std::byte* memory_;
+};
+
+// Memory in one piece.
+struct Stretch {
+  std::byte* data;
+  std::size_t bytes;
+};
+using Stretches = std::vector<Stretch>;
+
+std::size_t bytes_of(const Stretches& stretches) {
+  std::size_t sum = 0;
+  for (const Stretch& stretch : stretches) sum += stretch.bytes;
+  return sum;
+}
+
+// Calls work(places, bytes) for each piece of equally long memory that is in one piece everywhere.
+void side_by_side(std::vector<Stretches> spans,
+                  const std::function<void(const std::vector<std::byte*>&, std::size_t)>& work) {
+  std::size_t left = bytes_of(spans[0]);
+  for (const Stretches& span : spans) {
+    if (bytes_of(span) != left) {
+      throw std::logic_error("a step's source and target differ in length");
+    }
+  }
+  std::vector<std::size_t> next(spans.size());
+  std::vector<std::byte*> places(spans.size());
+  while (left > 0) {
+    std::size_t length = left;
+    for (std::size_t i = 0; i < spans.size(); ++i) {
+      while (spans[i][next[i]].bytes == 0) ++next[i];
+      length = std::min(length, spans[i][next[i]].bytes);
+    }
+    for (std::size_t i = 0; i < spans.size(); ++i) {
+      Stretch& stretch = spans[i][next[i]];
+      places[i] = stretch.data;
+      stretch.data += length;
+      stretch.bytes -= length;
+    }
+    work(places, length);
+    left -= length;
+  }
+}
+
+// Chunks begin at multiples of this, so that they can be read by wide accesses.
+constexpr std::size_t kAlignment = 64;
+
+std::size_t equal_part(std::size_t count, std::size_t parts, std::size_t item) {
+  return round_up((count + parts - 1) / parts, std::max<std::size_t>(kAlignment / item, 1));
+}
+
+class Run {
+ public:
+  Run(Runtime& runtime, const std::vector<Plan>& plans, const Shape& shape,
+      const std::vector<Share>& shares)
+      : runtime_(runtime), plans_(plans), shape_(shape), shares_(shares), ranks_(plans.size()) {
+    auto chunks = static_cast<std::size_t>(plans[0].chunks);
+    bool parts = !shares[0].input_parts.empty() || !shares[0].output_parts.empty();
+    chunk_items_ = parts ? shape.count : equal_part(shape.count, chunks, shape.item);
+    in_parts_ = parts;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      auto scratch = static_cast<std::size_t>(plans[r].scratch) * chunk_items_ * shape.item;
+      ranks_[r].scratch = std::make_unique<Loan>(runtime, shares[r], scratch);
+    }
+    channels_.resize(ranks_.size() * ranks_.size());
+  }
+
+  void enqueue() {
+    try {
+      for (bool moved = true; moved;) {
+        moved = false;
+        for (std::size_t r = 0; r < ranks_.size(); ++r) {
+          const auto& steps = plans_[r].steps;
+          for (; ranks_[r].next < steps.size() && try_step(r, steps[ranks_[r].next]);
+               moved = true) {
+            ++ranks_[r].next;
+          }
+        }
+      }
+      for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        if (ranks_[r].next < plans_[r].steps.size()) {
+          throw std::logic_error("a schedule came to a stop; was it verified?");
+        }
+      }
+    } catch (...) {
+      settle();  // what was enqueued reads and writes the ranks' memory all the same
+      throw;
+    }
+    settle();
+  }
+
+ private:
+  struct Message {
+    Mark sent;
+    Stretches data;
+  };
+  struct Rank {
+    std::size_t next = 0;
+    std::unique_ptr<Loan> scratch;
+    std::unique_ptr<Mark> present;  // as long as the stream was given nothing behind it
+    std::vector<std::size_t> readers;
+  };
+
+  // Lets nobody's memory go before it was read.
+  void settle() {
+    std::vector<Mark> ends;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) ends.push_back(present(r));
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      auto& readers = ranks_[r].readers;
+      std::sort(readers.begin(), readers.end());
+      readers.erase(std::unique(readers.begin(), readers.end()), readers.end());
+      for (std::size_t reader : readers) wait(runtime_, shares_[r], ends[reader]);
+    }
+  }
+
+  const Mark& present(std::size_t rank) {
+    auto& found = ranks_[rank].present;
+    if (!found) found = std::make_unique<Mark>(mark(runtime_, shares_[rank]));
+    return *found;
+  }
+
+  bool try_step(std::size_t rank, const Step& step) {
+    auto peer = static_cast<std::size_t>(step.peer);
+    switch (step.verb) {
+      case Verb::send:
+        channels_[rank * ranks_.size() + peer].push_back(
+            {present(rank), locate(rank, step.source)});
+        return true;
+      case Verb::recv:
+      case Verb::recv_reduce: {
+        auto& channel = channels_[peer * ranks_.size() + rank];
+        if (channel.empty()) return false;
+        receive(rank, peer, step, channel.front());
+        channel.pop_front();
+        return true;
+      }
+      case Verb::copy:
+        copy(rank, rank, locate(rank, step.target), locate(rank, step.source));
+        return true;
+      case Verb::reduce:
+        reduce(rank, step, locate(rank, step.target), locate(rank, step.source));
+        return true;
+    }
+    return true;
+  }
+
+  void receive(std::size_t rank, std::size_t peer, const Step& step, const Message& message) {
+    const Share& share = shares_[rank];
+    ranks_[rank].present.reset();
+    ranks_[peer].readers.push_back(rank);
+    wait(runtime_, share, message.sent);
+    Stretches target = locate(rank, step.target);
+    if (bytes_of(target) != bytes_of(message.data)) {
+      throw Failure(FailureKind::mismatch, "rank " + std::to_string(rank) + " expects " +
+                                               std::to_string(bytes_of(target)) +
+                                               " bytes from rank " + std::to_string(peer) +
+                                               ", which sends " +
+                                               std::to_string(bytes_of(message.data)));
+    }
+    // Asked before anything is copied, too: then it goes straight from device to device.
+    bool reaches = runtime_.reaches(share.device, shares_[peer].device);
+    if (step.verb == Verb::recv) {
+      copy(rank, peer, target, message.data);
+    } else if (reaches) {
+      reduce(rank, step, locate(rank, step.source), message.data);
+    } else {
+      Loan brought(runtime_, share, bytes_of(message.data));
+      Stretches here{{brought.memory(), bytes_of(message.data)}};
+      copy(rank, peer, here, message.data);
+      reduce(rank, step, locate(rank, step.source), here);
+    }
+  }
+
+  void copy(std::size_t rank, std::size_t from, const Stretches& target, const Stretches& source) {
+    const Share& share = shares_[rank];
+    ranks_[rank].present.reset();
+    side_by_side({target, source}, [&](const std::vector<std::byte*>& at, std::size_t bytes) {
+      if (at[0] == at[1]) return;
+      runtime_.copy(at[0], share.device, at[1], shares_[from].device, bytes, share.stream);
+    });
+  }
+
+  // target = a (op) b
+  void reduce(std::size_t rank, const Step& step, const Stretches& a, const Stretches& b) {
+    const Share& share = shares_[rank];
+    ranks_[rank].present.reset();
+    int size = step.completes ? static_cast<int>(ranks_.size()) : 0;
+    const Reduction& reduction = pycollective::reduction(shape_.dtype, shape_.op);
+    // Among CPUs halves are rounded before they are divided.
+    bool apart = size && reduction.half && reduction.finish;
+    side_by_side({locate(rank, step.target), a, b},
+                 [&](const std::vector<std::byte*>& at, std::size_t bytes) {
+                   std::size_t items = bytes / shape_.item;
+                   void* target = at[0];
+                   const void* sources[] = {at[1], at[2]};
+                   runtime_.combine(shape_.dtype, shape_.op, &target, 1, sources, 2, items,
+                                    apart ? 0 : size, share.device, share.stream);
+                   if (!apart) return;
+                   sources[0] = target;
+                   runtime_.combine(shape_.dtype, shape_.op, &target, 1, sources, 1, items, size,
+                                    share.device, share.stream);
+                 });
+  }
+
+  Stretches locate(std::size_t rank, const Span& span) const {
+    if (span.count == 0) return {{nullptr, 0}};
+    const Share& share = shares_[rank];
+    std::byte* memory = span.buffer == Buffer::scratch  ? ranks_[rank].scratch->memory()
+                        : span.buffer == Buffer::output ? share.output
+                                                        : const_cast<std::byte*>(share.input);
+    auto first = static_cast<std::size_t>(span.first), count = static_cast<std::size_t>(span.count);
+    std::size_t item = shape_.item;
+    if (in_parts_ && span.buffer != Buffer::scratch) {
+      const auto& parts = span.buffer == Buffer::input ? share.input_parts : share.output_parts;
+      Stretches found;
+      for (int i = 0; i < span.count; ++i) {
+        auto place = static_cast<std::size_t>(
+            place_of_part(span.first + i, static_cast<int>(ranks_.size())));
+        const Part& part = parts.at(place);
+        std::byte* begin = memory + part.first * item;
+        if (!found.empty() && found.back().data + found.back().bytes == begin) {
+          found.back().bytes += part.count * item;
+        } else {
+          found.push_back({begin, part.count * item});
+        }
+      }
+      return found;
+    }
+    if (in_parts_) return {{memory + first * chunk_items_ * item, count * chunk_items_ * item}};
+    std::size_t place = first * chunk_items_;  // the last chunks may be short, or empty
+    if (span.buffer == Buffer::scratch) {
+      first %= static_cast<std::size_t>(plans_[rank].chunks);
+    } else {
+      place = std::min(place, shape_.count);
+    }
+    std::size_t begin = std::min(first * chunk_items_, shape_.count);
+    std::size_t end = std::min((first + count) * chunk_items_, shape_.count);
+    return {{memory + place * item, (end - begin) * item}};
+  }
+
+  Runtime& runtime_;
+  const std::vector<Plan>& plans_;
+  const Shape& shape_;
+  const std::vector<Share>& shares_;
+  std::vector<Rank> ranks_;
+  std::vector<std::deque<Message>> channels_;  // from rank to rank
+  std::size_t chunk_items_ = 0;
+  bool in_parts_ = false;
+};
+
+// combine() of any number of arrays, in their order.
+void combine_any(Runtime& runtime, const Shape& shape, std::vector<std::byte*> targets,
+                 const std::vector<const std::byte*>& sources, std::size_t count, int size,
+                 const Share& on) {
+  std::vector<const void*> from(sources.begin(), sources.end());
+  auto launch = [&](void* const* to, int num_targets, std::size_t first, std::size_t last,
+                    int divided) {
+    runtime.combine(shape.dtype, shape.op, to, num_targets, from.data() + first,
+                    static_cast<int>(last - first), count, divided, on.device, on.stream);
+  };
+  // Too many sources: the first of them into memory of their own, which is then one of them.
+  Loan so_far(runtime, on, from.size() > kMaxArrays ? count * shape.item : 0);
+  std::size_t first = 0;
+  while (from.size() - first > kMaxArrays) {
+    void* to = so_far.memory();
+    launch(&to, 1, first, first + kMaxArrays, 0);
+    first += kMaxArrays - 1;
+    from[first] = to;
+  }
+  std::vector<void*> to(targets.begin(), targets.end());
+  int fit = std::min(static_cast<int>(to.size()), kMaxArrays);
+  launch(to.data(), fit, first, from.size(), size);
+  for (std::size_t t = static_cast<std::size_t>(fit); t < to.size(); ++t) {
+    runtime.copy(to[t], on.device, to[0], on.device, count * shape.item, on.stream);
+  }
+}
+
+}  // namespace
+
+void run_schedule(Runtime& runtime, const std::vector<Plan>& plans, const Shape& shape,
+                  const std::vector<Share>& shares) {
+  Run(runtime, plans, shape, shares).enqueue();
+}
+
+bool all_reach(Runtime& runtime, const std::vector<Share>& shares) {
+  for (const Share& one : shares) {
+    for (const Share& other : shares) {
+      if (!runtime.reaches(one.device, other.device)) return false;
+    }
+  }
+  return true;
+}
+
+void all_reduce_directly(Runtime& runtime, const Shape& shape, const std::vector<Share>& shares) {
+  std::map<int, const Share*> leaders;  // of each device, in whose stream it works
+  for (const Share& share : shares) leaders.try_emplace(share.device, &share);
+  std::size_t bytes = shape.count * shape.item;
+  bool one_shot = leaders.size() == 1 || bytes <= kDeviceOneShotBytes;
+
+  // In one shot a device may be done before another one has read what it writes to.
+  std::vector<std::unique_ptr<Loan>> copies;
+  std::vector<const std::byte*> inputs;
+  for (const Share& share : shares) {
+    inputs.push_back(share.input);
+    if (!one_shot || leaders.size() == 1) continue;
+    bool written = std::any_of(shares.begin(), shares.end(), [&](const Share& other) {
+      return other.output < share.input + bytes && share.input < other.output + bytes;
+    });
+    if (!written) continue;
+    copies.push_back(std::make_unique<Loan>(runtime, share, bytes));
+    inputs.back() = copies.back()->memory();
+    runtime.copy(copies.back()->memory(), share.device, share.input, share.device, bytes,
+                 share.stream);
+  }
+  std::map<std::pair<int, Stream>, const Share*> streams;
+  for (const Share& share : shares) streams.try_emplace({share.device, share.stream}, &share);
+  std::vector<Mark> starts, ends;
+  auto mark_in = [&](std::vector<Mark>& marks, const Share& share) {
+    if (streams.size() > 1) marks.push_back(mark(runtime, share));
+  };
+  for (const auto& [stream, share] : streams) mark_in(starts, *share);
+  auto settle = [&] {
+    for (const auto& [stream, share] : streams) {
+      for (const Mark& end : ends) wait(runtime, *share, end);
+    }
+  };
+  try {
+    std::size_t part = equal_part(shape.count, leaders.size(), shape.item), k = 0;
+    for (const auto& [device, leader] : leaders) {
+      std::size_t first = one_shot ? 0 : std::min(k++ * part, shape.count);
+      std::size_t count = one_shot ? shape.count : std::min(part, shape.count - first);
+      if (count == 0) continue;
+      for (const Mark& start : starts) wait(runtime, *leader, start);
+      std::vector<const std::byte*> sources;
+      std::vector<std::byte*> targets;
+      for (std::size_t r = 0; r < shares.size(); ++r) {
+        sources.push_back(inputs[r] + first * shape.item);
+        std::byte* target = shares[r].output + first * shape.item;
+        bool known = std::find(targets.begin(), targets.end(), target) != targets.end();
+        if (!known && (!one_shot || shares[r].device == device)) targets.push_back(target);
+      }
+      combine_any(runtime, shape, targets, sources, count, static_cast<int>(shares.size()),
+                  *leader);
+      mark_in(ends, *leader);
+    }
+  } catch (...) {
+    settle();
+    throw;
+  }
+  settle();
+}
+
+}  // namespace pycollective::device

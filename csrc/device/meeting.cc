@@ -1,0 +1,193 @@
+#include "device/meeting.h"
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+namespace pycollective::device {
+
+Meeting::Meeting(std::shared_ptr<Group> group, std::shared_ptr<Runtime> runtime)
+    : group_(std::move(group)),
+      runtime_(std::move(runtime)),
+      posted_(static_cast<std::size_t>(group_->size())) {}
+
+void Meeting::check() const {
+  if (auto failure = group_->failure()) throw *failure;
+}
+
+void Meeting::post(int rank, const std::shared_ptr<Operation>& operation) {
+  std::lock_guard lock(mutex_);
+  check();
+  operation->posted_ = true;
+  operation->turn_ = posted_[static_cast<std::size_t>(rank)]++;
+  auto ahead = static_cast<std::size_t>(operation->turn_ - first_);
+  if (ahead == turns_.size()) turns_.push_back({Operations(posted_.size()), 0});
+  Turn& turn = turns_[ahead];
+  turn.operations[static_cast<std::size_t>(rank)] = operation;
+  if (++turn.come < group_->size()) return;
+  // It is the first one: who comes to a call has come to all before it.
+  Turn whole = std::move(turn);
+  turns_.pop_front();
+  ++first_;
+  carry_out(whole.operations);
+}
+
+void Meeting::carry_out(const Operations& operations) {
+  const Operation& one = *operations[0];
+  std::vector<Share> shares;
+  for (std::size_t r = 0; r < operations.size(); ++r) {
+    const CallRecord& other = operations[r]->record;
+    if (other.fingerprint() != one.record.fingerprint()) {
+      group_->fail(FailureKind::mismatch,
+                   describe_mismatch(0, one.record, static_cast<int>(r), other));
+      check();
+    }
+    shares.push_back(operations[r]->share);
+  }
+  try {
+    if (one.shape.count > 0) enqueue(one, shares);
+    mark_ends(operations);
+  } catch (const std::exception& error) {
+    const auto* failure = dynamic_cast<const Failure*>(&error);
+    group_->fail(failure ? failure->kind : FailureKind::aborted,
+                 failure ? error.what()
+                         : one.record.describe() +
+                               " could not be enqueued on devices for all ranks: " + error.what());
+    try {
+      mark_ends(operations);  // of what was enqueued of it
+    } catch (const std::exception&) {
+      // Then the devices do nothing any more.
+    }
+    check();
+  }
+  for (const auto& operation : operations) operation->met_.store(true, std::memory_order_release);
+}
+
+void Meeting::mark_ends(const Operations& operations) {
+  for (const auto& operation : operations) {
+    const Share& share = operation->share;
+    std::unique_ptr<Event> end = runtime_->event(share.device);
+    runtime_->record(*end, share.device, share.stream);
+    operation->end_ = std::move(end);
+  }
+}
+
+bool Meeting::over(const Operation& operation) {
+  std::lock_guard lock(mutex_);
+  if (operation.end_) return runtime_->over(*operation.end_);
+  return !operation.posted_ || group_->failure().has_value();
+}
+
+void Meeting::enqueue(const Operation& one, const std::vector<Share>& shares) {
+  if (one.algorithm) {
+    run_schedule(*runtime_, plans(*one.algorithm, one), one.shape, shares);
+  } else if (all_reach(*runtime_, shares)) {
+    all_reduce_directly(*runtime_, one.shape, shares);
+  } else {
+    const Algorithm& found = select(Collective::all_reduce, one.shape.count * one.shape.item,
+                                    group_->size(), kTransport);
+    run_schedule(*runtime_, plans(found, one), one.shape, shares);
+  }
+}
+
+const std::vector<Plan>& Meeting::plans(const Algorithm& algorithm, const Operation& one) {
+  auto [place, added] = plans_.try_emplace({&algorithm, one.root});
+  if (added) {
+    place->second.kept = one.kept;
+    for (int r = 0; r < group_->size(); ++r) {
+      place->second.plans.push_back(make_plan(algorithm, r, group_->size(), one.root));
+    }
+  }
+  return place->second.plans;
+}
+
+std::vector<int> Meeting::absent(const Operation& operation) {
+  std::lock_guard lock(mutex_);
+  std::vector<int> found;
+  for (std::size_t r = 0; r < posted_.size(); ++r) {
+    if (posted_[r] <= operation.turn_) found.push_back(static_cast<int>(r));
+  }
+  return found;
+}
+
+Caller::Caller(Communicator& communicator, std::shared_ptr<Meeting> meeting)
+    : communicator_(communicator), meeting_(std::move(meeting)) {
+  if (&communicator.group() != &meeting_->group()) {
+    throw std::invalid_argument("the meeting is another group's");
+  }
+}
+
+void Caller::call(const std::shared_ptr<Operation>& operation, bool later,
+                  const Interrupt& interrupt) {
+  communicator_.settle(interrupt);
+  int rank = communicator_.rank();
+  Group& group = communicator_.group();
+  Endpoint& endpoint = group.endpoint(rank);
+  endpoint.check();
+  endpoint.enter(operation->record);
+  try {
+    operation->record.number = group.calls(rank);
+    if (operation->after) {
+      Runtime& runtime = meeting_->runtime();
+      const Share& share = operation->share;
+      std::unique_ptr<Event> before = runtime.event(share.device);
+      runtime.record(*before, share.device, *operation->after);
+      runtime.wait(*before, share.device, share.stream);
+    }
+    last_ = operation;
+    meeting_->post(rank, operation);
+    if (operation->met()) {
+      endpoint.board()->ring_others();
+    } else if (!later) {
+      wait(*operation, interrupt);
+    }
+  } catch (...) {
+    abandon(endpoint, operation->record);
+    meeting_->settle();
+    throw;
+  }
+  endpoint.leave();
+}
+
+void Caller::finish(Operation& operation, const Interrupt& interrupt) {
+  if (operation.met()) return;
+  try {
+    wait(operation, interrupt);
+  } catch (const Failure&) {
+    meeting_->settle();
+    throw;
+  }
+}
+
+void Caller::wait(Operation& operation, const Interrupt& interrupt) {
+  int rank = communicator_.rank();
+  Group& group = communicator_.group();
+  Waiting waiting{operation.began, operation.deadline, interrupt};
+  LongWait wait(communicator_.warning(), group, rank, waiting);
+  bool late = false;
+  auto look = [&] {
+    std::vector<int> absent = meeting_->absent(operation);
+    wait.look(absent);
+    // Once more, after the endpoint has compared the ranks' calls: that says more.
+    if (absent.empty() || Clock::now() < operation.deadline || !std::exchange(late, true)) return;
+    std::string text = "rank " + std::to_string(rank) + " waited until its deadline for " +
+                       operation.record.describe() + ", to which not all ranks have come: ";
+    for (std::size_t i = 0; i < absent.size(); ++i) {
+      text += (i ? "; " : "") + group.describe(absent[i]);
+    }
+    group.fail(FailureKind::timeout, text);
+    group.endpoint(rank).check();
+  };
+  group.endpoint(rank).wait([&] { return operation.met() ? Progress::done : Progress::blocked; },
+                            Clock::time_point::max(), look);
+}
+
+void Caller::leave() noexcept {
+  if (!last_ || last_->met()) return;
+  communicator_.group().fail(FailureKind::aborted,
+                             "rank " + std::to_string(communicator_.rank()) +
+                                 " let go of its communicator while calls were under way");
+  meeting_->settle();
+}
+
+}  // namespace pycollective::device

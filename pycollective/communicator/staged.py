@@ -1,0 +1,81 @@
+"""Calls on GPU arrays that go over the host's memory, where nothing else can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pycollective import _core, array_backend
+from pycollective.communicator.arrays import Array
+
+__all__ = ["StagedCore"]
+
+
+class StagedCore:
+    """A rank's calls on GPU arrays, on copies of them in the host's memory."""
+
+    #: Where the result stands among the arguments of the core's methods.
+    _TARGETS: ClassVar = {
+        "all_reduce": 1, "reduce": 1, "reduce_scatter": 1, "broadcast": 1, "move_parts": 2,
+        "move_ragged": 2, "all_to_all_ragged": 1, "recv": 0,
+    }  # fmt: skip
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._core, name)
+        place = self._TARGETS.get(name)
+
+        def call(*args: Any) -> Any:
+            given = list(args)
+            target = given[place] if place is not None else None
+            for i, value in enumerate(given):
+                if i != place and array_backend.is_array(value):
+                    given[i] = array_backend.to_numpy(value)
+            if target is not None and place is not None:
+                given[place] = np.empty(target.shape, target.dtype)
+            task = method(*given)
+            if target is None or place is None:
+                return task
+            host = given[place]
+            if task is not None:
+                return _StagedTask(task, host, target)
+            target[...] = array_backend.asarray(host, like=target)
+            return None
+
+        return call
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+    def finish(self) -> None:
+        """Nothing is left behind."""
+
+    def abandon(self) -> None:
+        """Nothing is left behind."""
+
+
+class _StagedTask:
+    """A call of the core that is under way, whose result is then brought to a GPU."""
+
+    def __init__(self, task: _core.Task, host: Array, target: Array) -> None:
+        self._task = task
+        self._host: Array | None = host
+        self._target = target
+
+    @property
+    def done(self) -> bool:
+        return self._task.done
+
+    def wait(self, timeout: float) -> bool:
+        return self._task.wait(timeout)
+
+    def check(self) -> None:
+        self._task.check()
+        host, self._host = self._host, None
+        if host is not None:
+            with array_backend.beside(self._target):
+                self._target[...] = array_backend.asarray(host, like=self._target)

@@ -1,0 +1,240 @@
+"""One launch for all arrays of a step on a GPU, where a loop would make hundreds.
+
+Arrays are given to a kernel as rows of a table: where each operand begins, and how long it is. The table
+goes by value, as an argument of the launch, so that nothing is copied to the device and nobody waits.
+CuPy compiles the kernels at their first use and keeps them in its cache; nvcc is not needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..array_backend import Array, array_module, beside, device_of, empty, on_host
+
+__all__ = ["adam", "copies", "fits", "next_scale", "put_back", "sgd", "source", "unscaled"]
+
+#: Rows of a table, which has to stay below 4096 bytes with the other arguments of a launch.
+_ROWS = 96
+_THREADS = 256
+#: Numbers of a row that a thread does before more blocks are made, and how many blocks at most.
+_EACH = 4
+_BLOCKS = 512
+
+_TABLE = np.dtype([("address", np.uint64, (4, _ROWS)), ("size", np.int64, _ROWS)], align=True)
+
+_SOURCE = """
+struct Table {
+  unsigned long long address[4][ROWS];
+  long long size[ROWS];
+};
+
+template <class T>
+__device__ T* operand(const Table& table, int number) {
+  return reinterpret_cast<T*>(table.address[number][blockIdx.y]);
+}
+
+#define EACH_ELEMENT(i)                                                               \\
+  for (long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;   \\
+       i < table.size[blockIdx.y]; i += static_cast<long long>(gridDim.x) * blockDim.x)
+
+extern "C" __global__ void adam(const Table table, REAL alpha, REAL rise1, REAL rise2,
+                                REAL epsilon) {
+  REAL* param = operand<REAL>(table, 0);
+  const REAL* grad = operand<const REAL>(table, 1);
+  REAL* m = operand<REAL>(table, 2);
+  REAL* v = operand<REAL>(table, 3);
+  EACH_ELEMENT(i) {
+    const REAL slope = grad[i];
+    const REAL mean = m[i] + (slope - m[i]) * rise1;
+    const REAL square = v[i] + (slope * slope - v[i]) * rise2;
+    m[i] = mean;
+    v[i] = square;
+    param[i] -= alpha * mean / (sqrt(square) + epsilon);
+  }
+}
+
+extern "C" __global__ void sgd(const Table table, REAL rate, REAL momentum, int nesterov) {
+  REAL* param = operand<REAL>(table, 0);
+  const REAL* grad = operand<const REAL>(table, 1);
+  REAL* velocity = operand<REAL>(table, 2);
+  EACH_ELEMENT(i) {
+    const REAL step = grad[i] * rate;
+    if (velocity == nullptr) {
+      param[i] -= step;
+      continue;
+    }
+    const REAL speed = velocity[i] * momentum - step;
+    velocity[i] = speed;
+    param[i] += nesterov ? momentum * speed - step : speed;
+  }
+}
+
+extern "C" __global__ void unscale(const Table table, const float* scale, bool* finite) {
+  REAL* result = operand<REAL>(table, 0);
+  const REAL* grad = operand<const REAL>(table, 1);
+  const REAL by = static_cast<REAL>(*scale);
+  EACH_ELEMENT(i) {
+    const REAL slope = grad[i];
+    if (!(slope - slope == 0)) *finite = false;  // all that write write the same
+    result[i] = slope / by;
+  }
+}
+
+extern "C" __global__ void copy(const Table table) {
+  REAL* target = operand<REAL>(table, 0);
+  const REAL* source = operand<const REAL>(table, 1);
+  EACH_ELEMENT(i) target[i] = source[i];
+}
+
+extern "C" __global__ void put_back(const Table table, const bool* keep) {
+  if (*keep) return;
+  REAL* target = operand<REAL>(table, 0);
+  const REAL* source = operand<const REAL>(table, 1);
+  EACH_ELEMENT(i) target[i] = source[i];
+}
+
+extern "C" __global__ void next_scale(float* scale, long long* count, const bool* finite,
+                                      long long growth) {
+  const bool good = *finite;
+  const bool grows = good && *count + 1 >= growth;
+  *scale *= grows ? 2.0f : good ? 1.0f : 0.5f;
+  *count = good && !grows ? *count + 1 : 0;
+}
+"""
+
+_NAMES = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+
+
+def source(real: str) -> str:
+    """Return the kernels' source, in CUDA C++, for one type of numbers."""
+    return f"#define REAL {real}\n#define ROWS {_ROWS}\n{_SOURCE}"
+
+
+@functools.cache
+def _kernel(module: Any, name: str, real: str) -> Any:
+    return module.RawKernel(source(real), name)
+
+
+def fits(*columns: Sequence[Array] | None) -> bool:
+    """Whether kernels here can take these arrays: float32 or float64, of one GPU, in C order.
+
+    Each column has an array for each row; None is a column that is not there.
+    """
+    given = [column for column in columns if column is not None]
+    first = given[0][0] if given and len(given[0]) else None
+    if first is None or on_host(first) or first.dtype not in _NAMES:
+        return False
+    where, kind = device_of(first), first.dtype
+    return all(
+        not on_host(array)
+        and array.dtype == kind
+        and array.flags.c_contiguous
+        and array.shape == row.shape
+        and device_of(array) == where
+        for column in given
+        for array, row in zip(column, given[0], strict=True)
+    )
+
+
+def _launch(name: str, columns: Sequence[Sequence[Array] | None], *scalars: Any) -> None:
+    """Launch a kernel for all rows, on the device of the first one; `fits` must hold."""
+    rows = columns[0]
+    assert rows is not None
+    kernel = _kernel(array_module(rows[0]), name, _NAMES[np.dtype(rows[0].dtype)])
+    real = rows[0].dtype.type
+    arguments = [real(s) if isinstance(s, float) else s for s in scalars]
+    for begin in range(0, len(rows), _ROWS):
+        part = rows[begin : begin + _ROWS]
+        table = np.zeros(1, _TABLE)
+        table["size"][0, : len(part)] = [array.size for array in part]
+        for number, column in enumerate(columns):
+            if column is not None:
+                table["address"][0, number, : len(part)] = [
+                    array.data.ptr  # type: ignore[attr-defined]  # a GPU's array
+                    for array in column[begin : begin + _ROWS]
+                ]
+        longest = max(array.size for array in part)
+        blocks = min(max(1, -(-longest // (_THREADS * _EACH))), _BLOCKS)
+        with beside(rows[0]):
+            kernel((blocks, len(part)), (_THREADS,), (table, *arguments))
+
+
+def adam(
+    params: Sequence[Array],
+    grads: Sequence[Array],
+    ms: Sequence[Array],
+    vs: Sequence[Array],
+    alpha: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None:
+    """Take one step of Adam; as `update.adam_update`."""
+    _launch("adam", (params, grads, ms, vs), float(alpha), 1.0 - beta1, 1.0 - beta2, float(epsilon))
+
+
+def sgd(
+    params: Sequence[Array],
+    grads: Sequence[Array],
+    velocities: Sequence[Array] | None,
+    rate: float,
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    """Take one step of gradient descent; as `update.sgd_update`."""
+    columns = (params, grads, velocities)
+    _launch("sgd", columns, float(rate), float(momentum), np.int32(nesterov))
+
+
+def unscaled(gradients: Sequence[Array], scale: Array) -> tuple[list[Array], Array]:
+    """Return gradients divided by a scale, and whether all of them are finite; both on the device.
+
+    Parameters
+    ----------
+    gradients
+        Arrays on one GPU.
+    scale
+        A float32 scalar there.
+    """
+    with beside(scale):
+        if not fits(gradients):
+            found: list[Any] = [np.isfinite(gradient).all() for gradient in gradients]
+            finite: Array = functools.reduce(np.logical_and, found)
+            return [gradient / scale.astype(gradient.dtype) for gradient in gradients], finite
+        results = [empty(gradient.shape, gradient.dtype, scale) for gradient in gradients]
+        finite = array_module(scale).ones((), np.bool_)
+        _launch("unscale", (results, gradients), scale, finite)
+        return results, finite
+
+
+def copies(arrays: Sequence[Array]) -> list[Array]:
+    """Return copies of arrays on one GPU."""
+    if not fits(arrays):
+        return [array.copy() for array in arrays]
+    made = [empty(array.shape, array.dtype, array) for array in arrays]
+    _launch("copy", (made, arrays))
+    return made
+
+
+def put_back(arrays: Sequence[Array], before: Sequence[Array], keep: Array) -> None:
+    """Give arrays on one GPU the values they had, unless ``keep``, a bool on the device, is true."""
+    if fits(arrays, before):
+        _launch("put_back", (arrays, before), keep)
+        return
+    for array, old in zip(arrays, before, strict=True):
+        np.copyto(array, old, where=~keep)
+
+
+def next_scale(scale: Array, count: Array, finite: Array, growth_steps: int) -> None:
+    """Bring a loss scale (float32) and its counter (int64) behind a step, all on the device.
+
+    After ``growth_steps`` finite steps in a row the scale is doubled, after one that is not it is
+    halved; both begin to count anew.
+    """
+    kernel = _kernel(array_module(scale), "next_scale", "float")
+    with beside(scale):
+        kernel((1,), (1,), (scale, count, finite, np.int64(growth_steps)))

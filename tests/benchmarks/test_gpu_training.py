@@ -1,0 +1,118 @@
+"""benchmarks/gpu_training.py on the host: how contestants take turns, and what each of them computes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_training.py"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    spec = importlib.util.spec_from_file_location("gpu_training", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Told:
+    """A contestant that answers as it is told."""
+
+    def __init__(self, name, answers):
+        self.name, self.answers, self.heard = name, list(answers), []
+
+    def tell(self, seconds, **what):
+        self.heard.append(what)
+        return self.answers.pop(0)
+
+
+def test_contestants_take_turns(bench):
+    good = Told("good", [{"rate": 1, "loss": 1.0}, *({"rate": r, "loss": 1.0} for r in (5, 7, 6))])
+    nan = Told("nan", [{"rate": 1, "loss": 1.0}, {"rate": 9, "loss": float("nan")}])
+    no = Told("no", [{"failed": "out of memory"}])
+    case = {"model": "tutorial", "batch": 8, "half": True}
+    found = bench.measured([good, nan, no], case, 0.5, 10)
+    assert found == {
+        "good": {"median": 6, "min": 5, "max": 7}, "nan": "its loss is nan", "no": "out of memory"
+    }  # fmt: skip
+    assert good.heard == [case, *[{"window": 0.5}] * 3]
+    text = bench.table([{**case, "samples_per_s": found}], ["good", "nan"])
+    assert text.splitlines()[1].split() == ["tutorial", "float16", "batch", "8", "6", "-"]
+
+
+def test_a_contestant_that_ends_or_says_nothing(bench, monkeypatch, tmp_path):
+    worker = tmp_path / "worker.py"
+    monkeypatch.setattr(bench, "__file__", str(worker))
+    worker.write_text(
+        "import sys, time\nprint('{\"ready\": true}', flush=True)\nsys.stdin.readline()"
+    )
+    one = bench.Contestant("pycollective", "cpu:0", sys.executable)
+    assert one.hear(30) == {"ready": True}
+    assert one.tell(30, window=1) == {"failed": "it ended"}
+    assert one.tell(30, window=1) == {"failed": "it has ended"}
+    worker.write_text("import time\ntime.sleep(60)")
+    silent = bench.Contestant("pycollective", "cpu:0", sys.executable)
+    assert silent.hear(0) == {"failed": "no answer in 0 s"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("pycollective", "pycollective"),
+        ("pycollective", "pycollective, 2 replicas"),
+        ("torch", "PyTorch eager"),
+        ("jax", "JAX jit"),
+    ],
+)
+def test_contestants(tmp_path, module, name):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"no {module}")
+    cases = [{"model": "tutorial", "batch": 4, "half": half} for half in (False, True)]
+    cases = cases[: 2 if module == "pycollective" else 1]
+    lines = [json.dumps(line) for case in cases for line in (case, {"window": 0.02})]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--device", "cpu", "--contestant", name],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )
+    ready, *answers = (json.loads(line) for line in done.stdout.splitlines())
+    assert ready == {"ready": True}, done.stderr
+    assert len(answers) == 2 * len(cases)
+    # The first losses are those of ten classes that are not told apart.
+    assert all(a["rate"] > 0 and 0 < a["loss"] < 4 for a in answers), answers
+
+
+@pytest.mark.slow
+def test_one_report(tmp_path):
+    out = tmp_path / "found.json"
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--models", "tutorial"]
+    command += ["--batches", "2", "--window", "0.01", "--only", "pycollective", "--out", str(out)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert [r["half"] for r in found["results"]] == [False, True]
+    assert all(r["samples_per_s"]["pycollective"]["median"] > 0 for r in found["results"])
+    assert "tutorial float16 batch 2" in done.stdout
+    done = subprocess.run(
+        [*command, "--seconds", "0"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode and "no time for" in done.stderr

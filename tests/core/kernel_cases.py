@@ -1,0 +1,204 @@
+"""Cases for the kernels that combine and pack arrays, wherever they run.
+
+A runner has `combine(room, dtype, op, targets, sources, count, size)` and `pack(room, packed_dtype,
+packed, pieces, piece_dtype, scale, unpacks)`; arrays are places in bytes in `room`, and pieces
+(place, items, offset in items). All of `room` is compared: nothing else may be written. `tiled` is
+the size in bytes of two arrays whose sum has tiles (csrc/cuda/geometry.h).
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from pycollective._core import reduce_arrays
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F16, F32, F64, C64, C128 = (np.dtype(k) for k in ("f2", "f4", "f8", "c8", "c16"))
+HALVES, COMPLEX = [F16, BF16], [C64, C128]
+INTS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+BOOL = np.dtype(bool)
+DTYPES = [BOOL, *INTS, *HALVES, F32, F64, *COMPLEX]
+OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+GRAIN = 64  # what a room is aligned to, wherever it lies
+
+
+def has(dtype: np.dtype, op: str) -> bool:
+    """Say whether the table has such a place."""
+    bitwise = op in ("and", "or", "xor")
+    if dtype == BOOL:
+        return bitwise or op in ("min", "max")
+    if dtype in COMPLEX:
+        return op in ("sum", "prod", "mean")
+    return not bitwise or dtype in INTS
+
+
+TABLE = [(dtype, op) for dtype in DTYPES for op in OPS if has(dtype, op)]
+
+
+def fresh():
+    """Return a generator of other numbers in every run; a test that fails shows its seed."""
+    seed = np.random.SeedSequence().entropy
+    print("seed", seed)
+    return np.random.default_rng(seed)
+
+
+def make_room(random, size):
+    """Return poisoned bytes."""
+    whole = np.frombuffer(random.bytes(size + GRAIN), np.uint8).copy()
+    return whole[-whole.ctypes.data % GRAIN :][:size]
+
+
+def view(room, dtype, place, count):
+    return np.ndarray((count,), dtype, room, place)
+
+
+def fill(random, array):
+    """Put in random bits (NaNs, infinities and subnormal numbers of floats), numbers around 1, zeros."""
+    dtype, count = array.dtype, array.size
+    made = np.frombuffer(random.bytes(count * dtype.itemsize), dtype).copy()
+    if dtype == BOOL:
+        made = made.view(np.uint8) > 127
+    elif dtype not in (*COMPLEX, *INTS):
+        kind = random.integers(0, 4, count)
+        made[kind == 0] = random.standard_normal(count).astype(dtype)[kind == 0]
+        made[kind == 1] = random.choice([0.0, -0.0, 1.0, np.inf, -np.inf], count).astype(dtype)[
+            kind == 1
+        ]
+    elif dtype in COMPLEX:
+        made = random.standard_normal((count, 2)).astype(made.real.dtype).view(dtype)[:, 0]
+    array[...] = made
+
+
+def same(got, want):
+    """Compare the bits of two arrays; any NaN is as good as another."""
+    if got.dtype.kind == "c":
+        got, want = got.view(got.real.dtype), want.view(got.real.dtype)
+    bits = np.dtype(f"u{got.itemsize}")
+    differ = got.view(bits) != want.view(bits)
+    if got.dtype not in (BOOL, *INTS):
+        with np.errstate(invalid="ignore"):
+            differ &= ~((got != got) & (want != want))
+    where = np.flatnonzero(differ)
+    assert not where.size, (where[:5], got[where[:5]], want[where[:5]])
+
+
+def check_combination(runner, random, dtype, op, ranks, count, shifts, targets):
+    """Combine `ranks` arrays that begin `shifts` behind a boundary; `targets`: which of them take
+    the result, or "other" for one array elsewhere."""
+    pitch = -(-(count * dtype.itemsize + max(shifts)) // GRAIN) * GRAIN + GRAIN
+    room = make_room(random, pitch * (ranks + 1))
+    places = [k * pitch + shifts[k % len(shifts)] for k in range(ranks + 1)]
+    for place in places[:ranks]:
+        fill(random, view(room, dtype, place, count))
+    to = places[ranks:] if targets == "other" else [places[k] for k in targets]
+    size = ranks if op == "mean" else 0
+    want = view(room, dtype, places[0], count).copy()
+    sources = [view(room, dtype, place, count).copy() for place in places[:ranks]]
+    reduce_arrays(op, sources, [want], size)
+    expected = room.copy()
+    runner.combine(room, dtype, op, to, places[:ranks], count, size)
+    for place in to:
+        got = view(room, dtype, place, count).copy()
+        same(got, want)
+        view(expected, dtype, place, count)[...] = got
+    np.testing.assert_array_equal(room, expected)
+
+
+def check_combinations(runner, random, dtype, op):
+    """All ways in which arrays may lie; some numbers of them and of items, others in every run."""
+    item = dtype.itemsize
+    layouts = ([0], [item], [0, item], [1], [3, 0, 16, 8])
+    counts = [0, 1, 2, 3, 15, 16, 17, 31, 33, 97, 1009]
+    for shifts in layouts:
+        for ranks in random.permutation([1, 2, 3, 4, 8, 9, 16])[:4].tolist():
+            count = int(random.choice(counts))
+            targets = random.choice(["other", "first", "last", "all"])
+            which = {"first": [0], "last": [ranks - 1], "all": list(range(ranks))}
+            check_combination(
+                runner, random, dtype, op, ranks, count, shifts, which.get(targets, "other")
+            )
+    # Larger ones: for sums of floats so large that threads take several vectors at once.
+    tiled = op in ("sum", "mean") and dtype not in INTS
+    for ranks in (2, 4) if tiled else (int(random.integers(2, 9)),):
+        size = runner.tiled * 2 // ranks if tiled else 100_000
+        count = size // item + int(random.integers(0, 99))
+        shift = item * int(random.integers(0, 4))
+        check_combination(runner, random, dtype, op, ranks, count, [shift], list(range(ranks)))
+
+
+def check_packing(runner, random, packed_dtype, piece_dtype, scale, counts, *, dense, aligned):
+    """Pack arrays of `counts` items and unpack them; `dense`: without room between them."""
+    item, packed_item = piece_dtype.itemsize, packed_dtype.itemsize
+    shift = 0 if aligned else item
+    places, offsets, end, offset = [], [], 0, 0 if aligned else 1
+    for count in counts:
+        places.append(end + shift)
+        end += -(-(count * item + shift) // GRAIN) * GRAIN + GRAIN
+        offsets.append(offset)
+        offset += count if dense else -(-count // 64) * 64 + 64
+    packed = end
+    room = make_room(random, end + offset * packed_item + GRAIN)
+    pieces = list(zip(places, counts, offsets, strict=True))
+    for unpacks in (False, True):
+        expected = room.copy()
+        for place, count, first in pieces:
+            inside, outside = (
+                (packed_dtype, packed + first * packed_item),
+                (piece_dtype, place),
+            )
+            source, target = (inside, outside) if unpacks else (outside, inside)
+            values = view(room, *source, count)
+            fill(random, values)
+            view(expected, *source, count)[...] = values
+            want = scaled(values.copy(), target[0], scale)
+            view(expected, *target, count)[...] = want
+        runner.pack(room, packed_dtype, packed, pieces, piece_dtype, scale, unpacks)
+        for place, count, first in pieces:
+            for dtype, where in (
+                (packed_dtype, packed + first * packed_item),
+                (piece_dtype, place),
+            ):
+                got = view(room, dtype, where, count)
+                same(got.copy(), view(expected, dtype, where, count).copy())
+                view(expected, dtype, where, count)[...] = got
+        np.testing.assert_array_equal(room, expected)
+
+
+def scaled(values, dtype, scale):
+    """Multiply in float32, or float64 where that is one of the types, and round once."""
+    if values.dtype == dtype and scale == 1:
+        return values
+    pair = values.dtype.kind == "c"
+    if pair:
+        values, dtype = values.view(values.real.dtype), np.dtype(f"f{dtype.itemsize // 2}")
+    wide = F64 if F64 in (values.dtype, dtype) else F32
+    with np.errstate(all="ignore"):
+        product = (values.astype(wide) * wide.type(scale)).astype(dtype)
+    return product.view(f"c{2 * dtype.itemsize}") if pair else product
+
+
+CONVERSIONS = [
+    *((a, b) for a in (F16, BF16, F32) for b in (F16, BF16, F32)),
+    (F32, F64), (F64, F32), (F64, F64), (C64, C64), (C64, C128), (C128, C64), (C128, C128),
+]  # fmt: skip
+
+
+def check_packings(runner, random, packed_dtype, piece_dtype, scale):
+    """Aligned and not, with room between pieces and without, and more pieces than one launch has."""
+    few = [0, 1, 2, 17, 4095, 4096, 4097, int(random.integers(4098, 9000))]
+    for dense in (False, True):
+        for aligned in (False, True):
+            counts = random.permutation(few).tolist()
+            check_packing(
+                runner,
+                random,
+                packed_dtype,
+                piece_dtype,
+                scale,
+                counts,
+                dense=dense,
+                aligned=aligned,
+            )
+    many = random.integers(0, 40, 300).tolist()
+    check_packing(runner, random, packed_dtype, piece_dtype, scale, many, dense=True, aligned=True)

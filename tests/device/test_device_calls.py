@@ -1,0 +1,360 @@
+"""Communicators' calls on arrays of devices, from a thread for each rank."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from emulated import make_devices
+
+from pycollective import local_group, observe
+from pycollective.errors import (
+    AbortedError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    MismatchError,
+)
+
+
+def check(results):
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+@pytest.fixture
+def on_devices(devices, on_ranks):
+    """Return a function that calls ``work(communicator)`` for each rank, two on each device."""
+
+    def run(communicators, work):
+        def on_one(communicator):
+            with devices.cuda.Device(communicator.rank // 2):
+                return work(communicator)
+
+        return on_ranks(communicators, on_one)
+
+    return run
+
+
+def first_call(c, cupy):
+    """Let the ranks find out how they make their calls."""
+    c.all_reduce(cupy.asarray(np.zeros(1, np.float32)))
+
+
+def test_every_collective(devices, on_devices, caplog):
+    caplog.set_level(logging.INFO, "pycollective")
+    size = 3
+
+    def work(c):
+        r, put, get = c.rank, devices.asarray, devices.asnumpy
+        x = np.arange(6, dtype=np.float32).reshape(3, 2) + 10 * r
+        everyone = [x - 10 * r + 10 * q for q in range(size)]
+        total, whole = sum(everyone), np.concatenate(everyone)
+        same = np.testing.assert_array_equal
+        y = put(x)
+        for how in ("auto", "ring", "hierarchical_copy", "direct"):
+            result = c.all_reduce(y, algorithm=how)
+            assert result.device.id == r // 2
+            same(get(result), total)
+        same(get(y), x)
+        same(get(c.all_reduce(y, "mean")), total / size)
+        in_place = put(x)
+        assert c.all_reduce(in_place, "min", out=in_place) is in_place
+        same(get(in_place), everyone[0])
+        same(get(c.all_reduce(y, reproducible=True)), total)
+        for root in range(size):
+            reduced = c.reduce(y, root=root)
+            assert (reduced is None) == (r != root)
+            if r == root:
+                same(get(reduced), total)
+            same(get(c.broadcast(y, root)), everyone[root])
+            gathered = c.gather(y, root)
+            if r == root:
+                same(get(gathered), whole)
+            same(get(c.scatter(y, root)), everyone[root][r : r + 1])
+        same(get(c.reduce_scatter(y)), total[r : r + 1])
+        same(get(c.all_gather(y)), whole)
+        same(get(c.all_to_all(y)), np.stack([e[r] for e in everyone]))
+        mine = put(np.full((r + 1, 2), r, np.int16))
+        rows = np.concatenate([np.full((q + 1, 2), q) for q in range(size)])
+        same(get(c.all_gather(mine, ragged=True)), rows)
+        given = put(rows.astype(np.int16)) if r == 0 else mine
+        part = c.scatter(given, ragged=True, counts=[1, 2, 3] if r == 0 else None)
+        same(get(part), np.full((r + 1, 2), r))
+        got = c.all_to_all(put(np.full((3, 1), r, np.int64)), [0, 1, 2])
+        same(get(got)[:, 0], np.repeat(np.arange(size), r))
+        out = put(np.zeros((3, 2), np.float32))
+        sent = c.send(y, (r + 1) % size, tag=4, async_op=True)
+        c.recv(out, (r - 1) % size, tag=4)
+        sent.wait()
+        same(get(out), everyone[(r - 1) % size])
+        packed = c.all_reduce_many([y, put(np.ones(5, np.float64)), put(x[0])])
+        for found, want in zip(packed, (total, np.full(5, 3.0), total[0]), strict=True):
+            same(get(found), want)
+        empty = c.all_reduce(put(x[:0]))
+        assert empty.shape == (0, 2)
+        part = c.split(r % 2)
+        same(get(part.all_reduce(y)), everyone[r] + (everyone[2 - r] if r != 1 else 0))
+        part.close()
+        c.barrier()
+        c.close()
+        return True
+
+    assert check(on_devices(local_group(size, timeout=20), work)) == [True] * size
+    said = [r.getMessage() for r in caplog.records if "device executor" in r.getMessage()]
+    assert len(said) == 3 and "reduced by pycollective's own device executor" in said[0]
+
+
+def test_calls_that_go_on(devices, on_devices):
+    """One thread makes calls of all ranks, which none of them can wait in."""
+    group = local_group(2, timeout=20)
+    check(on_devices(group, lambda c: first_call(c, devices)))
+    devices.emulated.hold(True)
+    x = [devices.asarray(np.arange(4.0) + r) for r in range(2)]
+    first = [c.all_reduce(y, async_op=True) for c, y in zip(group, x, strict=True)]
+    second = [group[0].all_reduce(x[0], "max", async_op=True)]
+    assert not any(work.done() for work in first + second)
+    second.append(group[1].all_reduce(x[1], "max", async_op=True))
+    with pytest.raises(TimeoutError, match=r"not done after 0.01 s"):
+        first[0].wait(0.01)
+    with pytest.raises(RuntimeError, match="still under way"):
+        second[0].result()
+    totals = [work.wait() for work in first]  # the streams wait, and not the host
+    assert all(work.done() for work in first)
+    devices.emulated.hold(False)
+    assert [devices.asnumpy(t).tolist() for t in totals] == [[1.0, 3.0, 5.0, 7.0]] * 2
+    assert all(work.wait(10) is not None for work in second)
+    assert devices.asnumpy(second[1].result()).tolist() == [1.0, 2.0, 3.0, 4.0]
+    for c in group:
+        c.close()
+
+
+def test_streams_of_the_program(devices, on_devices):
+    def work(c):
+        with devices.cuda.Stream():
+            got = c.all_reduce(devices.asarray(np.arange(3.0)), algorithm="ring")
+        return devices.asnumpy(got).tolist()
+
+    assert check(on_devices(local_group(4, timeout=20), work)) == [[0.0, 4.0, 8.0]] * 4
+
+
+def test_a_stream_that_is_each_threads_own(devices, on_devices, monkeypatch):
+    """What the last rank enqueues is on streams that mean the same in all threads."""
+    named = []
+    wait = devices.cuda.get_current_stream
+
+    def per_thread():
+        return type("Stream", (), {"ptr": 2})
+
+    monkeypatch.setattr(devices.cuda, "get_current_stream", per_thread)
+
+    def work(c):
+        got = c.all_reduce(devices.asarray(np.arange(3.0)))
+        named.append({number: stream.ptr for number, stream in c._gpu._own.items()})
+        return devices.asnumpy(got).tolist()
+
+    assert check(on_devices(local_group(2, timeout=20), work)) == [[0.0, 2.0, 4.0]] * 2
+    assert wait is not None and all(ptr >= 1000 for found in named for ptr in found.values())
+
+
+def test_many_ranks_on_few_cores(devices, on_devices):
+    def work(c):
+        with devices.cuda.Device(c.rank % 4):
+            x = devices.asarray(np.full(100, c.rank, np.int64))
+            for how in ("auto", "ring", "halving_doubling"):
+                x = c.all_reduce(x, algorithm=how) // c.size
+            return int(devices.asnumpy(x)[0])
+
+    size = 24
+    want = sum(range(size)) // size
+    assert check(on_devices(local_group(size, timeout=60), work)) == [want] * size
+
+
+def test_calls_that_differ(devices, on_devices):
+    kinds = [
+        (lambda c, x: c.all_reduce(x, "sum" if c.rank else "max"), "max, auto", "sum, auto"),
+        (lambda c, x: c.all_reduce(x[: 2 + c.rank]), r"float32\[2\]", r"float32\[3\]"),
+        (lambda c, x: c.all_reduce(x, algorithm="ring" if c.rank else "direct"), "direct", "ring"),
+        (
+            lambda c, x: c.broadcast(x) if c.rank else c.all_reduce(x),
+            "all_reduce on",
+            "broadcast on",
+        ),
+        (lambda c, x: c.broadcast(x, c.rank), "root 0", "root 1"),
+    ]
+    for call, zero, one in kinds:
+
+        def work(c, call=call):
+            first_call(c, devices)
+            return call(c, devices.asarray(np.zeros(4, np.float32)))
+
+        for error in on_devices(local_group(2, timeout=20), work):
+            assert isinstance(error, MismatchError)
+            text = str(error)
+            assert text.index("rank 0 called") < text.index("rank 1 called")
+            assert re.search(f"rank 0 called .*{zero}.*{one}", text)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_host_and_device_arrays_in_one_call(devices, on_devices, first):
+    def work(c):
+        if not first:
+            first_call(c, devices)
+        x = np.ones(4, np.float32)
+        return c.all_reduce(devices.asarray(x) if c.rank else x)
+
+    for error in on_devices(local_group(2, timeout=20), work):
+        assert isinstance(error, MismatchError)
+        assert "GPU" in str(error)
+
+
+def test_a_rank_that_does_not_come(devices, on_devices):
+    def work(c):
+        first_call(c, devices)
+        if c.rank == 1:
+            return None
+        begin = time.monotonic()
+        try:
+            c.all_reduce(devices.asarray(np.zeros(4)), timeout=0.1)
+        finally:
+            assert time.monotonic() - begin < 10
+
+    found = on_devices(local_group(3, timeout=20), work)
+    for error in (found[0], found[2]):
+        assert isinstance(error, CollectiveTimeoutError)
+        assert "waited until its deadline for all_reduce on GPUs #" in str(error)
+        assert "to which not all ranks have come: rank 1 has finished" in str(error)
+
+
+def test_a_rank_does_not_come_to_a_call_that_goes_on(devices, on_devices):
+    group = local_group(2, timeout=20)
+    check(on_devices(group, lambda c: first_call(c, devices)))
+    work = group[0].all_reduce(devices.asarray(np.zeros(4)), async_op=True, timeout=0.1)
+    assert not work.done()
+    with pytest.raises(CollectiveTimeoutError, match="rank 1 has finished"):
+        work.wait()
+    with pytest.raises(CollectiveTimeoutError):
+        group[1].all_reduce(devices.asarray(np.zeros(4)))
+    assert work.done() and isinstance(work.exception(), CollectiveTimeoutError)
+
+
+def test_abort(devices, on_devices):
+    def work(c):
+        first_call(c, devices)
+        if c.rank == 1:
+            time.sleep(0.05)
+            return c.abort("enough")
+        return c.all_reduce(devices.asarray(np.zeros(4)))
+
+    error, nothing = on_devices(local_group(2, timeout=20), work)
+    assert isinstance(error, AbortedError) and "enough" in str(error) and nothing is None
+
+
+def test_a_communicator_that_is_dropped(devices, on_devices):
+    group = local_group(2, timeout=20)
+    check(on_devices(group, lambda c: first_call(c, devices)))
+    kept = group[0].all_reduce(devices.asarray(np.zeros(4)), async_op=True)
+    del group[0], kept
+    gc.collect()
+    with pytest.raises(AbortedError, match="rank 0 let go of its communicator while calls"):
+        group[0].all_reduce(devices.asarray(np.zeros(4)))
+
+
+def test_close_waits_for_the_others(devices, on_devices):
+    def work(c):
+        first_call(c, devices)
+        x = devices.asarray(np.arange(3.0))
+        if c.rank == 0:
+            result = c.all_reduce(x, async_op=True)
+            c.close()
+            return devices.asnumpy(result.wait()).tolist()
+        time.sleep(0.1)
+        return devices.asnumpy(c.all_reduce(x)).tolist()
+
+    assert check(on_devices(local_group(2, timeout=20), work)) == [[0.0, 2.0, 4.0]] * 2
+
+
+@pytest.mark.parametrize("how", ["auto", "ring"])
+def test_a_device_that_fails(devices, on_devices, how):
+    def work(c):
+        first_call(c, devices)
+        if c.rank == 0:
+            devices.emulated.fail_after(6)
+        c.barrier()
+        return c.all_reduce(devices.asarray(np.zeros(400)), algorithm=how)
+
+    for error in on_devices(local_group(4, timeout=20), work):
+        assert isinstance(error, AbortedError)
+        assert "could not be enqueued on devices for all ranks: the device has failed" in str(error)
+    devices.emulated.run()  # no stream waits for what never happens
+
+
+def test_ctrl_c(devices, on_devices, ctrl_c):
+    (c, other) = local_group(2, timeout=20)
+    check(on_devices([c, other], lambda c: first_call(c, devices)))
+    timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        c.all_reduce(devices.asarray(np.zeros(4)))
+    timer.join()
+    with pytest.raises(AbortedError, match="rank 0 left all_reduce on GPUs"):
+        other.all_reduce(devices.asarray(np.zeros(4)))
+
+
+def test_a_slow_rank_is_named(devices, on_devices):
+    said = []
+
+    def work(c):
+        c._core.warn_after(0.02, said.append)
+        first_call(c, devices)
+        said.clear()
+        c.barrier()
+        if c.rank == 1:
+            time.sleep(0.15)
+        return c.all_reduce(devices.asarray(np.zeros(4))) is not None
+
+    assert check(on_devices(local_group(2, timeout=20), work)) == [True, True]
+    assert any("for rank 1 to come to this call" in text for text in said)
+
+
+def test_while_calls_are_traced(devices, on_devices, tmp_path):
+    def work(c):
+        return devices.asnumpy(c.all_reduce(devices.asarray(np.ones(4)))).tolist()
+
+    with observe.timeline(tmp_path / "calls.json"):
+        assert check(on_devices(local_group(2, timeout=20), work)) == [[2.0] * 4] * 2
+
+
+def test_what_is_refused(devices, on_devices):
+    (c,) = local_group(1)
+    x = devices.asarray(np.ones(4, np.float32))
+    with pytest.raises(ValueError, match="no all_reduce algorithm is called 'best'"):
+        c.all_reduce(x, algorithm="best")
+    with pytest.raises(TypeError, match="and, or, xor are for ints"):
+        c.all_reduce(x, "xor")
+    with pytest.raises(ValueError, match="root 3 is not among the 1 ranks"):
+        c.broadcast(x, 3)
+    assert devices.asnumpy(c.all_reduce(x)).tolist() == [1.0] * 4
+    c.close()
+    with pytest.raises(CollectiveError, match="closed"):
+        c.all_reduce(x)
+
+
+def test_devices_that_do_not_reach_each_other(monkeypatch, on_ranks):
+    cupy = make_devices(monkeypatch, cliques=(0, 1, 2))
+
+    def work(c):
+        with cupy.cuda.Device(c.rank):
+            x = cupy.asarray(np.arange(500.0) + c.rank)
+            hows = ("auto", "direct", "ring", "double_tree")
+            return [cupy.asnumpy(c.all_reduce(x, algorithm=how)).tolist() for how in hows]
+
+    want = (3 * np.arange(500.0) + 3).tolist()
+    assert check(on_ranks(local_group(3, timeout=20), work)) == [[want] * 4] * 3

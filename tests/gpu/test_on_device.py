@@ -1,0 +1,102 @@
+"""The project's device executor on real GPUs: ranks that share one, and ranks that have one each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pycollective import algorithms, local_group
+from pycollective.communicator import on_device
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(params=["one GPU", "all GPUs"])
+def on_gpus(request, cupy, on_ranks):
+    """Return a function that calls ``work(communicator)`` for each rank, on a stream of its own."""
+    if on_device.runtime() is None:
+        pytest.skip("this core has no CUDA part")
+    count = cupy.cuda.runtime.getDeviceCount() if request.param == "all GPUs" else 1
+    if request.param == "all GPUs" and count == 1:
+        pytest.skip("one GPU")
+
+    def run(ranks, work):
+        def on_one(c):
+            with cupy.cuda.Device(c.rank % count), cupy.cuda.Stream(non_blocking=True) as stream:
+                try:
+                    return work(c)
+                finally:
+                    stream.synchronize()
+                    c.close()
+
+        results = on_ranks(local_group(ranks, timeout=60), on_one)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    return run
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("count", [1, 1000, 3_000_001])
+def test_all_reduce(cupy, on_gpus, ranks, count):
+    """By every algorithm, in place too, many calls one behind the other."""
+
+    def work(c):
+        x = cupy.random.RandomState(c.rank).randint(0, 1000, count).astype(np.float32)
+        total = sum(
+            cupy.random.RandomState(r).randint(0, 1000, count).astype(np.float32)
+            for r in range(ranks)
+        )
+        for how in ["auto", *algorithms.names("all_reduce")]:
+            for _ in range(5):
+                assert (c.all_reduce(x, algorithm=how) == total).all(), how
+            y = x.copy()
+            c.all_reduce(y, out=y, algorithm=how)
+            assert (y == total).all(), how
+        works = [c.all_reduce(x * k, async_op=True) for k in range(4)]
+        for k, under_way in enumerate(works):
+            assert (under_way.wait() == total * k).all()
+        return True
+
+    assert on_gpus(ranks, work) == [True] * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_the_other_collectives(cupy, on_gpus, ranks):
+    def work(c):
+        x = cupy.arange(ranks * 1000, dtype=np.int64).reshape(ranks, 1000) + c.rank
+        everyone = [x - c.rank + r for r in range(ranks)]
+        total = sum(everyone)
+        for how in algorithms.names("reduce_scatter"):
+            assert (c.reduce_scatter(x, algorithm=how) == total[c.rank : c.rank + 1]).all(), how
+        for how in algorithms.names("all_gather"):
+            assert (c.all_gather(x, algorithm=how) == cupy.concatenate(everyone)).all(), how
+        for how in algorithms.names("broadcast"):
+            assert (c.broadcast(x, ranks - 1, algorithm=how) == everyone[-1]).all(), how
+        assert (c.all_to_all(x) == cupy.stack([e[c.rank] for e in everyone])).all()
+        reduced = c.reduce(x, root=1)
+        assert (reduced is None) == (c.rank != 1) and (c.rank != 1 or (reduced == total).all())
+        rows = c.all_gather(x[: c.rank + 1], ragged=True)
+        assert (rows == cupy.concatenate([e[: r + 1] for r, e in enumerate(everyone)])).all()
+        return True
+
+    assert on_gpus(ranks, work) == [True] * ranks
+
+
+def test_the_bits_are_those_of_cpus(cupy, on_gpus, on_ranks):
+    for dtype in (np.float32, np.float16):
+        x = [np.random.default_rng(r).normal(size=5000).astype(dtype) for r in range(4)]
+        for how in ("direct", "ring", "halving_doubling"):
+            for op in ("sum", "mean"):
+
+                def work(c, x=x, how=how, op=op):
+                    return cupy.asnumpy(c.all_reduce(cupy.asarray(x[c.rank]), op, algorithm=how))
+
+                def on_host(c, x=x, how=how, op=op):
+                    return c.all_reduce(x[c.rank], op, algorithm=how)
+
+                wanted = on_ranks(local_group(4), on_host)
+                for got, want in zip(on_gpus(4, work), wanted, strict=True):
+                    np.testing.assert_array_equal(got, want)
