@@ -1,4 +1,4 @@
-"""What the bindings cost over NCCL itself, and NCCL's collectives on the GPUs that are here.
+"""What the bindings cost over NCCL itself, NCCL's collectives on the GPUs here, and the core's own.
 
 Run by tests/gpu/run.sh. The overhead is that of calls which do nothing on the device but start: an
 all-reduce of one element in a world of one rank, as a bare loop of C calls through ctypes' function
@@ -115,6 +115,15 @@ def collectives(ranks, folder):
     return json.loads(path.read_text())["results"]
 
 
+def schedules(ranks, folder):
+    """Run every all-reduce of the core's device executor among threads on the GPUs."""
+    path = Path(folder, "schedules.json")
+    command = [sys.executable, "-m", "pycollective", "bench", "--device", "gpu", "-n", str(ranks),
+               "-a", "all", "-b", "1K", "-e", "256M", "-f", "16", "--json", str(path)]  # fmt: skip
+    subprocess.run(command, check=True)
+    return json.loads(path.read_text())["results"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -126,8 +135,9 @@ def main():
     names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)]
     found = {"gpus": names, "nccl": nccl.library().version_text, "microseconds": overhead()}
     with tempfile.TemporaryDirectory() as folder:
-        # Two ranks on one GPU go over the host: what that costs is worth a number too.
+        # Two ranks on one GPU go by the core's own kernels, or over the host: worth a number too.
         found["collectives"] = {str(n): collectives(n, folder) for n in sorted({1, 2, count})}
+        found["schedules"] = {str(n): schedules(n, folder) for n in (2, 4, 8)}
     args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

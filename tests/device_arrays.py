@@ -155,7 +155,11 @@ class DeviceArray:
 
         def call(*args, **kwargs):
             result = method(*deep(args), **deep(kwargs))
-            same = getattr(result, "base", None) is self._memory or result is self._memory
+            owners = (
+                self._memory,
+                self._memory if self._memory.base is None else self._memory.base,
+            )
+            same = result is self._memory or any(getattr(result, "base", 0) is o for o in owners)
             sys.modules["cupy"].calls += not same
             return device_of(result)
 

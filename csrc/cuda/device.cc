@@ -1,6 +1,6 @@
-#include <cuda_runtime_api.h>
-
 #include "cuda/device.h"
+
+#include <cuda_runtime_api.h>
 
 namespace pycollective::cuda {
 

@@ -2,12 +2,11 @@
 
 #include "cuda/device.h"
 
-#include <stdexcept>
-
 namespace pycollective::cuda {
 namespace {
 
-constexpr char kWhy[] = "this build has no CUDA part: nvcc was not found when it was compiled";
+constexpr char kWhy[] =
+    "this build has no CUDA part: nvcc 12 or later was not found when it was compiled";
 
 }  // namespace
 

@@ -13,7 +13,8 @@ namespace pycollective::cuda {
 
 // Vectors, or items that are in none, that a thread reads before it needs any of them.
 inline constexpr int kVectorsAtOnce = 4;
-inline constexpr int kSingleItems = 8;
+template <class T>
+inline constexpr int kSinglesAtOnce = sizeof(T) == 8 ? 4 : 8;
 
 // Ints stand for whatever is copied. Numbers are multiplied in float32, or in float64 where that is
 // one of the types, and rounded once.
@@ -59,16 +60,17 @@ PYCOLLECTIVE_INLINE void convert_tile(const void* from, void* to, unsigned items
       if (v < vectors) converted<From, To>(read[u], scale).write(at(to, v * Target::kBytes));
     }
   }
+  constexpr int kSingles = kSinglesAtOnce<From>;
   const bool from_aligned = is_aligned(from, sizeof(From)), to_aligned = is_aligned(to, sizeof(To));
-  for (unsigned i = vectors * kLanes + thread; i < items; i += kSingleItems * kThreads) {
-    Lanes<From, 1> single[kSingleItems];
+  for (unsigned i = vectors * kLanes + thread; i < items; i += kSingles * kThreads) {
+    Lanes<From, 1> single[kSingles];
     PYCOLLECTIVE_UNROLLED
-    for (int u = 0; u < kSingleItems; ++u) {
+    for (int u = 0; u < kSingles; ++u) {
       unsigned item = i + u * kThreads;
       if (item < items) single[u].read(at(from, item * sizeof(From)), from_aligned);
     }
     PYCOLLECTIVE_UNROLLED
-    for (int u = 0; u < kSingleItems; ++u) {
+    for (int u = 0; u < kSingles; ++u) {
       unsigned item = i + u * kThreads;
       if (item < items) {
         converted<From, To>(single[u], scale).write(at(to, item * sizeof(To)), to_aligned);

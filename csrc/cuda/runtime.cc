@@ -1,4 +1,6 @@
 // The Runtime of device/runtime.h, by CUDA's runtime API.
+#include "device/runtime.h"
+
 #include <cuda_runtime_api.h>
 
 #include <map>
@@ -9,7 +11,6 @@
 
 #include "cuda/device.h"
 #include "cuda/kernels.h"
-#include "device/runtime.h"
 
 namespace pycollective::cuda {
 namespace {
@@ -152,6 +153,7 @@ const CudaRuntime::Known& CudaRuntime::about(int device) {
   check(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device),
         "asking for memory pools");
   if (pools) {
+    Current current(device);
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location.type = cudaMemLocationTypeDevice;
@@ -181,12 +183,18 @@ bool CudaRuntime::reaches(int device, int other) {
     } else if (status != cudaSuccess) {
       fail(status, "enabling access between devices " + between);
     }
-    if (theirs.pool) {  // pools are open to their own device alone, whatever peers may do
+    if (theirs.pool) {
+      // Pools are open to their own device alone, whatever peers may do: ours, and the one that the
+      // arrays of other libraries may come from.
       cudaMemAccessDesc access{};
       access.location.type = cudaMemLocationTypeDevice;
       access.location.id = device;
       access.flags = cudaMemAccessFlagsProtReadWrite;
-      check(cudaMemPoolSetAccess(theirs.pool, &access, 1), "opening a memory pool to a peer");
+      cudaMemPool_t shared = nullptr;
+      check(cudaDeviceGetDefaultMemPool(&shared, other), "asking for a peer's memory pool");
+      for (cudaMemPool_t pool : {theirs.pool, shared}) {
+        check(cudaMemPoolSetAccess(pool, &access, 1), "opening a memory pool to a peer");
+      }
     }
   }
   return reaches_[{device, other}] = can != 0;

@@ -61,8 +61,8 @@ class Meeting {
   // Throws the group's failure, which it also is when ranks' calls differ, or one cannot be
   // enqueued.
   void post(int rank, const std::shared_ptr<Operation>& operation);
-  // Whether nobody reads or writes its rank's arrays any more: the device is done with it, or nothing
-  // of it will ever happen.
+  // Whether nobody reads or writes its rank's arrays any more: the device is done with it, or
+  // nothing of it will ever happen.
   bool over(const Operation& operation);
   // Ranks that have not come to a call.
   std::vector<int> absent(const Operation& operation);

@@ -19,7 +19,7 @@ from pycollective.cluster.membership import (
     problems,
     resolver_of_environment,
 )
-from pycollective.communicator import Communicator
+from pycollective.communicator import Communicator, on_device
 from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.multi_worker import join_workers
 from pycollective.errors import NcclNotFoundError, RendezvousError
@@ -139,7 +139,8 @@ def _nccl() -> str:
         found = nccl.library()
         require_cuda(found, nccl.device.driver_version())
     except NcclNotFoundError as error:
-        return f"no NCCL, so over the host: {error}"
+        way = "over the host" if on_device.runtime() is None else "threads by the core's kernels"
+        return f"no NCCL, so {way}: {error}"
     return f"NCCL {found.version_text}, {found.path}"
 
 

@@ -31,6 +31,8 @@ _log = logging.getLogger("pycollective")
 _PER_THREAD = 2
 """The stream that is another one in each thread (``cudaStreamPerThread``)."""
 _PAUSE = 50e-6
+_CLOSING_SECONDS = 60.0
+"""For devices to come to the end of calls that all ranks have made."""
 
 
 @functools.cache
@@ -207,8 +209,11 @@ class DeviceCore:
         """Let go of the arrays of calls that are over."""
         while self._pending and self._caller.over(self._pending[0][0]):
             self._pending.popleft()
-        if _left:
-            _left[:] = [one for one in _left if not one[0].over(one[1])]
+        for _ in range(len(_left)):
+            with contextlib.suppress(IndexError):  # another thread was faster
+                caller, operation, arrays = _left.popleft()
+                if not caller.over(operation):
+                    _left.append((caller, operation, arrays))
 
     # The end ------------------------------------------------------------------------------------
 
@@ -232,11 +237,7 @@ class DeviceCore:
         self._dropped.detach()
 
 
-_CLOSING_SECONDS = 60.0
-"""For devices to come to the end of calls that all ranks have made."""
-
-
-_left: list[tuple[_core.device.Caller, _core.device.Operation, Any]] = []
+_left: deque[tuple[_core.device.Caller, _core.device.Operation, Any]] = deque()
 """Calls of ranks that are gone, on whose arrays devices may still work."""
 
 

@@ -133,11 +133,15 @@ class Upload:
         """
         cuda = _cuda()
         copied = sys.modules["cupy"].empty(array.shape, array.dtype)
-        pinned = cuda.alloc_pinned_memory(array.nbytes)
-        _at(pinned.ptr, array.dtype, array.shape)[...] = array
+        try:
+            pinned = cuda.alloc_pinned_memory(array.nbytes)
+            source = _at(pinned.ptr, array.dtype, array.shape)
+            source[...] = array
+        except RuntimeError:  # the system lets no more memory be locked: slower, and no worse
+            source = np.ascontiguousarray(array)
         # The memory is the present stream's, which may not yet be done with what lay there.
         stream_wait(self._stream, [event(present_stream())])
-        copied.data.copy_from_host_async(pinned.ptr, array.nbytes, self._stream)
+        copied.data.copy_from_host_async(source.ctypes.data, array.nbytes, self._stream)
         event(self._stream).synchronize()
         return copied
 

@@ -16,6 +16,7 @@ from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from .erf import erf, normal_density
+from .sums import column_sums
 from .window import compiled, native
 
 __all__ = [
@@ -300,7 +301,7 @@ def bias_add(value: Any, bias: Any) -> Tensor:
     def vjp(g: Array, need: tuple[bool, ...]) -> tuple[Any, Any]:
         return (
             g if need[0] else None,
-            g.reshape(-1, channels).sum(axis=0) if need[1] and channels else None,
+            column_sums(g.reshape(-1, channels)) if need[1] and channels else None,
         )
 
     return record(x.array + b.array, (x, b), vjp)

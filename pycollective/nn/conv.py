@@ -26,6 +26,7 @@ from ..workspace import workspace
 from . import cudnn
 from .halves import in_float32
 from .pooling import max_pool2d
+from .sums import column_sums
 from .window import (
     FLOAT32,
     Pair,
@@ -399,8 +400,8 @@ def _generic_forward(x: Array, w: Array, b: Array | None, window: Window, relu: 
         y = _patches(x, w, window) @ w.reshape(-1, w.shape[3])
         y = y.reshape(x.shape[0], window.out_h, window.out_w, w.shape[3])
     if b is not None:
-        y = y + b
-    return np.maximum(y, y.dtype.type(0)) if relu else y
+        np.add(y, b, out=y)
+    return np.maximum(y, y.dtype.type(0), out=y) if relu else y
 
 
 def _generic_backward(
@@ -418,7 +419,7 @@ def _generic_backward(
     if need[1] and dw is None:
         dw = (_patches(x, w, window).T @ dz).reshape(w.shape)
     if any(need[2:]):
-        db = dz.sum(axis=0)
+        db = column_sums(dz)
     return dx, dw, db
 
 

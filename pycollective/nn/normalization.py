@@ -15,6 +15,8 @@ from ..tensor.ops.reductions import axes_of
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
+from . import normalization_on_gpu
+from .sums import column_sums
 from .window import compiled, native
 
 __all__ = ["batch_normalization", "layer_normalization", "moments", "normalize_batch"]
@@ -94,16 +96,22 @@ def _blocks(rows: Array) -> Iterator[slice]:
 def _column_sums(blocks: Iterator[Array], like: Array) -> Array:
     """Return the sums of the columns of blocks of rows; BLAS adds the rows of a block."""
     xp = array_module(like)
-    total = xp.zeros(like.shape[1], np.float64)
-    for block in blocks:
-        total += np.matmul(xp.ones(len(block), like.dtype), block)
-    return total.astype(like.dtype, copy=False)  # type: ignore[no-any-return]
+    sums = (np.matmul(xp.ones(len(block), like.dtype), block) for block in blocks)
+    if xp is not np:
+        only: Array | None = next(sums, None)
+        return xp.zeros(like.shape[1], like.dtype) if only is None else only
+    total = np.zeros(like.shape[1], np.float64)
+    for part in sums:
+        total += part
+    return total.astype(like.dtype, copy=False)
 
 
 def _rows(values: Array, channels: int) -> Array:
     """Return ``[..., channels]`` as rows, as the compiled kernels take them where they do."""
     rows: Array = values.reshape(values.size // max(channels, 1), channels)
-    return native(rows) if compiled(rows) else rows
+    if rows.__class__ is np.ndarray:
+        return native(rows) if compiled(rows) else rows
+    return rows if rows.flags.c_contiguous else array_module(rows).ascontiguousarray(rows)
 
 
 def _statistics(rows: Array) -> tuple[Array, Array]:
@@ -130,6 +138,8 @@ def _gradient_sums(
         sums, products = (np.empty(rows.shape[1], rows.dtype) for _ in range(2))
         kernels.batch_sums(g, rows, mean, sums, products, *cut)
         return sums, products
+    if normalization_on_gpu.fits(g, rows, mean) and rows.shape[1]:
+        return normalization_on_gpu.gradient_sums(g, rows, mean, cut)
     parts = (g[block] * (rows[block] - mean) for block in _blocks(rows))
     return _column_sums((g[block] for block in _blocks(rows)), rows), _column_sums(parts, rows)
 
@@ -149,6 +159,11 @@ def _scaled(
 
     ``relu``, and ``cut`` of ``more`` as for `_gradient_sums`, are for compiled kernels.
     """
+    on_gpu = rows.__class__ is not np.ndarray and rows.shape[1]
+    if on_gpu and normalization_on_gpu.fits(rows, mean, factor, shift, more, by_more):
+        if more is None or by_more is None or shift is None:
+            return normalization_on_gpu.scale(rows, mean, factor, shift, relu)
+        return normalization_on_gpu.combine(more, rows, mean, by_more, factor, shift, cut)
     y = _empty(rows)
     if compiled(rows, factor) and rows.shape[1]:
         if shift is None:
@@ -246,12 +261,16 @@ def normalize_batch(
     parameters, factor, shift = _parameters("normalize_batch", channels, scale, offset, dtype)
     rows = _rows(a.astype(dtype, copy=False), channels)
     count = dtype.type(max(len(rows), 1))
-    mean, variance = _statistics(rows)
-    inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
-    slope = inverse if factor is None else inverse * factor
+    on_gpu = channels > 0 and normalization_on_gpu.fits(rows, factor, shift)
+    if on_gpu:
+        mean, variance, inverse, slope = normalization_on_gpu.moments(rows, factor, epsilon)
+    else:
+        mean, variance = _statistics(rows)
+        inverse = 1 / np.sqrt(variance + dtype.type(epsilon))
+        slope = inverse if factor is None else inverse * factor
     relu = activation is not None
-    # Compiled kernels see from their inputs what relu has cut off.
-    by_kernel = compiled(rows, slope) and channels > 0
+    # Kernels see from their inputs what relu has cut off.
+    by_kernel = on_gpu or (compiled(rows, slope) and channels > 0)
     cut = (slope, np.zeros_like(slope) if shift is None else shift) if relu and by_kernel else ()
     y = _scaled(rows, mean, slope, shift, relu=relu)
     if relu and not by_kernel:
@@ -262,12 +281,19 @@ def normalize_batch(
         if relu and not by_kernel:
             upstream = upstream * (y > 0)
         sums, products = _gradient_sums(upstream, rows, mean, cut)
+        along_factor: Array | None
+        if on_gpu:
+            by_rows, constant, along_factor = normalization_on_gpu.gradient_factors(
+                sums, products, inverse, slope, count
+            )
+        else:
+            by_rows = -(slope * products * (inverse * inverse / count))
+            constant = -slope * sums / count
+            along_factor = None if factor is None else products * inverse
         dx = None
         if need[0]:
-            along = slope * products * (inverse * inverse / count)
-            constant = -slope * sums / count
-            dx = _scaled(rows, mean, -along, constant, upstream, slope, cut=cut).reshape(a.shape)
-        by_factor = [] if factor is None else [products * inverse]
+            dx = _scaled(rows, mean, by_rows, constant, upstream, slope, cut=cut).reshape(a.shape)
+        by_factor = [] if factor is None else [along_factor]
         by_shift = [] if shift is None else [sums]
         return _like([dx, *by_factor, *by_shift], inputs)
 
@@ -348,8 +374,8 @@ def _normalize_rows(x: Tensor, scale: Any, offset: Any, lead: int, epsilon: floa
             scaled = upstream if factor is None else upstream * factor
             along = normal * mean_of(scaled * normal)
             dx = (inverse * (scaled - mean_of(scaled) - along)).reshape(a.shape)
-        by_factor = [] if factor is None else [(upstream * normal).sum(axis=0)]
-        by_shift = [] if shift is None else [upstream.sum(axis=0)]
+        by_factor = [] if factor is None else [column_sums(upstream * normal)]
+        by_shift = [] if shift is None else [column_sums(upstream)]
         return _like([dx, *by_factor, *by_shift], inputs)
 
     inputs = (x, *parameters)

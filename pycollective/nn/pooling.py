@@ -12,6 +12,7 @@ from ..array_backend import Array, array_module
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
+from . import pooling_on_gpu
 from .window import (
     Pair,
     Window,
@@ -88,13 +89,18 @@ def _generic_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Wi
 
 def max_pool_forward(x: Array, window: Window) -> tuple[Array, Array]:
     """Return the maxima and the codes that `max_pool_backward` needs."""
-    return _compiled_forward(native(x), window) if compiled(x) else _generic_forward(x, window)
+    if compiled(x):
+        return _compiled_forward(native(x), window)
+    by_kernel = pooling_on_gpu.fits(x, window)
+    return pooling_on_gpu.forward(x, window) if by_kernel else _generic_forward(x, window)
 
 
 def max_pool_backward(g: Array, codes: Array, shape: tuple[int, ...], window: Window) -> Array:
     """Return the gradient of images of the given shape."""
     if compiled(g) and codes.dtype.kind == "u":
         return _compiled_backward(native(g), codes, shape, window)
+    if codes.dtype == np.uint8 and pooling_on_gpu.fits(g, window):
+        return pooling_on_gpu.backward(g, codes, shape, window)
     return _generic_backward(g, codes, shape, window)
 
 

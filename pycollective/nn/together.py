@@ -15,7 +15,7 @@ import numpy as np
 
 from ..array_backend import Array, array_module, beside, device_of, empty, on_host
 
-__all__ = ["adam", "copies", "fits", "next_scale", "put_back", "sgd", "source", "unscaled"]
+__all__ = ["adam", "copies", "fits", "next_scale", "put_back", "sgd", "source", "times", "unscaled"]
 
 #: Rows of a table, which has to stay below 4096 bytes with the other arguments of a launch.
 _ROWS = 96
@@ -82,6 +82,11 @@ extern "C" __global__ void unscale(const Table table, const float* scale, bool* 
     if (!(slope - slope == 0)) *finite = false;  // all that write write the same
     result[i] = slope / by;
   }
+}
+
+extern "C" __global__ void times(const Table table, REAL factor) {
+  REAL* param = operand<REAL>(table, 0);
+  EACH_ELEMENT(i) param[i] *= factor;
 }
 
 extern "C" __global__ void copy(const Table table) {
@@ -188,6 +193,11 @@ def sgd(
     """Take one step of gradient descent; as `update.sgd_update`."""
     columns = (params, grads, velocities)
     _launch("sgd", columns, float(rate), float(momentum), np.int32(nesterov))
+
+
+def times(arrays: Sequence[Array], factor: float) -> None:
+    """Multiply arrays by a number, in place."""
+    _launch("times", (arrays,), float(factor))
 
 
 def unscaled(gradients: Sequence[Array], scale: Array) -> tuple[list[Array], Array]:

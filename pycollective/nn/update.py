@@ -15,7 +15,7 @@ from ..array_backend import Array, array_module, on_host
 from . import together
 from .window import compiled, native
 
-__all__ = ["adagrad_update", "adam_update", "rmsprop_update", "sgd_update"]
+__all__ = ["adagrad_update", "adam_update", "multiply", "rmsprop_update", "sgd_update"]
 
 
 def _check(param: Array, **others: Array | None) -> None:
@@ -33,6 +33,15 @@ def _check(param: Array, **others: Array | None) -> None:
 def _in_place(*arrays: Array | None) -> bool:
     """Whether the compiled kernels can write to these arrays."""
     return compiled(*arrays) and all(a is None or native(a) is a for a in arrays)
+
+
+def multiply(arrays: Sequence[Array], factor: float) -> None:
+    """Multiply arrays by a number, in place."""
+    if together.fits(arrays):
+        together.times(arrays, factor)
+        return
+    for array in arrays:
+        array *= factor
 
 
 def _in_order(grads: Sequence[Array]) -> Sequence[Array]:

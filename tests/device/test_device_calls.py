@@ -8,12 +8,14 @@ import re
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from emulated import make_devices
 
 from pycollective import local_group, observe
+from pycollective.communicator import on_device
 from pycollective.errors import (
     AbortedError,
     CollectiveError,
@@ -265,6 +267,25 @@ def test_a_communicator_that_is_dropped(devices, on_devices):
     gc.collect()
     with pytest.raises(AbortedError, match="rank 0 let go of its communicator while calls"):
         group[0].all_reduce(devices.asarray(np.zeros(4)))
+
+
+def test_arrays_are_kept_until_the_devices_are_done_with_them(devices, on_devices):
+    """Also where nobody has the communicators any more."""
+    group = local_group(2, timeout=20)
+    check(on_devices(group, lambda c: first_call(c, devices)))
+    devices.emulated.run()
+    devices.emulated.hold(True)
+    x = devices.asarray(np.zeros(4))
+    works = [c.all_reduce(x, async_op=True) for c in group]
+    kept = weakref.ref(x)
+    del group, works, x
+    gc.collect()
+    assert kept() is not None and on_device._left
+    devices.emulated.hold(False)
+    devices.emulated.run()
+    check(on_devices(local_group(2), lambda c: first_call(c, devices)))
+    gc.collect()
+    assert kept() is None
 
 
 def test_close_waits_for_the_others(devices, on_devices):

@@ -51,7 +51,7 @@ import datetime, importlib.metadata, json, os, pathlib, platform, sys
 import xml.etree.ElementTree as tree
 
 out = pathlib.Path(sys.argv[1])
-packages = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+packages = ("numpy", "torch", "jax", "cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 versions = {}
 for name in packages:
     try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pycollective as tf
-from pycollective import array_backend
+from pycollective import array_backend, config
 from pycollective import distribute as d
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor
@@ -179,3 +179,28 @@ def test_training_is_that_of_cpus(two, overlaps):
     for got, want in zip(train(["gpu:0", "gpu:1"]), train(["cpu:0", "cpu:1"]), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
     assert reductions(two)
+
+
+def test_replicas_that_share_a_gpu(two, monkeypatch):
+    """NCCL refuses them; whatever reduces then, results are right and where they belong."""
+    monkeypatch.setattr(config, "_state", config._State())
+    config.set_logical_device_configuration("gpu:0", 2)
+    strategy = d.MirroredStrategy()
+    assert strategy.num_replicas_in_sync == 3
+    assert "where NCCL is not used" in strategy.describe()
+    places = [0, 0, 1]
+
+    def step():
+        context = d.get_replica_context()
+        r = context.local_replica_id
+        return context.all_reduce("SUM", put(two, places[r], [1.0 + r, 2.0]))
+
+    got = strategy.run(step)
+    assert [v.array.device.id for v in got.values] == places
+    assert [two.asnumpy(v.array).tolist() for v in got.values] == [[6.0, 6.0]] * 3
+    value = PerReplica([put(two, p, [1.0, p]) for p in places])
+    got = d.NcclAllReduce().reduce("MEAN", value, value)
+    assert [v.array.device.id for v in got.values] == places
+    np.testing.assert_allclose(two.asnumpy(got.values[2].array), [1.0, 1 / 3], rtol=1e-6)
+    assert not reductions(two)
+    strategy.extended.abort_collectives("the test is over")

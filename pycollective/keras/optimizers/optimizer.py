@@ -22,6 +22,7 @@ from pycollective.keras.optimizers import schedules
 from pycollective.keras.optimizers.gathering import current_gathering
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
+from pycollective.nn.update import multiply
 from pycollective.tensor import GradientTape, Tensor, Variable, VariableAggregation, as_tensor
 from pycollective.tensor.ops import cast
 from pycollective.tensor.variable import update_together
@@ -626,9 +627,9 @@ class Optimizer(Trackable):
             width = 1 + len(names)
             parameters = arrays[::width]
             if self.weight_decay is not None:
-                for parameter, variable in zip(parameters, variables, strict=True):
-                    if self._decays(variable):
-                        parameter *= 1.0 - self.weight_decay * learning_rate
+                pairs = zip(parameters, variables, strict=True)
+                decaying = [parameter for parameter, v in pairs if self._decays(v)]
+                multiply(decaying, 1.0 - self.weight_decay * learning_rate)
             kept = {name: arrays[k::width] for k, name in enumerate(names, 1)}
             self._update_steps(parameters, gradients, kept, learning_rate, step)
 

@@ -1,0 +1,115 @@
+"""Updates in one launch, loss scaling, copies beside computing, and logical devices on a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import test_nn_normalization_on_gpu as normalization
+import test_nn_pooling_on_gpu as pooling
+import test_nn_together as kernels
+from test_fit_on_devices import convolutional, fitted
+from test_steps_on_devices import LEFT_OUT, OPTIMIZERS, STEPS, STRATEGIES, train
+
+from pycollective import config, distribute
+from pycollective.nccl.device import Fetch, Upload
+from pycollective.nn.update import adam_update, sgd_update
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shapes", [kernels.SHAPES, [(5,)] * 97, [(3_000_001,), (1,)]])
+def test_updates(cupy, dtype, shapes):
+    close = {"rtol": 1e-5 if dtype == "float32" else 1e-12, "atol": 1e-6}
+    params, ms, vs = (
+        kernels.drawn(shapes, dtype),
+        *([np.zeros(s, dtype) for s in shapes] for _ in "mv"),
+    )
+    own = kernels.moved(cupy, params, ms, vs)
+    for _ in range(3):
+        grads = kernels.drawn(shapes, dtype)
+        (there,) = kernels.moved(cupy, grads)
+        adam_update(params, grads, ms, vs, 0.01, 0.9, 0.999, 1e-7)
+        adam_update(own[0], there, own[1], own[2], 0.01, 0.9, 0.999, 1e-7)
+        sgd_update(params, grads, 0.1, ms, 0.9, True)
+        sgd_update(own[0], there, 0.1, own[1], 0.9, True)
+    for found, expected in zip(own, (params, ms, vs), strict=True):
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(cupy.asnumpy(ours), theirs, **close)
+
+
+@pytest.mark.parametrize("dtype", normalization.TOLERANCE)
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("shape", [(4, 3, 5, 6), (64, 32, 32, 16), (0, 3)], ids=str)
+def test_batch_normalization(cupy, dtype, activation, shape):
+    wide = "float32" if dtype == "float16" else dtype
+    values = [*kernels.drawn([shape], dtype), *kernels.drawn([shape[-1:]] * 2, wide)]
+    (upstream,) = kernels.drawn([shape], dtype)
+    expected = normalization.results(values, upstream, activation)
+    moved, (there,) = kernels.moved(cupy, values, [upstream])
+    found = normalization.results(moved, there, activation)
+    for ours, theirs in zip(found, expected, strict=True):
+        size = np.abs(theirs.numpy()).max(initial=1)
+        np.testing.assert_allclose(
+            ours.numpy() / size, theirs.numpy() / size, atol=normalization.TOLERANCE[dtype]
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("case", [*pooling.CASES, ((64, 26, 26, 32), 2, None, "VALID")], ids=str)
+def test_max_pooling(cupy, case, dtype):
+    shape, *how = case
+    x = (pooling.RNG.integers(-3, 3, shape) / 2).astype(dtype)
+    x.reshape(-1)[::11] = np.nan
+
+    def upstream(shape):
+        return (np.arange(np.prod(shape)) % 7).reshape(shape).astype(dtype)
+
+    expected = pooling.results(x, upstream, *how)
+    found = pooling.results(cupy.asarray(x), lambda s: cupy.asarray(upstream(s)), *how)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps(cupy, name):
+    counts = SimpleNamespace(fetched=0, calls=0)
+    far = name == "scaled too far"
+    options = OPTIMIZERS[name], counts, "float32" if far else "float64"
+    with np.errstate(over="ignore", invalid="ignore"):
+        host, *_ = train(STRATEGIES["default"](), *options)
+        model, optimizer, _, _, _ = train(STRATEGIES["one device"](), *options)
+    close = {"rtol": 1e-2, "atol": 1e-2} if far else {"rtol": 1e-6, "atol": 1e-8}
+    for ours, theirs in zip(model.get_weights(), host.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, **close)
+    if far:
+        assert int(optimizer.iterations) == STEPS - LEFT_OUT
+
+
+def test_copies_beside_what_is_computed(cupy):
+    upload = Upload()
+    total = cupy.zeros((2000, 2000), np.float32)
+    factor = cupy.full((2000, 2000), 1e-4, np.float32)
+    for step in range(20):
+        for _ in range(5):
+            total = factor @ total + 1
+        array = np.full(1_000_000, step, np.float32)
+        copied = upload(array)
+        array[...] = -1
+        fetched = Fetch((copied == step).all())
+        del copied  # its memory is given to the next one
+        assert fetched.value()
+
+
+def test_two_logical_devices_of_one_gpu(cupy, monkeypatch):
+    monkeypatch.setattr(config, "_state", config._State())
+    config.set_logical_device_configuration("gpu:0", 2)
+    expected = fitted(convolutional(distribute.MirroredStrategy(["cpu:0", "cpu:1"])))
+    strategy = distribute.MirroredStrategy(["gpu:0", "gpu:1"])
+    model = convolutional(strategy)
+    found = fitted(model)
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=5e-3, err_msg=key)
+    assert {v.values[1]._current().array.device.id for v in model.trainable_weights} == {0}

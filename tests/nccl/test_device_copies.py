@@ -1,0 +1,56 @@
+"""Copies to and from a device that nobody but their own thread waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pycollective.nccl.device import Fetch, Upload, description, library_version
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+@pytest.mark.parametrize("device", [0, 2])
+def test_an_upload_begins_when_its_memory_is_free(gpus, device, dtype):
+    array = np.arange(12).reshape(3, 4).astype(dtype)
+    with gpus.cuda.Device(device):
+        before = len(gpus.cuda.streams[device])
+        upload = Upload()
+        own = gpus.cuda.streams[device][-1]
+        assert len(gpus.cuda.streams[device]) == before + 1
+        for turn in range(1, 4):
+            copied = upload(array.T)  # in any order
+            # For what the computing stream had been given: it may still use what lay there before.
+            assert own.waits == turn
+            assert copied.device.id == device and copied.dtype == array.dtype
+            np.testing.assert_array_equal(gpus.asnumpy(copied), array.T)
+            array[0, 0] = 1  # the copy is one
+        assert len(gpus.cuda.streams[device]) == before + 1
+    assert gpus.sent == 3
+
+
+def test_where_no_memory_can_be_locked(gpus, monkeypatch):
+    def refuse(size):
+        raise RuntimeError("cudaErrorMemoryAllocation: out of memory")
+
+    upload = Upload()
+    monkeypatch.setattr(gpus.cuda, "alloc_pinned_memory", refuse)
+    array = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(gpus.asnumpy(upload(array.T)), array.T)
+
+
+def test_a_fetch_keeps_the_value_of_its_time(gpus):
+    there = gpus.asarray(np.array([[1.5, 2.5]]))
+    fetch = Fetch(there)
+    there[0, 0] = 9
+    assert gpus.fetched == 0
+    for _ in range(2):
+        np.testing.assert_array_equal(fetch.value(), [[1.5, 2.5]])
+    assert Fetch(gpus.asarray(np.array(True))).value()
+    assert gpus.fetched == 0
+
+
+def test_what_is_said_of_a_gpu(gpus):
+    assert description(1) == "a GPU, 0 GiB, sm_??"
+    assert library_version() == "?"
+    gpus.__version__ = "14.2.0"
+    assert library_version() == "14.2.0"
