@@ -27,7 +27,6 @@ __all__ = [
     "stream",
     "stream_on",
     "stream_wait",
-    "synchronize",
 ]
 
 
@@ -40,11 +39,6 @@ def on(device: int) -> AbstractContextManager[Any]:
     """Return the context in which a device is this thread's."""
     context: AbstractContextManager[Any] = _cuda().Device(device)
     return context
-
-
-def synchronize(device: int) -> None:
-    """Wait until a device has done what all of its streams were given."""
-    _cuda().Device(device).synchronize()
 
 
 def array(owner: Any, shape: Sequence[int], dtype: Any, device: int) -> Any:

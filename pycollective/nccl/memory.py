@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from pycollective import _core
 from pycollective.nccl import device
@@ -30,7 +31,8 @@ class Registered:
     """
 
     def __init__(self, library: _core.nccl.Library, on_device: int) -> None:
-        self._library, self._device = library, on_device
+        self._library = library
+        self._gpu: Any = device.on(on_device)
         self._blocks: dict[int, tuple[int, int]] = {}  # by address: bytes, and NCCL's handle
         self._dropped: deque[int] = deque()
         self._ended = False
@@ -72,14 +74,13 @@ class Registered:
     def free(self, deregister: Callable[[int], None] | None) -> None:
         """Free what was dropped, first waiting for the device."""
         if self._dropped:
-            device.synchronize(self._device)
+            self._gpu.synchronize()
         while self._dropped:
             address = self._dropped.popleft()
             _, handle = self._blocks.pop(address)
             if deregister is not None and not self._ended:
                 deregister(handle)
-            with device.on(self._device):
-                self._library.mem_free(address)
+            self._library.mem_free(address)
 
     def end(self, deregister: Callable[[int], None] | None) -> None:
         """Let go of the registrations, at the end of the communicator; arrays keep their memory."""
