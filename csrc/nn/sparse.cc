@@ -15,6 +15,7 @@
 #include "nn/pool.h"
 #include "nn/processor.h"
 #include "nn/scratch.h"
+#include "nn/transpose.h"
 
 #ifdef PYCOLLECTIVE_X86_TARGETS
 #include <immintrin.h>
@@ -239,10 +240,8 @@ void sparse_gradient(const SparseGradient& a) {
   if (a.x_gradient) {
     std::fill(weights, weights + weights_size, 0.0f);
     for (Index tap = 0; tap < l.taps; ++tap) {
-      for (Index c = 0; c < channels; ++c) {
-        const float* from = a.weights + (tap * channels + c) * l.filters;
-        for (Index f = 0; f < l.filters; ++f) weights[(f * l.taps + tap) * l.wide + c] = from[f];
-      }
+      transpose(a.weights + tap * channels * l.filters, channels, l.filters, l.filters,
+                weights + tap * l.wide, l.taps * l.wide);
     }
   }
   in_parallel(parts, [&](int part) {
@@ -283,13 +282,9 @@ void sparse_gradient(const SparseGradient& a) {
     }
     return;
   }
-  for (Index f = 0; f < l.filters; ++f) {
-    for (Index tap = 0; tap < l.taps; ++tap) {
-      const float* from = sums + (f * l.taps + tap) * l.wide;
-      for (Index c = 0; c < channels; ++c) {
-        a.weight_gradient[(tap * channels + c) * l.filters + f] = from[c];
-      }
-    }
+  for (Index tap = 0; tap < l.taps; ++tap) {
+    transpose(sums + tap * l.wide, l.filters, channels, l.taps * l.wide,
+              a.weight_gradient + tap * channels * l.filters, l.filters);
   }
 }
 

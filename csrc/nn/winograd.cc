@@ -14,6 +14,7 @@
 #include "nn/parallel.h"
 #include "nn/processor.h"
 #include "nn/scratch.h"
+#include "nn/transpose.h"
 
 namespace pycollective::nn {
 namespace {
@@ -28,6 +29,10 @@ constexpr Index kGroup = 8;
 constexpr Index kWidest = 16;
 
 Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
+
+// From one of the products' matrices to the next. Not a power of two: the numbers of a tile would
+// meet in the same lines of the cache.
+Index step_of(Index rows, Index wide) { return rows * wide + kWidest; }
 
 struct Tile {
   Index pixel;            // number of its first pixel in the images; meaningless if that is outside
@@ -65,9 +70,8 @@ struct Tiling {
         z_wide(round_up(filters, kWidest)) {
     const Index bytes = products() * (x_wide + z_wide) * static_cast<Index>(sizeof(float));
     block = std::clamp(kBlockBytes / bytes / kGroup * kGroup, kGroup, kMostTiles);
-    // Not a power of two: the numbers of a tile would meet in the same lines of the cache.
-    v_step = block * x_wide + kWidest;
-    z_step = block * z_wide + kWidest;
+    v_step = step_of(block, x_wide);
+    z_step = step_of(block, z_wide);
   }
 
   // Products a channel and filter of one tile.
@@ -135,7 +139,7 @@ thread_local Scratch part_scratch, call_scratch;
 void winograd_forward(const DirectForward<float>& a) {
   const Tiling t(a.w, a.filters);
   const Loops loops = pick_loops(t);
-  const Index filters_size = t.products() * t.channels * t.z_wide;
+  const Index filters_size = t.products() * step_of(t.channels, t.z_wide);
   call_scratch.reserve(filters_size + t.z_wide, 2);
   float* u = call_scratch.take(filters_size);
   float* bias = call_scratch.take(t.z_wide);
@@ -156,20 +160,16 @@ void winograd_gradient(const WinogradGradient& a) {
   const Tiling t(a.w, a.filters);
   const Loops loops = pick_loops(t);
   const int parts = static_cast<int>(std::clamp<Index>(a.images, 1, threads()));
-  const Index filters_size = t.products() * t.filters * t.x_wide;
-  const Index sums_size = t.products() * t.x_wide * t.z_wide;
+  const Index filters_size = t.products() * step_of(t.filters, t.x_wide);
+  const Index sums_size = t.products() * step_of(t.x_wide, t.z_wide);
   const Index turned_size = 9 * t.channels * t.filters;
   call_scratch.reserve(filters_size + turned_size + parts * (sums_size + t.z_wide), 2 + 2 * parts);
   float* u = call_scratch.take(filters_size);
   if (a.x_gradient) {
     float* turned = call_scratch.take(turned_size);
     for (Index tap = 0; tap < 9; ++tap) {
-      for (Index c = 0; c < t.channels; ++c) {
-        const float* from = a.weights + (tap * t.channels + c) * t.filters;
-        for (Index f = 0; f < t.filters; ++f) {
-          turned[(tap * t.filters + f) * t.channels + c] = from[f];
-        }
-      }
+      const Index from = tap * t.channels * t.filters;
+      transpose(a.weights + from, t.channels, t.filters, t.filters, turned + from, t.channels);
     }
     loops.transform_filters(turned, t.filters, t.channels, t.x_wide, u);
   }
