@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def aborted(gpus):
 
 
 def test_an_error_of_a_call(gpus, on_gpus):
+    failed = threading.Event()
+
     def work(c):
         begun(c, gpus).barrier()
         if c.rank == 0:
@@ -49,7 +52,9 @@ def test_an_error_of_a_call(gpus, on_gpus):
             try:
                 c.all_reduce(ones(gpus))
             except NcclError as error:
+                failed.set()
                 return error
+        failed.wait(20)  # the failure is to be rank 0's
         while True:  # the other rank hears of it, at the latest in its next call
             c.all_reduce(ones(gpus))
             time.sleep(0.01)
