@@ -244,8 +244,10 @@ class NcclCommunicator:
         with self._calls, device.on(self.device):
             self.check()
             present = device.present_stream()
-            stream = self._own_stream if later else present
-            if later:
+            # NCCL may launch from a thread of its own, where this handle means another stream.
+            aside = later or present.ptr == device.PER_THREAD
+            stream = self._own_stream if aside else present
+            if aside:
                 device.stream_wait(stream, [device.event(present)])
             if self._last is not None and self._last[0] != stream:
                 device.stream_wait(stream, [self._last[1]])
@@ -268,6 +270,8 @@ class NcclCommunicator:
             self._made += 1
             self._settle(what, begin + seconds, seconds)
             event = device.event(stream, timed)
+            if aside and not later:
+                device.stream_wait(present, [event])
             operation = Operation(self, what, self._made, seconds, kept, event, clocked)
             with self._lock:
                 self._last = stream, event

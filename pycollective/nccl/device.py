@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "PER_THREAD",
     "Fetch",
     "Upload",
     "array",
@@ -28,6 +29,9 @@ __all__ = [
     "stream_on",
     "stream_wait",
 ]
+
+PER_THREAD = 2
+"""The stream that is another one in each thread (``cudaStreamPerThread``)."""
 
 
 def _cuda() -> Any:

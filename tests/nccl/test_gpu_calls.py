@@ -12,6 +12,7 @@ import pytest
 from pycollective import _core, algorithms, dtypes, local_group
 from pycollective.communicator import on_device
 from pycollective.errors import CollectiveError, MismatchError
+from pycollective.nccl import device
 
 
 def check(results):
@@ -251,6 +252,30 @@ def test_a_call_returns_before_the_device_is_done(gpus, on_gpus):
         return gpus.asnumpy(now).tolist(), gpus.asnumpy(result).tolist()
 
     assert check(on_gpus(local_group(2, timeout=20), work)) == [([2.0] * 4, [1.0] * 4)] * 2
+
+
+def test_the_stream_that_is_another_one_in_each_thread(gpus):
+    """NCCL launches from its own threads, where it would be a third one."""
+    (alone,) = local_group(1, timeout=20)
+    x = gpus.asarray(np.ones(4, np.float32))
+    given, streams = gpus.cuda.library.fake_given, []
+
+    def call():
+        stream = fake_gpus.Stream(gpus.cuda, device.PER_THREAD)
+        with stream:
+            alone.all_reduce(x, out=x)
+        streams.append(stream)
+
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(20)
+    own = alone._gpu._nccl._own_stream
+    assert (given(device.PER_THREAD), given(own.ptr)) == (0, 2)
+    assert own.waits == 2  # for what each thread had given before
+    for number, stream in enumerate(streams, 1):
+        assert [(event._stream, event._count) for event in stream.awaited] == [(own.ptr, number)]
+    alone.close()
 
 
 def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):
