@@ -178,6 +178,44 @@ def test_nccl_that_refuses(gpus, on_gpus):
         assert "making the communicator" in str(error) and "invalid usage" in str(error)
 
 
+class Part:
+    """What stands for a part of NCCL of which some methods fail."""
+
+    def __init__(self, whole, *failing):
+        self._whole, self._failing = whole, failing
+
+    def __getattr__(self, name):
+        if name not in self._failing:
+            return getattr(self._whole, name)
+
+        def fail(*_):
+            raise NcclError(f"{name} fails")
+
+        return fail
+
+
+@pytest.mark.parametrize("what", ["unique_id", "identity"])
+def test_a_rank_that_cannot_begin(gpus, on_gpus, monkeypatch, what):
+    """The others do not wait for it, hear why, and the group is as it was."""
+
+    def identity(number):
+        if number == 0:
+            raise RuntimeError("identity fails")
+        return str(number)
+
+    found = gpu.nccl.library()
+    monkeypatch.setattr(gpu.nccl, "library", lambda: Part(found, what))
+    if what == "identity":
+        monkeypatch.setattr(gpu.device, "identity", identity)
+
+    def work(c):
+        with pytest.raises(NcclError, match=f"rank 0 cannot make the .*Error: {what} fails"):
+            c.all_reduce(ones(gpus), timeout=5)
+        return c.all_reduce(np.ones(2)).tolist()
+
+    assert on_gpus(local_group(2, timeout=5), work) == [[2.0] * 2] * 2
+
+
 def test_a_communicator_that_is_dropped(gpus):
     (alone,) = local_group(1)
     begun(alone, gpus)
