@@ -7,6 +7,7 @@ which GPUs they are on and whether they have NCCL; all of them then go the same 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -127,8 +128,11 @@ def _why_not(
 
 
 def _exchange(member: Communicator, text: str, what: str) -> list[str]:
-    """Return what every rank says, through the core."""
-    words = text.encode()[: _WORDS - 4]
+    """Return what every rank says, through the core; of a long text the beginning, and a hash of it."""
+    words, room = text.encode(), _WORDS - 4
+    if len(words) > room:
+        mark = f"... (BLAKE2 of the whole: {hashlib.blake2b(words, digest_size=16).hexdigest()})"
+        words = words[: room - len(mark)] + mark.encode()
     row = np.frombuffer(struct.pack("=I", len(words)) + words.ljust(_WORDS - 4), _TOLD)
     try:
         table = member.all_gather(row)

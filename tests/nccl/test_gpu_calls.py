@@ -278,6 +278,26 @@ def test_the_stream_that_is_another_one_in_each_thread(gpus):
     alone.close()
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_calls_that_differ_far_behind(gpus, on_gpus, same):
+    """All of what is called is compared, also what is not shown."""
+    size = 150
+
+    def work(c):
+        shapes = [[1000 + i] for i in range(size)]
+        shapes[-1][0] += 0 if same else c.rank
+        x = gpus.asarray(np.ones(4, np.float32))
+        c._core_for(x).all_reduce(x, x, "sum", "auto", False, 20.0, False, shapes)
+        return gpus.asnumpy(x).tolist()
+
+    for found in on_gpus(local_group(2, timeout=20), work):
+        if same:
+            assert found == [2.0] * 4
+        else:
+            assert isinstance(found, MismatchError) and "rank 1 is in all_reduce(" in str(found)
+            assert str(found).count("... (BLAKE2 of the whole: ") == 2
+
+
 def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):
     def work(c):
         x = gpus.asarray(np.arange(4, dtype=np.float32))
