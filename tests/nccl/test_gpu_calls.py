@@ -298,6 +298,37 @@ def test_calls_that_differ_far_behind(gpus, on_gpus, same):
             assert str(found).count("... (BLAKE2 of the whole: ") == 2
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_arrays_of_another_gpu_than_the_present_one(gpus, on_ranks, first):
+    """What is copied for a call lies where its arrays do, by NCCL as over the host."""
+
+    def work(c):
+        number = 2 if c.rank else first
+        on = gpus.cuda.Device(number)
+        with on:
+            x = gpus.asarray(np.arange(6.0).reshape(2, 3))
+            turned, out = x.T, gpus.asarray(np.zeros((2, 3))).T
+            flat = gpus.asarray(np.arange(6.0))
+            part, overlapping = flat[:4], flat[2:]
+        got = c.all_reduce(turned)
+        assert got.device.id == number
+        assert c.all_reduce(turned, out=out) is out
+        assert c.all_reduce(x, async_op=True).wait().device.id == number
+        c.all_reduce(part, out=overlapping)
+        with on:
+            flat = c.all_gather(flat[:2])
+        many = c.all_reduce_many([x, turned])
+        c.barrier()
+        found = [got, out, overlapping, flat, *many]
+        c.close()
+        return [gpus.asnumpy(array).tolist() for array in found]
+
+    x = np.arange(6.0).reshape(2, 3)
+    turned = (2 * x.T).tolist()
+    want = [turned, turned, [0.0, 2.0, 4.0, 6.0], [0.0, 1.0] * 2, (2 * x).tolist(), turned]
+    assert check(on_ranks(local_group(2, timeout=20), work)) == [want] * 2
+
+
 def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):
     def work(c):
         x = gpus.asarray(np.arange(4, dtype=np.float32))

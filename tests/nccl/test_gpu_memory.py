@@ -60,7 +60,8 @@ def test_it_lives_as_long_as_its_array(gpus, on_gpus):
     for rank in range(2):
         end = calls(gpus, rank)[6:]
         assert end[-1] == "CommDestroy" and end.count("CommDeregister") == 1, end
-        kept[rank][...] = 5.0  # what nobody communicates with any more is still there
+        with gpus.cuda.Device(rank):
+            kept[rank][...] = 5.0  # what nobody communicates with any more is still there
         before = len(gpus.log())
         kept[rank] = None
         gc.collect()
