@@ -428,6 +428,7 @@ class NcclCore:
         if not count or not any(array is not None and array.size for array in kept):
             call = _nothing
             if not async_op:
+                self._nccl.skip()
                 return None
         return self._enqueue(what, call, kept, seconds, async_op, others)
 

@@ -113,6 +113,20 @@ def test_a_rank_that_does_not_come(gpus, on_gpus):
     assert len(aborted(gpus)) == 3
 
 
+def test_a_rank_without_elements_has_made_its_calls(gpus, on_gpus):
+    """It is not named when another rank is late."""
+
+    def work(c):
+        mine = ones(gpus)[: 4 * (c.rank != 1)]
+        for _ in range(3):
+            c.gather(mine, 0, ragged=True)
+            c.all_reduce(mine[:0])
+        c.barrier()
+        return c._gpu._nccl.calls
+
+    assert on_gpus(local_group(3, timeout=20), work) == [6] * 3
+
+
 def test_devices_that_stand_still(gpus, on_gpus):
     def work(c):
         begun(c, gpus).barrier()
