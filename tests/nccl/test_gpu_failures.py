@@ -28,6 +28,22 @@ def soon(monkeypatch):
     monkeypatch.setattr(gpu.Watch, "GRACE", 0.1)
 
 
+class Part:
+    """What stands for a part of NCCL of which some methods fail."""
+
+    def __init__(self, whole, *failing):
+        self._whole, self._failing = whole, failing
+
+    def __getattr__(self, name):
+        if name not in self._failing:
+            return getattr(self._whole, name)
+
+        def fail(*_):
+            raise NcclError(f"{name} fails")
+
+        return fail
+
+
 def ones(gpus):
     return gpus.asarray(np.ones(4, np.float32))
 
@@ -192,20 +208,56 @@ def test_nccl_that_refuses(gpus, on_gpus):
         assert "making the communicator" in str(error) and "invalid usage" in str(error)
 
 
-class Part:
-    """What stands for a part of NCCL of which some methods fail."""
+@pytest.mark.parametrize("failing", ["abort", "async_error"])
+def test_an_nccl_that_fails_at_failing(gpus, on_gpus, failing, caplog):
+    """The others hear of it all the same."""
 
-    def __init__(self, whole, *failing):
-        self._whole, self._failing = whole, failing
+    def work(c):
+        begun(c, gpus).barrier()
+        if c.rank == 0:
+            mine = c._gpu._nccl
+            mine._comm = Part(mine._comm, failing)
+            if failing == "abort":
+                gpus.cuda.library.fake_async_error(0, 6)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            c._gpu._nccl.check()
+            time.sleep(0.01)
 
-    def __getattr__(self, name):
-        if name not in self._failing:
-            return getattr(self._whole, name)
+    mine, other = on_gpus(local_group(2, timeout=20), work)
+    what = "NCCL reports" if failing == "abort" else "can no longer be watched: async_error fails"
+    assert isinstance(mine, NcclError) and what in str(mine), mine
+    assert isinstance(other, AbortedError) and what in str(other), other
+    assert ("not aborted in good order: abort fails" in caplog.text) == (failing == "abort")
 
-        def fail(*_):
-            raise NcclError(f"{name} fails")
 
-        return fail
+def test_a_call_of_an_nccl_that_says_nothing(gpus, on_gpus):
+    def work(c):
+        begun(c, gpus).barrier()
+        if c.rank == 0:
+            mine = c._gpu._nccl
+            mine._over.set()  # nobody else looks
+            mine._thread.join(20)
+            mine._comm = Part(mine._comm, "async_error")
+            with pytest.raises(NcclError, match=r"rank 0, all_reduce.*async_error fails"):
+                c.all_reduce(ones(gpus))
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            c._gpu._nccl.check()
+            time.sleep(0.01)
+
+    mine, other = on_gpus(local_group(2, timeout=20), work)
+    assert isinstance(mine, NcclError) and "async_error fails" in str(mine)
+    assert isinstance(other, AbortedError) and "async_error fails" in str(other)
+
+
+def test_an_end_that_fails(gpus, caplog):
+    (alone,) = local_group(1)
+    mine = begun(alone, gpus)._gpu._nccl
+    mine._comm = Part(mine._comm, "destroy", "abort")
+    alone.close()
+    assert "not aborted in good order: abort fails" in caplog.text
+    mine._comm._whole.abort()
 
 
 @pytest.mark.parametrize("what", ["unique_id", "identity"])
