@@ -127,7 +127,7 @@ def device_of(array: Any) -> tuple[str, int]:
 def placed(array: Array, kind: str, index: int) -> Array:
     """Return an array on a device: itself if it lies there, else a copy of its values.
 
-    What a GPU has no type for (text, objects, bfloat16) stays on the host.
+    Text, objects and bfloat16 (which CuPy has from 14 on, and not everywhere) stay on the host.
     """
     if kind != "GPU":
         return array if array.__class__ is np.ndarray else to_numpy(array)
