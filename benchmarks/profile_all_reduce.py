@@ -1,9 +1,17 @@
-"""Where one all-reduce between two processes of this host spends its time.
+"""Where one all-reduce between ranks of this host spends its time.
 
-Run with ``pycollective run -n 2 benchmarks/profile_all_reduce.py [--sizes 8 64K 1M 16M] [--json FILE]``;
-Linux. A float32 sum in place; for each size, medians of the slower rank in µs, from one run:
+    pycollective run -n 2 benchmarks/profile_all_reduce.py [--registered] [--sizes 8 64K] [--json FILE]
+    python benchmarks/profile_all_reduce.py --threads 4
+
+Linux. A float32 sum in place; for each size, in µs, medians of the slowest rank, from one run:
 
 call      the call from Python
+busy      of the mean call, the processor time of a rank: the rest of it the rank sleeps, or has no core
+sleeps    how often a rank goes to sleep in a call, because it waits for others
+pushed    how often a rank loses its core to another thread in a call
+
+Of two processes with plain arrays it says as well what a call is made of:
+
 enter     a call of 8 bytes in a group of one: all that has nothing to do with another rank
 meet      a call of 8 bytes, without that: both ranks have come, and each has read what the other brings
 stage     the other's half of the array is copied to where the other can read it
@@ -15,7 +23,7 @@ rest      call without enter, meet, stage, reduce and take: waiting, unless both
 `stage` to `take` are done by NumPy, in blocks as the library moves them, on memory of this script's own
 that both processes map; they meet between the steps, outside of what is timed. So the difference
 between them and `private` is what it costs that a line was last written by the other core. Arrays to
-16 KiB go by another way, in which everyone reads everything: for them only the first three are told.
+16 KiB go by another way, in which everyone reads everything: for them only the first ones are told.
 """
 
 from __future__ import annotations
@@ -24,7 +32,9 @@ import argparse
 import json
 import mmap
 import os
+import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +51,8 @@ CHUNK = 128 << 10
 ONE_SHOT = 16 << 10
 RING = 2 << 20
 """Bytes of a rank's staging, which is used round and round."""
-COLUMNS = ("call", "enter", "meet", "stage", "reduce", "take", "private", "rest")
+WAITING = ("call", "busy", "sleeps", "pushed")
+PARTS = ("enter", "meet", "stage", "reduce", "take", "private", "rest")
 
 
 def shared_memory(comm: Communicator) -> mmap.mmap:
@@ -59,21 +70,33 @@ def shared_memory(comm: Communicator) -> mmap.mmap:
     return memory
 
 
-def time_call(comm: Communicator, size: int, seconds: float) -> float:
-    """Return the median seconds of an all-reduce."""
-    x = np.ones(size // 4, np.float32)
+def time_call(
+    comm: Communicator, size: int, seconds: float, registered: bool = False
+) -> dict[str, float]:
+    """Return the median µs of an all-reduce, and what this rank does in the mean one."""
+    x = comm.empty((size // 4,), np.float32) if registered else np.empty(size // 4, np.float32)
     times: list[float] = []
-    begun = time.perf_counter()
+    totals = np.zeros(3)
+    calls, known, begun = 3, False, time.perf_counter()
     goes_on = True
     while goes_on:
         x.fill(1)  # a sum that is summed grows
-        for _ in range(50):
+        comm.barrier()
+        before, busy = resource.getrusage(resource.RUSAGE_THREAD), time.thread_time()
+        for _ in range(calls):
             begin = time.perf_counter()
             comm.all_reduce(x, out=x)
             times.append(time.perf_counter() - begin)
-        going = time.perf_counter() - begun < seconds
+        used, after = time.thread_time() - busy, resource.getrusage(resource.RUSAGE_THREAD)
+        if not known:
+            known, times = True, [float(np.median(times))]
+            calls = int(comm.broadcast(np.array([np.clip(0.1 / times.pop(), 3, 50)]))[0])
+        else:
+            totals += used, after.ru_nvcsw - before.ru_nvcsw, after.ru_nivcsw - before.ru_nivcsw
+        going = time.perf_counter() - begun < seconds or not times
         goes_on = bool(comm.broadcast(np.array([going]))[0])
-    return float(np.median(times[10:]))
+    busy, sleeps, pushed = totals / len(times)
+    return {"call": np.median(times) * 1e6, "busy": busy * 1e6, "sleeps": sleeps, "pushed": pushed}
 
 
 def time_moves(
@@ -118,28 +141,65 @@ def time_moves(
     return [float(m) for m in np.median(steps[1:], axis=0)]
 
 
-def profile(comm: Communicator, sizes: list[int], seconds: float) -> list[dict[str, float]]:
-    """Return a row for each size, in µs."""
-    memory = np.frombuffer(shared_memory(comm), np.float32).reshape(4, -1)
-    alone = comm.split(comm.rank)
-    assert alone is not None
+def profile(
+    comm: Communicator, sizes: list[int], seconds: float, registered: bool = False
+) -> list[dict[str, float]]:
+    """Return a row for each size."""
 
-    def slower(times: list[float]) -> list[float]:
-        return [float(t) * 1e6 for t in comm.all_reduce(np.array(times), "max")]
+    def slowest(row: dict[str, float]) -> dict[str, float]:
+        return dict(
+            zip(row, comm.all_reduce(np.array([*row.values()]), "max").tolist(), strict=True)
+        )
 
-    (enter,) = slower([time_call(alone, 8, seconds)])
-    (short,) = slower([time_call(comm, 8, seconds)])
-    rows = []
-    for size in sizes:
-        (call,) = slower([time_call(comm, size, seconds)])
-        row = {"bytes": size, "call": call, "enter": enter, "meet": short - enter}
-        if size > ONE_SHOT:
-            moves = slower(time_moves(comm, memory, size, seconds, apart=False))
-            row |= dict(zip(("stage", "reduce", "take"), moves, strict=True))
-            row["private"] = sum(slower(time_moves(comm, memory, size, seconds, apart=True)))
-        row["rest"] = row["call"] - sum(row.get(k, 0.0) for k in COLUMNS[1:6])
-        rows.append(row)
+    rows = [
+        {"bytes": size, **slowest(time_call(comm, size, seconds, registered))} for size in sizes
+    ]
+    processes = comm.broadcast(np.array([os.getpid()]))[0] != os.getpid() or not comm.rank
+    if comm.size == 2 and not registered and all(comm.all_gather(np.array([processes]))):
+        memory = np.frombuffer(shared_memory(comm), np.float32).reshape(4, -1)
+        alone = comm.split(comm.rank)
+        assert alone is not None
+        enter = slowest(time_call(alone, 8, seconds))["call"]
+        meet = slowest(time_call(comm, 8, seconds))["call"] - enter
+        for row in rows:
+            add_parts(comm, memory, row, seconds, enter, meet)
     return rows
+
+
+def add_parts(
+    comm: Communicator,
+    memory: np.ndarray,
+    row: dict[str, float],
+    seconds: float,
+    enter: float,
+    meet: float,
+) -> None:
+    """Add to a row what a call between two processes is made of."""
+
+    def slower(apart: bool) -> list[float]:
+        times = time_moves(comm, memory, int(row["bytes"]), seconds, apart)
+        return [t * 1e6 for t in comm.all_reduce(np.array(times), "max").tolist()]
+
+    row |= {"enter": enter, "meet": meet}
+    if row["bytes"] > ONE_SHOT:
+        row |= dict(zip(("stage", "reduce", "take"), slower(apart=False), strict=True))
+        row["private"] = sum(slower(apart=True))
+    row["rest"] = row["call"] - sum(row.get(k, 0.0) for k in PARTS[:5])
+
+
+def among_threads(ranks: int, sizes: list[int], seconds: float) -> list[dict[str, float]]:
+    """Return the rows of ranks that are threads of this process."""
+    rows: list[list[dict[str, float]]] = [[] for _ in range(ranks)]
+
+    def work(comm: Communicator) -> None:
+        rows[comm.rank] = profile(comm, sizes, seconds)
+
+    threads = [threading.Thread(target=work, args=(c,)) for c in pc.local_group(ranks, timeout=60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return rows[0]
 
 
 def main() -> None:
@@ -149,24 +209,36 @@ def main() -> None:
     )
     p.add_argument("--sizes", nargs="+", type=size_of, default=[8, 64 << 10, 1 << 20, 16 << 20])
     p.add_argument("--seconds", type=float, default=1.0, help="for each number (1)")
+    p.add_argument("--registered", action="store_true", help="arrays of comm.empty()")
+    p.add_argument("--threads", type=int, help="so many ranks that are threads of this process")
     p.add_argument("--json", type=Path, help="write the results there too")
     args = p.parse_args()
-    comm = pc.init(timeout=60)
-    if comm.size != 2 or len(set(comm.hosts)) != 1:
-        sys.exit("two processes of one host are measured: pycollective run -n 2 ...")
     if any(size > ONE_SHOT and size % (2 * min(CHUNK, size // 2)) for size in args.sizes):
         sys.exit("sizes beyond 16 KiB are powers of two, or multiples of 256 KiB")
-    rows = profile(comm, args.sizes, args.seconds)
-    if comm.rank:
-        return
-    print(f"# float32 sum in place, 2 processes, median µs of the slower rank, {comm!r}")
-    print("| | " + " | ".join(COLUMNS) + " |")
-    print("|---" * (len(COLUMNS) + 1) + "|")
+    if args.threads:
+        ranks, kind = args.threads, "threads"
+        rows = among_threads(ranks, args.sizes, args.seconds)
+    else:
+        comm = pc.init(timeout=60)
+        if comm.size < 2 or len(set(comm.hosts)) != 1:
+            sys.exit(
+                "several ranks of one host are measured: pycollective run -n 2 ..., or --threads 2"
+            )
+        ranks, kind = comm.size, "processes"
+        rows = profile(comm, args.sizes, args.seconds, args.registered)
+        if comm.rank:
+            return
+    columns = [k for k in WAITING + PARTS if k in rows[-1]]
+    memory = ", arrays of comm.empty()" if args.registered else ""
+    print(f"# float32 sum in place, {ranks} {kind}{memory}, µs of the slowest rank")
+    print("| | " + " | ".join(columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
     for row in rows:
-        cells = [f"{row[k]:,.{2 if row[k] < 10 else 0}f}" if k in row else "–" for k in COLUMNS]
+        cells = [f"{row[k]:,.{2 if row[k] < 10 else 0}f}" if k in row else "–" for k in columns]
         print(f"| {size_text(int(row['bytes']))} | " + " | ".join(cells) + " |")
     if args.json:
-        args.json.write_text(json.dumps({"ranks": 2, "results": rows}, indent=1) + "\n")
+        what = {"ranks": ranks, "kind": kind, "registered": args.registered, "results": rows}
+        args.json.write_text(json.dumps(what, indent=1) + "\n")
 
 
 if __name__ == "__main__":

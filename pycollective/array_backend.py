@@ -127,16 +127,40 @@ def device_of(array: Any) -> tuple[str, int]:
 def placed(array: Array, kind: str, index: int) -> Array:
     """Return an array on a device: itself if it lies there, else a copy of its values.
 
-    What a GPU has no type for (text, objects, bfloat16) stays on the host.
+    Text, objects and bfloat16 (which CuPy has from 14 on, and not everywhere) stay on the host.
     """
     if kind != "GPU":
         return array if array.__class__ is np.ndarray else to_numpy(array)
     if device_of(array) == (kind, index) or array.dtype.kind not in "biufc":
         return array
+    if not on_host(array):
+        return _on_another_gpu(array, index)
     import cupy
 
-    with cupy.cuda.Device(index):  # copy() of an array of another device copies to this one
-        moved: Array = cupy.asarray(array) if isinstance(array, np.ndarray) else array.copy()
+    with cupy.cuda.Device(index):
+        moved: Array = cupy.asarray(array)
+    return moved
+
+
+def _on_another_gpu(array: Array, index: int) -> Array:
+    """Return a copy of an array of one GPU on another, in the order of this thread's streams on both.
+
+    CuPy copies on the stream of the GPU that the copy is for, which knows nothing of the other's.
+    """
+    from pycollective.nccl import device
+
+    with beside(array):
+        # Lines up what has gaps here, where the memory of that copy waits to be used again, too.
+        source = array if array.flags.c_contiguous else copy(array)
+        here = device.present_stream()
+        written = device.event(here)
+    with device.on(index):
+        there = device.present_stream()
+        device.stream_wait(there, [written])
+        moved: Array = source.copy()  # of an array of another device it makes one on this
+        read = device.event(there)
+    with beside(array):
+        device.stream_wait(here, [read])
     return moved
 
 

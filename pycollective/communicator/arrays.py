@@ -77,7 +77,13 @@ def as_input(x: ArrayLike) -> Array:
     array = _as_array(x)
     if array.dtype.hasobject:
         raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
-    return array if is_fit(array) else array.copy(order="C")
+    return array if is_fit(array) else _copied(array)
+
+
+def _copied(array: Array) -> Array:
+    """Return a copy of an array beside it; CuPy's own would lie on this thread's present device."""
+    with array_backend.beside(array):
+        return array_backend.copy(array)
 
 
 def is_fit(array: Array) -> bool:
@@ -191,8 +197,7 @@ def apart(source: Array, target: Array, place: Array | None) -> Array:
         smaller = source if source.size < target.size else target
         if array_backend.address(place) == array_backend.address(smaller):
             return source
-    copied: Array = source.copy()
-    return copied
+    return _copied(source)
 
 
 def check_counts(name: str, counts: Sequence[int], size: int) -> list[int]:
@@ -211,7 +216,7 @@ def input_and_output(x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None
     target, place = target_in(check_out(out, source), out)
     if out is not x and np.may_share_memory(source, target):
         same = array_backend.address(source) == array_backend.address(target)
-        source = source if same else source.copy()
+        source = source if same else _copied(source)
     return source, target, place
 
 
@@ -220,5 +225,6 @@ def deliver(target: Array, place: Place | None) -> Any:
     if place is None:
         return target
     if place.array is not target:
-        place.array[...] = target
+        with array_backend.beside(target):
+            place.array[...] = target
     return place.given

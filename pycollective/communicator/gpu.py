@@ -7,6 +7,7 @@ which GPUs they are on and whether they have NCCL; all of them then go the same 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -57,19 +58,10 @@ def core_for(member: Communicator, array: Array) -> GpuCore:
     MismatchError
         Another rank has called something with a host array.
     NcclError
-        The ranks have several versions of NCCL, or NCCL refuses to work.
+        The ranks have several versions of NCCL, or NCCL or CUDA refuses to work on one of them.
     """
     here = array_backend.device_of(array)[1]
-    problem, version, gpu, process = "", 0, "", 0
-    try:
-        library = nccl.library()
-        require_cuda(library, device.driver_version())
-        version, gpu = library.version, device.identity(here)
-        process = os.getpid() if may_share_gpus(library) else 0
-    except NcclNotFoundError as error:
-        problem = str(error)
-    says = f"{version}\n{gpu}\n{process}\n{problem}"
-    told = _exchange(member, says, "make the first call on a GPU")
+    told = _told_by_all(member, lambda: _says(here), "make the first call on a GPU")
     why = _why_not(*zip(*(text.split("\n", 3) for text in told), strict=True))
     on_host = StagedCore(member._core)
     own = DeviceCore(member, on_host) if on_device.is_possible(member) else None
@@ -86,11 +78,28 @@ def core_for(member: Communicator, array: Array) -> GpuCore:
                 on_device.why_not(member),
             )
         return on_host
-    unique_id = library.unique_id() if member.rank == 0 else bytes(128)
-    row = np.frombuffer(unique_id, np.uint8)
-    unique_id = member.broadcast(row).tobytes()
+    library = nccl.library()
+    ids = _told_by_all(
+        member,
+        lambda: "" if member.rank else library.unique_id().hex(),
+        "make the identifier of NCCL's communicator",
+    )
+    unique_id = bytes.fromhex(ids[0])
     by_nccl = NcclCore(member, library, unique_id, here)
     return CoreByAlgorithm(by_nccl, own or on_host, member)
+
+
+def _says(here: int) -> str:
+    """Return what a rank tells of its NCCL and its GPU."""
+    problem, version, gpu, process = "", 0, "", 0
+    try:
+        library = nccl.library()
+        require_cuda(library, device.driver_version())
+        version, gpu = library.version, device.identity(here)
+        process = os.getpid() if may_share_gpus(library) else 0
+    except NcclNotFoundError as error:
+        problem = str(error)
+    return f"{version}\n{gpu}\n{process}\n{problem}"
 
 
 def _why_not(
@@ -119,8 +128,11 @@ def _why_not(
 
 
 def _exchange(member: Communicator, text: str, what: str) -> list[str]:
-    """Return what every rank says, through the core."""
-    words = text.encode()[: _WORDS - 4]
+    """Return what every rank says, through the core; of a long text the beginning, and a hash of it."""
+    words, room = text.encode(), _WORDS - 4
+    if len(words) > room:
+        mark = f"... (BLAKE2 of the whole: {hashlib.blake2b(words, digest_size=16).hexdigest()})"
+        words = words[: room - len(mark)] + mark.encode()
     row = np.frombuffer(struct.pack("=I", len(words)) + words.ljust(_WORDS - 4), _TOLD)
     try:
         table = member.all_gather(row)
@@ -131,6 +143,20 @@ def _exchange(member: Communicator, text: str, what: str) -> list[str]:
         ) from None
     raw = [bytes(part) for part in table.view(f"V{_WORDS}").tolist()]
     return [part[4 : 4 + struct.unpack("=I", part[:4])[0]].decode(errors="replace") for part in raw]
+
+
+def _told_by_all(member: Communicator, say: Callable[[], str], what: str) -> list[str]:
+    """Return what every rank has to say; where one fails at it, all raise why, and none waits for it."""
+    failure = None
+    try:
+        text = f"={say()}"
+    except Exception as error:
+        failure, text = error, f"!{type(error).__name__}: {error}"
+    told = _exchange(member, text, what)
+    for rank, said in enumerate(told):
+        if said.startswith("!"):
+            raise NcclError(f"rank {rank} cannot {what}: {said[1:]}") from failure
+    return [said[1:] for said in told]
 
 
 def _check_same(member: Communicator, told: Sequence[str]) -> None:
@@ -402,6 +428,7 @@ class NcclCore:
         if not count or not any(array is not None and array.size for array in kept):
             call = _nothing
             if not async_op:
+                self._nccl.skip()
                 return None
         return self._enqueue(what, call, kept, seconds, async_op, others)
 

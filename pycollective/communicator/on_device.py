@@ -28,8 +28,6 @@ __all__ = ["CoreByAlgorithm", "DeviceCore", "is_possible", "runtime", "why_not"]
 
 _log = logging.getLogger("pycollective")
 
-_PER_THREAD = 2
-"""The stream that is another one in each thread (``cudaStreamPerThread``)."""
 _PAUSE = 50e-6
 _CLOSING_SECONDS = 60.0
 """For devices to come to the end of calls that all ranks have made."""
@@ -180,7 +178,8 @@ class DeviceCore:
         with device.on(here):
             present = device.present_stream()
         stream, after = present, None
-        if async_op or present.ptr == _PER_THREAD:  # the last rank enqueues for all, in its thread
+        # The last rank enqueues for all, in its thread.
+        if async_op or present.ptr == device.PER_THREAD:
             stream, after = self._stream_of(here), present.ptr
         self._forget()
         operation = _core.device.Operation()

@@ -52,9 +52,10 @@ def join(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, bool]:
             return together, False
     flat = _empty(sum([x.size for x in arrays]), dtype, first)
     begin = 0
-    for x in arrays:
-        flat[begin : begin + x.size] = x.reshape(-1)
-        begin += x.size
+    with array_backend.beside(flat):
+        for x in arrays:
+            flat[begin : begin + x.size] = x.reshape(-1)
+            begin += x.size
     return flat, True
 
 

@@ -43,7 +43,7 @@ class StagedCore:
             host = given[place]
             if task is not None:
                 return _StagedTask(task, host, target)
-            target[...] = array_backend.asarray(host, like=target)
+            _deliver(host, target)
             return None
 
         return call
@@ -77,5 +77,10 @@ class _StagedTask:
         self._task.check()
         host, self._host = self._host, None
         if host is not None:
-            with array_backend.beside(self._target):
-                self._target[...] = array_backend.asarray(host, like=self._target)
+            _deliver(host, self._target)
+
+
+def _deliver(host: Array, target: Array) -> None:
+    """Bring a result to a GPU."""
+    with array_backend.beside(target):
+        target[...] = array_backend.asarray(host, like=target)

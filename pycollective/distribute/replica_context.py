@@ -87,6 +87,9 @@ class ReplicaContext:
         """This replica among those of this process."""
         return self._replica
 
+    # TensorFlow's programs read it by this name.
+    _replica_id = local_replica_id
+
     @property
     def devices(self) -> tuple[str, ...]:
         """The name of this replica's device."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
+import logging
 import threading
 import time
 import weakref
@@ -23,6 +25,8 @@ from pycollective.nccl import device
 from pycollective.nccl.memory import SINCE, Block, Registered
 
 __all__ = ["NcclCommunicator", "Operation", "Peers"]
+
+_log = logging.getLogger("pycollective")
 
 _REMOTE_ERROR = 6
 _LOOKS = 200
@@ -193,8 +197,7 @@ class NcclCommunicator:
         try:
             self._settle("making the communicator", time.monotonic() + seconds, seconds)
         except BaseException:
-            if self._comm.alive:
-                self._comm.abort()
+            _abort(self._comm)
             raise
         self._thread = threading.Thread(
             target=_watch,
@@ -244,8 +247,10 @@ class NcclCommunicator:
         with self._calls, device.on(self.device):
             self.check()
             present = device.present_stream()
-            stream = self._own_stream if later else present
-            if later:
+            # NCCL may launch from a thread of its own, where this handle means another stream.
+            aside = later or present.ptr == device.PER_THREAD
+            stream = self._own_stream if aside else present
+            if aside:
                 device.stream_wait(stream, [device.event(present)])
             if self._last is not None and self._last[0] != stream:
                 device.stream_wait(stream, [self._last[1]])
@@ -268,12 +273,20 @@ class NcclCommunicator:
             self._made += 1
             self._settle(what, begin + seconds, seconds)
             event = device.event(stream, timed)
+            if aside and not later:
+                device.stream_wait(present, [event])
             operation = Operation(self, what, self._made, seconds, kept, event, clocked)
             with self._lock:
                 self._last = stream, event
                 self._forget()
                 self._pending.append(operation)
             return operation
+
+    def skip(self) -> None:
+        """Count a call in which this rank moves nothing, so that nobody waits for it to come."""
+        with self._calls:
+            self.check()
+            self._made += 1
 
     def allocate(self, nbytes: int, seconds: float) -> Block | None:
         """Return device memory that NCCL has made and registered; None where it has none.
@@ -328,9 +341,13 @@ class NcclCommunicator:
     def _settle(self, what: str, until: float, seconds: float) -> None:
         """Wait until NCCL has enqueued a call, which goes on in its own threads."""
         for looks in itertools.count():
-            with self._lock:
-                self._raise()
-                code = self._comm.async_error()
+            try:
+                with self._lock:
+                    self._raise()
+                    code = self._comm.async_error()
+            except NcclError as refused:
+                self._fail(self._told(refused, what))
+                raise self.error or refused from None
             if code == 0:
                 return
             if code != _core.nccl.IN_PROGRESS:
@@ -366,7 +383,13 @@ class NcclCommunicator:
 
     def watch(self) -> bool:
         """Look for what has gone wrong; return whether to go on."""
-        error = self._look()
+        error: CollectiveError | None
+        try:
+            error = self._look()
+        except Exception as problem:  # NCCL's, or CUDA's of an event: neither will work again
+            error = self._told(
+                NcclError(f"GPU {self.device} can no longer be watched: {problem}"), "between calls"
+            )
         if error is not None:
             self._fail(error)
         return error is None
@@ -393,9 +416,10 @@ class NcclCommunicator:
                 return
             self.error = error
             for operation in self._pending:
-                operation.failed = not operation.over
-            if self._comm.alive:
-                self._comm.abort()
+                operation.failed = True
+                with contextlib.suppress(Exception):  # where CUDA has failed, nobody knows
+                    operation.failed = not operation.over
+            _abort(self._comm)
         self._peers.fail(error)
 
     # The end ------------------------------------------------------------------------------------
@@ -428,7 +452,7 @@ class NcclCommunicator:
                     time.sleep(_PAUSE)
                 self._comm.destroy()
             except NcclError:
-                self._comm.abort()
+                _abort(self._comm)
 
     def join(self) -> None:
         """Wait for the watching thread, which has been told to end."""
@@ -440,9 +464,11 @@ class NcclCommunicator:
         self._over.set()
         self.join()
         with self._lock:
-            busy = any(not operation.over for operation in self._pending)
-            if busy and self._comm.alive:
-                self._comm.abort()
+            busy = True
+            with contextlib.suppress(Exception):  # CUDA has failed
+                busy = any(not operation.over for operation in self._pending)
+            if busy:
+                _abort(self._comm)
         self._end()
 
     def abandon(self) -> None:
@@ -462,10 +488,18 @@ def _watch(communicator: weakref.ref[NcclCommunicator], over: threading.Event) -
         del found
 
 
+def _abort(comm: _core.nccl.Comm) -> None:
+    """Abort a communicator, if it is there: it is gone then, also where NCCL says that it failed."""
+    try:
+        if comm.alive:
+            comm.abort()
+    except NcclError as error:
+        _log.warning("a communicator of NCCL was not aborted in good order: %s", error)
+
+
 def _drop(comm: _core.nccl.Comm, memory: Registered, over: threading.Event) -> None:
     over.set()
-    if comm.alive:
-        comm.abort()
+    _abort(comm)
     memory.end(None)
     memory.free(None)
 

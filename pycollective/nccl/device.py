@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "PER_THREAD",
     "Fetch",
     "Upload",
     "array",
@@ -28,6 +29,9 @@ __all__ = [
     "stream_on",
     "stream_wait",
 ]
+
+PER_THREAD = 2
+"""The stream that is another one in each thread (``cudaStreamPerThread``)."""
 
 
 def _cuda() -> Any:
@@ -129,7 +133,9 @@ class Upload:
     def __call__(self, array: Any) -> Any:
         """Return a copy of a NumPy array on the device, when it is there.
 
-        The calling thread waits, and nobody else: whichever stream reads the copy finds it.
+        The calling thread waits, and nobody else: whichever stream reads the copy finds it. Its memory
+        goes back to this thread's present stream: a stream that this one does not wait for must be done
+        with the copy, or be waited for by it, when the last array of it is dropped.
         """
         cuda = _cuda()
         copied = sys.modules["cupy"].empty(array.shape, array.dtype)

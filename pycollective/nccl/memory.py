@@ -73,18 +73,27 @@ class Registered:
 
     def free(self, deregister: Callable[[int], None] | None) -> None:
         """Free what was dropped, first waiting for the device."""
-        if self._dropped:
+        count = len(self._dropped)  # what is dropped during the wait is left to the next call
+        if count:
             self._gpu.synchronize()
-        while self._dropped:
-            address = self._dropped.popleft()
+        for _ in range(count):
+            try:
+                address = self._dropped.popleft()
+            except IndexError:  # a finalizer was here in the meantime
+                return
             _, handle = self._blocks.pop(address)
             if deregister is not None and not self._ended:
                 deregister(handle)
             self._library.mem_free(address)
 
     def end(self, deregister: Callable[[int], None] | None) -> None:
-        """Let go of the registrations, at the end of the communicator; arrays keep their memory."""
-        self._ended = True
-        if deregister is not None:
-            for _, handle in self._blocks.values():
-                deregister(handle)
+        """Let go of the registrations, at the end of the communicator; arrays keep their memory.
+
+        What is dropped meanwhile is freed by the next `free`.
+        """
+        try:
+            if deregister is not None:
+                for _, handle in list(self._blocks.values()):
+                    deregister(handle)
+        finally:
+            self._ended = True

@@ -16,8 +16,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "profile_all_reduc
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 def test_a_row_for_each_size(tmp_path):
-    def run(*options):
-        how = ["run", "-n", "2", str(SCRIPT), "--seconds", "0.02", *options]
+    def run(*options, ranks=2):
+        how = ["run", "-n", str(ranks), str(SCRIPT), "--seconds", "0.02", *options]
         code = "import sys; from pycollective.cli import main; sys.exit(main(sys.argv[1:]))"
         return subprocess.run(
             [sys.executable, "-c", code, *how],
@@ -36,6 +36,11 @@ def test_a_row_for_each_size(tmp_path):
     for row in rows:
         parts = [row.get(k, 0) for k in ("enter", "meet", "stage", "reduce", "take", "rest")]
         assert sum(parts) == pytest.approx(row["call"])
-        assert row["enter"] > 0
+        assert row["enter"] > 0 and row["busy"] > 0
     assert len([line for line in done.stdout.splitlines() if line.startswith("|")]) == 2 + len(rows)
     assert "powers of two" in run("--sizes", "300K").stderr
+    for ranks, options in ((1, ["--threads", "2"]), (2, ["--registered"]), (3, [])):
+        done = run("--sizes", "64K", *options, "--json", "found.json", ranks=ranks)
+        assert done.returncode == 0, done
+        (row,) = json.loads((tmp_path / "found.json").read_text())["results"]
+        assert row["call"] > 0 and row["busy"] > 0 and row["sleeps"] >= 0 and "stage" not in row

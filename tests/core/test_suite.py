@@ -163,6 +163,10 @@ def test_equal_bits_on_all_ranks_and_every_time(kind, dtype, group, on_ranks):
             return found
 
         results = on_all(group(kind, ranks), on_ranks, work)
+        if ranks == 3:  # also in another group
+            repeated = on_all(group(kind, ranks), on_ranks, work)
+            for rank, rows in enumerate(repeated):
+                assert [r.tobytes() for r in rows] == [r.tobytes() for r in results[rank]]
         close = x.astype("float64").sum(axis=0)
         for what, first, *others in zip(INEXACT, *results, strict=True):
             assert all(o.tobytes() == first.tobytes() for o in others), what

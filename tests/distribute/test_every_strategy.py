@@ -8,7 +8,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 from leftovers import assert_no_threads
-from strategies import EVERY, replica_id
+from strategies import EVERY, mirrored, replica_id
 
 import pycollective as tf
 from pycollective import distribute as d
@@ -187,6 +187,10 @@ def test_methods_of_all_replicas_are_refused_in_one(strategy):
         RuntimeError, match=r"gather method requires cross-replica context, use get_replica_context"
     ):
         strategy.run(lambda: strategy.gather(tf.constant([1.0]), axis=0))
+    with mirrored(2).scope():
+        for call in [*calls().values(), lambda: strategy.gather(tf.constant([1.0]), axis=0)]:
+            with pytest.raises(RuntimeError, match="Mixing different"):
+                call()
 
 
 def test_collectives_of_nests_and_their_gradients(strategy):

@@ -10,7 +10,7 @@ import pycollective as pc
 from pycollective import distribute as d
 from pycollective import keras
 from pycollective.distribute.central_storage import AggregatingVariable
-from pycollective.tensor import GradientTape, Tensor, Variable, constant
+from pycollective.tensor import GradientTape, IndexedSlices, Tensor, Variable, constant
 from pycollective.train import Checkpoint
 
 
@@ -140,6 +140,28 @@ def test_what_replicas_assign_is_aggregated(replicas, aggregation, want):
     ):
         read = strategy.run(lambda m=method: getattr(v, m)(values[replica_id()]).read_value())
         assert {float(x) for x in read.values} == {float(v.numpy())} == {result(want(values))}
+
+
+def test_rows_that_replicas_give_are_aggregated():
+    strategy = central(2)
+    with strategy.scope():
+        summed = Variable(np.full((3, 1), 6.0), aggregation=pc.VariableAggregation.SUM)
+        first = Variable(
+            np.full((3, 1), 6.0), aggregation=pc.VariableAggregation.ONLY_FIRST_REPLICA
+        )
+        none = Variable(np.full((3, 1), 6.0))
+
+    def rows():
+        return IndexedSlices(constant(np.full((1, 1), 1.0 + replica_id())), [replica_id()], (3, 1))
+
+    strategy.run(lambda: summed.scatter_sub(rows()))
+    strategy.run(lambda: first.scatter_update(rows()))
+    assert summed.numpy().tolist() == [[5.0], [4.0], [6.0]]
+    assert first.numpy().tolist() == [[1.0], [6.0], [6.0]]
+    summed.scatter_add(IndexedSlices(constant([[1.0]], "float64"), [2], (3, 1)))
+    assert summed.numpy().tolist() == [[5.0], [4.0], [7.0]]
+    with pytest.raises(ValueError, match="You must specify an aggregation method to update a"):
+        strategy.run(lambda: none.scatter_add(rows()))
 
 
 def test_assignments_that_cannot_be_aggregated():

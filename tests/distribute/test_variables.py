@@ -388,6 +388,17 @@ def test_rows_that_only_one_replica_can_give(two, method):
         assert components(v) == [[[6.0], [operate(6.0, x)], [6.0]] for x in values]
 
 
+@pytest.mark.parametrize("method", OPERATIONS)
+def test_rows_in_an_update(two, method):
+    own = two.experimental_distribute_values_from_function(
+        lambda c: 2.0 + 6.0 * c.replica_id_in_sync_group
+    )
+    for aggregation in AGGREGATIONS:
+        v = variable(two, np.full((3, 1), 6.0), aggregation)
+        two.extended.update(v, lambda c, x: getattr(c, method)(slices([[x]], [1])), args=(own,))
+        assert components(v) == [[[6.0], [OPERATIONS[method](6.0, x)], [6.0]] for x in (2.0, 8.0)]
+
+
 def test_the_same_rows_on_all_replicas(two):
     shared = slices([[2.0]], [0])
     v = variable(two, np.full((3, 1), 6.0), "SUM")

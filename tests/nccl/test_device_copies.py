@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pycollective import array_backend
 from pycollective.nccl.device import Fetch, Upload, description, library_version
 
 
@@ -54,3 +55,30 @@ def test_what_is_said_of_a_gpu(gpus):
     assert library_version() == "?"
     gpus.__version__ = "14.2.0"
     assert library_version() == "14.2.0"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_copy_to_another_gpu_is_ordered_with_both(gpus, turned):
+    cuda = gpus.cuda
+    with cuda.Device(1):
+        array = gpus.asarray(np.arange(6.0).reshape(2, 3))
+        array = array.T if turned else array
+        here = cuda.Stream(non_blocking=True)
+    with cuda.Device(2):
+        there = cuda.Stream(non_blocking=True)
+    with here, there:
+        moved = array_backend.placed(array, "GPU", 2)
+    # It begins when its values are there, and what its source's stream is given next waits for it.
+    assert [event._stream for event in there.awaited] == [here.ptr]
+    assert [event._stream for event in here.awaited] == [there.ptr]
+    assert here.awaited[0]._first == there.awaited
+    assert moved.device.id == 2 and moved.flags.c_contiguous
+    np.testing.assert_array_equal(gpus.asnumpy(moved), gpus.asnumpy(array))
+
+
+def test_what_lies_on_a_gpu_is_not_copied_to_it(gpus):
+    with gpus.cuda.Device(1):
+        array = gpus.asarray(np.ones(2))
+        stream = gpus.cuda.get_current_stream()
+    assert array_backend.placed(array, "GPU", 1) is array
+    assert not stream.waits

@@ -12,6 +12,7 @@ import pytest
 from pycollective import _core, algorithms, dtypes, local_group
 from pycollective.communicator import on_device
 from pycollective.errors import CollectiveError, MismatchError
+from pycollective.nccl import device
 
 
 def check(results):
@@ -251,6 +252,81 @@ def test_a_call_returns_before_the_device_is_done(gpus, on_gpus):
         return gpus.asnumpy(now).tolist(), gpus.asnumpy(result).tolist()
 
     assert check(on_gpus(local_group(2, timeout=20), work)) == [([2.0] * 4, [1.0] * 4)] * 2
+
+
+def test_the_stream_that_is_another_one_in_each_thread(gpus):
+    """NCCL launches from its own threads, where it would be a third one."""
+    (alone,) = local_group(1, timeout=20)
+    x = gpus.asarray(np.ones(4, np.float32))
+    given, streams = gpus.cuda.library.fake_given, []
+
+    def call():
+        stream = fake_gpus.Stream(gpus.cuda, device.PER_THREAD)
+        with stream:
+            alone.all_reduce(x, out=x)
+        streams.append(stream)
+
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(20)
+    own = alone._gpu._nccl._own_stream
+    assert (given(device.PER_THREAD), given(own.ptr)) == (0, 2)
+    assert own.waits == 2  # for what each thread had given before
+    for number, stream in enumerate(streams, 1):
+        assert [(event._stream, event._count) for event in stream.awaited] == [(own.ptr, number)]
+    alone.close()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_calls_that_differ_far_behind(gpus, on_gpus, same):
+    """All of what is called is compared, also what is not shown."""
+    size = 150
+
+    def work(c):
+        shapes = [[1000 + i] for i in range(size)]
+        shapes[-1][0] += 0 if same else c.rank
+        x = gpus.asarray(np.ones(4, np.float32))
+        c._core_for(x).all_reduce(x, x, "sum", "auto", False, 20.0, False, shapes)
+        return gpus.asnumpy(x).tolist()
+
+    for found in on_gpus(local_group(2, timeout=20), work):
+        if same:
+            assert found == [2.0] * 4
+        else:
+            assert isinstance(found, MismatchError) and "rank 1 is in all_reduce(" in str(found)
+            assert str(found).count("... (BLAKE2 of the whole: ") == 2
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_arrays_of_another_gpu_than_the_present_one(gpus, on_ranks, first):
+    """What is copied for a call lies where its arrays do, by NCCL as over the host."""
+
+    def work(c):
+        number = 2 if c.rank else first
+        on = gpus.cuda.Device(number)
+        with on:
+            x = gpus.asarray(np.arange(6.0).reshape(2, 3))
+            turned, out = x.T, gpus.asarray(np.zeros((2, 3))).T
+            flat = gpus.asarray(np.arange(6.0))
+            part, overlapping = flat[:4], flat[2:]
+        got = c.all_reduce(turned)
+        assert got.device.id == number
+        assert c.all_reduce(turned, out=out) is out
+        assert c.all_reduce(x, async_op=True).wait().device.id == number
+        c.all_reduce(part, out=overlapping)
+        with on:
+            flat = c.all_gather(flat[:2])
+        many = c.all_reduce_many([x, turned])
+        c.barrier()
+        found = [got, out, overlapping, flat, *many]
+        c.close()
+        return [gpus.asnumpy(array).tolist() for array in found]
+
+    x = np.arange(6.0).reshape(2, 3)
+    turned = (2 * x.T).tolist()
+    want = [turned, turned, [0.0, 2.0, 4.0, 6.0], [0.0, 1.0] * 2, (2 * x).tolist(), turned]
+    assert check(on_ranks(local_group(2, timeout=20), work)) == [want] * 2
 
 
 def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):

@@ -28,6 +28,22 @@ def soon(monkeypatch):
     monkeypatch.setattr(gpu.Watch, "GRACE", 0.1)
 
 
+class Part:
+    """What stands for a part of NCCL of which some methods fail."""
+
+    def __init__(self, whole, *failing):
+        self._whole, self._failing = whole, failing
+
+    def __getattr__(self, name):
+        if name not in self._failing:
+            return getattr(self._whole, name)
+
+        def fail(*_):
+            raise NcclError(f"{name} fails")
+
+        return fail
+
+
 def ones(gpus):
     return gpus.asarray(np.ones(4, np.float32))
 
@@ -113,6 +129,20 @@ def test_a_rank_that_does_not_come(gpus, on_gpus):
     assert len(aborted(gpus)) == 3
 
 
+def test_a_rank_without_elements_has_made_its_calls(gpus, on_gpus):
+    """It is not named when another rank is late."""
+
+    def work(c):
+        mine = ones(gpus)[: 4 * (c.rank != 1)]
+        for _ in range(3):
+            c.gather(mine, 0, ragged=True)
+            c.all_reduce(mine[:0])
+        c.barrier()
+        return c._gpu._nccl.calls
+
+    assert on_gpus(local_group(3, timeout=20), work) == [6] * 3
+
+
 def test_devices_that_stand_still(gpus, on_gpus):
     def work(c):
         begun(c, gpus).barrier()
@@ -176,6 +206,80 @@ def test_nccl_that_refuses(gpus, on_gpus):
     for error in on_gpus(local_group(2, timeout=20), lambda c: c.all_reduce(ones(gpus))):
         assert isinstance(error, CollectiveError)
         assert "making the communicator" in str(error) and "invalid usage" in str(error)
+
+
+@pytest.mark.parametrize("failing", ["abort", "async_error"])
+def test_an_nccl_that_fails_at_failing(gpus, on_gpus, failing, caplog):
+    """The others hear of it all the same."""
+
+    def work(c):
+        begun(c, gpus).barrier()
+        if c.rank == 0:
+            mine = c._gpu._nccl
+            mine._comm = Part(mine._comm, failing)
+            if failing == "abort":
+                gpus.cuda.library.fake_async_error(0, 6)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            c._gpu._nccl.check()
+            time.sleep(0.01)
+
+    mine, other = on_gpus(local_group(2, timeout=20), work)
+    what = "NCCL reports" if failing == "abort" else "can no longer be watched: async_error fails"
+    assert isinstance(mine, NcclError) and what in str(mine), mine
+    assert isinstance(other, AbortedError) and what in str(other), other
+    assert ("not aborted in good order: abort fails" in caplog.text) == (failing == "abort")
+
+
+def test_a_call_of_an_nccl_that_says_nothing(gpus, on_gpus):
+    def work(c):
+        begun(c, gpus).barrier()
+        if c.rank == 0:
+            mine = c._gpu._nccl
+            mine._over.set()  # nobody else looks
+            mine._thread.join(20)
+            mine._comm = Part(mine._comm, "async_error")
+            with pytest.raises(NcclError, match=r"rank 0, all_reduce.*async_error fails"):
+                c.all_reduce(ones(gpus))
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            c._gpu._nccl.check()
+            time.sleep(0.01)
+
+    mine, other = on_gpus(local_group(2, timeout=20), work)
+    assert isinstance(mine, NcclError) and "async_error fails" in str(mine)
+    assert isinstance(other, AbortedError) and "async_error fails" in str(other)
+
+
+def test_an_end_that_fails(gpus, caplog):
+    (alone,) = local_group(1)
+    mine = begun(alone, gpus)._gpu._nccl
+    mine._comm = Part(mine._comm, "destroy", "abort")
+    alone.close()
+    assert "not aborted in good order: abort fails" in caplog.text
+    mine._comm._whole.abort()
+
+
+@pytest.mark.parametrize("what", ["unique_id", "identity"])
+def test_a_rank_that_cannot_begin(gpus, on_gpus, monkeypatch, what):
+    """The others do not wait for it, hear why, and the group is as it was."""
+
+    def identity(number):
+        if number == 0:
+            raise RuntimeError("identity fails")
+        return str(number)
+
+    found = gpu.nccl.library()
+    monkeypatch.setattr(gpu.nccl, "library", lambda: Part(found, what))
+    if what == "identity":
+        monkeypatch.setattr(gpu.device, "identity", identity)
+
+    def work(c):
+        with pytest.raises(NcclError, match=f"rank 0 cannot make the .*Error: {what} fails"):
+            c.all_reduce(ones(gpus), timeout=5)
+        return c.all_reduce(np.ones(2)).tolist()
+
+    assert on_gpus(local_group(2, timeout=5), work) == [[2.0] * 2] * 2
 
 
 def test_a_communicator_that_is_dropped(gpus):

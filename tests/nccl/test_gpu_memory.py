@@ -10,6 +10,7 @@ import pytest
 
 from pycollective import array_backend, local_group
 from pycollective.errors import MismatchError, NcclError
+from pycollective.nccl.memory import Registered
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,8 @@ def test_it_lives_as_long_as_its_array(gpus, on_gpus):
     for rank in range(2):
         end = calls(gpus, rank)[6:]
         assert end[-1] == "CommDestroy" and end.count("CommDeregister") == 1, end
-        kept[rank][...] = 5.0  # what nobody communicates with any more is still there
+        with gpus.cuda.Device(rank):
+            kept[rank][...] = 5.0  # what nobody communicates with any more is still there
         before = len(gpus.log())
         kept[rank] = None
         gc.collect()
@@ -159,3 +161,47 @@ def test_without_cupy(monkeypatch):
     with pytest.raises(ImportError):
         local_group(1)[0].empty(2, device="gpu")
     assert array_backend.array_module(local_group(1)[0].empty(2)) is np
+
+
+class Memory:
+    """NCCL's memory, which only notes what is made and freed."""
+
+    def __init__(self):
+        self.made, self.freed = 0, []
+
+    def mem_alloc(self, nbytes):
+        self.made += 1
+        return 4096 * self.made
+
+    def mem_free(self, address):
+        self.freed.append(address)
+
+
+def test_an_array_that_is_dropped_while_the_communicator_ends(gpus):
+    library, ended = Memory(), []
+    registered = Registered(library, 0)
+    blocks = [registered.add(64, lambda address, nbytes: address + 1) for _ in range(3)]
+
+    def deregister(handle):
+        ended.append(handle)
+        blocks.pop()  # as the garbage collector may at any time, in any thread
+
+    registered.end(deregister)
+    assert ended == [4097, 8193, 12289] and not blocks
+    registered.free(None)
+    assert sorted(library.freed) == [4096, 8192, 12288] and not registered
+
+
+def test_an_end_that_nccl_refuses(gpus):
+    library = Memory()
+    registered = Registered(library, 0)
+    block = registered.add(64, lambda address, nbytes: 1)
+
+    def refuse(handle):
+        raise NcclError("it is refused")
+
+    with pytest.raises(NcclError):
+        registered.end(refuse)
+    del block
+    gc.collect()
+    assert library.freed == [4096]

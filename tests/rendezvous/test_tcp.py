@@ -18,6 +18,7 @@ import time
 
 import numpy as np
 import pytest
+from in_ranks import connections
 
 import pycollective as pc
 from pycollective import _core
@@ -174,6 +175,28 @@ def test_groups_leave_nothing_behind(on_ranks):
     assert descriptors() == before
     time.sleep(0.1)
     assert threading.active_count() == threads
+
+
+def test_streams_are_connections_without_delay():
+    def delays():
+        """Return TCP_NODELAY of this process's connections, by descriptor."""
+        found = {}
+        for number, sock in connections().items():
+            with sock:
+                if sock.family != socket.AF_UNIX:
+                    found[number] = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        return found
+
+    def of_a_group(streams):
+        before, port = delays(), free_port()
+        comms = join([environment(r, 2, port, SOCKET_STREAMS=streams) for r in range(2)])
+        flags = [flag for number, flag in delays().items() if number not in before]
+        close(comms)
+        return flags
+
+    one, four = of_a_group("1"), of_a_group("4")
+    assert len(four) == len(one) + 2 * 3  # both ends are in this process
+    assert all(one) and all(four)
 
 
 def test_streams_ipv6_and_torchrun(on_ranks, caplog):

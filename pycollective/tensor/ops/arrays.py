@@ -223,7 +223,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     Raises
     ------
     TypeError
-        For bfloat16 on a GPU, where CuPy has no such type.
+        For bfloat16 on a GPU, which CuPy has from 14 on, and not in all of what tensors need.
     """
     tensor = as_tensor(x)
     target = as_dtype(dtype)
@@ -232,8 +232,8 @@ def cast(x: Any, dtype: Any) -> Tensor:
         return tensor
     if target.kind == "V" and not on_host(a):
         raise TypeError(
-            f"{target} on a GPU: CuPy has no such type. Use float16 there (the policy "
-            "'mixed_float16'), or CPU devices"
+            f"{target} on a GPU: CuPy has no such type before 14, and not for all operations since. "
+            "Use float16 there (the policy 'mixed_float16'), or CPU devices"
         )
     source = a.dtype
     return record(a.astype(target), (tensor,), lambda g, _need: (g.astype(source),))
