@@ -47,6 +47,8 @@ class ConvReluPool:
     def __init__(self, conv: Conv2D, pool: MaxPooling2D) -> None:
         self._conv = conv
         self._pool = pool
+        #: The last shape of images that both windows were found to fit into.
+        self._fitting: Any = None
 
     @staticmethod
     def of(layers: Sequence[Layer]) -> tuple[Any, int] | None:
@@ -75,8 +77,14 @@ class ConvReluPool:
         conv, pool = self._conv, self._pool
         if not conv.built:
             conv._ensure_built(inputs.shape)
+        images = conv.checked(inputs)
+        shape = images.array.shape
+        if shape[1:] != self._fitting:
+            # The layer that does not fit says so.
+            pool.compute_output_shape(conv.compute_output_shape(shape))
+            self._fitting = shape[1:]
         return conv2d_relu_max_pool(
-            conv.checked(inputs),
+            images,
             conv.kernel,
             conv.bias,
             strides=conv.strides,

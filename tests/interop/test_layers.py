@@ -12,7 +12,7 @@ real = pytest.importorskip("keras", minversion="3.5")
 jax = pytest.importorskip("jax")
 
 from pycollective import distribute, keras  # noqa: E402
-from pycollective.tensor import GradientTape, Tensor  # noqa: E402
+from pycollective.tensor import GradientTape, Tensor, ops  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -266,6 +266,70 @@ def test_batch_normalization_over_all_replicas(rows, axis):
     close(sum(found[3]), by_beta)
     for mine, other in zip(ours.non_trainable_variables, after, strict=True):
         close(mine.numpy(), other)
+
+
+PENALIZED = [
+    ("Dense", {"units": 3, "activity_regularizer": "l1", "kernel_regularizer": "l2"}, (4, 5)),
+    ("Conv2D", {"filters": 3, "kernel_size": 3, "activity_regularizer": "l2"}, IMAGES),
+    ("BatchNormalization", {"gamma_regularizer": "l2", "activity_regularizer": "l2"}, (4, 5)),
+    ("ActivityRegularization", {"l1": 0.1, "l2": 0.2}, (4, 2, 5)),
+]
+
+
+@pytest.mark.parametrize("case", PENALIZED, ids=identifier)
+def test_penalties(case):
+    name, options, shape = case
+    x = inputs_of(shape)
+    theirs, ours = (getattr(room.layers, name)(**options) for room in (real, keras))
+    theirs.build(shape)
+    ours.build(shape)
+    weights = [RANDOM.random(w.shape).astype(w.dtype) + 0.5 for w in theirs.get_weights()]
+    theirs.set_weights(weights)
+    ours.set_weights(weights)
+    theirs(x)
+    ours(x)
+    close([loss.numpy() for loss in ours.losses], theirs.losses)
+
+
+def adding(room, mean, square):
+    """Return a model that adds losses in its layers and by itself."""
+
+    class Penalty(room.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(3.0 * mean(square(inputs)))
+            return inputs * 2.0
+
+    class Model(room.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = room.layers.Dense(2, kernel_regularizer="l2")
+            self.penalty = Penalty()
+
+        def call(self, inputs):
+            y = self.penalty(self.dense(inputs))
+            self.add_loss(mean(y))
+            return y
+
+    return Model()
+
+
+def test_added_losses():
+    x, y = RANDOM.standard_normal((6, 3)), RANDOM.standard_normal((6, 2))
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    theirs = adding(real, real.ops.mean, real.ops.square)
+    ours = adding(keras, ops.reduce_mean, ops.square)
+    weights = [RANDOM.standard_normal(n).astype(np.float32) for n in ((3, 2), (2,))]
+    found = []
+    for model in (theirs, ours):
+        model(x)
+        model.set_weights(weights)
+        model(x)
+        found.append(sorted(float(loss) for loss in model.losses))
+        model.compile("sgd", "mse")
+        found[-1] += model.fit(x, y, 3, 2, verbose=0, shuffle=False).history["loss"]
+        found[-1] += [float(w.sum()) for w in map(np.asarray, model.get_weights())]
+    assert len(found[0]) == 3 + 2 + 2
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
 
 
 def test_every_layer_is_compared():

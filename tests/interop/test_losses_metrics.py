@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from pycollective.keras import losses, metrics
+from pycollective.tensor import GradientTape, Tensor
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 theirs = pytest.importorskip("keras")
+jax = pytest.importorskip("jax")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 RANDOM = np.random.default_rng(6)
@@ -52,17 +54,29 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", None])
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", None])
 @pytest.mark.parametrize(("name", "settings", "true", "predicted"), LOSSES)
 def test_losses(name, settings, true, predicted, reduction):
     ours = getattr(losses, name)(reduction=reduction, **settings)
     other = getattr(theirs.losses, name)(reduction=reduction, **settings)
     for weights in (None, WEIGHTS):
-        found = ours(true, predicted, sample_weight=weights)
+        own = Tensor(predicted)
+        with GradientTape() as tape:
+            tape.watch(own)
+            found = ours(true, own, sample_weight=weights)
         if weights is not None and predicted.ndim == 3:
             weights = weights[:, None]
-        expected = np.asarray(other(true, predicted, sample_weight=weights))
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+        def reference(values, weights=weights):
+            return other(true, values, sample_weight=weights)
+
+        expected, back = jax.vjp(reference, predicted)
+        np.testing.assert_allclose(found.numpy(), np.asarray(expected), rtol=1e-5, atol=1e-6)
+        upstream = np.cos(np.arange(expected.size, dtype=np.float32)).reshape(expected.shape)
+        gradient = tape.gradient(found, own, Tensor(upstream)).numpy()
+        (right,) = back(upstream)
+        assert np.abs(right).max() > 0
+        np.testing.assert_allclose(gradient, np.asarray(right), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "settings"), {str(c[:2]): c[:2] for c in LOSSES}.values())

@@ -101,3 +101,108 @@ def test_several_outputs(named):
         {"x": X, "y": of(LABELS, SIZES), "batch_size": 5, "epochs": 2},
         2,
     )
+
+
+IMAGES = RANDOM.standard_normal((20, 8, 8, 2)).astype(np.float32)
+
+
+def convolutional(keras, penalty=None, **options):
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 2)),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(4, 2, padding="same", use_bias=False, activity_regularizer=penalty),
+            layers.BatchNormalization(momentum=0.8, **options),
+            layers.ReLU(),
+            layers.Dropout(0.0),
+            layers.Flatten(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    random = np.random.default_rng(2)
+    values = [0.5 * random.standard_normal(w.shape) for w in model.weights]
+    # A variance is not negative.
+    values = [
+        abs(v) + 0.5 if "variance" in w.name else v
+        for v, w in zip(values, model.weights, strict=True)
+    ]
+    model.set_weights(values)
+    return model
+
+
+def test_images():
+    """Convolution, relu, pooling, normalization: 12 steps, each with the numbers of Keras's."""
+
+    def trained(model):
+        logs = model.fit(IMAGES, LABELS, 5, 3, verbose=0, shuffle=False).history
+        return logs, model.evaluate(IMAGES, LABELS, verbose=0), model.get_weights()
+
+    expected, evaluated, weights = trained(convolutional(theirs, "l2"))
+    assert np.ptp(expected["loss"]) > 0.1
+    for replicas in (1, 2):
+        with strategy(replicas).scope():
+            # The batch of all replicas is what Keras normalizes by.
+            model = convolutional(ours, "l2", synchronized=replicas > 1)
+        logs, found, values = trained(model)
+        for name, value in expected.items():
+            np.testing.assert_allclose(logs[name], value, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(found, evaluated, rtol=1e-3)
+        for a, b in zip(values, weights, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_mixed_bfloat16():
+    def made(keras, policy):
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((5,)),
+                layers.Dense(16, "relu", dtype=policy),
+                layers.Dense(8, "tanh", dtype=policy),
+                layers.Dense(2, dtype="float32"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return start(model)
+
+    models = [made(keras, "mixed_bfloat16") for keras in (theirs, ours)]
+    assert {str(model.layers[1](model.layers[0](X)).dtype) for model in models} == {"bfloat16"}
+    expected, found = (np.asarray(model(X)) for model in models)
+    whole = np.asarray(made(ours, "float32")(X))
+    # Both round to 8 bits: nearer to each other than to what was not rounded.
+    assert np.abs(found - expected).max() < 0.5 * np.abs(whole - expected).max()
+    before = models[0].get_weights()
+    losses, weights = zip(
+        *(
+            (
+                model.fit(X, SIZES, 5, verbose=0, shuffle=False).history["loss"],
+                model.get_weights(),
+            )
+            for model in models
+        ),
+        strict=True,
+    )
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-2)
+    for a, b, old in zip(*weights, before, strict=True):
+        assert a.dtype == b.dtype == np.float32
+        # By how much 4 steps have changed them.
+        np.testing.assert_allclose(b - old, a - old, rtol=0.03, atol=0.03 * np.abs(a - old).max())
+
+
+def test_a_sum_of_losses():
+    compare(
+        lambda keras: one(
+            keras,
+            optimizer=keras.optimizers.SGD(0.01),
+            loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"),
+        ),
+        {"x": X, "y": LABELS, "batch_size": 5, "epochs": 2},
+        2,
+    )

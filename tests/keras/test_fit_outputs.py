@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from fitting import LABELS, STRATEGIES, TARGETS, WEIGHTS, X, dense, linear, mirrored
@@ -187,8 +189,8 @@ def test_gradients_of_several_batches(name, reduction):
         np.testing.assert_allclose(logs["mae"], expected["mae"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_step_of_ones_own_gathers_too(count):
+@pytest.mark.parametrize("name", SOME)
+def test_a_step_of_ones_own_gathers_too(name):
     class Own(keras.Sequential):
         def train_step(self, data):
             x, y = data
@@ -196,25 +198,33 @@ def test_a_step_of_ones_own_gathers_too(count):
                 loss = self.compute_loss(x, y, self(x, training=True))
             variables = self.trainable_variables
             gradients = tape.gradient(loss, variables)
-            # What has no gradient in one batch has one in another.
-            seen.append(len(x))
-            if len(seen) % 2:
+            # What has no gradient in one batch has one in the other; in which differs by the replica.
+            replica = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            batches[replica] += 1
+            if (batches[replica] + replica) % 2:
                 gradients[1] = None
+            else:
+                counted.append(np.asarray(x))
             self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return {"loss": loss}
 
-    seen = []
-    with mirrored(count).scope():
+    strategy = STRATEGIES[name]()
+    batches, counted = Counter(), []
+    with strategy.scope():
         model = Own([keras.layers.Dense(2, input_shape=(3,), dtype="float64")])
-        start = [w.copy() for w in model.get_weights()]
+        model.set_weights([np.ones((3, 2)), np.zeros(2)])
         model.compile(keras.optimizers.SGD(1.0), "mse", accumulate_steps=2)
-    if count == 2:
-        seen.extend([0])
-        return
-    model.fit(X[:8], TARGETS[:8], 4, shuffle=False, verbose=0)
-    error = 2 * (X[:8] @ start[0] + start[1] - TARGETS[:8]) / 16
-    np.testing.assert_allclose(model.get_weights()[0], start[0] - X[:8].T @ error, rtol=1e-9)
-    np.testing.assert_allclose(model.get_weights()[1], start[1] - error[4:].sum(0), rtol=1e-9)
+    logs = model.fit(X[:8], TARGETS[:8], 4, shuffle=False, verbose=0).history
+    assert batches == dict.fromkeys(range(strategy.num_replicas_in_sync), 2)
+    assert int(model.optimizer.iterations) == 1
+    error = 2 * (X[:8] @ np.ones((3, 2)) - TARGETS[:8]) / 16
+    of_the_bias = [(X[:8] == row).all(axis=1).argmax() for row in np.concatenate(counted)]
+    assert 0 < len(of_the_bias) < 8
+    kernel, bias = model.get_weights()
+    np.testing.assert_allclose(kernel, 1 - X[:8].T @ error, rtol=1e-9)
+    np.testing.assert_allclose(bias, -error[of_the_bias].sum(0), rtol=1e-9)
+    # What the last batch adds to the loss of the step.
+    np.testing.assert_allclose(logs["loss"], 4 * (error[4:] ** 2).sum(), rtol=1e-9)
 
 
 # Kinds of input -----------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ def test_trainable():
     model.layers[0].trainable = False
     assert model.trainable_weights == model.layers[1].weights
     assert model.non_trainable_weights == model.layers[0].weights
-    assert model.weights == model.layers[1].weights + model.layers[0].weights
+    assert model.weights == model.layers[0].weights + model.layers[1].weights
     model.trainable = False
     assert model.trainable_variables == [] and len(model.variables) == 4
     model.trainable = True

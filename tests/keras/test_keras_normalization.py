@@ -44,7 +44,7 @@ def test_by_the_batch_and_by_what_was_found():
     np.testing.assert_allclose(new_mean, 0.8 * old_mean + 0.2 * mean, rtol=1e-12)
     np.testing.assert_allclose(new_variance, 0.8 * old_variance + 0.2 * variance, rtol=1e-12)
     layer(X[:0], training=True)
-    np.testing.assert_array_equal(layer.get_weights()[2], new_mean)
+    np.testing.assert_array_equal(layer.get_weights()[2:], [new_mean, new_variance])
     layer.trainable = False
     expected = normalized(X, gamma, beta, new_mean, new_variance)
     np.testing.assert_allclose(layer(X, training=True).numpy(), expected, rtol=1e-12)
@@ -158,6 +158,38 @@ def test_replicas_that_do_not_share_have_their_own():
     for component, mean in zip(layer.moving_mean.values, own, strict=True):
         np.testing.assert_allclose(component.numpy(), mean, rtol=1e-12)
     np.testing.assert_allclose(layer.get_weights()[2], np.mean(own, axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "mixed_float16"])
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_batch_without_rows_changes_no_moving_statistics(dtype, axis, activation):
+    layer = batch_layer(dtype=dtype, axis=axis)
+    before = layer.get_weights()
+    layer(X[:0], training=True, activation=activation)
+    for one, other in zip(layer.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    layer(X, training=True, activation=activation)
+    assert all((a != b).all() for a, b in zip(layer.get_weights()[2:], before[2:], strict=True))
+
+
+def test_a_replica_without_rows_keeps_its_own_moving_statistics():
+    strategy = mirrored(2)
+    with strategy.scope():
+        layer = batch_layer()
+    before = layer.get_weights()[2:]
+    parts = parts_of((6, 0))
+
+    def step():
+        return layer(
+            X[parts[distribute.get_replica_context().replica_id_in_sync_group]], training=True
+        )
+
+    strategy.run(step)
+    for moving, old in zip((layer.moving_mean, layer.moving_variance), before, strict=True):
+        first, second = (component.numpy() for component in moving.values)
+        assert (first != old).all()
+        np.testing.assert_array_equal(second, old)
 
 
 def test_nobody_has_rows():

@@ -293,3 +293,39 @@ def test_a_model_that_was_asked_for_its_weights_is_freed_at_once():
     assert layer.weights == []
     del layer
     assert gone() is None
+
+
+# Order --------------------------------------------------------------------------------------------
+
+
+def test_weights_stand_layer_by_layer_as_in_keras():
+    def names(variables):
+        return [variable.name for variable in variables]
+
+    class Pair(layers.Layer):
+        def __init__(self, shared):
+            super().__init__(name="pair")
+            self.shared = shared
+            self.own = layers.Dense(2, name="own", use_bias=False)
+
+        def build(self, input_shape):
+            self.count = self.add_weight("count", initializer="zeros", trainable=False)
+            self.scale = self.add_weight("scale", initializer="ones")
+
+        def call(self, inputs):
+            return self.own(self.shared(inputs)) * self.scale + self.count
+
+    shared = layers.Dense(2, name="shared", use_bias=False)
+    norm = layers.BatchNormalization(name="norm")
+    model = keras.Sequential([keras.Input((2,)), norm, Pair(shared), shared])
+    trained = ["norm/gamma", "norm/beta", "pair/scale", "shared/kernel", "own/kernel"]
+    expected = [*trained[:2], "norm/moving_mean", "norm/moving_variance"]
+    expected += ["pair/scale", "pair/count", *trained[3:]]
+    assert names(model.weights) == names(model.variables) == expected
+    assert names(model.trainable_weights) == trained
+    # Whether a layer is trained changes no order.
+    norm.trainable = False
+    assert names(model.weights) == expected
+    assert names(model.trainable_weights) == trained[2:]
+    fixed = [name for name in expected if name not in trained[2:]]
+    assert names(model.non_trainable_weights) == fixed

@@ -575,9 +575,12 @@ class Layer(Trackable):
 
     @property
     def weights(self) -> list[Variable]:
-        """All variables: the trained ones first."""
-        pairs = self._all_variables()
-        return [v for v, trained in pairs if trained] + [v for v, trained in pairs if not trained]
+        """All variables, layer by layer, of each those first that can be trained; as in Keras."""
+        found: dict[int, Variable] = {}
+        for _, variables in self._walk():
+            for variable in sorted(variables, key=lambda v: not v.trainable):
+                found.setdefault(id(variable), variable)
+        return list(found.values())
 
     variables = weights
     trainable_variables = trainable_weights
@@ -690,10 +693,13 @@ class _Walk:
         self.variables: list[Variable] = []
         self.inside: list[tuple[Layer, list[Variable]]] = []
         self._containers: list[tuple[Any, list[int]]] = []
-        seen = {id(root)}
+        seen: set[int] = set()
         stack = [root]
         while stack:
             layer = stack.pop()
+            if id(layer) in seen:
+                continue
+            seen.add(id(layer))
             found = _Inside(layer)
             if layer is root:
                 self.variables = found.variables
@@ -701,9 +707,8 @@ class _Walk:
                 self.inside.append((layer, found.variables))
             for value in containers_of(layer):
                 self._containers.append((value, _identities(value)))
-            new = [sub for sub in found.layers if id(sub) not in seen]
-            seen.update(map(id, new))
-            stack.extend(reversed(new))
+            # A layer that is in two others stands where the first one has it.
+            stack.extend(reversed(found.layers))
 
     def holds(self) -> bool:
         """Whether lists and dicts that were looked into still hold what they did."""

@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 _PLAIN = (str, int, float, bool)
+#: What Keras's `compile` does not take stands beside what it does, where Keras does not look.
+_COMPILE_BESIDE = "pycollective_compile_config"
+_BESIDE = ("accumulate_steps",)
 
 
 class _Thread(threading.local):
@@ -174,6 +177,10 @@ def _object(obj: Any) -> dict[str, Any]:
         found = None if get is None else get()
         if found is not None:
             stored[part] = serialize_keras_object(found)
+    compiled = stored.get("compile_config") or {}
+    beside = {name: compiled.pop(name) for name in _BESIDE if name in compiled}
+    if beside:
+        stored[_COMPILE_BESIDE] = beside
     if _thread.written is not None:
         _, times = _thread.written.get(id(obj), (obj, 0))
         _thread.written[id(obj)] = obj, times + 1
@@ -347,7 +354,8 @@ def _instance(config: Mapping[str, Any], name: str, inner: Mapping[str, Any]) ->
         instance.build_from_config(dict(build))
     compiled = config.get("compile_config")
     if compiled and hasattr(instance, "compile_from_config"):
-        instance.compile_from_config(dict(compiled))
+        beside = config.get(_COMPILE_BESIDE) or {}
+        instance.compile_from_config({**compiled, **beside})
     if shared is not None and _thread.read is not None:
         _thread.read[shared] = instance
     return instance

@@ -131,7 +131,7 @@ class Learner(Layer):
             self.optimizer = found
         self.loss = compiled.loss
         self._compiled = compiled
-        self._compile_arguments = {
+        arguments = {
             "optimizer": self.optimizer,
             "loss": loss,
             "loss_weights": loss_weights,
@@ -141,6 +141,12 @@ class Learner(Layer):
             "steps_per_execution": steps_per_execution,
             "jit_compile": jit_compile,
         }
+        # Keras never notes the one, and does not know the other: only where they say something.
+        if not auto_scale_loss:
+            arguments["auto_scale_loss"] = False
+        if accumulate_steps != 1:
+            arguments["accumulate_steps"] = int(accumulate_steps)
+        self._compile_arguments = arguments
         self.compiled = True
 
     def get_compile_config(self) -> dict[str, Any]:
