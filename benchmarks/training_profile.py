@@ -33,6 +33,7 @@ from compare_training import BATCH, MODELS, WARMUP_STEPS, images_of, tutorial_st
 import pycollective as tf
 from pycollective import _core
 from pycollective.distribute.replica_threads import ReplicaRun
+from pycollective.nn import conv
 
 COUNTED_STEPS = 10
 QUESTIONS = ("alike", "sparse_fits", "threads", "set_threads", "vector_bytes")
@@ -76,6 +77,9 @@ def timed(seconds: Counter[str], calls: Counter[str]) -> Iterator[None]:
         for (owner, attribute), name in {**places, (np, "matmul"): "matmul", **REPLICAS}.items():
             wrapped = wrap(getattr(owner, attribute), name)
             stack.enter_context(mock.patch.object(owner, attribute, wrapped))
+        # It remembers functions: chosen anew, they are the timed ones, and later the others again.
+        stack.callback(conv._pooled_kernel.cache_clear)
+        conv._pooled_kernel.cache_clear()
         yield
 
 

@@ -97,6 +97,11 @@ def test_a_profile(training_profile, tmp_path, monkeypatch, capsys, model, repli
     expected = {"updates", "passes over memory", "other convolutions and products"}
     expected |= {"other replicas"} if replicas > 1 else {"Winograd's kernels"}
     assert set(found["kinds_ms"]) >= expected
+    kept = training_profile.conv._pooled_kernel.cache_info().currsize
+    assert kept == 0  # no timed function
+    if model == "tutorial":
+        forward = [name for name in functions if name.endswith("_forward") and "dense" not in name]
+        assert sum(functions[name]["calls"] for name in forward) == 2
     if model == "resnet20":
         # One for each of 19 convolutions of 3 x 3 but the first and the strided ones.
         assert functions["winograd_forward"]["calls"] == 16
