@@ -1,275 +1,194 @@
-"""Where a training step of the tutorial's CNN goes, operation by operation.
+"""Where a training step goes: into which compiled kernels, and into the interpreter around them.
 
-The model is Conv 32 3x3 relu, pool 2x2, Conv 64 3x3 relu, pool 2x2, Dense 64 relu, Dense 10 on
-images of 28x28x1, trained with Adam. The operations are those of the package on plain arrays,
-without tape, layers and strategy: this is what is left when those cost nothing. Each replica is a
-thread with its share of the cores and its own copy of the parameters; all_reduce sums the
-gradients.
+    python benchmarks/training_profile.py [--model tutorial|resnet20] [--replicas 1 2] [--steps 200]
+                                          [--data DIR] [--json FILE]
 
-Run: ``python benchmarks/training_profile.py [--replicas 1 2] [--batch-size 64] [--separate]``
+The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, the loss read.
+Timed on the calling thread, which is that of replica 0, are all functions of
+``pycollective._core.nn``, NumPy's matmul, the replicas' all-reduce, and waiting for other replicas;
+the times are medians over the steps. With one replica what is left is the interpreter's part; with
+several, taking its lock again counts for the kernel that gave it up. Python calls are those of the
+calling thread, functions in C included, which is what cProfile counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
+import json
 import statistics
+import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+from compare_training import BATCH, MODELS, WARMUP_STEPS, images_of, tutorial_steps
 
-import pycollective
-from pycollective.distribute.blas_threads import shared_among
-from pycollective.nn import conv, cross_entropy, pooling, update
-from pycollective.nn.window import make_window
+import pycollective as tf
+from pycollective import _core
+from pycollective.distribute.replica_threads import ReplicaRun
+from pycollective.nn import conv
 
-SHAPES = {
-    "conv1/w": (3, 3, 1, 32),
-    "conv1/b": (32,),
-    "conv2/w": (3, 3, 32, 64),
-    "conv2/b": (64,),
-    "dense1/w": (1600, 64),
-    "dense1/b": (64,),
-    "dense2/w": (64, 10),
-    "dense2/b": (10,),
-}
-EPOCH = 60000
+COUNTED_STEPS = 10
+QUESTIONS = ("alike", "sparse_fits", "threads", "set_threads", "vector_bytes")
+REPLICAS = {(_core.Communicator, "all_reduce"): "all_reduce",
+            (ReplicaRun, "_wait"): "waiting for replicas",
+            (ReplicaRun, "wait_for_ends"): "waiting for replicas"}  # fmt: skip
 
 
-class Timer:
-    """Adds up seconds by name; a step's time goes to the operation that ends it."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.last = time.perf_counter()
-
-    def start(self) -> None:
-        """Forget the time since the last operation."""
-        self.last = time.perf_counter()
-
-    def __call__(self, name: str) -> None:
-        """Note that an operation has ended."""
-        now = time.perf_counter()
-        self.seconds[name] += now - self.last
-        self.last = now
-
-
-class Timed:
-    """Stands in for a module and times the calls of some of its functions."""
-
-    def __init__(self, module: Any, names: dict[str, str], seconds: dict[str, float]) -> None:
-        self._module, self._names, self._seconds = module, names, seconds
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._module, name)
-        if name not in self._names:
-            return function
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._seconds[self._names[name]] += time.perf_counter() - start
-
-        return timed
+def kind(name: str) -> str:
+    """What sort of work a timed function does."""
+    if name in REPLICAS.values():
+        return "other replicas"
+    if name.startswith("winograd"):
+        return "Winograd's kernels"
+    if name.startswith(("direct", "sparse", "blocked", "dense", "im2col", "col2im", "matmul")):
+        return "other convolutions and products"
+    return "updates" if name.endswith("_update") else "passes over memory"
 
 
 @contextlib.contextmanager
-def inside_convolutions(seconds: dict[str, float]) -> Iterator[None]:
-    """Time the parts of convolutions too."""
-    names = {
-        "im2col": "im2col",
-        "col2im": "col2im",
-        "bias_relu": "bias, relu",
-        "max_pool": "bias, relu, pool of a block",
-        "max_pool_gradient": "unpool of a block",
-        "relu_gradient": "relu gradient",
-        "direct_forward": "direct forward",
-        "direct_gradient": "direct gradient",
-        "winograd_forward": "Winograd forward",
-        "winograd_gradient": "Winograd gradient",
-        "sparse_gradient": "sparse gradient",
-    }
-    kernels, numpy = conv.kernels, conv.np
-    conv.kernels = Timed(kernels, names, seconds)
-    conv.np = Timed(numpy, {"matmul": "BLAS", "add": "sum of blocks"}, seconds)
-    try:
-        yield
-    finally:
-        conv.kernels, conv.np = kernels, numpy
+def timed(seconds: Counter[str], calls: Counter[str]) -> Iterator[None]:
+    """Add up what this thread's calls of the kernels take, by name."""
+    thread = threading.get_ident()
 
-
-class Replica:
-    """The model on arrays: one flat vector for all parameters, one for their gradients."""
-
-    def __init__(self, fused: bool) -> None:
-        self.fused = fused
-        sizes = [int(np.prod(shape)) for shape in SHAPES.values()]
-        self.flat = np.zeros(sum(sizes), np.float32)
-        self.gradient, self.m, self.v = (np.zeros_like(self.flat) for _ in range(3))
-        self.p = self.views(self.flat)
-        self.g = self.views(self.gradient)
-        rng = np.random.default_rng(0)
-        for name, w in self.p.items():
-            if name.endswith("/w"):
-                limit = np.sqrt(6 / (np.prod(w.shape[:-1]) + np.prod(w.shape[:-2]) * w.shape[-1]))
-                w[...] = rng.uniform(-limit, limit, w.shape)
-        self.steps = 0
-
-    @staticmethod
-    def views(flat: Any) -> dict[str, Any]:
-        """Return the parts of a flat vector by name, in their shapes."""
-        views, start = {}, 0
-        for name, shape in SHAPES.items():
-            size = int(np.prod(shape))
-            views[name] = flat[start : start + size].reshape(shape)
-            start += size
-        return views
-
-    def convolve(self, name: str, x: Any) -> tuple[Any, Any]:
-        """Convolve, cut, pool; return the result and what the way back needs."""
-        w, b = self.p[name + "/w"], self.p[name + "/b"]
-        window = make_window(x.shape[1:], w.shape[:2], (1, 1), (1, 1), False)
-        if self.fused:
-            plan = conv._pooled(window, w.shape[3], (2, 2))
-            y, codes = conv._pooled_forward(x, w, b, plan)
-            return y, (codes, x, w, plan)
-        z = conv.conv2d_forward(x, w, b, window, True)
-        pool = make_window(z.shape[1:], (2, 2), (2, 2), (1, 1), False)
-        y, codes = pooling.max_pool_forward(z, pool)
-        return y, (codes, x, w, window, z, pool)
-
-    def unconvolve(self, name: str, g: Any, kept: Any, need_x: bool) -> Any:
-        """Store the gradients of a convolution's parameters, return its images' if needed."""
-        need = (need_x, True, True)
-        if self.fused:
-            dx, dw, db = conv._pooled_backward(g, *kept, need)
-        else:
-            codes, x, w, window, z, pool = kept
-            dz = pooling.max_pool_backward(g, codes, z.shape, pool)
-            dx, dw, db = conv.conv2d_backward(dz, x, w, z, window, need)
-        self.g[name + "/w"][...] = dw
-        self.g[name + "/b"][...] = db
-        return dx
-
-    def step(self, x: Any, labels: Any, timer: Timer, comm: Any) -> float:
-        """Train on one batch; return its loss."""
-        p, g = self.p, self.g
-        y1, kept1 = self.convolve("conv1", x)
-        timer("conv1 + relu + pool")
-        y2, kept2 = self.convolve("conv2", y1)
-        timer("conv2 + relu + pool")
-        features = y2.reshape(len(y2), -1)
-        hidden = features @ p["dense1/w"]
-        hidden += p["dense1/b"]
-        np.maximum(hidden, 0, out=hidden)
-        logits = hidden @ p["dense2/w"]
-        logits += p["dense2/b"]
-        timer("dense")
-        losses, slope = cross_entropy.forward(logits, labels, True)
-        slope *= np.float32(1 / (len(x) * comm.size))
-        timer("softmax, cross-entropy")
-        np.matmul(hidden.T, slope, out=g["dense2/w"])
-        np.sum(slope, axis=0, out=g["dense2/b"])
-        dh = slope @ p["dense2/w"].T
-        dh *= hidden > 0
-        np.matmul(features.T, dh, out=g["dense1/w"])
-        np.sum(dh, axis=0, out=g["dense1/b"])
-        dy2 = (dh @ p["dense1/w"].T).reshape(y2.shape)
-        timer("dense gradient")
-        dy1 = self.unconvolve("conv2", dy2, kept2, True)
-        timer("conv2 + relu + pool gradient")
-        self.unconvolve("conv1", dy1, kept1, False)
-        timer("conv1 + relu + pool gradient")
-        if comm.size > 1:
-            comm.all_reduce(self.gradient, "sum", out=self.gradient)
-            timer("all_reduce and waiting")
-        self.steps += 1
-        alpha = 1e-3 * np.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
-        update.adam_update(
-            [self.flat], [self.gradient], [self.m], [self.v], alpha, 0.9, 0.999, 1e-7
-        )
-        timer("Adam")
-        return float(losses.mean())
-
-
-def measure(
-    replicas: int, batch: int, steps: int, fused: bool
-) -> tuple[float, dict[str, float], float]:
-    """Return samples/s (median of 5 runs), seconds by operation of replica 0, its last loss."""
-    rng = np.random.default_rng(1)
-    images = rng.random((8192, 28, 28, 1), np.float32)
-    labels = rng.integers(0, 10, 8192)
-    communicators = pycollective.local_group(replicas)
-    barrier = threading.Barrier(replicas)
-    rates: list[float] = []
-    timers = [Timer() for _ in range(replicas)]
-    losses = [0.0] * replicas
-
-    def work(rank: int) -> None:
-        replica, timer = Replica(fused), timers[rank]
-        order = np.random.default_rng(rank).permutation(len(images))
-        for run in range(6):
-            barrier.wait()
+    def wrap(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return function(*args, **kwargs)
             begin = time.perf_counter()
-            timer.start()
-            for step in range(steps):
-                chosen = order.take(range(step * batch, (step + 1) * batch), mode="wrap")
-                x, y = images.take(chosen, axis=0), labels.take(chosen)
-                timer("batch")
-                losses[rank] = replica.step(x, y, timer, communicators[rank])
-            barrier.wait()
-            if run == 0:
-                timer.seconds.clear()
-            elif rank == 0:
-                rates.append(steps * batch * replicas / (time.perf_counter() - begin))
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds[name] += time.perf_counter() - begin
+                calls[name] += 1
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(replicas)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return statistics.median(rates), timers[0].seconds, losses[0]
+        return call
+
+    places = {(_core.nn, name): name for name, function in inspect.getmembers(_core.nn)
+              if inspect.isbuiltin(function) and name not in QUESTIONS}  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for (owner, attribute), name in {**places, (np, "matmul"): "matmul", **REPLICAS}.items():
+            wrapped = wrap(getattr(owner, attribute), name)
+            stack.enter_context(mock.patch.object(owner, attribute, wrapped))
+        # It remembers functions: chosen anew, they are the timed ones, and later the others again.
+        stack.callback(conv._pooled_kernel.cache_clear)
+        conv._pooled_kernel.cache_clear()
+        yield
 
 
-def show(seconds: dict[str, float], samples: int, whole: float) -> None:
-    for name, value in sorted(seconds.items(), key=lambda item: -item[1]):
-        print(f"  {name:32s} {value / samples * 1e6:9.2f} {value / whole:7.1%}")
+def python_calls(step: Callable[[], Any]) -> float:
+    """Return how many calls this thread makes in a step."""
+    count = 0
+
+    def note(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        for _ in range(COUNTED_STEPS):
+            step()
+    finally:
+        sys.setprofile(None)
+    return count / COUNTED_STEPS
+
+
+def profile(model: str, replicas: int, steps: int, folder: str | None) -> dict[str, Any]:
+    """Return where the steps of a model go, in milliseconds a step."""
+    strategy = tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    losses = tutorial_steps(tf, strategy, model, images_of(model, folder), compiled=False)
+
+    def step() -> float:
+        return float(next(losses))
+
+    for _ in range(WARMUP_STEPS):
+        step()
+    calls_of_a_step = python_calls(step)
+    seconds: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    whole, processor, parts = [], [], []
+    with timed(seconds, calls):
+        for _ in range(steps):
+            seconds.clear()
+            used, begin = time.process_time(), time.perf_counter()
+            step()
+            whole.append(time.perf_counter() - begin)
+            processor.append(time.process_time() - used)
+            parts.append(dict(seconds))
+    losses.close()
+    found = {
+        name: {
+            "kind": kind(name),
+            "calls": count / steps,
+            "ms": 1e3 * statistics.median(part.get(name, 0.0) for part in parts),
+        }
+        for name, count in calls.items()
+    }
+    step_ms = 1e3 * statistics.median(whole)
+    kinds: Counter[str] = Counter()
+    for entry in found.values():
+        kinds[entry["kind"]] += entry["ms"]
+    return {
+        "model": model,
+        "replicas": replicas,
+        "steps": steps,
+        "step_ms": step_ms,
+        "samples_per_s": 1e3 * BATCH * replicas / step_ms,
+        "processor_ms": 1e3 * statistics.median(processor),
+        "python_calls": calls_of_a_step,
+        "functions": dict(sorted(found.items(), key=lambda item: -item[1]["ms"])),
+        "kinds_ms": dict(kinds.most_common()),
+        "sum_ms": kinds.total(),
+        "rest_ms": step_ms - kinds.total(),
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a profile as a table."""
+    whole = found["step_ms"]
+
+    def line(name: str, calls: str, ms: float) -> None:
+        print(f"  {name:32} {calls:>6} {ms:9.3f} {ms / whole:7.1%}")
+
+    print(
+        f"{found['model']}, {found['replicas']} replica(s) of {BATCH}: a step takes {whole:.2f} ms "
+        f"({found['samples_per_s']:,.0f} samples/s), {found['processor_ms']:.2f} ms of all threads' "
+        f"processor time, {found['python_calls']:,.0f} Python calls"
+    )
+    print(f"  {'':32} {'calls':>6} {'ms':>9} {'share':>7}")
+    for name, entry in found["functions"].items():
+        line(name, f"{entry['calls']:.1f}", entry["ms"])
+    print()
+    for name, ms in found["kinds_ms"].items():
+        line(name, "", ms)
+    line("sum of these", "", found["sum_ms"])
+    line("rest: the interpreter", "", found["rest_ms"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--batch-size", type=int, default=64, help="per replica")
-    parser.add_argument(
-        "--share", type=int, help="how many share the cores; 1 replica has them all"
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=40, help="per run; 5 runs count")
-    parser.add_argument(
-        "--separate", action="store_true", help="pooling as an operation of its own"
-    )
-    args = parser.parse_args()
+    p.add_argument("--model", choices=list(MODELS), default="tutorial", help="(tutorial)")
+    p.add_argument("--replicas", type=int, nargs="+", default=[1, 2], help="(1 2)")
+    p.add_argument("--steps", type=int, default=200, help="that are timed (200)")
+    p.add_argument("--data", help="folder of the MNIST idx.gz files (generated digits)")
+    p.add_argument("--json", type=Path, help="write the results there too")
+    args = p.parse_args()
+    profiles = []
     for replicas in args.replicas:
-        with shared_among(args.share or replicas):
-            rate, seconds, loss = measure(replicas, args.batch_size, args.steps, not args.separate)
-        whole = sum(seconds.values())
-        samples = 5 * args.steps * args.batch_size
-        print(
-            f"{replicas} replica(s) of {args.batch_size} samples: {rate:.0f} samples/s, "
-            f"an epoch of {EPOCH} in {EPOCH / rate:.1f} s, last loss {loss:.3f}"
-        )
-        print(f"  {'operation':32s} {'us/sample':>9s} {'share':>7s}")
-        show(seconds, samples, whole)
-    parts: dict[str, float] = defaultdict(float)
-    with inside_convolutions(parts), shared_among(args.share or 1):
-        _, seconds, _ = measure(1, args.batch_size, args.steps, not args.separate)
-    print("inside the convolutions, 1 replica (the warm-up run counts too)")
-    show(parts, 6 * args.steps * args.batch_size, sum(seconds.values()) * 6 / 5)
+        profiles.append(profile(args.model, replicas, args.steps, args.data))
+        show(profiles[-1])
+    if args.json:
+        report = {"benchmark": "training_profile", "batch_per_replica": BATCH, "profiles": profiles}
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""`fit` with PyTorch's tensors and loaders: the numbers of NumPy arrays with the same values."""
+"""`fit` with PyTorch's tensors and loaders: the numbers of NumPy arrays with the same values.
+
+PyTorch takes long to install, so that a stand-in with its protocols runs always, and PyTorch itself
+where it is there.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from pycollective import distribute, keras  # noqa: E402
-
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+from pycollective import distribute, keras
 
 RANDOM = np.random.default_rng(6)
 X = RANDOM.standard_normal((21, 3)).astype(np.float32)
@@ -17,8 +17,86 @@ LABELS = RANDOM.integers(0, 4, 21)
 WEIGHTS = RANDOM.random(21).astype(np.float32)
 
 
-def tensors(*arrays):
-    return [torch.from_numpy(array.copy()) for array in arrays]
+class StandIn:
+    """What of a ``torch.Tensor`` others see: its protocols, its own dtypes, its refusals."""
+
+    def __init__(self, array, requires_grad=False):
+        self._array = array
+        self.requires_grad = requires_grad
+
+    shape = property(lambda self: tuple(self._array.shape))
+    ndim = property(lambda self: self._array.ndim)
+    dtype = property(lambda self: f"torch.{self._array.dtype}")
+    device = property(lambda self: "cpu")
+
+    def __len__(self):
+        return len(self._array)
+
+    def __getitem__(self, key):
+        return StandIn(self._array[key], self.requires_grad)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def numpy(self):
+        if self.requires_grad:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        return self._array
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
+    def __dlpack__(self, **options):
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def detach(self):
+        return StandIn(self._array)
+
+    def cpu(self):
+        return self
+
+    def requires_grad_(self):
+        return StandIn(self._array, True)
+
+
+class StandInLoader:
+    """A ``DataLoader``: lists of tensors, as often as it is iterated over."""
+
+    def __init__(self, tensors, batch_size):
+        self._tensors, self._size = tensors, batch_size
+
+    def __len__(self):
+        return len(range(0, len(self._tensors[0]), self._size))
+
+    def __iter__(self):
+        for begin in range(0, len(self._tensors[0]), self._size):
+            yield [tensor[begin : begin + self._size] for tensor in self._tensors]
+
+
+@pytest.fixture(
+    params=[
+        "stand-in",
+        pytest.param("torch", marks=[pytest.mark.slow, pytest.mark.filterwarnings("default")]),
+    ]
+)
+def library(request):
+    """Return what makes tensors, and loaders of tensors."""
+    if request.param == "stand-in":
+        return StandIn, StandInLoader
+    torch = pytest.importorskip("torch")
+    of = torch.utils.data
+    return torch.from_numpy, lambda tensors, n: of.DataLoader(of.TensorDataset(*tensors), n)
+
+
+def tensors(library, *arrays):
+    return [library[0](array.copy()) for array in arrays]
 
 
 def trained(strategy, *given, **options):
@@ -34,16 +112,14 @@ def trained(strategy, *given, **options):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_tensors_and_loaders(replicas):
+def test_tensors_and_loaders(library, replicas):
     strategy = distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
-    x, labels, weights = tensors(X, LABELS, WEIGHTS)
+    x, labels, weights = tensors(library, X, LABELS, WEIGHTS)
     held_out = {"validation_data": (X[:5], LABELS[:5])}
     reference, expected = trained(
         strategy, X, LABELS, batch_size=8, sample_weight=WEIGHTS, **held_out
     )
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(x, labels, weights), batch_size=8
-    )
+    loader = library[1]([x, labels, weights], 8)
     for given, options in (
         (
             (x, labels),
@@ -71,7 +147,8 @@ def test_tensors_and_loaders(replicas):
     np.testing.assert_array_equal(dataset, keras.utils.to_categorical(LABELS, 4))
 
 
-def test_a_tensor_that_wants_a_gradient_is_refused():
-    x, labels = tensors(X, LABELS)
+def test_a_tensor_that_wants_a_gradient_is_refused(library):
+    x, labels = tensors(library, X, LABELS)
     with pytest.raises((RuntimeError, TypeError), match="requires grad|detach"):
         trained(distribute.get_strategy(), x.requires_grad_(), labels)
+    trained(distribute.get_strategy(), x.requires_grad_().detach().cpu().numpy(), labels)

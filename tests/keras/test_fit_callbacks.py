@@ -29,9 +29,10 @@ class Recorder(callbacks.Callback):
         return lambda *args: self.calls.append((name[3:], *args))
 
     def heard(self):
-        """Return names, batches or epochs, and the names of the numbers."""
+        """Return names, batches or epochs, and the names of the numbers where there are any."""
         return [
-            tuple(" ".join(a) if isinstance(a, dict) else a for a in call) for call in self.calls
+            tuple(" ".join(a) if isinstance(a, dict) else a for a in call if a != {})
+            for call in self.calls
         ]
 
 
@@ -108,6 +109,14 @@ def test_older_names_and_functions():
         ("end", 1),
         ("e", 0),
     ]
+    started = callbacks.LambdaCallback(
+        on_train_begin=lambda logs: heard.append(("t", logs)),
+        on_epoch_begin=lambda epoch, logs: heard.append((epoch, logs)),
+        on_train_batch_begin=lambda batch, logs: heard.append((batch, logs)),
+    )
+    heard.clear()
+    model.fit(ONES, ONES, verbose=0, callbacks=[started])
+    assert heard == [("t", {}), (0, {}), (0, {})]
     with pytest.raises(TypeError, match="on_epoch"):
         callbacks.LambdaCallback(on_epoch=print)
     with pytest.raises(TypeError, match="no keras.callbacks.Callback"):

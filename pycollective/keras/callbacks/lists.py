@@ -205,9 +205,15 @@ class CallbackList(Callback):
 
 
 def _forward(name: str) -> Callable[..., None]:
-    """Return the method that calls the method of this name of all callbacks."""
+    """Return the method that calls the method of this name of all callbacks.
+
+    They are always given logs, empty where there are none, as functions of two arguments expect.
+    """
+    before_logs = 1 if "batch" in name or "epoch" in name else 0
 
     def call(self: CallbackList, *args: Any, **kwargs: Any) -> None:
+        if len(args) == before_logs and not kwargs:
+            args = (*args, {})
         for callback in self.callbacks:
             getattr(callback, name)(*args, **kwargs)
 
