@@ -149,9 +149,10 @@ class MultiWorkerExtended(MirroredExtended):
         communicator = self.workers.communicator
         assert communicator is not None
         options = self._options.merge(options)
-        return self.cross_device_ops.begin_all_reduce(
+        reduction = self.cross_device_ops.begin_all_reduce(
             communicator, reduce_op, likes, options, async_op
         )
+        return None if reduction is None else _AmongWorkers(reduction, self.workers)
 
     def begin_all_reduce(
         self,
@@ -166,6 +167,24 @@ class MultiWorkerExtended(MirroredExtended):
         if self.num_local_replicas > 1:
             return None
         return self._begin_among_workers(reduce_op, likes, options, True)
+
+
+class _AmongWorkers(ReplicaReduction):
+    """A reduction whose errors say who the workers are."""
+
+    def __init__(self, reduction: ReplicaReduction, workers: Workers) -> None:
+        self._reduction = reduction
+        self._naming = workers.naming
+
+    def add(self, place: int, array: Any) -> None:
+        """Give one of the arrays."""
+        with self._naming:
+            self._reduction.add(place, array)
+
+    def finish(self) -> list[Any]:
+        """Wait until all is reduced."""
+        with self._naming:
+            return self._reduction.finish()
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -452,7 +471,8 @@ def _joined(communicator: Communicator, member: Membership, replicas: int) -> Wo
     addresses = member.addresses
     if len(addresses) == member.size:
         addresses = tuple(addresses[r] for r in table[:, 0])
+    places = addresses if len(addresses) == len(names) else ()
     if member.source == "MPI":  # whose launcher watches over its processes
-        return JoinedWorkers(communicator, names, None)
+        return JoinedWorkers(communicator, names, places, None)
     present = Membership(member.source, communicator.rank, communicator.size, addresses, names)
-    return JoinedWorkers(communicator, names, partial(join_workers, present, JOIN_TIMEOUT))
+    return JoinedWorkers(communicator, names, places, partial(join_workers, present, JOIN_TIMEOUT))
