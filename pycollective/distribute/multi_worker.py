@@ -278,8 +278,12 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"{member.source}, which was given" if given else member.source,
             )
             _log.info("Waiting for the cluster, timeout = %s", rendezvous_timeout)
+            begin = time.monotonic()
             communicator = on_mpi or join_workers(member, rendezvous_timeout)
-            workers = _joined(communicator, member, len(local))
+            left = rendezvous_timeout - (time.monotonic() - begin)
+            # They are all here: who came late is not short of time for what is left to do.
+            left = max(left, min(rendezvous_timeout, _MEETING_SECONDS))
+            workers = _joined(communicator, member, len(local), left)
             _log.info("Cluster is ready.")
         super().__init__(MultiWorkerExtended(local, options, workers, resolver))
 
@@ -348,7 +352,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                 _log.warning("%s: meets the others again after: %s", self, error)
             self.extended.workers.close()
             met = _survivors(member, least, patience)
-            self.extended.workers = _joined(met, member, self.extended.num_local_replicas)
+            self.extended.workers = _joined(
+                met, member, self.extended.num_local_replicas, patience + _MEETING_SECONDS
+            )
             self.extended.workers.wait_at_most(self.extended.timeout)
             _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
 
@@ -383,14 +389,21 @@ def _member_of(communicator: Communicator) -> Membership:
     return Membership("MPI", communicator.rank, communicator.size, (), names)
 
 
-def join_workers(member: Membership, seconds: float) -> Communicator:
-    """Wait for the other workers."""
+def join_workers(
+    member: Membership, seconds: float, old: Communicator | None = None
+) -> Communicator:
+    """Wait for the other workers; no longer than their ``old`` group, if they have one, is whole."""
     begin = time.monotonic()
     try:
         if not member.addresses:
             return rendezvous.again(join_timeout=seconds)
         return rendezvous.meet(
-            member.rank, member.size, member.addresses, member.source, join_timeout=seconds
+            member.rank,
+            member.size,
+            member.addresses,
+            member.source,
+            join_timeout=seconds,
+            old=old,
         )
     except RendezvousError as error:
         if time.monotonic() - begin < seconds:
@@ -457,9 +470,11 @@ def _listens(address: str) -> bool:
     return True
 
 
-def _joined(communicator: Communicator, member: Membership, replicas: int) -> Workers:
-    """Return those who have met, having compared what they are."""
-    table = communicator.all_gather(np.asarray([[member.rank, replicas]]))
+def _joined(
+    communicator: Communicator, member: Membership, replicas: int, seconds: float
+) -> Workers:
+    """Return those who have met, having compared what they are; waits so long for each other."""
+    table = communicator.all_gather(np.asarray([[member.rank, replicas]]), timeout=seconds)
     names = tuple(member.names[r] for r in table[:, 0])
     if len(set(table[:, 1].tolist())) > 1:
         communicator.close()
@@ -475,4 +490,10 @@ def _joined(communicator: Communicator, member: Membership, replicas: int) -> Wo
     if member.source == "MPI":  # whose launcher watches over its processes
         return JoinedWorkers(communicator, names, places, None)
     present = Membership(member.source, communicator.rank, communicator.size, addresses, names)
-    return JoinedWorkers(communicator, names, places, partial(join_workers, present, JOIN_TIMEOUT))
+    meet = partial(join_workers, present, seconds, communicator)
+    try:
+        return JoinedWorkers(communicator, names, places, meet)
+    except BaseException as error:  # the others wait for this one
+        communicator.abort(f"{names[communicator.rank]}: {type(error).__name__}: {error}")
+        communicator.close()
+        raise
