@@ -245,8 +245,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         observe.settings()  # lines go where the environment wants them from the first one on
         given = cluster_resolver is not None
         resolver = cluster_resolver or resolver_of_environment() or TFConfigClusterResolver()
-        local = parse_devices(devices)
-        options = _available(options, local)
         on_mpi: Communicator | None = None
         member: Membership | None
         if options.implementation is CommunicationImplementation.MPI:
@@ -254,6 +252,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             member = _member_of(on_mpi)
         else:
             member = membership_of(resolver)
+        # Only now: a resolver may have chosen this worker's GPUs among those of the machine.
+        local = parse_devices(devices)
+        options = _available(options, local)
         task = (resolver.task_type, resolver.task_id)
         names = tuple(map(str, local))
         how = options.implementation.value
