@@ -17,6 +17,8 @@ from pycollective.errors import CollectiveError, RendezvousError
 __all__ = ["run"]
 
 _PLACEMENT_TIMEOUT = 300.0
+_CAUSE_SECONDS = 15.0
+"""How long to look for the failure of one worker because of which another one's call has failed."""
 
 
 def run(
@@ -67,7 +69,8 @@ def run(
         If Ray has no room for the workers.
     Exception
         The first exception of a worker; the others are ended. Ray's ``RayActorError`` for one that is
-        lost, if it is not replaced.
+        lost, if it is not replaced. A worker's `CollectiveError` says that something has happened to
+        another one: what that is, is waited for, and raised instead.
     """
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, got {num_workers}")
@@ -185,11 +188,32 @@ class _Workers:
             except errors.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, Exception) else error
                 # Because of a loss that is, or will be, heard of here.
-                if not isinstance(cause, CollectiveError) or repeated[rank] >= max_failures:
+                if not isinstance(cause, CollectiveError):
                     raise cause from None
+                if repeated[rank] >= max_failures:
+                    raise self._cause(cause, list(under_way)) from None
                 repeated[rank] += 1
             under_way[begin(rank)] = rank
         return results
+
+    def _cause(self, error: Exception, under_way: list[Any]) -> Exception:
+        """Return what one of the other workers ends with, if that is why this one had an error."""
+        ray, errors = self._ray, self._ray.exceptions
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while under_way:
+            done, under_way = ray.wait(under_way, timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                break
+            try:
+                ray.get(done[0])
+            except errors.RayActorError as lost:
+                found: Exception = lost
+                return found
+            except errors.RayTaskError as failed:
+                found = failed.cause if isinstance(failed.cause, Exception) else failed
+                if not isinstance(found, CollectiveError):
+                    return found
+        return error
 
     def _replaced(self, rank: int) -> tuple[str, str]:
         """Give a lost worker another process; return its place."""

@@ -12,6 +12,8 @@ from pycollective.cluster.spec import ClusterSpec
 
 __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 class SlurmClusterResolver(ClusterResolver):
     """Deals the tasks of a Slurm step out to jobs: in the order of the jobs' names, by rank.
@@ -25,13 +27,16 @@ class SlurmClusterResolver(ClusterResolver):
     port_base : int
         The first port on each host.
     gpus_per_node : int, optional
-        By default those of ``CUDA_VISIBLE_DEVICES``, or that ``nvidia-smi`` lists.
+        By default those of ``CUDA_VISIBLE_DEVICES`` (as it was before a resolver narrowed it), or that
+        ``nvidia-smi`` lists.
     gpus_per_task : int, optional
-        By default an equal part of ``gpus_per_node``.
+        By default an equal part of ``gpus_per_node``. Where Slurm lets each task see none but its own
+        (``--gpus-per-task``, ``--gpu-bind``), those.
     tasks_per_node : int or dict, optional
         The same on each host, or by host name; by default as Slurm says.
     auto_set_gpu : bool
-        Whether `cluster_spec` sets ``CUDA_VISIBLE_DEVICES`` to this task's GPUs.
+        Whether `cluster_spec` sets ``CUDA_VISIBLE_DEVICES`` to this task's GPUs. It must be asked before
+        CUDA is used.
     rpc_layer : str
         The protocol in addresses.
 
@@ -61,11 +66,21 @@ class SlurmClusterResolver(ClusterResolver):
         self._tasks_of_host = _tasks_of_hosts(tasks_per_node)
         most = max([1, *self._tasks_of_host.values()])
         tasks = sum(self._tasks_of_host.values())
+        visible = _visible_gpus()
+        sees_own = gpus_per_node is None and _are_own(visible, most)
         if gpus_per_node is None:
-            gpus_per_node = _count_gpus()
+            gpus_per_node = _count_gpus() if visible is None else len(visible)
+        if sees_own:
+            gpus_per_node *= most
         self._gpus_per_task = gpus_per_node // most if gpus_per_task is None else gpus_per_task
         if most * self._gpus_per_task > gpus_per_node:
             raise RuntimeError("Requested more GPUs per node than available.")
+        if sees_own and visible:
+            self._gpus_of_host = visible[: self._gpus_per_task] * most
+        elif visible and len(visible) >= gpus_per_node:
+            self._gpus_of_host = visible
+        else:
+            self._gpus_of_host = [str(number) for number in range(gpus_per_node)]
         if sum(self._jobs.values()) != tasks:
             raise RuntimeError(
                 f"Requested {sum(self._jobs.values())} tasks but only {tasks} were assigned."
@@ -83,7 +98,7 @@ class SlurmClusterResolver(ClusterResolver):
             for j in range(tasks):
                 addresses.append(f"{host}:{self._port_base + j}")
                 first = j * self._gpus_per_task
-                gpus.append(",".join(map(str, range(first, first + self._gpus_per_task))))
+                gpus.append(",".join(self._gpus_of_host[first : first + self._gpus_per_task]))
         cluster, start = {}, 0
         for job, count in sorted(self._jobs.items()):
             cluster[job] = addresses[start : start + count]
@@ -91,7 +106,7 @@ class SlurmClusterResolver(ClusterResolver):
                 self.task_type, self.task_id = job, self._rank - start
             start += count
         if self._auto_set_gpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[self._rank]
+            _narrow(gpus[self._rank])
         return ClusterSpec(cluster)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
@@ -171,10 +186,36 @@ def _slurm(name: str) -> str:
         ) from None
 
 
+_narrowed: tuple[str | None, str] | None = None
+"""What ``CUDA_VISIBLE_DEVICES`` was, and what a resolver made of it, which the next must not divide."""
+
+
+def _before_narrowing() -> str | None:
+    now = os.environ.get(_VISIBLE)
+    return _narrowed[0] if _narrowed is not None and _narrowed[1] == now else now
+
+
+def _narrow(gpus: str) -> None:
+    global _narrowed
+    _narrowed = _before_narrowing(), gpus
+    os.environ[_VISIBLE] = gpus
+
+
+def _visible_gpus() -> list[str] | None:
+    """Return the GPUs that the environment names; None where it names none."""
+    visible = _before_narrowing()
+    return None if visible is None else [g.strip() for g in visible.split(",") if g.strip()]
+
+
+def _are_own(visible: list[str] | None, tasks: int) -> bool:
+    """Whether each task of a host sees other GPUs: fewer than tasks, or as many as Slurm gave each."""
+    if not visible or tasks == 1:
+        return False
+    of_each = os.environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    return len(visible) < tasks or of_each == str(len(visible))
+
+
 def _count_gpus() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([gpu for gpu in visible.split(",") if gpu.strip()])
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=60

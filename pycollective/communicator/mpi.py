@@ -37,6 +37,7 @@ _LOOKS = 200
 _PAUSE = 50e-6
 _GRACE = 2.0
 """Seconds in which what a rank that has left had sent before must arrive."""
+_NAME_BYTES = 256  # of a host
 _HALVES = ("float16", "bfloat16")
 # Halves MPI does not know; sums of short ints do not wrap around in every library.
 _REDUCED_AS = dict.fromkeys(_HALVES, "float32") | dict.fromkeys(
@@ -68,13 +69,20 @@ class MPIGroup:
         # Collectives, messages' envelopes and data, and words to all must not meet.
         self.comm, self.envelopes, self.data, self.words = (comm.Dup() for _ in range(4))
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        names = self.comm.allgather(platform.node())
-        self.hosts = [sorted(set(names)).index(name) for name in names]
+        self._names = self._host_names()
+        self.hosts = [sorted(set(self._names)).index(name) for name in self._names]
         self._failure: CollectiveError | None = None
         self._left: dict[int, float] = {}  # ranks, and when that was heard
         self._told: list[Any] = []
         self._calls = 0
         self._doing = "has made no call"
+
+    def _host_names(self) -> list[str]:
+        """Return each rank's host, told as plain bytes: nothing that others say is unpickled."""
+        own = platform.node().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+        names = np.empty((self.size, _NAME_BYTES), np.uint8)
+        self.comm.Allgather(np.frombuffer(own, np.uint8), names)
+        return [name.tobytes().rstrip(b"\0").decode(errors="replace") for name in names]
 
     @property
     def failure(self) -> str | None:
@@ -90,7 +98,7 @@ class MPIGroup:
     def check(self) -> None:
         """Take in what others say; raise if the group is dead."""
         status = self.mpi.Status()
-        while self.words.iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG, status):
+        while self.words.Iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG, status):
             source = status.Get_source()
             word = np.empty(status.Get_count(self.mpi.BYTE), np.uint8)
             self.words.Recv([word, self.mpi.BYTE], source, status.Get_tag())
@@ -158,8 +166,8 @@ class MPIGroup:
         return self._calls if rank == self.rank else 0
 
     def address(self, rank: int) -> str:
-        """Return where a rank is reached, which MPI keeps to itself."""
-        return ""
+        """Return the host of a rank that is not on this one; how it is reached MPI keeps to itself."""
+        return "" if self.hosts[rank] == self.hosts[self.rank] else self._names[rank]
 
     def describe(self) -> str:
         """Say what this rank is doing; what the others do MPI does not tell."""

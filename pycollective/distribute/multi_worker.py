@@ -149,9 +149,10 @@ class MultiWorkerExtended(MirroredExtended):
         communicator = self.workers.communicator
         assert communicator is not None
         options = self._options.merge(options)
-        return self.cross_device_ops.begin_all_reduce(
+        reduction = self.cross_device_ops.begin_all_reduce(
             communicator, reduce_op, likes, options, async_op
         )
+        return None if reduction is None else _AmongWorkers(reduction, self.workers)
 
     def begin_all_reduce(
         self,
@@ -166,6 +167,24 @@ class MultiWorkerExtended(MirroredExtended):
         if self.num_local_replicas > 1:
             return None
         return self._begin_among_workers(reduce_op, likes, options, True)
+
+
+class _AmongWorkers(ReplicaReduction):
+    """A reduction whose errors say who the workers are."""
+
+    def __init__(self, reduction: ReplicaReduction, workers: Workers) -> None:
+        self._reduction = reduction
+        self._naming = workers.naming
+
+    def add(self, place: int, array: Any) -> None:
+        """Give one of the arrays."""
+        with self._naming:
+            self._reduction.add(place, array)
+
+    def finish(self) -> list[Any]:
+        """Wait until all is reduced."""
+        with self._naming:
+            return self._reduction.finish()
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -226,8 +245,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         observe.settings()  # lines go where the environment wants them from the first one on
         given = cluster_resolver is not None
         resolver = cluster_resolver or resolver_of_environment() or TFConfigClusterResolver()
-        local = parse_devices(devices)
-        options = _available(options, local)
         on_mpi: Communicator | None = None
         member: Membership | None
         if options.implementation is CommunicationImplementation.MPI:
@@ -235,6 +252,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             member = _member_of(on_mpi)
         else:
             member = membership_of(resolver)
+        # Only now: a resolver may have chosen this worker's GPUs among those of the machine.
+        local = parse_devices(devices)
+        options = _available(options, local)
         task = (resolver.task_type, resolver.task_id)
         names = tuple(map(str, local))
         how = options.implementation.value
@@ -259,8 +279,12 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"{member.source}, which was given" if given else member.source,
             )
             _log.info("Waiting for the cluster, timeout = %s", rendezvous_timeout)
+            begin = time.monotonic()
             communicator = on_mpi or join_workers(member, rendezvous_timeout)
-            workers = _joined(communicator, member, len(local))
+            left = rendezvous_timeout - (time.monotonic() - begin)
+            # They are all here: who came late is not short of time for what is left to do.
+            left = max(left, min(rendezvous_timeout, _MEETING_SECONDS))
+            workers = _joined(communicator, member, len(local), left)
             _log.info("Cluster is ready.")
         super().__init__(MultiWorkerExtended(local, options, workers, resolver))
 
@@ -329,7 +353,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                 _log.warning("%s: meets the others again after: %s", self, error)
             self.extended.workers.close()
             met = _survivors(member, least, patience)
-            self.extended.workers = _joined(met, member, self.extended.num_local_replicas)
+            self.extended.workers = _joined(
+                met, member, self.extended.num_local_replicas, patience + _MEETING_SECONDS
+            )
             self.extended.workers.wait_at_most(self.extended.timeout)
             _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
 
@@ -364,14 +390,21 @@ def _member_of(communicator: Communicator) -> Membership:
     return Membership("MPI", communicator.rank, communicator.size, (), names)
 
 
-def join_workers(member: Membership, seconds: float) -> Communicator:
-    """Wait for the other workers."""
+def join_workers(
+    member: Membership, seconds: float, old: Communicator | None = None
+) -> Communicator:
+    """Wait for the other workers; no longer than their ``old`` group, if they have one, is whole."""
     begin = time.monotonic()
     try:
         if not member.addresses:
             return rendezvous.again(join_timeout=seconds)
         return rendezvous.meet(
-            member.rank, member.size, member.addresses, member.source, join_timeout=seconds
+            member.rank,
+            member.size,
+            member.addresses,
+            member.source,
+            join_timeout=seconds,
+            old=old,
         )
     except RendezvousError as error:
         if time.monotonic() - begin < seconds:
@@ -438,9 +471,11 @@ def _listens(address: str) -> bool:
     return True
 
 
-def _joined(communicator: Communicator, member: Membership, replicas: int) -> Workers:
-    """Return those who have met, having compared what they are."""
-    table = communicator.all_gather(np.asarray([[member.rank, replicas]]))
+def _joined(
+    communicator: Communicator, member: Membership, replicas: int, seconds: float
+) -> Workers:
+    """Return those who have met, having compared what they are; waits so long for each other."""
+    table = communicator.all_gather(np.asarray([[member.rank, replicas]]), timeout=seconds)
     names = tuple(member.names[r] for r in table[:, 0])
     if len(set(table[:, 1].tolist())) > 1:
         communicator.close()
@@ -452,7 +487,14 @@ def _joined(communicator: Communicator, member: Membership, replicas: int) -> Wo
     addresses = member.addresses
     if len(addresses) == member.size:
         addresses = tuple(addresses[r] for r in table[:, 0])
+    places = addresses if len(addresses) == len(names) else ()
     if member.source == "MPI":  # whose launcher watches over its processes
-        return JoinedWorkers(communicator, names, None)
+        return JoinedWorkers(communicator, names, places, None)
     present = Membership(member.source, communicator.rank, communicator.size, addresses, names)
-    return JoinedWorkers(communicator, names, partial(join_workers, present, JOIN_TIMEOUT))
+    meet = partial(join_workers, present, seconds, communicator)
+    try:
+        return JoinedWorkers(communicator, names, places, meet)
+    except BaseException as error:  # the others wait for this one
+        communicator.abort(f"{names[communicator.rank]}: {type(error).__name__}: {error}")
+        communicator.close()
+        raise

@@ -8,12 +8,17 @@ same calls in the same order.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import math
 import os
+import platform
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 import numpy as np
 
@@ -27,6 +32,9 @@ from pycollective.errors import (
     CheckpointError,
     CollectiveError,
     CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    RendezvousError,
 )
 from pycollective.tensor import IndexedSlices, Tensor
 
@@ -37,6 +45,10 @@ SECONDS_OF_SILENCE = 8.0
 """A worker that has not been heard of for so long is lost."""
 PULSE_SECONDS = 1.0
 _FAILED, _SOMEBODY_WAITS = 1, 2
+
+# "rank 1", or "rank 1 (10.0.0.2)"; not where a name follows already.
+_RANK = re.compile(r"rank (\d+)\b(?: \([^\s()]+\))?(?! \()")
+_LEADING_RANKS = re.compile(r"(?:(?:, )?rank \d+\b(?: \([^()]*\))?)+")
 
 
 class Workers:
@@ -51,12 +63,15 @@ class Workers:
     somebody_waits : callable or None
         Says whether a lost worker wants to come back: asked when a checkpoint is saved, which is where
         all can begin again with it.
+    naming : context manager
+        Lets errors that the calls of the group raise in it say who the workers are.
     """
 
     count = 1
     index = 0
     communicator: Communicator | None = None
     somebody_waits: Callable[[], bool] | None = None
+    naming: AbstractContextManager[None] = contextlib.nullcontext()
 
     def write_once(self, path: str, write: Callable[[], None], begins_anew: bool = False) -> None:
         """Write files: the first worker, and every one that means another path, calls ``write``.
@@ -145,6 +160,8 @@ class JoinedWorkers(Workers):
         This process's rank among them.
     names : sequence of str
         What the workers are called, by rank.
+    places : sequence of str
+        Their addresses by rank, as far as the description of the cluster says them; else empty.
     meet : callable or None
         Lets them meet again, for the group of the pulse. (A part of the first group would listen at
         any port, which a firewall may close.) None: somebody else watches over them.
@@ -154,17 +171,21 @@ class JoinedWorkers(Workers):
         self,
         communicator: Communicator,
         names: Sequence[str],
+        places: Sequence[str],
         meet: Callable[[], Communicator] | None,
     ) -> None:
         self.communicator: Communicator = communicator
         self.count = communicator.size
         self.index = communicator.rank
+        self.naming = _Naming(communicator, names, places)
         self._over = threading.Event()
         self._over_when_dropped = weakref.finalize(self, self._over.set)
         self._pulse: _Pulse | None = None
         silence = _seconds_of_silence()
         if meet is not None and math.isfinite(silence):
-            self._pulse = _Pulse(communicator, meet(), names, silence, self._over)
+            with self.naming:
+                own = meet()
+            self._pulse = _Pulse(communicator, own, silence, self._over)
 
     def wait_at_most(self, seconds: float) -> None:
         """Set how long a call waits for the other workers."""
@@ -172,18 +193,21 @@ class JoinedWorkers(Workers):
 
     def total(self, number: int) -> int:
         """Return the sum of the workers' numbers."""
-        return int(self.communicator.all_reduce(np.asarray(number, np.int64)))
+        with self.naming:
+            return int(self.communicator.all_reduce(np.asarray(number, np.int64)))
 
     def largest(self, number: int) -> int:
         """Return the largest of the workers' numbers."""
-        return int(self.communicator.all_reduce(np.asarray(number, np.int64), "max"))
+        with self.naming:
+            return int(self.communicator.all_reduce(np.asarray(number, np.int64), "max"))
 
     def reduce(self, op: ReduceOp, array: Array) -> Array:
         """Return the sum or the mean of the workers' arrays; halves are rounded once, at the end."""
         work = work_dtype(array.dtype, op)
         mean = op is ReduceOp.MEAN and array.dtype.kind not in "iub"
         host = array_backend.to_numpy(array).astype(work, copy=False)
-        total = self.communicator.all_reduce(host, "mean" if mean else "sum")
+        with self.naming:
+            total = self.communicator.all_reduce(host, "mean" if mean else "sum")
         return array_backend.asarray(finished(total, array.dtype, op, self.count), like=array)
 
     def reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
@@ -198,15 +222,17 @@ class JoinedWorkers(Workers):
     def gather(self, array: Array, axis: int) -> tuple[Array, int]:
         """Return the workers' arrays joined along an axis, and where this one's begins."""
         rows = np.moveaxis(array_backend.to_numpy(array), axis, 0)
-        lengths = self.communicator.all_gather(np.asarray([len(rows)], np.int64))
-        whole = self.communicator.all_gather(np.ascontiguousarray(rows), ragged=True)
+        with self.naming:
+            lengths = self.communicator.all_gather(np.asarray([len(rows)], np.int64))
+            whole = self.communicator.all_gather(np.ascontiguousarray(rows), ragged=True)
         joined = np.ascontiguousarray(np.moveaxis(whole, 0, axis))
         return array_backend.asarray(joined, like=array), int(lengths[: self.index].sum())
 
     def from_first(self, array: Array) -> Array:
         """Return worker 0's array; all have one of its shape and dtype."""
         host = np.ascontiguousarray(array_backend.to_numpy(array)).reshape(array.shape)
-        return array_backend.asarray(self.communicator.broadcast(host), like=array)
+        with self.naming:
+            return array_backend.asarray(self.communicator.broadcast(host), like=array)
 
     def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
         """Return worker 0's slices."""
@@ -228,7 +254,8 @@ class JoinedWorkers(Workers):
 
     def barrier(self) -> None:
         """Return when every worker has come here."""
-        self.communicator.barrier()
+        with self.naming:
+            self.communicator.barrier()
 
     def abort(self, reason: str) -> None:
         """Let every worker's present or next call fail, for a reason that names this one."""
@@ -242,6 +269,55 @@ class JoinedWorkers(Workers):
         self.communicator.close()
 
 
+class _Naming:
+    """Lets errors of a group say what its ranks are called, where they are, and what the lost one did.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Whose errors they are.
+    names, places : sequence of str
+        As of `JoinedWorkers`.
+    """
+
+    def __init__(
+        self, communicator: Communicator, names: Sequence[str], places: Sequence[str]
+    ) -> None:
+        group = self._group = communicator._group
+        self._titles = []
+        for rank, name in enumerate(names):
+            place = places[rank] if len(places) == len(names) else group.address(rank)
+            self._titles.append(f"rank {rank} ({name} at {place or platform.node()})")
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Raise an error of the group again, with the names in it."""
+        if kind in (PeerLostError, CollectiveTimeoutError, MismatchError, RendezvousError):
+            text = str(error)
+            if kind is PeerLostError:
+                text += self._doings(text)
+            raise kind(_RANK.sub(self._title, text)) from None
+
+    def _title(self, found: re.Match[str]) -> str:
+        rank = int(found[1])
+        return self._titles[rank] if rank < len(self._titles) else found[0]
+
+    def _doings(self, text: str) -> str:
+        """Return what the ranks are doing, or did last, with which a text begins: the lost ones."""
+        leading = _LEADING_RANKS.match(text)
+        lost = re.findall(r"rank (\d+)", leading[0]) if leading else []
+        untold = tuple(f"rank {rank} " for rank in lost if f"; rank {rank} " not in text)
+        said = self._group.describe().split("; ")
+        return "".join(f"; {part}" for part in said if part.startswith(untold))
+
+
 class _Pulse:
     """A thread in which the workers meet every second.
 
@@ -251,8 +327,6 @@ class _Pulse:
         What fails when somebody does not come.
     own : Communicator
         In which they meet.
-    names : sequence of str
-        The workers, by rank.
     silence : float
         Seconds after which somebody is lost.
     over : Event
@@ -263,13 +337,11 @@ class _Pulse:
         self,
         communicator: Communicator,
         own: Communicator,
-        names: Sequence[str],
         silence: float,
         over: threading.Event,
     ) -> None:
         self._communicator = communicator
         self._own = own
-        self._names = names
         self._silence = silence
         self._over = over
         self._thread = threading.Thread(target=self._beat, name="pycollective-pulse", daemon=True)
@@ -291,7 +363,7 @@ class _Pulse:
         group, beats = self._communicator._group, self._own._group
         here = self._own.rank
         silent = [r for r in range(self._own.size) if beats.calls(r) < beats.calls(here)]
-        who = ", ".join(f"rank {r} ({self._names[r]}{_at(group.address(r))})" for r in silent)
+        who = ", ".join(f"rank {r}" for r in silent)
         group.abort(
             f"{who or 'a worker'} is lost to rank {here}: not heard of for {self._silence:g} s, so it "
             f"is stopped or cut off ({SILENCE} sets these seconds); {group.describe()}",
@@ -317,10 +389,6 @@ def _end_pulses() -> None:
     """No thread may come back from a call when the interpreter is gone: that aborts the process."""
     for pulse in list(_running):
         pulse.end()
-
-
-def _at(address: str) -> str:
-    return f" at {address}" if address else ""
 
 
 def _seconds_of_silence() -> float:

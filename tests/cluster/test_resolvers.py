@@ -307,6 +307,36 @@ def test_slurm_that_asks_for_too_much(slurm):
         SlurmClusterResolver()
 
 
+@pytest.mark.parametrize(
+    ("visible", "of_each", "given", "own"),
+    [
+        ("0,1,2,3,4,5", None, {}, "2,3"),
+        ("9,8,7,6,5,4", None, {}, "7,6"),  # those of the job, on a machine that has more
+        ("4", None, {}, "4"),  # --gpu-bind: a task sees its own one only
+        ("4,5,6", "a100:3", {}, "4,5,6"),  # --gpus-per-task=a100:3
+        ("4,5,6", "a100:3", {"gpus_per_task": 2}, "4,5"),
+        ("", None, {}, ""),
+    ],
+)
+def test_slurm_narrows_once(slurm, visible, of_each, given, own):
+    """Another resolver in the same process finds what the first one has found."""
+    import os
+
+    slurm.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if of_each:
+        slurm.setenv("SLURM_GPUS_PER_TASK", of_each)
+    for _ in range(2):
+        resolver = SlurmClusterResolver(**given)
+        for _ in range(2):
+            resolver.cluster_spec()
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+        assert resolver.num_accelerators() == {"GPU": len(own.split(",")) if own else 0}
+    slurm.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")  # set anew, by somebody else
+    slurm.delenv("SLURM_GPUS_PER_TASK", raising=False)
+    SlurmClusterResolver().cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
 @pytest.mark.parametrize(("listed", "gpus"), [("GPU 0: x\nGPU 1: y\nno\n", 2), ("", 0)])
 def test_slurm_counts_gpus(slurm, tmp_path, listed, gpus):
     slurm.delenv("CUDA_VISIBLE_DEVICES")

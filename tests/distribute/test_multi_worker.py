@@ -15,8 +15,9 @@ import pytest
 from workers import ended, free_ports, run, start
 
 import pycollective as tf
-from pycollective import keras
+from pycollective import array_backend, keras
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.distribute import devices
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 D = tf.distribute
@@ -104,6 +105,44 @@ def test_descriptions_that_are_wrong(cluster, task, message):
     resolver = SimpleClusterResolver(ClusterSpec(cluster), "", *task)
     with pytest.raises(ValueError, match=message):
         D.MultiWorkerMirroredStrategy(resolver)
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [("0,1,2,3", 2), ("3", 1), ("", 0)])
+def test_gpus_are_counted_when_the_resolver_has_dealt_them_out(nobody, monkeypatch, visible, gpus):
+    """Two tasks of Slurm's on one machine: each has replicas on its own GPUs, not on all."""
+    from pycollective.distribute import multi_worker
+
+    for name, value in {
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "t1",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "CUDA_VISIBLE_DEVICES": visible,
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    def count():
+        return len(list(filter(None, os.environ["CUDA_VISIBLE_DEVICES"].split(",")))), ""
+
+    class Met(Exception):
+        pass
+
+    def met(member, seconds):
+        raise Met(member.size)
+
+    counted = []
+
+    def parse(names):
+        counted.append([d.kind for d in devices.parse_devices(names)].count("GPU"))
+        return devices.parse_devices("cpu:0")
+
+    monkeypatch.setattr(array_backend, "gpu_count", count)
+    monkeypatch.setattr(multi_worker, "parse_devices", parse)
+    monkeypatch.setattr(multi_worker, "join_workers", met)
+    for _ in range(2):
+        with pytest.raises(Met, match="2"):
+            D.MultiWorkerMirroredStrategy()
+    assert counted == [gpus, gpus]
 
 
 # Among processes ----------------------------------------------------------------------------------

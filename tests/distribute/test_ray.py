@@ -61,7 +61,7 @@ def test_an_exception_is_raised_here():
             raise KeyError("mine")
         strategy.extended.workers.barrier()
 
-    with pytest.raises((KeyError, tf.errors.UnavailableError), match=r"mine|rank 1"):
+    with pytest.raises(KeyError, match="mine"):
         tf.ray.run(fails, 2)
 
 
@@ -86,7 +86,7 @@ def test_a_worker_that_is_lost_is_replaced(tmp_path, elastic):
     if elastic:
         return
     (tmp_path / "died").unlink()
-    with pytest.raises((ray.exceptions.RayActorError, tf.errors.UnavailableError)):
+    with pytest.raises(ray.exceptions.RayActorError):
         tf.ray.run(worker, 2)
 
 

@@ -67,9 +67,10 @@ class Ray:
             raise GetTimeoutError
         return refs.result(20)
 
-    def wait(self, refs):
-        done, _ = concurrent.futures.wait(refs, 20, "FIRST_COMPLETED")
-        return [next(ref for ref in refs if ref in done)], None
+    def wait(self, refs, timeout=20):
+        done, _ = concurrent.futures.wait(refs, timeout, "FIRST_COMPLETED")
+        first = [ref for ref in refs if ref in done][:1]
+        return first, [ref for ref in refs if ref not in first]
 
     def kill(self, actor):
         actor.lost.set()
@@ -90,7 +91,12 @@ class Actor:
 
     def _call(self, ray, environment, function, args, kwargs):
         ray.calls.append((self.rank, json.loads(environment["TF_CONFIG"])["cluster"]["worker"]))
-        return function(self, *args)
+        try:
+            return function(self, *args)
+        except RayActorError:
+            raise
+        except Exception as error:
+            raise RayTaskError(error) from None
 
 
 @pytest.fixture
@@ -149,3 +155,39 @@ def test_no_room_for_a_replacement(ray_of):
     ray_of(["a"], ["b"])
     with pytest.raises(RayActorError):
         tf.ray.run(dies(1, waits=False), 2)
+
+
+@pytest.mark.parametrize("own", [KeyError("mine"), RayActorError("gone")])
+def test_a_workers_own_exception_comes_before_what_the_others_heard_of_it(ray_of, own):
+    """The others' calls fail first, but Ray hears of the one whose fault it is a little later."""
+    heard = threading.Event()
+
+    def train(actor):
+        if actor.rank == 2:
+            heard.wait(20)
+            raise own
+        if actor.rank == 1:
+            threading.Timer(0.05, heard.set).start()
+        raise tf.errors.PeerLostError(f"rank 2 is lost to rank {actor.rank}")
+
+    ray_of(["a"], ["b"], ["c"])
+    with pytest.raises(type(own)) as raised:
+        tf.ray.run(train, 3)
+    assert raised.value is own
+
+
+def test_where_nobody_says_more_the_first_exception_is_raised(ray_of, monkeypatch):
+    monkeypatch.setattr(tf.ray, "_CAUSE_SECONDS", 0.05)
+    hangs = threading.Event()
+
+    def train(actor):
+        if actor.rank == 2:
+            hangs.wait(20)
+        if actor.rank:
+            return "done"
+        raise tf.errors.PeerLostError("rank 2 is lost to rank 0")
+
+    ray_of(["a"], ["b"], ["c"])
+    with pytest.raises(tf.errors.UnavailableError, match="rank 2 is lost to rank 0"):
+        tf.ray.run(train, 3)
+    hangs.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 
@@ -39,33 +40,86 @@ def begun(processes):
         assert process.stdout.readline() == "STARTED\n", process.communicate()
 
 
+def cluster_of(count):
+    """Return a cluster, and how errors call its worker 1."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    return {"worker": addresses}, f"rank 1 (worker 1 at {addresses[1]})"
+
+
+def assert_lost(output, worker, call=r"all_reduce #\d+ \(float64\[1000\], sum"):
+    """It is named by rank, name and address, and by the last that it is known to have called."""
+    assert "PeerLostError " + worker in output, output
+    did = " (is in|has finished|was last heard of in) "
+    assert re.search(re.escape(worker) + did + call, output), output
+
+
 @pytest.mark.parametrize(
-    ("fault", "code", "replicas"),
+    ("fault", "code", "replicas", "hosts"),
     [
-        ("os.kill(os.getpid(), 9)", -9, 1),
-        ("os.kill(os.getpid(), 9)", -9, 2),
-        ("raise SystemExit(0)", 0, 1),
-        ("raise KeyError('mine')", 3, 1),
+        ("os.kill(os.getpid(), 9)", -9, 1, False),
+        ("os.kill(os.getpid(), 9)", -9, 1, True),
+        ("os.kill(os.getpid(), 9)", -9, 2, False),
+        ("raise SystemExit(0)", 0, 1, False),
+        ("raise KeyError('mine')", 3, 1, False),
     ],
 )
-def test_a_worker_that_ends(tmp_path, fault, code, replicas):
+def test_a_worker_that_ends(tmp_path, fault, code, replicas, hosts):
     """It is killed, leaves early, or fails by an error of its own."""
     body = _STEPS.replace(
         "FAULT", f"if number == 50 and strategy.extended.first_replica == R: {fault}"
     )
     tasks = [("worker", index) for index in range(3)]
-    done = ended(start(tmp_path, tasks, body, replicas), 40)
+    cluster, lost = cluster_of(3)
+    done = ended(start(tmp_path, tasks, body, replicas, cluster, hosts), 40)
     assert done.codes == [3, code, 3]
+    # Another host is known by what came from it, to this one.
+    call = (r"\w+ #\d+ \(",) if hosts else ()
     for output in (done.outputs[0], done.outputs[2]):
-        assert "PeerLostError" in output, output
-        assert "rank 1" in output, output
+        assert_lost(output, lost, *call)
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds", "heard"),
+    [
+        ("os.kill(os.getpid(), 9)", 200, "the new one is made of has failed: {}"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", 1, "{}"),
+    ],
+)
+def test_a_worker_that_does_not_come_to_the_second_meeting(tmp_path, fault, seconds, heard):
+    """It is lost after the first one: the others hear of it, or wait no longer than asked for."""
+    body = f"""
+import signal
+from pycollective.distribute import workers
+def fault():
+    {fault}
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+    workers._seconds_of_silence = fault
+try:
+    tf.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"], rendezvous_timeout={seconds})
+except tf.errors.UnavailableError:
+    raise
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    cluster, lost = cluster_of(3)
+    processes = start(tmp_path, [("worker", index) for index in range(3)], body, cluster=cluster)
+    try:
+        done = [p.communicate(timeout=40)[0] for p in (processes[0], processes[2])]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for output in done:
+        assert output.startswith("RendezvousError"), output
+        assert heard.format(lost) in output, output
 
 
 def test_a_worker_that_is_stopped(tmp_path):
     """Without a variable that says so, after eight seconds."""
     body = _STEPS.replace("FAULT", "")
     tasks = [("worker", index) for index in range(3)]
-    processes = start(tmp_path, tasks, body)
+    cluster, lost = cluster_of(3)
+    processes = start(tmp_path, tasks, body, cluster=cluster)
     begun(processes)
     processes[1].send_signal(signal.SIGSTOP)
     try:
@@ -74,8 +128,7 @@ def test_a_worker_that_is_stopped(tmp_path):
         processes[1].kill()
         processes[1].communicate()
     for output in done:
-        assert "PeerLostError" in output, output
-        assert "rank 1 (worker 1" in output, output
+        assert_lost(output, lost)
         assert "not heard of for 8 s, so it is stopped or cut off" in output, output
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -149,5 +150,9 @@ except Exception as error:
     done = ended(processes, 40)
     for rank in (0, 2):
         assert done.outputs[rank].startswith("PeerLostError"), done
-        assert "rank 1 (worker 1 at 10.213.7.2)" in done.outputs[rank], done
+        lost = re.escape("rank 1 (worker 1 at 10.213.7.2:9000)")
+        assert re.match("PeerLostError " + lost, done.outputs[rank]), done
+        assert re.search(
+            lost + r" (is in|was last heard of in) \w+ #\d+ \(", done.outputs[rank]
+        )
     assert done.outputs[1].startswith("PeerLostError"), done

@@ -51,8 +51,11 @@ def free_ports(count):
     return ports
 
 
-def start(tmp_path, tasks, body, replicas=1, cluster=None, **more):
-    """Start a process for each of tasks (type, index), described by TF_CONFIG."""
+def start(tmp_path, tasks, body, replicas=1, cluster=None, hosts=False, **more):
+    """Start a process for each of tasks (type, index), described by TF_CONFIG.
+
+    With ``hosts`` each says that it is on a host of its own, so that they talk over TCP.
+    """
     script = tmp_path / "worker.py"
     script.write_text(PREAMBLE + body)
     if cluster is None:
@@ -73,6 +76,7 @@ def start(tmp_path, tasks, body, replicas=1, cluster=None, **more):
                 ),
                 "REPLICAS": str(replicas),
                 "OPENBLAS_NUM_THREADS": "1",
+                **({"PYCOLLECTIVE_HOST_ID": f"{job} {index}"} if hosts else {}),
                 **more,
             },
             stdout=subprocess.PIPE,

@@ -1,0 +1,67 @@
+"""What comes over a network is bytes and JSON: nothing that could run code is made of it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pycollective
+
+ROOT = Path(pycollective.__file__).parent
+RUN_CODE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+#: mpi4py's methods in small letters pickle what they send, and unpickle what comes.
+PICKLE_IN_MPI = {
+    "allgather", "allreduce", "alltoall", "bcast", "bsend", "exscan", "gather", "ibsend", "improbe",
+    "iprobe", "irecv", "isend", "issend", "mprobe", "probe", "recv", "reduce", "scan", "scatter", "send",
+    "sendrecv", "ssend",
+}  # fmt: skip
+
+
+def calls_in(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def imported(tree):
+    """Return the first parts of the names of all modules that a source imports, at any time."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").split(".")[0]
+    for call in calls_in(tree):
+        named = call.args[0] if call.args else None
+        importing = ast.unparse(call.func).split(".")[-1] in ("import_module", "__import__")
+        if importing and isinstance(named, ast.Constant) and isinstance(named.value, str):
+            yield named.value.split(".")[0]
+
+
+def pickling(tree):
+    """Return the calls that mpi4py would pickle for."""
+    return [
+        call.func.attr
+        for call in calls_in(tree)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in PICKLE_IN_MPI
+    ]
+
+
+def test_no_module_imports_what_runs_code():
+    """Ray itself pickles what it hands to its actors: that is its own transport, and its own door."""
+    seen = set()
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        seen.update(imported(tree))
+        assert not RUN_CODE & set(imported(tree)), path
+        allowed = [k for c in calls_in(tree) for k in c.keywords if k.arg == "allow_pickle"]
+        assert all(ast.unparse(k.value) == "False" for k in allowed), path
+        names = [c.func.id for c in calls_in(tree) if isinstance(c.func, ast.Name)]
+        assert not {"eval", "exec"} & set(names), path
+    assert {"json", "numpy", "mpi4py", "ray"} <= seen
+
+
+def test_mpi_is_given_arrays_only():
+    users = [p for p in ROOT.rglob("*.py") if "mpi4py.MPI" in p.read_text(encoding="utf-8")]
+    found = {p.relative_to(ROOT).as_posix() for p in users}
+    assert {"communicator/mpi.py", "cluster/over_mpi.py"} <= found
+    for path in users:
+        assert not pickling(ast.parse(path.read_text(encoding="utf-8"))), path
+    assert pickling(ast.parse("names = comm.allgather(name)")) == ["allgather"]
