@@ -18,6 +18,7 @@ import cupy
 import numpy as np
 
 from pycollective._core import cuda
+from pycollective._core.device import cuda_runtime
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = [KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB]
@@ -103,13 +104,13 @@ def packs(memory, dtype):
         offset += count
     packed = -(-place // 512) * 512
     device, stream = cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr
-    found = {}
+    runtime, found = cuda_runtime(), {}
     for name, packed_type, scale in (
         ("copied", dtype, 1.0), ("scaled", dtype, 0.125), ("to float16", np.dtype("f2"), 0.125),
     ):  # fmt: skip
 
         def pack(_turn, packed_type=packed_type, scale=scale):
-            cuda.pack(packed, packed_type, pieces, dtype, scale, False, device, stream)
+            runtime.pack(packed, packed_type, pieces, dtype, scale, False, device, stream)
 
         time = milliseconds(pack, 50)
         moved = sum(counts) * (dtype.itemsize + packed_type.itemsize)

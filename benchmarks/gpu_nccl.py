@@ -2,7 +2,8 @@
 
 Run by tests/gpu/run.sh. The overhead is that of calls which do nothing on the device but start: an
 all-reduce of one element in a world of one rank, as a bare loop of C calls through ctypes' function
-pointer with arguments that are ready, through the compiled bindings, and through `Communicator`.
+pointer with arguments that are ready, through the compiled bindings, and through `Communicator`. Two
+ranks on one GPU are two processes by NCCL (NCCL_MULTI_RANK_GPU_ENABLE), and two threads by the core.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import ctypes
 import json
 import logging
+import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import pycollective as pc
 from pycollective import _core, nccl
 
 CALLS, TURNS = 200, 15
+SHARES_GPUS = 23000  # since which version NCCL takes two processes on one GPU, if it is told to
 C_LOOP = """
 #include <stddef.h>
 typedef int (*call)(const void*, void*, size_t, int, int, void*, void*);
@@ -105,23 +108,37 @@ def overhead():
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def collectives(ranks, folder):
-    """Run pycollective bench among threads, each with a GPU of its own; one rank is a world too."""
+def bench(folder, *options, **environment):
+    """Run pycollective bench on GPUs; return its rows."""
     path = Path(folder, "bench.json")
-    command = [sys.executable, "-m", "pycollective", "bench", "--device", "gpu", "-n", str(ranks),
-               "-c", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all",
+    command = [sys.executable, "-m", "pycollective", "bench", "--device", "gpu", *options,
                "-b", "1K", "-e", "256M", "-f", "16", "--json", str(path)]  # fmt: skip
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env={**os.environ, **environment})
     return json.loads(path.read_text())["results"]
+
+
+def collectives(ranks, folder):
+    """Run collectives among threads, each with a GPU of its own; one rank is a world too."""
+    names = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+    return bench(folder, "-n", str(ranks), "-c", *names)
 
 
 def schedules(ranks, folder):
     """Run every all-reduce of the core's device executor among threads on the GPUs."""
-    path = Path(folder, "schedules.json")
-    command = [sys.executable, "-m", "pycollective", "bench", "--device", "gpu", "-n", str(ranks),
-               "-a", "all", "-b", "1K", "-e", "256M", "-f", "16", "--json", str(path)]  # fmt: skip
-    subprocess.run(command, check=True)
-    return json.loads(path.read_text())["results"]
+    return bench(folder, "-n", str(ranks), "-a", "all")
+
+
+def sharing(library, folder):
+    """Run the all-reduce of two ranks on one GPU: threads by the core's kernels, processes by NCCL."""
+    one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+    found = {"threads, by the core": bench(folder, "-n", "2", "--transport", "thread", **one)}
+    nccl_too = {**one, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    found["processes, by NCCL"] = (
+        bench(folder, "-n", "2", "--transport", "shm", **nccl_too)
+        if library.version >= SHARES_GPUS
+        else f"not in NCCL {library.version_text}: 2.30 brought it"
+    )
+    return found
 
 
 def main():
@@ -133,12 +150,17 @@ def main():
 
     count = cupy.cuda.runtime.getDeviceCount()
     names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)]
-    found = {"gpus": names, "nccl": nccl.library().version_text, "microseconds": overhead()}
+    library = nccl.library()
+    found = {"gpus": names, "nccl": library.version_text, "microseconds": overhead()}
     with tempfile.TemporaryDirectory() as folder:
         # Two ranks on one GPU go by the core's own kernels, or over the host: worth a number too.
-        found["collectives"] = {str(n): collectives(n, folder) for n in sorted({1, 2, count})}
-        found["schedules"] = {str(n): schedules(n, folder) for n in (2, 4, 8)}
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+        for part, measured in (
+            ("collectives", lambda: {n: collectives(n, folder) for n in sorted({1, 2, count})}),
+            ("two ranks on one GPU", lambda: sharing(library, folder)),
+            ("schedules", lambda: {n: schedules(n, folder) for n in (2, 4, 8)}),
+        ):
+            found[part] = measured()
+            args.out.write_text(json.dumps(found, indent=1) + "\n")  # what follows may be ended
 
 
 if __name__ == "__main__":

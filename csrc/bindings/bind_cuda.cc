@@ -22,17 +22,11 @@ namespace pycollective {
 namespace {
 
 using Address = std::uintptr_t;
-using Placed = std::tuple<Address, std::size_t, std::size_t>;  // address, items, offset
 
 std::vector<void*> pointers(const std::vector<Address>& addresses) {
   std::vector<void*> found;
   for (Address address : addresses) found.push_back(reinterpret_cast<void*>(address));
   return found;
-}
-
-DType packable(const py::dtype& dtype) {
-  if (auto found = find_dtype(dtype)) return *found;
-  throw py::type_error("arrays of dtype " + std::string(py::str(dtype)) + " are not packed");
 }
 
 void combine(const std::string& op, const py::dtype& dtype, const std::vector<Address>& targets,
@@ -43,24 +37,6 @@ void combine(const std::string& op, const py::dtype& dtype, const std::vector<Ad
   InterpreterRelease release;
   cuda::runtime().combine(type, which, to.data(), static_cast<int>(to.size()), from.data(),
                           static_cast<int>(from.size()), count, size, device, stream);
-}
-
-void pack(Address packed, const py::dtype& packed_type, const std::vector<Placed>& pieces,
-          const py::dtype& piece_type, double scale, bool unpacks, int device,
-          device::Stream stream) {
-  std::vector<device::Piece> all;
-  for (auto [address, count, offset] : pieces) {
-    all.push_back({reinterpret_cast<void*>(address), count, offset});
-  }
-  DType packed_as = packable(packed_type), pieces_as = packable(piece_type);
-  auto* memory = reinterpret_cast<void*>(packed);
-  InterpreterRelease release;
-  device::Runtime& runtime = cuda::runtime();
-  if (unpacks) {
-    runtime.unpack(memory, packed_as, all, pieces_as, scale, device, stream);
-  } else {
-    runtime.pack(memory, packed_as, all, pieces_as, scale, device, stream);
-  }
 }
 
 void check_contiguous(const py::array& array) {
@@ -166,10 +142,6 @@ void bind_cuda(py::module_& m) {
         py::arg("sources"), py::arg("count"), py::arg("size") = 0, py::arg("device") = 0,
         py::arg("stream") = 0,
         "Combine arrays on a GPU, given by their addresses, as reduce_arrays does.");
-  m.def("pack", &pack, py::arg("packed"), py::arg("packed_dtype"), py::arg("pieces"),
-        py::arg("piece_dtype"), py::arg("scale") = 1.0, py::arg("unpacks") = false,
-        py::arg("device") = 0, py::arg("stream") = 0,
-        "Pack pieces (address, items, offset in items) on a GPU, or unpack them.");
   m.def("rehearse_combine", &rehearse_combine, py::arg("op"), py::arg("sources"),
         py::arg("outputs"), py::arg("size") = 0, py::arg("multiprocessors") = 1,
         "Do on arrays of the host, thread after thread, what the kernel does.");

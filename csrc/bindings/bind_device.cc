@@ -36,6 +36,7 @@ using device::Stream;
 using Released = py::call_guard<InterpreterRelease>;
 using Address = std::uintptr_t;  // of device memory
 using Counts = std::optional<std::vector<std::size_t>>;
+using Placed = std::tuple<Address, std::size_t, std::size_t>;  // address, items, offset
 
 void* memory(Address address) { return reinterpret_cast<void*>(address); }
 
@@ -113,6 +114,20 @@ void call(Caller& self, const std::shared_ptr<Operation>& operation, Collective 
   self.call(operation, later, waiting.interrupt);
 }
 
+void pack(Runtime& self, Address packed, const py::dtype& packed_type,
+          const std::vector<Placed>& pieces, const py::dtype& piece_type, double scale,
+          bool unpacks, int device, Stream stream) {
+  std::vector<device::Piece> all;
+  for (auto [address, count, offset] : pieces) all.push_back({memory(address), count, offset});
+  DType packed_as = packable(packed_type), pieces_as = packable(piece_type);
+  InterpreterRelease release;
+  if (unpacks) {
+    self.unpack(memory(packed), packed_as, all, pieces_as, scale, device, stream);
+  } else {
+    self.pack(memory(packed), packed_as, all, pieces_as, scale, device, stream);
+  }
+}
+
 }  // namespace
 
 void bind_device(py::module_& m) {
@@ -126,7 +141,12 @@ void bind_device(py::module_& m) {
             self.copy(memory(target), target_device, memory(source), source_device, bytes, stream);
           },
           py::arg("target"), py::arg("target_device"), py::arg("source"), py::arg("source_device"),
-          py::arg("bytes"), py::arg("stream"), Released(), "A copy, on a stream of the target's.");
+          py::arg("bytes"), py::arg("stream"), Released(), "A copy, on a stream of the target's.")
+      .def("pack", &pack, py::arg("packed"), py::arg("packed_dtype"), py::arg("pieces"),
+           py::arg("piece_dtype"), py::arg("scale") = 1.0, py::arg("unpacks") = false,
+           py::arg("device") = 0, py::arg("stream") = 0,
+           "Pack pieces (address, items, offset in items) on a stream of a device, or unpack "
+           "them.");
 
   m.def(
       "cuda_runtime",
@@ -154,16 +174,21 @@ void bind_device(py::module_& m) {
       .def("hold", &EmulatedRuntime::hold, py::arg("on"), "Do nothing but in run().")
       .def("fail_after", &EmulatedRuntime::fail_after, py::arg("calls"),
            "Fail after so many more calls.")
+      .def("break_device", &EmulatedRuntime::break_device, py::arg("device"),
+           "From now on everything on this device fails.")
       .def("lose_wait_after", &EmulatedRuntime::lose_wait_after, py::arg("waits"),
            "Lose a wait after so many more.")
       .def_property_readonly(
           "counts",
           [](EmulatedRuntime& self) {
             EmulatedRuntime::Counts counts = self.counts();
-            return std::map<std::string, int>{
-                {"allocations", counts.allocations}, {"frees", counts.frees},
-                {"copies", counts.copies},           {"combinations", counts.combinations},
-                {"records", counts.records},         {"waits", counts.waits}};
+            return std::map<std::string, int>{{"allocations", counts.allocations},
+                                              {"frees", counts.frees},
+                                              {"copies", counts.copies},
+                                              {"combinations", counts.combinations},
+                                              {"packs", counts.packs},
+                                              {"records", counts.records},
+                                              {"waits", counts.waits}};
           },
           "What it was asked for so far.");
 
@@ -198,15 +223,15 @@ void bind_device(py::module_& m) {
           },
           py::arg("operation"), "Wait until all ranks have come, or for the call's deadline.")
       .def(
-          "over",
-          [](Caller& self, const Operation& operation) { return self.meeting().over(operation); },
+          "over", [](Caller& self, const Operation& operation) { return self.over(operation); },
           py::arg("operation"), Released(),
-          "Whether nobody reads or writes the call's arrays any more.")
+          "Whether nobody reads or writes the call's arrays any more. A device that has failed "
+          "fails the group.")
       .def(
           "order",
           [](Caller& self, const Operation& operation, Stream stream) {
             if (!operation.met()) throw std::logic_error("not all ranks have come to the call");
-            operation.order(self.meeting().runtime(), stream);
+            self.order(operation, stream);
           },
           py::arg("operation"), py::arg("stream"), Released(),
           "Let a stream of the device wait for a call to which all ranks have come.")

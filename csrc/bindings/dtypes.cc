@@ -51,6 +51,11 @@ std::optional<DType> find_dtype(const py::dtype& dtype) {
   return {};
 }
 
+DType packable(const py::dtype& dtype) {
+  if (auto found = find_dtype(dtype)) return *found;
+  throw py::type_error("arrays of dtype " + std::string(py::str(dtype)) + " are not packed");
+}
+
 std::pair<DType, Op> reduction_of(const py::dtype& dtype, const std::string& name) {
   auto found = find_dtype(dtype);
   if (!found) {

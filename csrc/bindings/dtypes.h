@@ -19,4 +19,7 @@ std::optional<DType> find_dtype(const pybind11::dtype& dtype);
 // unknown operation; each says what there is.
 std::pair<DType, Op> reduction_of(const pybind11::dtype& dtype, const std::string& op);
 
+// The type of arrays that are packed. Throws TypeError for one that the core does not have.
+DType packable(const pybind11::dtype& dtype);
+
 }  // namespace pycollective

@@ -87,6 +87,8 @@ struct EmulatedRuntime::Recorded {
 };
 
 struct EmulatedRuntime::EmulatedEvent final : Event {
+  explicit EmulatedEvent(int of) : device(of) {}
+  const int device;
   std::shared_ptr<Recorded> recorded = std::make_shared<Recorded>();
 };
 
@@ -101,7 +103,14 @@ void EmulatedRuntime::check(int device) {
   if (device < 0 || device >= static_cast<int>(cliques_.size())) {
     throw std::runtime_error("there is no device " + std::to_string(device));
   }
+  check_whole(device);
   if (fail_after_ >= 0 && fail_after_-- == 0) throw std::runtime_error("the device has failed");
+}
+
+void EmulatedRuntime::check_whole(int device) const {
+  if (broken_.contains(device)) {
+    throw std::runtime_error("device " + std::to_string(device) + " is broken");
+  }
 }
 
 void EmulatedRuntime::check_reach(int device, const void* memory) {
@@ -175,7 +184,7 @@ void EmulatedRuntime::free(int device, std::byte* memory, Stream stream) noexcep
 std::unique_ptr<Event> EmulatedRuntime::event(int device) {
   std::lock_guard lock(mutex_);
   check(device);
-  return std::make_unique<EmulatedEvent>();
+  return std::make_unique<EmulatedEvent>(device);
 }
 
 void EmulatedRuntime::record(Event& event, int device, Stream stream) {
@@ -199,8 +208,10 @@ void EmulatedRuntime::wait(const Event& event, int device, Stream stream) {
 
 bool EmulatedRuntime::over(const Event& event) {
   std::lock_guard lock(mutex_);
+  const auto& emulated = static_cast<const EmulatedEvent&>(event);
+  check_whole(emulated.device);
   if (!held_) step();
-  const auto& recorded = static_cast<const EmulatedEvent&>(event).recorded;
+  const auto& recorded = emulated.recorded;
   return recorded->happened == recorded->asked;
 }
 
@@ -248,7 +259,7 @@ void EmulatedRuntime::convert(const void* packed, DType packed_type,
                               bool packs, int device, Stream stream) {
   std::lock_guard lock(mutex_);
   check(device);
-  ++counts_.copies;
+  ++counts_.packs;
   auto* whole = static_cast<std::byte*>(const_cast<void*>(packed));
   auto work = [=] {
     std::size_t whole_item = item_size(packed_type), item = item_size(piece_type);
@@ -300,6 +311,11 @@ void EmulatedRuntime::fail_after(int calls) {
 void EmulatedRuntime::lose_wait_after(int waits) {
   std::lock_guard lock(mutex_);
   lose_wait_after_ = waits;
+}
+
+void EmulatedRuntime::break_device(int device) {
+  std::lock_guard lock(mutex_);
+  broken_.insert(device);
 }
 
 EmulatedRuntime::Counts EmulatedRuntime::counts() {

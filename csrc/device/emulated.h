@@ -21,7 +21,7 @@ class EmulatedRuntime final : public Runtime {
  public:
   // What was asked of it so far.
   struct Counts {
-    int allocations = 0, frees = 0, copies = 0, combinations = 0, records = 0, waits = 0;
+    int allocations = 0, frees = 0, copies = 0, combinations = 0, packs = 0, records = 0, waits = 0;
   };
 
   // `cliques[d]`: devices of one number reach each other's memory.
@@ -56,6 +56,9 @@ class EmulatedRuntime final : public Runtime {
   // From now on, the call after so many that succeed fails; and the wait after so many is lost.
   void fail_after(int calls);
   void lose_wait_after(int waits);
+  // From now on everything on this device fails, over() too, as CUDA has it behind a kernel that
+  // failed.
+  void break_device(int device);
   Counts counts();
 
  private:
@@ -71,6 +74,7 @@ class EmulatedRuntime final : public Runtime {
   };
 
   void check(int device);
+  void check_whole(int device) const;
   void check_reach(int device, const void* memory);
   void enqueue(int device, Stream stream, Task task);
   bool step();
@@ -84,6 +88,7 @@ class EmulatedRuntime final : public Runtime {
   std::map<std::pair<int, Stream>, Lane> lanes_;
   std::map<const std::byte*, std::pair<std::size_t, int>> owners_;  // bytes and device
   std::set<std::byte*> allocated_;
+  std::set<int> broken_;
   bool held_ = false;
   int fail_after_ = -1, lose_wait_after_ = -1;
   Counts counts_;

@@ -15,6 +15,18 @@ void Meeting::check() const {
   if (auto failure = group_->failure()) throw *failure;
 }
 
+void Meeting::begin(int rank, const Operation& operation) {
+  if (!operation.after) return;
+  const Share& share = operation.share;
+  try {
+    std::unique_ptr<Event> before = runtime_->event(share.device);
+    runtime_->record(*before, share.device, *operation.after);
+    runtime_->wait(*before, share.device, share.stream);
+  } catch (const std::exception& error) {
+    fail(rank, operation, error);
+  }
+}
+
 void Meeting::post(int rank, const std::shared_ptr<Operation>& operation) {
   std::lock_guard lock(mutex_);
   check();
@@ -72,10 +84,31 @@ void Meeting::mark_ends(const Operations& operations) {
   }
 }
 
-bool Meeting::over(const Operation& operation) {
+bool Meeting::over(int rank, const Operation& operation) {
   std::lock_guard lock(mutex_);
-  if (operation.end_) return runtime_->over(*operation.end_);
-  return !operation.posted_ || group_->failure().has_value();
+  if (!operation.end_) return !operation.posted_ || group_->failure().has_value();
+  try {
+    return runtime_->over(*operation.end_);
+  } catch (const std::exception& error) {
+    fail(rank, operation, error);
+  }
+}
+
+void Meeting::order(int rank, const Operation& operation, Stream stream) {
+  try {
+    runtime_->wait(*operation.end_, operation.share.device, stream);
+  } catch (const std::exception& error) {
+    fail(rank, operation, error);
+  }
+}
+
+void Meeting::fail(int rank, const Operation& operation, const std::exception& error) {
+  group_->fail(FailureKind::aborted, "rank " + std::to_string(rank) + ": device " +
+                                         std::to_string(operation.share.device) + " failed in " +
+                                         operation.record.describe() +
+                                         " or before it: " + error.what());
+  check();
+  throw;  // NOLINT: a group that has failed has a failure
 }
 
 void Meeting::enqueue(const Operation& one, const std::vector<Share>& shares) {
@@ -127,13 +160,7 @@ void Caller::call(const std::shared_ptr<Operation>& operation, bool later,
   endpoint.enter(operation->record);
   try {
     operation->record.number = group.calls(rank);
-    if (operation->after) {
-      Runtime& runtime = meeting_->runtime();
-      const Share& share = operation->share;
-      std::unique_ptr<Event> before = runtime.event(share.device);
-      runtime.record(*before, share.device, *operation->after);
-      runtime.wait(*before, share.device, share.stream);
-    }
+    meeting_->begin(rank, *operation);
     last_ = operation;
     meeting_->post(rank, operation);
     if (operation->met()) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -41,8 +42,6 @@ class Operation {
 
   // Whether all ranks have come, so that it is enqueued.
   bool met() const { return met_.load(std::memory_order_acquire); }
-  // Lets a stream of the rank's device wait for it, once it is met.
-  void order(Runtime& runtime, Stream stream) const { runtime.wait(*end_, share.device, stream); }
 
  private:
   friend class Meeting;
@@ -56,14 +55,17 @@ class Meeting {
  public:
   Meeting(std::shared_ptr<Group> group, std::shared_ptr<Runtime> runtime);
 
-  Runtime& runtime() { return *runtime_; }
   Group& group() { return *group_; }
+  // Puts a rank's stream behind what the call comes after; throws as over().
+  void begin(int rank, const Operation& operation);
   // Throws the group's failure, which it also is when ranks' calls differ, or one cannot be
   // enqueued.
   void post(int rank, const std::shared_ptr<Operation>& operation);
   // Whether nobody reads or writes its rank's arrays any more: the device is done with it, or
-  // nothing of it will ever happen.
-  bool over(const Operation& operation);
+  // nothing of it will ever happen. A device that has failed fails the group, which is thrown.
+  bool over(int rank, const Operation& operation);
+  // Lets a stream of the rank's device wait for a call that is met; throws as over().
+  void order(int rank, const Operation& operation, Stream stream);
   // Ranks that have not come to a call.
   std::vector<int> absent(const Operation& operation);
   // Returns when nobody reads any more what a rank has posted to a group that has failed.
@@ -81,6 +83,8 @@ class Meeting {
   };
 
   void check() const;
+  // Fails the group, and throws why it has failed, for what a device said of a rank's call.
+  [[noreturn]] void fail(int rank, const Operation& operation, const std::exception& error);
   void carry_out(const Operations& operations);
   void mark_ends(const Operations& operations);
   void enqueue(const Operation& one, const std::vector<Share>& shares);
@@ -108,6 +112,11 @@ class Caller {
   void finish(Operation& operation, const Interrupt& interrupt);
   // Nobody will ask for its calls any more: those to which not all ranks have come never happen.
   void leave() noexcept;
+  // As the meeting's, of this rank's calls.
+  bool over(const Operation& operation) { return meeting_->over(communicator_.rank(), operation); }
+  void order(const Operation& operation, Stream stream) {
+    meeting_->order(communicator_.rank(), operation, stream);
+  }
 
   Communicator& communicator() { return communicator_; }
   Meeting& meeting() { return *meeting_; }

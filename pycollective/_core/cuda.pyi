@@ -19,16 +19,6 @@ def combine(
     device: int = 0,
     stream: int = 0,
 ) -> None: ...
-def pack(
-    packed: int,
-    packed_dtype: np.dtype[Any],
-    pieces: Sequence[tuple[int, int, int]],
-    piece_dtype: np.dtype[Any],
-    scale: float = 1.0,
-    unpacks: bool = False,
-    device: int = 0,
-    stream: int = 0,
-) -> None: ...
 def rehearse_combine(
     op: str,
     sources: Sequence[npt.NDArray[Any]],

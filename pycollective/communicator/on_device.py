@@ -206,12 +206,12 @@ class DeviceCore:
 
     def _forget(self) -> None:
         """Let go of the arrays of calls that are over."""
-        while self._pending and self._caller.over(self._pending[0][0]):
+        while self._pending and _over(self._caller, self._pending[0][0]):
             self._pending.popleft()
         for _ in range(len(_left)):
             with contextlib.suppress(IndexError):  # another thread was faster
                 caller, operation, arrays = _left.popleft()
-                if not caller.over(operation):
+                if not _over(caller, operation):
                     _left.append((caller, operation, arrays))
 
     # The end ------------------------------------------------------------------------------------
@@ -240,9 +240,21 @@ _left: deque[tuple[_core.device.Caller, _core.device.Operation, Any]] = deque()
 """Calls of ranks that are gone, on whose arrays devices may still work."""
 
 
+def _over(caller: _core.device.Caller, operation: _core.device.Operation) -> bool:
+    """Return whether nobody reads or writes a call's arrays any more.
+
+    A device that has failed does nothing any more. Its group has failed by that, which those hear who
+    call something in it, and not whoever happens to ask here.
+    """
+    try:
+        return caller.over(operation)
+    except CollectiveError:
+        return True
+
+
 def _drop(caller: _core.device.Caller, pending: deque[Any]) -> None:
     caller.leave()
-    _left.extend((caller, *one) for one in pending if not caller.over(one[0]))
+    _left.extend((caller, *one) for one in pending if not _over(caller, one[0]))
     pending.clear()
 
 
@@ -265,7 +277,7 @@ class Operation:
     @property
     def done(self) -> bool:
         """Whether its result can be used on this thread's stream, or will never be there."""
-        return self._ordered or self._caller.over(self._made)
+        return self._ordered or _over(self._caller, self._made)
 
     def wait(self, timeout: float) -> bool:
         """Wait on the host for so many seconds; for ever: let this thread's stream wait.
@@ -286,8 +298,9 @@ class Operation:
         return True
 
     def check(self) -> None:
-        """Raise why the group has failed, if it has before all ranks had come."""
+        """Raise why the group has failed, if it has before all ranks had come, or the device."""
         self._caller.finish(self._made)
+        self._caller.over(self._made)
 
 
 class CoreByAlgorithm:

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from pycollective import array_backend
+from pycollective.communicator import on_device
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.work import Work
+from pycollective.nccl import device
 from pycollective.workspace import workspace
 
-__all__ = ["PackedReduction", "join", "packs", "split"]
+__all__ = ["PackedReduction", "join", "packs", "split", "spread"]
 
 #: ``begin(source, target, last)`` all-reduces a flat array into another, which may be the same one,
 #: and returns the calls that are under way: none, if they are done.
@@ -50,6 +52,8 @@ def join(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, bool]:
         together = _together(arrays)
         if together is not None:
             return together, False
+    if not array_backend.on_host(first):
+        return _joined_on_gpu(arrays, dtype), True
     flat = _empty(sum([x.size for x in arrays]), dtype, first)
     begin = 0
     with array_backend.beside(flat):
@@ -57,6 +61,57 @@ def join(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, bool]:
             flat[begin : begin + x.size] = x.reshape(-1)
             begin += x.size
     return flat, True
+
+
+def _joined_on_gpu(arrays: Sequence[Array], dtype: Any) -> Array:
+    """Return arrays of one GPU as a flat one of ``dtype``, by a few launches for all of them.
+
+    That is one of the core's kernels, which converts as well, or CuPy's where there is none.
+    """
+    first = arrays[0]
+    if _launches(first.dtype, dtype):
+        flat = array_backend.empty(sum([x.size for x in arrays]), dtype, first)
+        _launch(flat, arrays, False)
+        return flat
+    with array_backend.beside(first):
+        rows = [x.reshape(-1) for x in arrays]
+        joined: Array = np.concatenate(rows) if len(rows) > 1 else rows[0]
+        return joined.astype(dtype, copy=False)
+
+
+def _launches(kind: Any, other: Any) -> bool:
+    """Whether the core has kernels here that pack arrays of one dtype as another one."""
+    converts = kind.kind == other.kind == "f" and {kind.itemsize, other.itemsize} in (
+        {2, 4},
+        {4, 8},
+    )
+    return (kind == other or converts) and on_device.runtime() is not None
+
+
+def _launch(flat: Array, arrays: Sequence[Array], unpacks: bool) -> None:
+    """Copy arrays of a GPU to a flat one, or back, on this thread's stream."""
+    runtime = on_device.runtime()
+    assert runtime is not None
+    pieces, begin = [], 0
+    for x in arrays:
+        pieces.append((array_backend.address(x), x.size, begin))
+        begin += x.size
+    here = array_backend.device_of(flat)[1]
+    # It is this thread that launches: a stream of each thread's own is the one that is meant.
+    stream = device.stream_on(here).ptr
+    runtime.pack(
+        array_backend.address(flat), flat.dtype, pieces, arrays[0].dtype, 1.0, unpacks, here, stream
+    )
+
+
+def spread(flat: Array, targets: Sequence[Array]) -> None:
+    """Copy the parts of a flat array to arrays of its dtype and device, of any layout."""
+    fits = not array_backend.on_host(flat) and all(x.flags.c_contiguous for x in targets)
+    if fits and _launches(flat.dtype, flat.dtype):
+        _launch(flat, targets, True)
+        return
+    for target, part in zip(targets, split(flat, targets), strict=True):
+        target[...] = part
 
 
 def _empty(size: int, dtype: Any, like: Array) -> Array:

@@ -12,18 +12,16 @@ from pycollective import _core, observe
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import (
     Array,
-    Place,
     apart,
     as_input,
     check_one_place,
     check_out,
-    deliver,
     input_and_output,
     output_for,
     part_shape,
 )
 from pycollective.communicator.member import Member
-from pycollective.communicator.packing import PackedReduction, packs, split
+from pycollective.communicator.packing import PackedReduction, packs, split, spread
 from pycollective.communicator.work import Work, nothing, outcome
 
 __all__ = ["DEFAULT_ALGORITHM", "Reductions", "all_reduce_together"]
@@ -286,15 +284,17 @@ class Reductions(Member):
             reduction.add(i, source)
 
         def finish() -> list[Array]:
+            totals = list(reduction.totals())  # out may be what another pack is still made of
+            if out is not None:
+                for members, total in totals:
+                    spread(total, [views[i] for i in members])
+                return list(out)
             results: list[Array] = [np.empty(0)] * len(sources)
-            for members, total in reduction.totals():
+            for members, total in totals:
                 likes = [sources[i] for i in members]
                 for i, part in zip(members, split(total, likes), strict=True):
                     results[i] = part
-            if out is None:
-                return results
-            places = map(Place, views, out)
-            return [deliver(x, place) for x, place in zip(results, places, strict=True)]
+            return results
 
         if not async_op:
             return finish()

@@ -28,16 +28,16 @@ esac
 SMI = "#!/bin/sh\necho Some GPU, 1.2, 9 MiB\n"
 
 
-def run(tmp_path, tools, **environment):
-    """Run the script with these programs in front of all others."""
+def run(tmp_path, tools, *stages, **environment):
+    """Run stages of the script with these programs in front of all others."""
     folder = tmp_path / "bin"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for name, text in tools.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     out = tmp_path / "out"
     done = subprocess.run(
-        [shutil.which("bash") or "bash", str(SCRIPT)],
+        [shutil.which("bash") or "bash", str(SCRIPT), *stages],
         env={
             **os.environ,
             "PATH": f"{folder}:{os.environ['PATH']}",
@@ -84,6 +84,9 @@ def test_one_report(tmp_path, status):
     benchmarks = {path.stem for path in (SCRIPT.parents[2] / "benchmarks").glob("gpu_*.py")}
     assert found["benchmarks"] == {name: {"rate": 7} for name in benchmarks}
     assert found["benchmarks_that_failed"] == []
+    assert found["sanitizer"] == {
+        f"compute-sanitizer-{tool}": "nothing found" for tool in ("memcheck", "racecheck")
+    }
     assert {path.name for path in out.iterdir()} == {"gpu.json", "gpu.log"}
 
 
@@ -96,5 +99,62 @@ def test_what_compute_sanitizer_finds_is_an_error(tmp_path):
     assert "failed: compute-sanitizer-racecheck" in done.stderr
     report = json.loads((out / "gpu.json").read_text())
     assert report["benchmarks_that_failed"] == ["compute-sanitizer-racecheck"]
+    assert report["sanitizer"]["compute-sanitizer-racecheck"] == "exit status 1"
     said = (out / "gpu.log").read_text()
     assert "--tool memcheck" in said and "test_kernels.py" in said
+
+
+def test_a_sanitizer_that_refuses_the_device_is_no_error(tmp_path):
+    python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
+    sanitizer = "#!/bin/sh\necho ========= Error: Device not supported\nexit 1\n"
+    tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": sanitizer}
+    done, out = run(tmp_path, tools, "sanitizer")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "gpu.json").read_text())
+    text = "refused: ========= Error: Device not supported"
+    assert set(report["sanitizer"].values()) == {text} and report["benchmarks_that_failed"] == []
+    assert "tests" not in report and {p.name for p in out.iterdir()} == {"gpu.json", "gpu.log"}
+
+
+def test_stages_add_to_one_report(tmp_path):
+    python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
+    slow = python.replace("echo '{\"rate\": 7}'", "case $2 in --seconds) exit 3 ;; esac; echo 8")
+    assert slow != python
+    first = '*gpu_nccl.py*) cp "$OUT/gpu.json" "$OUT/then.json" ;;'
+    slow = slow.replace('case "$*" in', f'case "$*" in {first} esac\ncase "$*" in')
+    run(tmp_path, {"nvidia-smi": SMI, "python": python}, "tests")
+    done, out = run(tmp_path, {"nvidia-smi": SMI, "python": slow}, "benchmarks")
+    assert done.returncode == 1 and "failed: gpu_training" in done.stderr
+    report = json.loads((out / "gpu.json").read_text())
+    assert report["tests"]["tests"] == 5
+    assert report["benchmarks"] == {"gpu_kernels": 8, "gpu_nccl": 8}
+    # Nothing is lost when the script is killed: what came before was there while the second one ran.
+    then = json.loads((out / "then.json").read_text())
+    assert then["benchmarks"] == {"gpu_kernels": 8} and then["tests"] == report["tests"]
+    assert report["benchmarks_that_failed"] == ["gpu_training"]
+    done, out = run(tmp_path, {"nvidia-smi": SMI, "python": python}, "benchmarks")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "gpu.json").read_text())
+    assert report["tests"]["tests"] == 5 and report["benchmarks_that_failed"] == []
+    assert report["benchmarks"]["gpu_training"] == {"rate": 7}
+    done, _ = run(tmp_path, {"nvidia-smi": "#!/bin/sh\necho Another\n", "python": python}, "tests")
+    assert json.loads((out / "gpu.json").read_text())["benchmarks"] == {}
+
+
+def test_a_benchmark_is_ended_that_takes_too_long(tmp_path):
+    """Every stage is bounded; what runs too long has failed, and the next one runs."""
+    python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
+    limits = "#!/bin/sh\nfor last; do :; done\ncase $* in *gpu_nccl*) exit 124 ;; esac\n"
+    limits += 'echo "$@" >>"$OUT/limits"\necho 9 >"$last"\n'
+    tools = {"nvidia-smi": SMI, "python": python, "timeout": limits}
+    done, out = run(tmp_path, tools, "benchmarks")
+    assert done.returncode == 1 and "failed: gpu_nccl" in done.stderr
+    report = json.loads((out / "gpu.json").read_text())
+    assert report["benchmarks"] == {"gpu_kernels": 9, "gpu_training": 9}
+    given = [line.split()[:3] for line in (out / "limits").read_text().splitlines()]
+    assert given == [["-k", "10", "120"], ["-k", "10", "280"]]
+
+
+def test_a_stage_that_there_is_not(tmp_path):
+    done, _ = run(tmp_path, {"nvidia-smi": SMI}, "tests", "docs")
+    assert done.returncode == 1 and "there is no stage docs" in done.stderr

@@ -10,7 +10,7 @@ import device_arrays
 import numpy as np
 
 from pycollective import _core, array_backend
-from pycollective.communicator import local_group, on_device
+from pycollective.communicator import local_group, on_device, packing
 
 DEADLINE = 20.0
 JUNK = 0xAA
@@ -132,6 +132,14 @@ def make_devices(monkeypatch, cliques=(0, 0, 0, 0), seed=0):
     cupy.cuda.runtime.getDeviceCount = lambda: len(cliques)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(on_device, "runtime", lambda: cupy.emulated)
+    cupy.kept, launch = [], packing._launch
+
+    def keeping(flat, arrays, unpacks):
+        """Keep what CuPy's pool would keep for the stream."""
+        cupy.kept.append((flat, arrays))
+        launch(flat, arrays, unpacks)
+
+    monkeypatch.setattr(packing, "_launch", keeping)
     monkeypatch.setattr(device_arrays, "before_access", lambda array: cupy.emulated.run())
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (len(cliques), ""))
     return cupy

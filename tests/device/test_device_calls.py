@@ -317,6 +317,89 @@ def test_a_device_that_fails(devices, on_devices, how):
     devices.emulated.run()  # no stream waits for what never happens
 
 
+WORDS = "rank 0: device 0 failed in all_reduce on GPUs .* or before it: device 0 is broken"
+
+
+def test_a_device_that_breaks_behind_a_call(devices, on_ranks):
+    """Whoever notices it fails the group: all hear of it, and can still leave."""
+    group = local_group(3, timeout=20)
+
+    def work(c):
+        with devices.cuda.Device(c.rank // 2):
+            x = devices.asarray(np.zeros(4))
+            c.all_reduce(x)
+            c.barrier()
+            if c.rank == 0:
+                devices.emulated.run()
+                devices.emulated.hold(True)
+            c.barrier()
+            c.all_reduce(x)
+            c.barrier()
+            if c.rank == 1:
+                return None
+            if c.rank == 0:
+                devices.emulated.break_device(0)
+            return c.all_reduce(x)
+
+    found = on_ranks(group, work)
+    for error in (found[0], found[2]):
+        assert isinstance(error, AbortedError) and re.search(WORDS, str(error)), error
+    for c in group:
+        with pytest.raises(AbortedError, match=WORDS):
+            c.all_reduce(devices.asarray(np.zeros(4)))
+        c.close()
+        with pytest.raises(CollectiveError, match="closed"):
+            c.barrier()
+
+
+def test_a_call_that_goes_on_tells_that_its_device_broke(devices, on_devices):
+    group = local_group(2, timeout=20)
+    check(on_devices(group, lambda c: first_call(c, devices)))
+    devices.emulated.hold(True)
+    x = devices.asarray(np.zeros(4))
+    works = [c.all_reduce(x, async_op=True) for c in group]
+    assert not any(work.done() for work in works)
+    devices.emulated.break_device(0)
+    assert all(work.done() for work in works)
+    with pytest.raises(AbortedError, match="device 0 is broken"):
+        works[0].wait(1)
+    assert isinstance(works[1].exception(), AbortedError)
+    for c in group:
+        c.close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stream_that_a_broken_device_does_not_let_wait(devices, on_devices, waits):
+    group = local_group(2, timeout=20)
+    check(on_devices(group, lambda c: first_call(c, devices)))
+    x = devices.asarray(np.zeros(4))
+    work, _ = [c.all_reduce(x, async_op=True) for c in group]
+    devices.emulated.hold(True)
+    devices.emulated.break_device(0)
+    with pytest.raises(AbortedError, match="rank 0: device 0 failed in all_reduce"):
+        work.wait() if waits else group[0].all_reduce(x, async_op=True)
+    with pytest.raises(AbortedError, match="rank 0: device 0 failed in all_reduce"):
+        group[1].barrier()
+
+
+def test_others_do_not_hear_of_a_device_that_broke(devices, on_devices):
+    group = local_group(2, timeout=20)
+    check(on_devices(group, lambda c: first_call(c, devices)))
+    devices.emulated.run()
+    devices.emulated.hold(True)
+    works = [c.all_reduce(devices.asarray(np.zeros(4)), async_op=True) for c in group]
+    del group, works
+    gc.collect()
+    assert on_device._left
+    devices.emulated.break_device(0)
+    (other,) = local_group(1)
+    with devices.cuda.Device(1):
+        first_call(other, devices)
+        assert devices.asnumpy(other.all_reduce(devices.asarray(np.ones(2)))).tolist() == [1.0] * 2
+    other.close()
+    assert not on_device._left
+
+
 def test_ctrl_c(devices, on_devices, ctrl_c):
     (c, other) = local_group(2, timeout=20)
     check(on_devices([c, other], lambda c: first_call(c, devices)))

@@ -20,6 +20,7 @@ from kernel_cases import (
 )
 
 from pycollective._core import cuda
+from pycollective._core.device import cuda_runtime
 
 pytestmark = pytest.mark.gpu
 
@@ -57,7 +58,7 @@ def gpu(cupy):
         def pack(cls, room, packed_dtype, packed, pieces, piece_dtype, scale, unpacks):
             def work(base, device, stream):
                 places = [(base + place, *rest) for place, *rest in pieces]
-                cuda.pack(
+                cuda_runtime().pack(
                     base + packed, packed_dtype, places, piece_dtype, scale, unpacks, device, stream
                 )
 
