@@ -152,7 +152,5 @@ except Exception as error:
         assert done.outputs[rank].startswith("PeerLostError"), done
         lost = re.escape("rank 1 (worker 1 at 10.213.7.2:9000)")
         assert re.match("PeerLostError " + lost, done.outputs[rank]), done
-        assert re.search(
-            lost + r" (is in|was last heard of in) \w+ #\d+ \(", done.outputs[rank]
-        )
+        assert re.search(lost + r" (is in|was last heard of in) \w+ #\d+ \(", done.outputs[rank])
     assert done.outputs[1].startswith("PeerLostError"), done
