@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,8 +32,16 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-@functools.cache
+#: What brings a BLAS of its own besides NumPy's, and may be imported at any time.
+_WITH_BLAS = ("scipy.linalg", "torch")
+
+
 def _controller() -> Any:
+    return _controller_of(tuple([name in sys.modules for name in _WITH_BLAS]))
+
+
+@functools.cache
+def _controller_of(_imported: tuple[bool, ...]) -> Any:
     try:
         import threadpoolctl
     except ImportError:
@@ -41,7 +50,7 @@ def _controller() -> Any:
             "with several CPU replicas down; pip install 'pycollective[train]'"
         )
         return None
-    # Looks for BLAS libraries once: it takes milliseconds.
+    # Looking for the libraries takes milliseconds.
     return threadpoolctl.ThreadpoolController().select(user_api="blas")
 
 

@@ -262,7 +262,8 @@ def test_nothing_is_faster_than_its_ports(which, n, data, within, between, bytes
     if result.messages == 0:
         return
     used = [k for k, m in zip((within, between), result.link_messages, strict=True) if m]
-    assert result.seconds >= min(k.latency + 2 * k.overhead for k in used)
+    least = min(k.latency + 2 * k.overhead for k in used)
+    assert result.seconds >= least * (1 - 1e-12)  # rounding
     if collective in ("all_reduce", "all_gather", "broadcast", "barrier") and len(set(hosts)) > 1:
         assert result.seconds >= between.latency
     # What leaves a host leaves through its port, or its ranks' ports.

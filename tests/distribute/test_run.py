@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import namedtuple
@@ -557,3 +560,27 @@ def test_blas_threads_are_divided_among_the_replicas():
         mirrored(replicas).run(lambda seen=seen: seen.append(blas_threads()))
         assert seen == [{max(1, available_cores() // replicas)}] * replicas
     assert blas_threads() == before
+
+
+def test_a_blas_that_comes_later_is_found(tmp_path):
+    pytest.importorskip("scipy")
+    pytest.importorskip("threadpoolctl")
+    script = """
+import threadpoolctl
+from pycollective import distribute
+from pycollective.distribute.blas_threads import available_cores
+strategy = distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+def threads():
+    pools = threadpoolctl.threadpool_info()
+    return {p["num_threads"] for p in pools if p["user_api"] == "blas"}
+strategy.run(threads)
+import scipy.linalg
+assert list(strategy.run(threads).values) == [{max(1, available_cores() // 2)}] * 2
+"""
+    subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        timeout=120,
+    )

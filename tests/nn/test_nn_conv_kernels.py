@@ -357,7 +357,7 @@ def test_replicas_share_the_threads() -> None:
 
 def test_kernels_check_their_arrays() -> None:
     x, w, b, window = winograd_case(WINOGRAD[0])
-    y = np.empty((2, window.out_h, window.out_w, 8), np.float32)
+    y = np.zeros((2, window.out_h, window.out_w, 8), np.float32)
     dilated = make_window((7, 9, 8), (3, 3), (1, 1), (2, 2), False)
     with pytest.raises(ValueError, match="3 x 3 with stride and dilation 1"):
         kernels.winograd_forward(x, w, b, y, None, dilated, None, True)
