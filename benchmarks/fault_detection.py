@@ -29,9 +29,10 @@ if comm.rank == 1:
 try:
     comm.all_reduce(np.ones(100_000))
 except pc.PeerLostError as error:
-    with open(f"heard{comm.rank}", "w") as file:
-        file.write(repr(time.time()))
+    now = time.time()
     assert "rank 1" in str(error), error
+    with open(f"heard{comm.rank}", "w") as file:
+        file.write(repr(now))
 time.sleep(1)  # the launcher ends all when one has failed
 """
 

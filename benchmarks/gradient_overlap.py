@@ -97,12 +97,25 @@ class Case:
         pairs = zip(tape.gradient(loss, self.weights), self.weights, strict=True)
         self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=way == WAYS[2])
 
+    def check(self) -> None:
+        """Raise unless both ways to sum leave all replicas the same bits, and others than no sum."""
+        start = [weight.numpy() for weight in self.weights]
+        left = []
+        for way in WAYS:
+            self.strategy.run(self.step, args=(way,))
+            of_replicas = zip(*(weight.values for weight in self.weights), strict=True)
+            left.append({b"".join(c.numpy().tobytes() for c in row) for row in of_replicas})
+            for weight, array in zip(self.weights, start, strict=True):
+                weight.assign(array)
+        overlapped, after, alone = left
+        if len(overlapped) != 1 or overlapped != after or overlapped == alone:
+            raise AssertionError("the replicas' weights are not those of the summed gradients")
+
     def measure(self, seconds: float) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
         """Return the milliseconds of steps of each way, which take turns: elapsed, and of processors."""
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         busy: dict[str, list[float]] = {way: [] for way in WAYS}
-        for way in WAYS:
-            self.strategy.run(self.step, args=(way,))
+        self.check()
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(times[WAYS[0]]) < 5:
             for way in WAYS:

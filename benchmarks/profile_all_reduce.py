@@ -89,6 +89,7 @@ def time_call(
             times.append(time.perf_counter() - begin)
         used, after = time.thread_time() - busy, resource.getrusage(resource.RUSAGE_THREAD)
         if not known:
+            assert (x == comm.size**calls).all(), "the sum is wrong"
             known, times = True, [float(np.median(times))]
             calls = int(comm.broadcast(np.array([np.clip(0.1 / times.pop(), 3, 50)]))[0])
         else:
