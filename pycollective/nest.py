@@ -25,9 +25,14 @@ def _is_container(kind: type) -> bool:
     return issubclass(kind, (list, tuple, Mapping))
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_mapping(kind: type) -> bool:
+    return issubclass(kind, Mapping)
+
+
 def rebuild(like: Any, items: Iterable[Any]) -> Any:
     """Make a container of the kind of ``like`` from its new items, in order."""
-    if isinstance(like, Mapping):
+    if _is_mapping(like.__class__):
         pairs = dict(zip(like, items, strict=True))
         if type(like) is dict:
             return pairs
@@ -36,14 +41,15 @@ def rebuild(like: Any, items: Iterable[Any]) -> Any:
             same = copy.copy(like)
             same.update(pairs)
             return same
-        return type(like)(pairs)  # type: ignore[call-arg]
+        return type(like)(pairs)
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(*items)
     return type(like)(items)
 
 
 def _children(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value
+    children: Iterable[Any] = value.values() if _is_mapping(value.__class__) else value
+    return children
 
 
 def flatten(structure: Any) -> list[Any]:
@@ -52,7 +58,10 @@ def flatten(structure: Any) -> list[Any]:
         return [structure]
     leaves: list[Any] = []
     for child in _children(structure):
-        leaves.extend(flatten(child))
+        if _is_container(child.__class__):
+            leaves += flatten(child)
+        else:
+            leaves.append(child)
     return leaves
 
 
@@ -68,12 +77,12 @@ def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
     if not is_nested(first):
         return function(*structures)
     for other in others:
-        if isinstance(first, Mapping):
+        if _is_mapping(first.__class__):
             if not isinstance(other, Mapping) or set(first) != set(other):
                 raise ValueError(f"structures have different keys: {first!r} and {other!r}")
         elif not isinstance(other, (list, tuple)) or len(first) != len(other):
             raise ValueError(f"structures differ: {first!r} and {other!r}")
-    if isinstance(first, Mapping):
+    if _is_mapping(first.__class__):
         rows: Iterable[tuple[Any, ...]] = [tuple(s[key] for s in structures) for key in first]
     else:
         rows = zip(*structures, strict=True)

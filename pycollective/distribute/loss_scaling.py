@@ -14,6 +14,7 @@ from pycollective.distribute.context import (
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, as_tensor
 from pycollective.tensor import ops as tensor_ops
+from pycollective.tensor.ops.reductions import sum_over
 
 __all__ = ["compute_average_loss", "scale_regularization_loss"]
 
@@ -67,9 +68,10 @@ def compute_average_loss(
         count = losses.shape[0] * get_strategy().num_replicas_in_sync
     else:
         count = _check_batch_size(global_batch_size)
-    total = tensor_ops.reduce_sum(losses)
+    if count:
+        return sum_over(losses, float(count))
     # Nothing is 0, with gradients of 0, whatever the losses are.
-    return total / float(count) if count else tensor_ops.where(False, total, 0.0)
+    return tensor_ops.where(False, tensor_ops.reduce_sum(losses), 0.0)
 
 
 def _floating(values: Any) -> Tensor:

@@ -221,6 +221,7 @@ class Model(Trainer):
             model = cls(inputs, outputs, **options)
         if config.get("trainable") is False:
             model._trainable = False
+            structure_changed()
         return model
 
     def get_build_config(self) -> dict[str, Any] | None:

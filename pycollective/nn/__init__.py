@@ -100,5 +100,7 @@ def __getattr__(name: str) -> Any:
     if name in ("compute_average_loss", "scale_regularization_loss"):
         from pycollective.distribute import loss_scaling
 
-        return getattr(loss_scaling, name)
+        # From now on it is found without this function, which every step would call.
+        globals()[name] = getattr(loss_scaling, name)
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

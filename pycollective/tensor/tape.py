@@ -317,12 +317,14 @@ class GradientTape:
         last_uses = {} if ready is None else _last_uses(nodes, source_keys)
         _sweep(nodes, gradients, wanted, last_uses, complete, consume=not self._persistent)
         early = {place for places in last_uses.values() for place in places}
-        for place, source in enumerate(resolved):
+        for place in range(len(resolved)):
             if place not in early:
                 complete(place)
-            if results[place] is None and unconnected == "zero":
-                array = (source if isinstance(source, Tensor) else source._current()).array
-                results[place] = Tensor(array_module(array).zeros(array.shape, array.dtype))
+        if unconnected == "zero":
+            for place, source in enumerate(resolved):
+                if results[place] is None:
+                    array = (source if isinstance(source, Tensor) else source._current()).array
+                    results[place] = Tensor(array_module(array).zeros(array.shape, array.dtype))
         if not self._persistent:
             self._tracked = set()
         return nest.pack_as(sources, results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -207,10 +208,7 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     def _set_array(self, array: Array) -> None:
         """Make ``array``, which belongs to the variable from now on, its value."""
-        tensor = Tensor(array)
-        if array.dtype.kind in "fV":
-            tensor._key = new_key()
-        self._tensor: Tensor | None = tensor
+        self._tensor: Tensor | None = _value(array)
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -432,16 +430,8 @@ class Variable(Operators, metaclass=_VariableMeta):
         Returns the array, and whether nobody else holds it. Other threads cannot get hold of it
         meanwhile: they wait for the lock.
         """
-        if self._tensor is None:
-            self._current()
-        array, tensor_references, array_references = _take_value(self)
-        free = (
-            tensor_references <= _FREE_TENSOR
-            and array_references <= _FREE_ARRAY
-            # Who holds a view of a view holds the array below both, not this one.
-            and array.base is None
-            and _has_gil()
-        )
+        tensors: list[Tensor] = []
+        (array,), (free,) = _take_values([self], tensors)
         return array, free
 
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
@@ -534,38 +524,73 @@ def update_together(variables: Sequence[Variable], update: Callable[[list[Array]
     As `Variable.update_inplace` does for one. The locks are taken in one order, whatever the order of
     the variables, so that two threads that update some of the same ones do not wait for each other.
     """
-    arrays: list[Any] = [None] * len(variables)
-    held: list[int] = []
-    identities = [id(variable) for variable in variables]
+    order = sorted(variables, key=id)
+    tensors: list[Tensor] = []
+    held = 0
     try:
-        for place in sorted(range(len(variables)), key=identities.__getitem__):
-            variable = variables[place]
+        for variable in order:
             variable._lock.acquire()
-            held.append(place)
-            arrays[place], free = variable._release()
-            if not free:
-                arrays[place] = copy(arrays[place])
+            held += 1
+        arrays, free = _take_values(variables, tensors)
+        if False in free:
+            for place, alone in enumerate(free):
+                if not alone:
+                    arrays[place] = copy(arrays[place])
+                    tensors[place] = _value(arrays[place])
         update(arrays)
     finally:
-        for place in reversed(held):
-            variable = variables[place]
-            if arrays[place] is not None:
-                variable._set_array(arrays[place])
+        for variable, tensor in zip(variables, tensors, strict=False):
+            # To tapes it is another value, although nobody else has seen that it is the same object.
+            if tensor._key:
+                tensor._key = new_key()
+            variable._tensor = tensor
+        for variable in order[held - 1 :: -1] if held else ():
             variable._lock.release()
 
 
-def _take_value(variable: Variable) -> tuple[Array, int, int]:
-    """Take the value out of a variable; return its array and the references to tensor and array."""
-    tensor = variable._tensor
-    assert tensor is not None
-    variable._tensor = None
-    array = tensor.array
-    return array, sys.getrefcount(tensor), sys.getrefcount(array)
+def _value(array: Array) -> Tensor:
+    """Return an array that belongs to a variable from now on as the value that tapes know."""
+    tensor = Tensor(array)
+    if array.dtype.kind in "fV":
+        tensor._key = new_key()
+    return tensor
+
+
+def _take_values(
+    variables: Sequence[Variable], tensors: list[Tensor]
+) -> tuple[list[Array], list[bool]]:
+    """Take the values out of variables, whose locks are held, into an empty list.
+
+    Returns their arrays, and which of them nobody else holds. Other threads cannot get hold of them
+    meanwhile: they wait for the locks.
+    """
+    tensor = None
+    for variable in variables:
+        tensor = variable._tensor
+        if tensor is None:
+            tensor = variable._current()
+        variable._tensor = None
+        tensors.append(tensor)
+    del tensor
+    arrays = [tensor.array for tensor in tensors]
+    if not _has_gil():
+        return arrays, [False] * len(arrays)
+    # Who holds a view of a view holds the array below both, not this one.
+    return arrays, [
+        references <= _FREE and array.base is None
+        for references, array in zip(_references(tensors, arrays), arrays, strict=True)
+    ]
+
+
+def _references(tensors: list[Tensor], arrays: list[Array]) -> Iterator[int]:
+    """Return how many references there are to each tensor and its array."""
+    return map(operator.add, map(sys.getrefcount, tensors), map(sys.getrefcount, arrays))
 
 
 _SIGNATURE = inspect.signature(Variable.__init__)
 #: Without a global lock, counts of references can change between a look at them and a write.
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
-# What the counts are when nobody else holds the value: the interpreter's own temporary references
+# How many there are when nobody else holds the value: the interpreter's own temporary references
 # differ between its versions, so the same code is asked.
-_, _FREE_TENSOR, _FREE_ARRAY = _take_value(Variable(0.0))
+_alone = [Tensor(np.zeros(()))]
+_FREE = next(_references(_alone, [tensor.array for tensor in _alone]))

@@ -7,6 +7,7 @@ import numpy as np
 import pycollective.nn as nn
 import pycollective.tensor as tf
 from pycollective import nest
+from pycollective.tensor.ops.reductions import sum_over
 
 
 def numbers(*shape, low=-2.0, high=2.0, seed=0):
@@ -90,6 +91,10 @@ CASES = {
     "clip_by_value": singles(lambda x: tf.clip_by_value(x, -0.9, 0.8)),
     "reduce_sum": reductions(tf.reduce_sum),
     "reduce_mean": reductions(tf.reduce_mean),
+    "sum_over": [
+        (lambda x: sum_over(x, 7.0), [numbers(3, 4)]),
+        (lambda x: sum_over(x, 2.0), [numbers(40, 30)]),
+    ],
     "reduce_max": reductions(tf.reduce_max),
     "reduce_min": reductions(tf.reduce_min),
     "reduce_prod": [

@@ -197,6 +197,7 @@ class Layer(Trackable):
     def trainable(self, value: bool) -> None:
         for layer in self._flatten_layers():
             layer._trainable = bool(value)
+        structure_changed()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self._name}, built={self.built}>"
@@ -542,12 +543,17 @@ class Layer(Trackable):
 
     def _walk(self) -> list[tuple[Layer, list[Variable]]]:
         """Return this layer and all layers inside, each once, with the variables that are its own."""
+        known = self._present_walk()
+        return [(self, known.variables), *known.inside]
+
+    def _present_walk(self) -> _Walk:
+        """Return what is inside; found anew only when the structure has changed."""
         stamp = structure_stamp()
         known: _Walk | None = self.__dict__.get("_known_walk")
         if known is None or known.stamp is not stamp or not known.holds():
             known = _Walk(self, stamp)
             object.__setattr__(self, "_known_walk", known)
-        return [(self, known.variables), *known.inside]
+        return known
 
     def _flatten_layers(self) -> Iterator[Layer]:
         """Yield this layer and all layers inside, each once."""
@@ -566,7 +572,10 @@ class Layer(Trackable):
     @property
     def trainable_weights(self) -> list[Variable]:
         """The variables that are trained, in the order of their definition."""
-        return [variable for variable, trained in self._all_variables() if trained]
+        known = self._present_walk()
+        if known.trained is None:
+            known.trained = [variable for variable, trained in self._all_variables() if trained]
+        return list(known.trained)
 
     @property
     def non_trainable_weights(self) -> list[Variable]:
@@ -656,10 +665,11 @@ class Layer(Trackable):
         their gradients can be asked for.
         """
         found: list[Tensor] = []
-        for layer in self._flatten_layers():
-            found.extend(layer._added_losses.__dict__.get("values", ()))
-            if layer._trainable:
-                found.extend(penalty(variable) for penalty, variable in layer._regularized)
+        for layer, _ in self._walk():
+            if _any_added_loss:
+                found += layer._added_losses.__dict__.get("values", ())
+            if layer._trainable and layer._regularized:
+                found += [penalty(variable) for penalty, variable in layer._regularized]
         return found
 
 
@@ -692,6 +702,8 @@ class _Walk:
         self.stamp = stamp
         self.variables: list[Variable] = []
         self.inside: list[tuple[Layer, list[Variable]]] = []
+        #: The variables that are trained, once somebody has asked.
+        self.trained: list[Variable] | None = None
         self._containers: list[tuple[Any, list[int]]] = []
         seen: set[int] = set()
         stack = [root]

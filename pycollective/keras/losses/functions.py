@@ -75,9 +75,14 @@ def sparse_categorical_crossentropy(
             "one label for each row of predictions is needed"
         )
     classes = predicted.shape[-1] if predicted.ndim else 0
-    numbers = _class_numbers(labels, classes)
     logits = predicted if from_logits else ops.log(_probabilities(predicted))
-    return nn.sparse_softmax_cross_entropy_with_logits(Tensor(numbers), logits)
+    if labels.dtype.kind not in "iu":
+        labels = _class_numbers(labels, classes)
+    try:
+        return nn.sparse_softmax_cross_entropy_with_logits(Tensor(labels), logits)
+    except ValueError:
+        _class_numbers(labels, classes)  # says which label is wrong
+        raise
 
 
 def _class_numbers(labels: Any, classes: int) -> Any:
@@ -85,17 +90,12 @@ def _class_numbers(labels: Any, classes: int) -> Any:
     if not on_host(labels):
         # Nothing is fetched to find out: what is no class gives NaN.
         numbers = labels.astype(np.int64)
-        return numbers if labels.dtype.kind in "iu" else np.where(numbers == labels, numbers, -1)
-    if labels.dtype.kind in "iu":
-        if not labels.size or (labels.min() >= 0 and labels.max() < classes):
-            return labels
-        wrong = (labels < 0) | (labels >= classes)
-    else:
-        with np.errstate(invalid="ignore"):
-            numbers = labels.astype(np.int64)
-        wrong = (numbers != labels) | (numbers < 0) | (numbers >= classes)
-        if not wrong.any():
-            return numbers
+        return np.where(numbers == labels, numbers, -1)
+    with np.errstate(invalid="ignore"):
+        numbers = labels.astype(np.int64)
+    wrong = (numbers != labels) | (numbers < 0) | (numbers >= classes)
+    if not wrong.any():
+        return numbers
     place = tuple(int(axis[0]) for axis in wrong.nonzero())
     raise ValueError(
         f"label {labels[place].item()} at position {list(place)} is out of range: with {classes} "

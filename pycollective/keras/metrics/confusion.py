@@ -11,7 +11,7 @@ from pycollective.array_backend import Array, array_module, asarray, scatter_add
 from pycollective.keras.backend import epsilon
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.losses.loss import broadcast_weights, same_rank
-from pycollective.keras.metrics.metric import Metric, add_to_sum, ratio
+from pycollective.keras.metrics.metric import Metric, add_to_sums, ratio
 from pycollective.nn import sigmoid
 from pycollective.tensor import Tensor, Variable, as_tensor, ops
 
@@ -207,9 +207,8 @@ class _Counted(Metric):
             self.top_k,
             self.class_id,
         )
-        for case, amount in zip(_CASES, found, strict=True):
-            if case in self._kept:
-                add_to_sum(getattr(self, case), amount)
+        kept = [(case, a) for case, a in zip(_CASES, found, strict=True) if case in self._kept]
+        add_to_sums([getattr(self, case) for case, _ in kept], [amount for _, amount in kept])
 
     def _alone(self, values: Array) -> Tensor:
         """Return a number for each threshold, or one."""
@@ -418,8 +417,7 @@ class AUC(Metric):
             label_weights=None if self.multi_label else self.label_weights,
             by_label=self.multi_label,
         )
-        for case, amount in zip(_CASES, found, strict=True):
-            add_to_sum(getattr(self, case), amount)
+        add_to_sums([getattr(self, case) for case in _CASES], found)
 
     def result(self) -> Tensor:
         """Return the area: a scalar."""

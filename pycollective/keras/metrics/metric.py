@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array, beside
+from pycollective.array_backend import Array, beside, on_host
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
 from pycollective.keras import configs, initializers
@@ -22,9 +22,10 @@ from pycollective.tensor import (
     VariableSynchronization,
     as_tensor,
 )
+from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable
 
-__all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sum", "ratio"]
+__all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sums", "ratio"]
 
 
 class Metric(Trackable):
@@ -194,7 +195,7 @@ class Sum(Metric):
             A weight for each, for each example (first axis), or for all.
         """
         total, _ = _weighted_sum(values, sample_weight, self._dtype)
-        add_to_sum(self.total, total)
+        add_to_sums((self.total,), (total,))
 
     def result(self) -> Tensor:
         """Return the sum: a scalar."""
@@ -217,9 +218,7 @@ class Mean(Metric):
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Take values in; parameters as those of `Sum.update_state`."""
-        total, count = _weighted_sum(values, sample_weight, self._dtype)
-        add_to_sum(self.total, total)
-        add_to_sum(self.count, count)
+        add_to_sums((self.total, self.count), _weighted_sum(values, sample_weight, self._dtype))
 
     def result(self) -> Tensor:
         """Return the mean: a scalar."""
@@ -303,15 +302,26 @@ def ratio(numerator: Array, denominator: Array) -> Array:
     )
 
 
-def add_to_sum(variable: Variable, amount: Array | float) -> None:
-    """Add to a sum: to this replica's, or outside of the replicas to the first one's.
+def add_to_sums(variables: Sequence[Variable], amounts: Sequence[Array | float]) -> None:
+    """Add to sums: to this replica's, or outside of the replicas to the first one's.
 
     A float is added where the sum lies: nothing is sent to a device for it.
     """
     mode = current_mode()
     inside = mode is not None and mode.replica_context is not None
-    target = variable._local() if inside else getattr(variable, "values", (variable,))[0]
-    if isinstance(amount, float):
-        target.update_inplace(lambda own: np.add(own, amount, out=own))
-    else:
-        target.assign_add(amount)
+    targets = [v._local() if inside else getattr(v, "values", (v,))[0] for v in variables]
+    fitting = [
+        amount if isinstance(amount, (float, np.generic)) else target._checked(amount, "assign_add")
+        for target, amount in zip(targets, amounts, strict=True)
+    ]
+
+    def add(arrays: list[Array]) -> None:
+        for own, amount in zip(arrays, fitting, strict=True):
+            if own.ndim or not on_host(own):
+                with beside(own):
+                    np.add(own, amount, out=own)
+            else:
+                # Without the machinery that adds arrays, which a step has driven out of all caches.
+                own[()] = own[()] + own.dtype.type(amount)
+
+    update_together(targets, add)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array
+from pycollective.array_backend import Array, on_host
 from pycollective.distribute.context import Mode, current_mode
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.strategy import Strategy
@@ -139,6 +139,8 @@ class Optimizer(Trackable):
         self.global_clipnorm = global_clipnorm
         #: By the id of a variable: the variable, and what the optimizer keeps for it.
         self._slots: dict[int, tuple[Variable, dict[str, Variable]]] = {}
+        #: What the last step's variables were known by, and they with their slots.
+        self._stepped: tuple[tuple[int, ...], list[Variable]] = ((), [])
         self._warned: set[tuple[str, ...]] = set()
         self._rate: Any = None
         self._creation = build_scope_of_new()
@@ -149,7 +151,7 @@ class Optimizer(Trackable):
             rate = self._finite(learning_rate)
             self._rate = self._make("learning_rate", lambda: np.asarray(rate), floatx())
 
-    _untracked = frozenset({"_slots"})
+    _untracked = frozenset({"_slots", "_stepped"})
 
     # What an optimizer is --------------------------------------------------------------------
 
@@ -618,10 +620,6 @@ class Optimizer(Trackable):
         )
         step = int(self.iterations) + 1
         names = self.slot_names()
-        everything: list[Variable] = []
-        for variable in variables:
-            slots = self._slots[id(variable)][1]
-            everything += [variable, *[slots[name] for name in names]]
 
         def update(arrays: list[Array]) -> None:
             width = 1 + len(names)
@@ -633,7 +631,20 @@ class Optimizer(Trackable):
             kept = {name: arrays[k::width] for k, name in enumerate(names, 1)}
             self._update_steps(parameters, gradients, kept, learning_rate, step)
 
-        with_arrays(everything, update)
+        with_arrays(self._with_slots(variables), update)
+
+    def _with_slots(self, variables: list[Variable]) -> list[Variable]:
+        """Return variables, each followed by its slots; they are the same ones step after step."""
+        key = tuple(map(id, variables))
+        if key != self._stepped[0]:
+            names = self.slot_names()
+            found: list[Variable] = []
+            for variable in variables:
+                slots = self._slots[id(variable)][1]
+                found += [variable, *[slots[name] for name in names]]
+            self._stepped = (key, found)
+            return found
+        return self._stepped[1]
 
     # Descriptions ----------------------------------------------------------------------------
 
@@ -711,7 +722,12 @@ class Optimizer(Trackable):
 
 
 def _count(arrays: list[Array]) -> None:
-    arrays[0] += 1
+    count = arrays[0]
+    if on_host(count):
+        # Without the machinery that adds arrays, which a step has driven out of all caches.
+        count[()] = count.item() + 1
+    else:
+        count += 1
 
 
 def _adder(amount: Array) -> Callable[[list[Array]], None]:

@@ -16,7 +16,7 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.keras import losses, metrics
 from pycollective.keras.losses.loss import Loss, Reduction, broadcast_weights, in_loss_dtype
 from pycollective.keras.metrics.accuracies import accuracy_by_shape
-from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, Metric, add_to_sum
+from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, Metric, add_to_sums
 from pycollective.keras.training.share import current_share, share_of
 from pycollective.tensor import Tensor, as_tensor, ops
 
@@ -39,8 +39,7 @@ class LossTracker(Mean):
             super().update_state(values, sample_weight)
             return
         summand = as_tensor(values).array.sum(dtype=self.dtype)
-        add_to_sum(self.total, summand * share.total)
-        add_to_sum(self.count, float(share.rows))
+        add_to_sums((self.total, self.count), (summand * share.total, float(share.rows)))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...array_backend import Array, array_module
+from ...array_backend import Array, array_module, asarray
 from ...workspace import workspace
 from ..tape import record
 from ..tensor import Tensor, as_tensor
@@ -28,6 +28,10 @@ __all__ = [
     "reduce_sum",
     "tensordot",
 ]
+
+
+# So many numbers are written sooner than a view is made that repeats one.
+_FEW = 1024
 
 
 def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
@@ -68,9 +72,28 @@ def reduce_sum(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> T
 
 
 def _spread(g: Array, axes: tuple[int, ...], shape: tuple[int, ...], keepdims: bool) -> Array:
+    if not g.ndim and g.__class__ is np.ndarray and prod(shape) <= _FEW:
+        filled = np.empty(shape, g.dtype)
+        filled.fill(g)
+        return filled
     if not keepdims:
         g = _with_axes(g, axes, len(shape))
     return np.broadcast_to(g, shape)
+
+
+@differentiable
+def sum_over(input_tensor: Any, count: float) -> Tensor:
+    """Return the sum of all elements divided by a number other than 0, as one operation."""
+    x = as_tensor(input_tensor)
+    a = x.array
+    if a.dtype.kind not in "fV":
+        raise TypeError(f"sum_over needs a floating-point tensor, got {a.dtype}; use cast()")
+    divisor, axes, shape = a.dtype.type(count), tuple(range(a.ndim)), a.shape
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        return (_spread(asarray(g / divisor), axes, shape, False),)
+
+    return record(a.sum(dtype=a.dtype) / divisor, (x,), vjp)
 
 
 @differentiable
