@@ -110,6 +110,13 @@ def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) ->
     return array
 
 
+def filled(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
+    """Return a NumPy array of one value; numpy.full takes several times as long for few numbers."""
+    array = np.empty(shape, dtype)
+    array.fill(value)
+    return array
+
+
 def copy(array: Array) -> Array:
     """Return a writable array in C order that owns its memory, with the values of ``array``."""
     fresh: Array = array_module(array).array(array, order="C", copy=True, subok=False)

@@ -56,6 +56,10 @@ else:
     bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
 
+# What is asked for by name in every step.
+_NAMED = {str(dtype): dtype for dtype in (float16, float32, float64, int32, int64)}
+
+
 def as_dtype(value: Any) -> np.dtype[Any]:
     """Return ``value`` (a dtype, a NumPy scalar type, ``float``, or a name) as a ``numpy.dtype``.
 
@@ -70,6 +74,9 @@ def as_dtype(value: Any) -> np.dtype[Any]:
         return float32
     if value is int:
         return int32
+    known = _NAMED.get(value) if value.__class__ is str else None
+    if known is not None:
+        return known
     if isinstance(value, str) and value == "bfloat16":
         if bfloat16 is None:
             raise TypeError("dtype 'bfloat16' needs the package ml_dtypes: pip install ml_dtypes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,13 @@ def _shaped(block: _Bytes, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Arra
     return array
 
 
-def _references(blocks: list[Any], index: int) -> int:
-    return sys.getrefcount(blocks[index])
+def _references(blocks: list[Any]) -> Iterator[int]:
+    """Return how many references there are to each block."""
+    return map(sys.getrefcount, blocks)
 
 
 # What `_references` says of a block that only its list knows (it differs between Pythons).
-_IDLE = _references([object()], 0)
+_IDLE = next(_references([object()]))
 
 
 class Workspace(threading.local):
@@ -89,9 +90,11 @@ class Workspace(threading.local):
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size < _SMALLEST_RESULT:
             return np.empty(shape, dtype)
-        blocks = self._results.setdefault(size, [])
-        for index in range(len(blocks)):
-            if _references(blocks, index) == _IDLE:
+        blocks = self._results.get(size)
+        if blocks is None:
+            blocks = self._results[size] = []
+        for index, references in enumerate(_references(blocks)):
+            if references == _IDLE:
                 return _shaped(blocks[index], shape, dtype)
         if self._kept + size > self._limit:
             self._drop_idle()
@@ -137,7 +140,7 @@ class Workspace(threading.local):
         """Give back every block that nobody uses: the sizes asked for have changed."""
         self._kept = 0
         for size, blocks in list(self._results.items()):
-            busy = [i for i in range(len(blocks)) if _references(blocks, i) != _IDLE]
+            busy = [i for i, references in enumerate(_references(blocks)) if references != _IDLE]
             if busy:
                 self._results[size] = [blocks[i] for i in busy]
                 self._kept += size * len(busy)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .. import nest
-from ..array_backend import Array, array_module, asarray, copy
+from ..array_backend import Array, array_module, asarray, copy, filled
 from ..workspace import workspace
 from .multiple import Multiple, add_to
 from .tensor import Tensor, as_tensor
@@ -137,11 +137,11 @@ class _JointVjp:
         self._vjp = vjp
 
     def __call__(self, gradients: Any, need: tuple[bool, ...]) -> Sequence[Any]:
-        filled = tuple(
+        complete = tuple(
             module.zeros(shape, dtype) if gradient is None else gradient
             for gradient, (shape, dtype, module) in zip(gradients, self._specs, strict=True)
         )
-        return self._vjp(filled, need)
+        return self._vjp(complete, need)
 
 
 #: key(s) of the output(s), keys of the inputs (0: never tracked), vjp.
@@ -367,7 +367,11 @@ class GradientTape:
                 continue
             array = target.array
             if weight is None:
-                seed: Array = array_module(array).ones(array.shape, array.dtype)
+                seed: Array = (
+                    filled(array.shape, array.dtype, 1)
+                    if array.__class__ is np.ndarray
+                    else array_module(array).ones(array.shape, array.dtype)
+                )
             else:
                 seed = as_tensor(weight, like=target).array
                 if seed.shape != array.shape or seed.dtype != array.dtype:

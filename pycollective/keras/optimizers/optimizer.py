@@ -139,8 +139,10 @@ class Optimizer(Trackable):
         self.global_clipnorm = global_clipnorm
         #: By the id of a variable: the variable, and what the optimizer keeps for it.
         self._slots: dict[int, tuple[Variable, dict[str, Variable]]] = {}
-        #: What the last step's variables were known by, and they with their slots.
-        self._stepped: tuple[tuple[int, ...], list[Variable]] = ((), [])
+        #: Of each replica's last step: how its variables and strategy are known, and what changed.
+        self._stepped: dict[
+            int | None, tuple[tuple[int, ...], Strategy | None, list[Sequence[Variable]]]
+        ] = {}
         self._warned: set[tuple[str, ...]] = set()
         self._rate: Any = None
         self._creation = build_scope_of_new()
@@ -631,20 +633,27 @@ class Optimizer(Trackable):
             kept = {name: arrays[k::width] for k, name in enumerate(names, 1)}
             self._update_steps(parameters, gradients, kept, learning_rate, step)
 
-        with_arrays(self._with_slots(variables), update)
+        for copies in self._copies_with_slots(variables):
+            update_together(copies, update)
 
-    def _with_slots(self, variables: list[Variable]) -> list[Variable]:
-        """Return variables, each followed by its slots; they are the same ones step after step."""
-        key = tuple(map(id, variables))
-        if key != self._stepped[0]:
+    def _copies_with_slots(self, variables: list[Variable]) -> list[Sequence[Variable]]:
+        """Return copies of variables, each followed by its slots: the same ones step after step."""
+        mode = current_mode()
+        place = None
+        if mode is not None:
+            context = mode.replica_context
+            place = mode.update_replica if context is None else context.local_replica_id
+        known = tuple(map(id, variables))
+        stepped = self._stepped.get(place)
+        if stepped is None or stepped[0] != known or stepped[1] is not (mode and mode.strategy):
             names = self.slot_names()
             found: list[Variable] = []
             for variable in variables:
                 slots = self._slots[id(variable)][1]
                 found += [variable, *[slots[name] for name in names]]
-            self._stepped = (key, found)
-            return found
-        return self._stepped[1]
+            stepped = known, mode and mode.strategy, list(_copies(found))
+            self._stepped[place] = stepped
+        return stepped[2]
 
     # Descriptions ----------------------------------------------------------------------------
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...array_backend import Array, array_module, asarray
+from ...array_backend import Array, array_module, asarray, filled, on_host
 from ...workspace import workspace
 from ..tape import record
 from ..tensor import Tensor, as_tensor
@@ -38,6 +40,8 @@ def axes_of(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     """Return the axes that ``axis`` (None, an integer or several) means, counted from 0."""
     if axis is None:
         return tuple(range(ndim))
+    if axis.__class__ is int and -ndim <= axis < ndim:
+        return (axis % ndim,)
     given = axis if isinstance(axis, (list, tuple)) else np.atleast_1d(np.asarray(axis)).tolist()
     axes = []
     for item in given:
@@ -73,9 +77,7 @@ def reduce_sum(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> T
 
 def _spread(g: Array, axes: tuple[int, ...], shape: tuple[int, ...], keepdims: bool) -> Array:
     if not g.ndim and g.__class__ is np.ndarray and prod(shape) <= _FEW:
-        filled = np.empty(shape, g.dtype)
-        filled.fill(g)
-        return filled
+        return filled(shape, g.dtype, g)
     if not keepdims:
         g = _with_axes(g, axes, len(shape))
     return np.broadcast_to(g, shape)
@@ -228,9 +230,9 @@ def add_n(inputs: Any) -> Tensor:
     for tensor in tensors:
         if tensor.shape != tensors[0].shape:
             raise ValueError(f"add_n: shapes {tensors[0].shape} and {tensor.shape} differ")
-    total = tensors[0].array
-    for tensor in tensors[1:]:
-        total = total + tensor.array
+    # Numbers add up without the machinery for arrays.
+    arrays = [t.array if t.array.ndim or not on_host(t.array) else t.array[()] for t in tensors]
+    total = functools.reduce(operator.add, arrays)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
         return [g if needed else None for needed in need]
