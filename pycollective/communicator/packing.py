@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,15 +27,22 @@ def packs(arrays: Sequence[Any], bytes_per_pack: int) -> list[list[int]]:
 
     Arrays of one dtype share a pack; one that has more bytes than ``bytes_per_pack`` takes no more.
     """
+    sizes = tuple([(x.dtype, x.nbytes) for x in arrays])
+    return [list(pack) for pack in _packs_of_sizes(sizes, bytes_per_pack)]
+
+
+@functools.lru_cache(maxsize=256)
+def _packs_of_sizes(sizes: tuple[tuple[Any, int], ...], bytes_per_pack: int) -> list[list[int]]:
+    """Do the work of `packs`, once for all steps; the result is not to be changed."""
     joined: list[list[int]] = []
     open_packs: dict[Any, tuple[list[int], int]] = {}
-    for i, x in enumerate(arrays):
-        pack, held = open_packs.get(x.dtype, ([], 0))
+    for i, (dtype, size) in enumerate(sizes):
+        pack, held = open_packs.get(dtype, ([], 0))
         if not pack:
             joined.append(pack)
         pack.append(i)
-        held += x.nbytes
-        open_packs[x.dtype] = ([], 0) if held > bytes_per_pack else (pack, held)
+        held += size
+        open_packs[dtype] = ([], 0) if held > bytes_per_pack else (pack, held)
     return joined
 
 
@@ -55,11 +63,7 @@ def join(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, bool]:
     if not array_backend.on_host(first):
         return _joined_on_gpu(arrays, dtype), True
     flat = _empty(sum([x.size for x in arrays]), dtype, first)
-    begin = 0
-    with array_backend.beside(flat):
-        for x in arrays:
-            flat[begin : begin + x.size] = x.reshape(-1)
-            begin += x.size
+    np.concatenate([x.reshape(-1) for x in arrays], out=flat, casting="unsafe")
     return flat, True
 
 

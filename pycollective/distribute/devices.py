@@ -7,9 +7,10 @@ becomes a number of CUDA's, and `in_memory_of` the way back.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +147,8 @@ def in_memory_of(array: Any) -> Device:
     return Device(kind, config.first_on(kind, processor))
 
 
-def _parts(name: str) -> dict[str, str | None]:
+@functools.lru_cache(maxsize=256)
+def _parts(name: str) -> Mapping[str, str | None]:
     """Return what a name says; None stands for what it does not."""
     found: dict[str, str | None] = dict.fromkeys(("job", "replica", "task", "kind", "index"))
     for part in name.removeprefix("/").split("/"):
