@@ -145,7 +145,7 @@ struct Call {
   const SparseGradient& a;
   const Layout& l;
   const Loops& loops;
-  const float* weights;  // [wide / kWidest, filters, taps, kWidest]
+  const float* weights;  // [filters, taps, wide]
   Index in, out;         // numbers of an image, and of its part of g
 };
 
@@ -240,11 +240,8 @@ void sparse_gradient(const SparseGradient& a) {
   if (a.x_gradient) {
     std::fill(weights, weights + weights_size, 0.0f);
     for (Index tap = 0; tap < l.taps; ++tap) {
-      for (Index c = 0; c < channels; c += kWidest) {
-        transpose(a.weights + (tap * channels + c) * l.filters, std::min(kWidest, channels - c),
-                  l.filters, l.filters, weights + c * l.filters * l.taps + tap * kWidest,
-                  l.taps * kWidest);
-      }
+      transpose(a.weights + tap * channels * l.filters, channels, l.filters, l.filters,
+                weights + tap * l.wide, l.taps * l.wide);
     }
   }
   in_parallel(parts, [&](int part) {
