@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -18,7 +19,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 class SlurmClusterResolver(ClusterResolver):
     """Deals the tasks of a Slurm step out to jobs: in the order of the jobs' names, by rank.
 
-    Task j on a host listens at ``port_base + j``; hosts are sorted by name.
+    Task j on a host listens at ``port_base + j``. Ranks are dealt out to hosts as Slurm does it: hosts
+    in the order of its list (TensorFlow sorts them by name, which puts n10 before n2), ranks by its
+    distribution.
 
     Parameters
     ----------
@@ -86,7 +89,12 @@ class SlurmClusterResolver(ClusterResolver):
                 f"Requested {sum(self._jobs.values())} tasks but only {tasks} were assigned."
             )
         if not 0 <= self._rank < tasks:
-            raise RuntimeError(f"SLURM_PROCID is {self._rank}, but there are {tasks} tasks.")
+            hint = ""
+            if int(os.environ.get("SLURM_HET_SIZE") or 1) > 1:
+                hint = " Steps over several components of a heterogeneous job need TF_CONFIG."
+            raise RuntimeError(f"SLURM_PROCID is {self._rank}, but there are {tasks} tasks.{hint}")
+        self._places = _dealt(self._tasks_of_host)
+        self._check_place()
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster.
@@ -94,11 +102,10 @@ class SlurmClusterResolver(ClusterResolver):
         Sets `task_type` and `task_id`, and with ``auto_set_gpu`` ``CUDA_VISIBLE_DEVICES``.
         """
         addresses, gpus = [], []
-        for host, tasks in sorted(self._tasks_of_host.items()):
-            for j in range(tasks):
-                addresses.append(f"{host}:{self._port_base + j}")
-                first = j * self._gpus_per_task
-                gpus.append(",".join(self._gpus_of_host[first : first + self._gpus_per_task]))
+        for host, j in self._places:
+            addresses.append(f"{host}:{self._port_base + j}")
+            first = j * self._gpus_per_task
+            gpus.append(",".join(self._gpus_of_host[first : first + self._gpus_per_task]))
         cluster, start = {}, 0
         for job, count in sorted(self._jobs.items()):
             cluster[job] = addresses[start : start + count]
@@ -108,6 +115,18 @@ class SlurmClusterResolver(ClusterResolver):
         if self._auto_set_gpu:
             _narrow(gpus[self._rank])
         return ClusterSpec(cluster)
+
+    def _check_place(self) -> None:
+        """Raise where Slurm says that this task is somewhere else than it would be looked for."""
+        host, j = self._places[self._rank]
+        said, name = os.environ.get("SLURM_LOCALID"), os.environ.get("SLURMD_NODENAME")
+        if (said, name) in ((str(j), host), (None, host), (str(j), None), (None, None)):
+            return
+        raise RuntimeError(
+            f"Task {self._rank} should be number {j} on {host}, and Slurm says that it is number "
+            f"{said} on {name} (SLURM_DISTRIBUTION={os.environ.get('SLURM_DISTRIBUTION')!r}): start it "
+            "with srun --distribution=block, or set TF_CONFIG"
+        )
 
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Return `task_type` and `task_id`: None before the first `cluster_spec`."""
@@ -123,24 +142,33 @@ class SlurmClusterResolver(ClusterResolver):
 def expand_hostlist(hostlist: str) -> list[str]:
     """Return the hosts of a list of Slurm's: ``"n[1-2,07-08],m5"`` is n1, n2, n07, n08, m5.
 
-    Raises ValueError if it cannot be understood.
+    There may be several brackets: ``"r[1-2]n[1-2]"`` is r1n1, r1n2, r2n1, r2n2. Raises ValueError if
+    it cannot be understood.
     """
     hosts = []
     for part in re.split(r",(?![^\[]*\])", hostlist):  # commas in brackets separate ranges
-        match = re.fullmatch(r"([^\[\],]*)(?:\[([\d,-]+)\])?([^\[\],]*)", part)
-        if not part or match is None:
+        if not part or re.fullmatch(r"(?:[^\[\],]|\[[\d,-]+\])*", part) is None:
             raise _invalid("hostlist", hostlist, part)
-        prefix, ranges, suffix = match.groups()
-        if ranges is None:
-            hosts.append(part)
-            continue
-        for span in ranges.split(","):
-            ends = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
-            if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
-                raise _invalid("hostlist", hostlist, span)
-            numbers = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-            hosts += [f"{prefix}{n:0{len(ends[1])}d}{suffix}" for n in numbers]
+        pieces = re.split(r"\[([\d,-]+)\]", part)  # every other one was in brackets
+        for i in range(1, len(pieces), 2):
+            if not pieces[i - 1]:
+                raise _invalid("hostlist", hostlist, part)
+        choices = [
+            _numbers(hostlist, piece) if i % 2 else [piece] for i, piece in enumerate(pieces)
+        ]
+        hosts += ["".join(chosen) for chosen in itertools.product(*choices)]
     return hosts
+
+
+def _numbers(hostlist: str, ranges: str) -> list[str]:
+    numbers = []
+    for span in ranges.split(","):
+        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
+        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+            raise _invalid("hostlist", hostlist, span)
+        width = len(ends[1])
+        numbers += [f"{n:0{width}d}" for n in range(int(ends[1]), int(ends[2] or ends[1]) + 1)]
+    return numbers
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
@@ -163,7 +191,9 @@ def _invalid(what: str, text: str, part: str) -> ValueError:
 
 def _tasks_of_hosts(tasks_per_node: int | dict[str, int] | None) -> dict[str, int]:
     if isinstance(tasks_per_node, dict):
-        return dict(tasks_per_node)
+        order = expand_hostlist(os.environ.get("SLURM_STEP_NODELIST") or "none")
+        order += sorted(set(tasks_per_node) - set(order))
+        return {host: tasks_per_node[host] for host in order if host in tasks_per_node}
     hosts = expand_hostlist(_slurm("STEP_NODELIST"))
     if tasks_per_node is not None:
         return dict.fromkeys(hosts, int(tasks_per_node))
@@ -174,6 +204,31 @@ def _tasks_of_hosts(tasks_per_node: int | dict[str, int] | None) -> dict[str, in
             f"{len(tasks)}"
         )
     return dict(zip(hosts, tasks, strict=True))
+
+
+def _dealt(tasks_of_host: dict[str, int]) -> list[tuple[str, int]]:
+    """Return the host of each rank, and its number there, as srun's --distribution has it.
+
+    block fills one host after the other; cyclic goes round all of them, and plane=n so by n at a time.
+    """
+    how = os.environ.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0].lower()
+    if how.startswith("plane"):
+        size = how.partition("=")[2] or os.environ.get("SLURM_DIST_PLANESIZE", "")
+        if not size.isdecimal() or int(size) < 1:
+            raise RuntimeError(
+                "SLURM_DISTRIBUTION is plane, and SLURM_DIST_PLANESIZE no size of one"
+            )
+        turn = int(size)
+    else:
+        turn = 1 if how == "cyclic" else max([1, *tasks_of_host.values()])
+    places: list[tuple[str, int]] = []
+    given = dict.fromkeys(tasks_of_host, 0)
+    while len(places) < sum(tasks_of_host.values()):
+        for host, tasks in tasks_of_host.items():
+            more = range(given[host], min(given[host] + turn, tasks))
+            places += [(host, j) for j in more]
+            given[host] += len(more)
+    return places
 
 
 def _slurm(name: str) -> str:

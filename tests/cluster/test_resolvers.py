@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from pycollective.cluster import (
     TFConfigClusterResolver,
     UnionResolver,
 )
+from pycollective.cluster.membership import membership_of, resolver_of_environment
 from pycollective.cluster.slurm import expand_hostlist, expand_tasks_per_node
 
 TWO = ClusterSpec({"worker": ["w0:1", "w1:1"]})
@@ -207,6 +209,10 @@ def test_what_is_no_union():
         ("n1", ["n1"]),
         ("n[1-2,5,07-09]", ["n1", "n2", "n5", "n07", "n08", "n09"]),
         ("a1,b[3],c-x[10-11]-ib,d", ["a1", "b3", "c-x10-ib", "c-x11-ib", "d"]),
+        ("node[01-03,7],gpu-a[1-2]", "node01 node02 node03 node7 gpu-a1 gpu-a2".split()),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("r[1-2]n[08-09]s", ["r1n08s", "r1n09s", "r2n08s", "r2n09s"]),
+        ("login", ["login"]),
     ],
 )
 def test_hostlists(text, hosts):
@@ -214,7 +220,8 @@ def test_hostlists(text, hosts):
 
 
 @pytest.mark.parametrize(
-    "text", ["n[1-", "n[a-b]", "n[1-2-3]", "n]1[", "n[1][2]", "n[1,,2]", "n[5-3]", "a,,b", ""]
+    "text",
+    ["n[1-", "n[a-b]", "n[1-2-3]", "n]1[", "[1-2]", "n[1][2]", "n[1,,2]", "n[5-3]", "a,,b", ""],
 )
 def test_malformed_hostlists(text):
     with pytest.raises(ValueError, match="Invalid hostlist format"):
@@ -223,6 +230,7 @@ def test_malformed_hostlists(text):
 
 def test_tasks_per_node():
     assert expand_tasks_per_node("3(x2),2,1") == [3, 3, 2, 1]
+    assert expand_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(ValueError, match='Invalid tasks-per-node list format "3x2"'):
         expand_tasks_per_node("3x2")
 
@@ -242,8 +250,6 @@ def slurm(monkeypatch):
 
 
 def test_slurm(slurm):
-    import os
-
     resolver = SlurmClusterResolver()
     assert resolver.get_task_info() == (None, None)
     assert resolver.master() == ""
@@ -273,8 +279,6 @@ def test_slurm_deals_ranks_to_jobs_by_name(slurm):
     }
     assert resolver.get_task_info() == ("ps", 0)
     assert resolver.num_accelerators() == {"GPU": 1}
-    import os
-
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     assert SlurmClusterResolver(tasks_per_node=2, gpus_per_node=0).cluster_spec() == {
         "worker": ["t1:8888", "t1:8889", "t2:8888", "t2:8889"]
@@ -307,6 +311,121 @@ def test_slurm_that_asks_for_too_much(slurm):
         SlurmClusterResolver()
 
 
+# What srun sets for a task, as its manual says; only what differs is given below.
+JOB = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NODELIST": "node[01-03,7],gpu-a[1-2]",
+    "SLURM_JOB_NUM_NODES": "6",
+    "SLURM_TASKS_PER_NODE": "2(x6)",
+    "SLURM_NTASKS": "12",
+}
+MIXED = {
+    **JOB,
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[01-03,7],gpu-a[1-2]",
+    "SLURM_STEP_NUM_NODES": "6",
+    "SLURM_STEP_NUM_TASKS": "9",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1(x3)",
+}
+
+
+def in_step(monkeypatch, variables, rank, node, local, **more):
+    for name in [name for name in os.environ if name.startswith(("SLURM", "PMI"))]:
+        monkeypatch.delenv(name)
+    own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURMD_NODENAME": node}
+    for name, value in {**variables, **own, "CUDA_VISIBLE_DEVICES": "", **more}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "hosts", "places"),
+    [
+        (
+            MIXED,
+            "node01 node01 node02 node02 node03 node03 node7 gpu-a1 gpu-a2",
+            [(0, "node01", 0), (5, "node03", 1), (6, "node7", 0), (8, "gpu-a2", 0)],
+        ),
+        (  # srun alone, without sbatch: hosts are numbered, not sorted as texts
+            {
+                "SLURM_JOB_ID": "1",
+                "SLURM_JOB_NODELIST": "n[9-11]",
+                "SLURM_STEP_NODELIST": "n[9-11]",
+                "SLURM_STEP_NUM_TASKS": "3",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+            },
+            "n9 n10 n11",
+            [(0, "n9", 0), (1, "n10", 0), (2, "n11", 0)],
+        ),
+        (  # a step on a part of the job's hosts: srun --nodes=2 --nodelist=node02,gpu-a1
+            {
+                **JOB,
+                "SLURM_STEP_ID": "3",
+                "SLURM_STEP_NODELIST": "node02,gpu-a1",
+                "SLURM_STEP_NUM_TASKS": "3",
+                "SLURM_STEP_TASKS_PER_NODE": "2,1",
+            },
+            "node02 node02 gpu-a1",
+            [(1, "node02", 1), (2, "gpu-a1", 0)],
+        ),
+        (  # --distribution=cyclic: round all hosts
+            {**MIXED, "SLURM_DISTRIBUTION": "cyclic:block"},
+            "node01 node02 node03 node7 gpu-a1 gpu-a2 node01 node02 node03",
+            [(1, "node02", 0), (6, "node01", 1), (8, "node03", 1)],
+        ),
+        (  # --distribution=plane=2
+            {
+                **JOB,
+                "SLURM_STEP_NODELIST": "a,b",
+                "SLURM_STEP_NUM_TASKS": "7",
+                "SLURM_STEP_TASKS_PER_NODE": "4,3",
+                "SLURM_DISTRIBUTION": "plane",
+                "SLURM_DIST_PLANESIZE": "2",
+            },
+            "a a b b a a b",
+            [(2, "b", 0), (5, "a", 3), (6, "b", 2)],
+        ),
+    ],
+)
+def test_recorded_steps(monkeypatch, variables, hosts, places):
+    """Every rank's host and port is where Slurm has started it."""
+    for rank, node, local in places:
+        in_step(monkeypatch, variables, rank, node, local)
+        resolver = SlurmClusterResolver()
+        addresses = resolver.cluster_spec().job_tasks("worker")
+        assert [address.split(":")[0] for address in addresses] == hosts.split()
+        assert resolver.get_task_info() == ("worker", rank)
+        assert addresses[rank] == f"{node}:{8888 + local}"
+        assert len(set(addresses)) == len(addresses)
+        member = membership_of(resolver)
+        assert (member.source, member.rank, member.size) == ("Slurm", rank, len(addresses))
+
+
+def test_a_step_whose_tasks_are_elsewhere(monkeypatch):
+    """As with --distribution=arbitrary: no rank may believe to be where another one is."""
+    arbitrary = {**MIXED, "SLURM_DISTRIBUTION": "arbitrary"}
+    in_step(monkeypatch, arbitrary, 1, "gpu-a2", 0)
+    with pytest.raises(
+        RuntimeError,
+        match="Task 1 should be number 1 on node01, and Slurm says that it is number 0 on gpu-a2 "
+        r"\(SLURM_DISTRIBUTION='arbitrary'\): start it with srun --distribution=block",
+    ):
+        SlurmClusterResolver()
+    in_step(monkeypatch, {**MIXED, "SLURM_DISTRIBUTION": "plane"}, 0, "node01", 0)
+    with pytest.raises(RuntimeError, match="SLURM_DIST_PLANESIZE no size of one"):
+        SlurmClusterResolver()
+    # Ranks of a step over several components go on where one component's end.
+    in_step(monkeypatch, MIXED, 9, "other", 0, SLURM_HET_SIZE="2")
+    with pytest.raises(RuntimeError, match="components of a heterogeneous job need TF_CONFIG"):
+        SlurmClusterResolver()
+
+
+def test_a_batch_script_without_srun_is_no_step(monkeypatch):
+    in_step(monkeypatch, JOB, 0, "node01", 0)
+    for name in ("TF_CONFIG", "PYCOLLECTIVE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SM_HOSTS"):
+        monkeypatch.delenv(name, raising=False)
+    assert resolver_of_environment() is None
+
+
 @pytest.mark.parametrize(
     ("visible", "of_each", "given", "own"),
     [
@@ -320,8 +439,6 @@ def test_slurm_that_asks_for_too_much(slurm):
 )
 def test_slurm_narrows_once(slurm, visible, of_each, given, own):
     """Another resolver in the same process finds what the first one has found."""
-    import os
-
     slurm.setenv("CUDA_VISIBLE_DEVICES", visible)
     if of_each:
         slurm.setenv("SLURM_GPUS_PER_TASK", of_each)
