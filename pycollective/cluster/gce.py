@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
+import urllib.parse
 import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from pycollective.cluster import rest
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 
@@ -17,10 +22,18 @@ METADATA = "GCE_METADATA_IP"
 _EVENT = "http://{}/computeMetadata/v1/instance/maintenance-event"
 _ENDS = "TERMINATE_ON_HOST_MAINTENANCE"
 _METADATA_SECONDS = 5.0
+_TOKEN_SPARE = 60.0
+_TOKEN = "http://{}/computeMetadata/v1/instance/service-accounts/default/token"
+_API = "https://compute.googleapis.com/compute/v1"
+_PRODUCT = Path("/sys/class/dmi/id/product_name")
+_FLAVOR = {"Metadata-Flavor": "Google"}
 
 
 class GCEClusterResolver(ClusterResolver):
     """The running instances of an instance group; asks Compute Engine each time.
+
+    Without the client of Google's, on an instance, the API is asked by this resolver itself, as the
+    instance's service account, which needs the scope ``compute.readonly``.
 
     Parameters
     ----------
@@ -38,12 +51,12 @@ class GCEClusterResolver(ClusterResolver):
         For the installed client; by default the application's.
     service : optional
         What ``googleapiclient.discovery.build("compute", "v1")`` returns, or has its methods; by
-        default the installed client's.
+        default the installed client's, if there is one.
 
     Raises
     ------
     ImportError
-        Without a service, given or installed.
+        Without a service, given or installed, elsewhere than on an instance.
     """
 
     def __init__(
@@ -77,21 +90,32 @@ class GCEClusterResolver(ClusterResolver):
         )
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster: the addresses of all running instances, sorted."""
+        """Return the cluster: the addresses of all running instances, sorted.
+
+        Raises
+        ------
+        RuntimeError
+            If one has no address, or Compute Engine does not answer, or does not let this process know.
+        """
         groups, instances = self._service.instanceGroups(), self._service.instances()
         addresses = []
         request = groups.listInstances(
             **self._group, body={"instanceState": "RUNNING"}, orderBy="name"
         )
         while request is not None:
-            response = request.execute()
+            response = _answer(request)
             for item in response.get("items", []):
-                details = instances.get(
-                    project=self._group["project"],
-                    zone=self._group["zone"],
-                    instance=item["instance"].split("/")[-1],
-                ).execute()
-                addresses.append(f"{details['networkInterfaces'][0]['networkIP']}:{self._port}")
+                name = item["instance"].split("/")[-1]
+                details = _answer(
+                    instances.get(
+                        project=self._group["project"], zone=self._group["zone"], instance=name
+                    )
+                )
+                try:
+                    address = details["networkInterfaces"][0]["networkIP"]
+                except (KeyError, IndexError):
+                    raise RuntimeError(f"Instance {name!r} has no address in a network") from None
+                addresses.append(f"{address}:{self._port}")
             request = groups.listInstances_next(
                 previous_request=request, previous_response=response
             )
@@ -105,17 +129,118 @@ class GCEClusterResolver(ClusterResolver):
         OSError
             If it does not answer.
         """
-        host = os.environ.get(METADATA, "metadata.google.internal")
-        request = urllib.request.Request(_EVENT.format(host), headers={"Metadata-Flavor": "Google"})
+        request = urllib.request.Request(_EVENT.format(_metadata_server()), headers=_FLAVOR)
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(request, timeout=_METADATA_SECONDS) as answer:
             return bool(answer.read(100).decode(errors="replace").strip() == _ENDS)
+
+
+def _answer(request: Any) -> Any:
+    try:
+        return request.execute()
+    except RuntimeError:
+        raise
+    except Exception as error:  # the client's own, whichever client it is
+        raise RuntimeError(f"Compute Engine cannot be asked: {error}") from error
+
+
+def _metadata_server() -> str:
+    return os.environ.get(METADATA) or "metadata.google.internal"
+
+
+def _on_an_instance() -> bool:
+    """Whether this machine is one of Compute Engine's."""
+    if os.environ.get(METADATA):
+        return True
+    try:
+        return _PRODUCT.read_text(encoding="utf-8").startswith("Google")
+    except OSError:
+        return False
+
+
+class _Request:
+    """Something to ask for, when `execute` is called."""
+
+    def __init__(
+        self,
+        ask: Callable[[], dict[str, Any]],
+        following: Callable[[str], _Request] | None = None,
+    ) -> None:
+        self.execute = ask
+        self.following = following
+
+
+class _OnInstance:
+    """Asks Compute Engine as an instance's service account; as much of the client as is needed."""
+
+    def __init__(self) -> None:
+        self._token, self._until = "", 0.0
+
+    def instanceGroups(self) -> _OnInstance:
+        """Return what has `listInstances`."""
+        return self
+
+    def instances(self) -> _OnInstance:
+        """Return what has `get`."""
+        return self
+
+    def listInstances(
+        self,
+        project: str,
+        zone: str,
+        instanceGroup: str,
+        body: Mapping[str, Any],
+        orderBy: str,
+        pageToken: str = "",
+    ) -> _Request:
+        """Ask for a page of a group's instances."""
+        path = self._path(project, zone, "instanceGroups", instanceGroup) + "/listInstances?"
+        query = {"orderBy": orderBy, **({"pageToken": pageToken} if pageToken else {})}
+
+        def following(token: str) -> _Request:
+            return self.listInstances(project, zone, instanceGroup, body, orderBy, token)
+
+        return _Request(lambda: self._asked(path + urllib.parse.urlencode(query), body), following)
+
+    def listInstances_next(
+        self, previous_request: Any, previous_response: Mapping[str, Any]
+    ) -> Any:
+        """Ask for the page after another; None behind the last."""
+        token = previous_response.get("nextPageToken")
+        return previous_request.following(token) if token else None
+
+    def get(self, project: str, zone: str, instance: str) -> _Request:
+        """Ask for an instance."""
+        path = self._path(project, zone, "instances", instance)
+        return _Request(lambda: self._asked(path))
+
+    @staticmethod
+    def _path(project: str, zone: str, kind: str, name: str) -> str:
+        parts = "projects", project, "zones", zone, kind, name
+        return "/".join([_API, *(urllib.parse.quote(part, safe=":") for part in parts)])
+
+    def _asked(self, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return rest.ask("Compute Engine", url, token=self._current_token(), body=body)
+
+    def _current_token(self) -> str:
+        if time.monotonic() >= self._until:
+            where = _TOKEN.format(_metadata_server())
+            found = rest.ask("The metadata server", where, headers=_FLAVOR, direct=True)
+            token, seconds = found.get("access_token"), found.get("expires_in", 0)
+            if not isinstance(token, str) or not token or not isinstance(seconds, int):
+                raise RuntimeError(
+                    "The metadata server gives no token: has the instance an account?"
+                )
+            self._token, self._until = token, time.monotonic() + seconds - _TOKEN_SPARE
+        return self._token
 
 
 def _installed_service(credentials: Any) -> Any:
     try:
         discovery = importlib.import_module("googleapiclient.discovery")
     except ImportError:
+        if credentials == "default" and _on_an_instance():
+            return _OnInstance()
         raise ImportError(
             "googleapiclient must be installed before using the GCE cluster resolver: run `pip "
             "install google-api-python-client`."

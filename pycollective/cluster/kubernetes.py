@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import enum
 import importlib
+import logging
+import os
+import ssl
+import urllib.parse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from pycollective.cluster import rest
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 
 __all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation"]
+
+
+_log = logging.getLogger("pycollective")
+
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_PAGE = 500
+_GONE, _FORBIDDEN = 410, 403
 
 
 class KubernetesExecutableLocation(enum.Enum):
@@ -23,7 +37,13 @@ class KubernetesExecutableLocation(enum.Enum):
 class KubernetesClusterResolver(ClusterResolver):
     """The pods with certain labels; asks Kubernetes each time.
 
-    Which task this process is cannot be found out: set `task_type` and `task_id`.
+    Which task this process is cannot be found out: set `task_type` and `task_id`. A pod's address is
+    that of its host where it has the port there (``hostNetwork``, or ``hostPort``), and its own where
+    not, at which TensorFlow's resolver has the host's too, where nobody listens.
+
+    Without the client of Kubernetes, in a pod, the API is asked by this resolver itself, as the pod's
+    service account, which needs the right to list pods: of all namespaces, or of its own, which are
+    then the only ones that are seen.
 
     Parameters
     ----------
@@ -36,14 +56,14 @@ class KubernetesClusterResolver(ClusterResolver):
         The protocol in addresses.
     override_client : optional
         A ``kubernetes.client.CoreV1Api``, or what has its ``list_pod_for_all_namespaces``; by default
-        the installed client's.
+        the installed client's, if there is one.
     executable_location : KubernetesExecutableLocation
         Which configuration the installed client loads.
 
     Raises
     ------
     ImportError
-        Without a client, given or installed.
+        Without a client, given or installed, outside of a pod.
     ValueError
         For an unknown ``executable_location``.
     """
@@ -69,7 +89,8 @@ class KubernetesClusterResolver(ClusterResolver):
         Raises
         ------
         RuntimeError
-            If a pod does not run.
+            If a pod does not run or has no address, no pod has the labels, or Kubernetes does not
+            answer, or does not let this process know.
         """
         return ClusterSpec(
             {
@@ -79,15 +100,120 @@ class KubernetesClusterResolver(ClusterResolver):
         )
 
     def _pods(self, selector: str) -> list[str]:
-        pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
-        addresses = []
-        for pod in sorted(pods, key=lambda pod: str(pod.metadata.name)):
-            if pod.status.phase != "Running":
-                raise RuntimeError(
-                    f'Pod "{pod.metadata.name}" is not running; phase: "{pod.status.phase}"'
-                )
-            addresses.append(f"{pod.status.host_ip}:{self._port}")
-        return addresses
+        try:
+            pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+        except RuntimeError:
+            raise
+        except Exception as error:  # the client's own, whichever client it is
+            raise RuntimeError(
+                f"Kubernetes cannot be asked for the pods with {selector!r}: {error}"
+            ) from error
+        if not pods:
+            raise RuntimeError(f"No pod has the labels {selector!r}")
+        return [self._address(pod) for pod in sorted(pods, key=lambda pod: str(pod.metadata.name))]
+
+    def _address(self, pod: Any) -> str:
+        name = pod.metadata.name
+        if pod.status.phase != "Running":
+            raise RuntimeError(f'Pod "{name}" is not running; phase: "{pod.status.phase}"')
+        if getattr(pod.metadata, "deletion_timestamp", None):
+            raise RuntimeError(f'Pod "{name}" is being deleted')
+        own = getattr(pod.status, "pod_ip", None)
+        address = own if own and not _has_host_port(pod, self._port) else pod.status.host_ip
+        if not address:
+            raise RuntimeError(f'Pod "{name}" has no address yet')
+        return f"[{address}]:{self._port}" if ":" in address else f"{address}:{self._port}"
+
+
+def _has_host_port(pod: Any, port: int) -> bool:
+    """Whether a pod has a port of its host."""
+    spec = getattr(pod, "spec", None)
+    if spec is None or getattr(spec, "host_network", None):
+        return True
+    ports = [p for container in spec.containers for p in container.ports or ()]
+    return any(p.host_port == port for p in ports)
+
+
+class _InPod:
+    """Asks the API server as a pod's service account; as much of ``CoreV1Api`` as is needed."""
+
+    def list_pod_for_all_namespaces(self, label_selector: str) -> Any:
+        """Return the pods with these labels."""
+        try:
+            pods = self._listed("/api/v1/pods", label_selector)
+        except rest.Refusal as error:
+            if error.status != _FORBIDDEN:
+                raise
+            namespace = self._of_account("namespace")
+            _log.info("Kubernetes: %s; only pods in namespace %s are seen", error, namespace)
+            quoted = urllib.parse.quote(namespace, safe="")
+            pods = self._listed(f"/api/v1/namespaces/{quoted}/pods", label_selector)
+        return SimpleNamespace(items=[_pod(pod) for pod in pods])
+
+    def _listed(self, path: str, selector: str) -> list[dict[str, Any]]:
+        """Return all pages; where the list has changed too much meanwhile, from the beginning."""
+        pods: list[dict[str, Any]] = []
+        query = {"labelSelector": selector, "limit": str(_PAGE)}
+        while True:
+            try:
+                page = self._answer(f"{path}?{urllib.parse.urlencode(query)}")
+            except rest.Refusal as error:
+                if error.status != _GONE or "continue" not in query:
+                    raise
+                pods, query = [], {"labelSelector": selector}  # all at once
+                continue
+            items = page.get("items")
+            pods += items if isinstance(items, list) else []
+            more = (page.get("metadata") or {}).get("continue")
+            if not more:
+                return pods
+            query["continue"] = str(more)
+
+    def _answer(self, path: str) -> dict[str, Any]:
+        host, port = (os.environ[f"KUBERNETES_SERVICE_{name}"] for name in ("HOST", "PORT"))
+        authority = _SERVICE_ACCOUNT / "ca.crt"
+        try:
+            tls = ssl.create_default_context(cafile=str(authority))
+        except OSError as error:
+            raise RuntimeError(
+                f"{authority}, Kubernetes' authority, cannot be used: {error}"
+            ) from None
+        host = f"[{host}]" if ":" in host else host
+        url = f"https://{host}:{port}{path}"
+        # It is read each time: tokens expire, and the file is written anew.
+        token = self._of_account("token")
+        return rest.ask("Kubernetes", url, token=token, tls=tls, direct=True)
+
+    @staticmethod
+    def _of_account(name: str) -> str:
+        path = _SERVICE_ACCOUNT / name
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise RuntimeError(
+                f"the service account's {path} cannot be read ({error.strerror}): has the pod "
+                "automountServiceAccountToken: false?"
+            ) from None
+
+
+def _pod(found: dict[str, Any]) -> Any:
+    """Return a pod of an answer as the client has it."""
+    metadata, spec, status = (found.get(name) or {} for name in ("metadata", "spec", "status"))
+    containers = [
+        SimpleNamespace(
+            ports=[SimpleNamespace(host_port=p.get("hostPort")) for p in c.get("ports") or ()]
+        )
+        for c in spec.get("containers") or ()
+    ]
+    return SimpleNamespace(
+        metadata=SimpleNamespace(
+            name=metadata.get("name"), deletion_timestamp=metadata.get("deletionTimestamp")
+        ),
+        spec=SimpleNamespace(host_network=spec.get("hostNetwork"), containers=containers),
+        status=SimpleNamespace(
+            phase=status.get("phase"), host_ip=status.get("hostIP"), pod_ip=status.get("podIP")
+        ),
+    )
 
 
 def _installed_client(location: KubernetesExecutableLocation) -> Any:
@@ -96,6 +222,9 @@ def _installed_client(location: KubernetesExecutableLocation) -> Any:
     try:
         kubernetes = importlib.import_module("kubernetes")
     except ImportError:
+        in_pod = {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"} <= set(os.environ)
+        if in_pod and location is KubernetesExecutableLocation.WITHIN_CLUSTER:
+            return _InPod()
         raise ImportError(
             "The Kubernetes Python client must be installed before using the Kubernetes Cluster "
             "Resolver. To install the Kubernetes Python client, run `pip install kubernetes` on your "

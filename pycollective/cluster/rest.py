@@ -1,0 +1,117 @@
+"""Questions to an API over HTTP, answered in JSON: as much of it as resolvers need."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Refusal", "ask"]
+
+SECONDS = 10.0
+_LIMIT = 64 << 20
+_SHOWN = 300
+
+
+class Refusal(RuntimeError):
+    """The API answers, with an error.
+
+    Attributes
+    ----------
+    status : int
+        Of HTTP.
+    """
+
+    def __init__(self, what: str, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(f"{what} answers {status}: {text}")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Whoever is asked gets a token, and nobody else."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Follow none."""
+        return None
+
+
+def ask(
+    what: str,
+    url: str,
+    *,
+    token: str = "",
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+    direct: bool = False,
+) -> dict[str, Any]:
+    """Return the answer.
+
+    Parameters
+    ----------
+    what : str
+        What is asked, for messages.
+    url : str
+        Where.
+    token : str
+        Sent along as bearer's token.
+    body : mapping, optional
+        Sent as JSON, with POST.
+    headers : mapping, optional
+        Others.
+    tls : SSLContext, optional
+        Says who may vouch for the server.
+    direct : bool
+        Whether no proxy is used.
+
+    Raises
+    ------
+    Refusal
+        If the answer is an error.
+    RuntimeError
+        If there is no answer, or none in JSON.
+    """
+    sent = {"Accept": "application/json", **(headers or {})}
+    if token:
+        sent["Authorization"] = f"Bearer {token}"
+    data = None
+    if body is not None:
+        data, sent["Content-Type"] = json.dumps(body).encode(), "application/json"
+    handlers: list[Any] = [_NoRedirects()]
+    if tls is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=tls))
+    if direct:
+        handlers.append(urllib.request.ProxyHandler({}))
+    where = urllib.parse.urlsplit(url).netloc
+    request = urllib.request.Request(url, data, sent)
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=SECONDS) as answer:
+            text = answer.read(_LIMIT)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Refusal(what, error.code, _message(error.read(1 << 16), error.reason)) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise RuntimeError(f"{what} cannot be reached at {where}: {reason}") from None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RuntimeError(f"{what} at {where} answers no JSON object: {text[:60]!r}")
+    return found
+
+
+def _message(text: bytes, reason: str) -> str:
+    """Return what an error says of itself: Kubernetes and Google each have a place for it."""
+    try:
+        found = json.loads(text)
+        said = found.get("message") or found["error"]["message"]
+    except (ValueError, AttributeError, KeyError, TypeError):
+        said = reason
+    return "".join(c if c.isprintable() else "?" for c in str(said)[:_SHOWN])
