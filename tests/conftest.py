@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import device_arrays
 import leftovers
+import namespaces
 import pytest
 
 # The tests know the built-in table of algorithms, not one that was measured here.
@@ -46,6 +47,13 @@ def mnist_dir() -> Path:
         if (folder / "train-images-idx3-ubyte.gz").exists():
             return folder
     pytest.skip("no MNIST files: set PYCOLLECTIVE_DATA to their folder")
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Return the names of three network namespaces, with the addresses 10.213.7.1 to .3."""
+    with namespaces.hosts(3) as names:
+        yield names
 
 
 @pytest.fixture

@@ -5,36 +5,38 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import socket
 import time
 from typing import Any
 
 import numpy as np
 
-from pycollective import _core, array_backend, nccl
+from pycollective import _core, array_backend, nccl, rendezvous
 from pycollective.cli import options
+from pycollective.cluster import ClusterResolver
+from pycollective.cluster.examined import are_errors
 from pycollective.cluster.membership import (
     Membership,
-    membership_of,
-    problems,
-    resolver_of_environment,
+    examine,
+    source_of,
+    sources_of_environment,
 )
 from pycollective.communicator import Communicator, on_device
 from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.multi_worker import join_workers
-from pycollective.errors import NcclNotFoundError, RendezvousError
+from pycollective.errors import CollectiveError, NcclNotFoundError, RendezvousError
 from pycollective.nccl.loading import require_cuda
 from pycollective.nn import cudnn
 from pycollective.rendezvous import LISTENER
+from pycollective.rendezvous.links import Findings
 
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
 Say what MultiWorkerMirroredStrategy() would use here: where the description of the cluster comes from,
-which worker this is, what is wrong with the addresses. With several workers, run the command on each of
-them, as the training program would be: they meet, and every link between two of them is measured. Where
-they do not meet, every address is tried out, and it is said whether nobody listens there or a firewall
-swallows packets.
+which worker this is, what is wrong with it, all at once, and what protects the connections. With several
+workers, run the command on each of them, as the training program would be: they try every link that
+they need, and each says which one does not work, what was seen there (a port that is refused, packets
+that are dropped, a route that ends) and what to look at. Where all work, every link is measured.
 """
 
 _EPILOG = """\
@@ -47,7 +49,10 @@ examples:
 
 _PINGS = 200
 _BULK = 4 << 20
-_PROBE_SECONDS = 3.0
+_BULKS = 5
+_PART_SECONDS = 1.0
+"""Of each part of a measurement, unless one message takes longer."""
+_MEETING_SECONDS = 10.0
 
 
 def add_parser(commands: Any) -> None:
@@ -77,42 +82,86 @@ def run(args: argparse.Namespace) -> int:
     for line in _gpus(gpus) if gpus else [f"no GPU: {why or 'CUDA sees none'}"]:
         print(line)
     try:
-        resolver = resolver_of_environment()
-        member = None if resolver is None else membership_of(resolver)
-    except ValueError as error:
-        print(f"cluster: WRONG: {error}")
+        sources = sources_of_environment()
+        resolver = sources[0].resolver(os.environ) if sources else None
+    except (RuntimeError, ValueError, TypeError) as error:
+        print(f"cluster: WRONG: {sources[0]}: {error}")
         return 1
     if resolver is None:
         print("cluster: none: no variable names one; this process trains alone")
         return 0
-    if member is None or member.size == 1:
-        task = f"{resolver.task_type} {resolver.task_id}"
-        print(f"cluster: {type(resolver).__name__}: {task} trains alone")
-        return 0
-    print(f"cluster: {member.source}: {member.size} workers, this is {member.names[member.rank]}")
-    for rank, name in enumerate(member.names[: len(member.addresses)]):
-        print(f"  {name}: {member.addresses[rank]}{', this process' * (rank == member.rank)}")
-    found = problems(member, listens=LISTENER in os.environ)
-    for problem in found:
-        print(f"  WRONG: {problem}")
-    print(
-        f"waiting up to {args.timeout:g} s for the others, which must run this command too",
-        flush=True,
-    )
+    member, wrong, doubtful = examine(resolver, listens=LISTENER in os.environ)
+    task = _task(resolver)
+    if member is not None and member.size > 1:
+        task = f"{member.size} workers, this is {member.names[member.rank]}"
+    elif not wrong:
+        task += " trains alone"
+    print(f"cluster: {source_of(resolver)}: {task}")
+    for source in sources[1:]:
+        print(f"  not looked at, since that comes first: {source}")
+    if member is not None and member.size > 1:
+        for rank, address in enumerate(member.addresses):
+            print(f"  {member.names[rank]}: {address}{', this process' * (rank == member.rank)}")
     try:
-        communicator = join_workers(member, args.timeout)
+        if are_errors(os.environ):
+            wrong, doubtful = [*wrong, *doubtful], []
+        protection = rendezvous.protection()
+    except (ValueError, RendezvousError) as error:
+        wrong, protection = [*wrong, str(error)], ""
+    for line in doubtful:
+        print(f"  DOUBTFUL: {line}")
+    for line in wrong:
+        print(f"  WRONG: {line}")
+    if wrong:
+        return 1
+    if member is None or member.size == 1:
+        return 0
+    print(f"  {protection}")
+    return _met(member, args.timeout)
+
+
+def _task(resolver: ClusterResolver) -> str:
+    try:
+        return f"{resolver.task_type} {resolver.task_id}"
+    except (RuntimeError, ValueError, TypeError):
+        return "a task that cannot be told"
+
+
+def _met(member: Membership, seconds: float) -> int:
+    """Try all links, then meet and measure them; return 1 if something is wrong."""
+    print(
+        f"waiting up to {seconds:g} s for the others, which must run this command too", flush=True
+    )
+    begin = time.monotonic()
+    try:
+        if member.addresses and not _is_one_host(member):
+            findings = rendezvous.probe(member.rank, member.size, member.addresses, seconds)
+            lines = [f"  WRONG: {line}" for line in diagnosis(findings, member, seconds)]
+            print("\n".join(lines), end="\n" * bool(lines), flush=True)
+            if lines:
+                return 1
+            print(f"each of the {member.size * (member.size - 1) // 2} links can be connected")
+        left = seconds - (time.monotonic() - begin)
+        communicator = join_workers(member, max(left, min(seconds, _MEETING_SECONDS)))
     except RendezvousError as error:
         print(f"WRONG: {error}")
-        for line in _tried_out(member):
-            print(f"  {line}")
         return 1
     try:
         print(f"met: {communicator}, hosts by worker: {communicator.hosts}")
         for line in _links(communicator, member):
             print(line)
+    except CollectiveError as error:
+        print(f"WRONG: while links were measured: {error}")
+        return 1
     finally:
         communicator.close()
-    return bool(found)
+    return 0
+
+
+def _is_one_host(member: Membership) -> bool:
+    """Whether all meet at worker 0's loopback address: there are no links to be tried then."""
+    host, _ = rendezvous.host_and_port(member.addresses[0])
+    return len(member.addresses) < member.size and host in ("127.0.0.1", "::1", "localhost")
 
 
 def _gpus(count: int) -> list[str]:
@@ -144,59 +193,172 @@ def _nccl() -> str:
     return f"NCCL {found.version_text}, {found.path}"
 
 
-def _tried_out(member: Membership) -> list[str]:
-    """Return what becomes of a connection to each other worker's address."""
+def diagnosis(findings: Findings, member: Membership, seconds: float) -> list[str]:
+    """Return a line for each worker and link with which something is wrong, and what to look at."""
     lines = []
-    for rank, (name, address) in enumerate(zip(member.names, member.addresses, strict=False)):
-        if rank == member.rank:
-            continue
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
-            outcome = "somebody listens there"
-        except ConnectionRefusedError:
-            outcome = "the host answers, and nobody listens: not started yet, or gone"
-        except TimeoutError:
-            outcome = "no answer: a firewall, or another host's address"
-        except OSError as error:
-            outcome = str(error.strerror or error)
-        lines.append(f"{name} at {address}: {outcome}")
+    for rank, addresses in sorted(findings.others.items()):
+        lines.append(
+            f"{member.names[rank]} has another description: its cluster is {', '.join(addresses)}"
+        )
+    for rank in findings.missing(member.size):
+        name = _placed(findings, member, rank)
+        told = [
+            f"{member.names[a]}: {_SEEN[kind]}{f' ({text})' * bool(text)}"
+            for (a, b), (kind, text) in sorted(findings.links.items())
+            if b == rank
+        ]
+        told += [
+            f"{member.names[a]}: its own host sends nothing there ({text}): {_ROUTE.format(host)}"
+            for (a, b), text in sorted(findings.routes.items())
+            if b == rank
+            for host in [findings.places[b][0]]
+        ]
+        lines.append(
+            f"{name}: nothing was heard of it within {seconds:g} s: is this command running there, "
+            f"with this description and this secret?{' Seen by ' * bool(told)}{'; '.join(told)}"
+        )
+    for a, b in findings.broken():
+        kind, text = findings.links[a, b]
+        host, port = findings.places[b]
+        back = findings.routes.get((b, a), "")
+        others = [
+            member.names[r]
+            for r in range(member.size)
+            if findings.links.get((r, b)) == ("works", "")
+        ]
+        also = f", and {', '.join(others)} reached it" * bool(others)
+        look = _LOOK[kind].format(a=member.names[a], b=member.names[b], host=host, port=port)
+        if b and len(member.addresses) < member.size:
+            look += f". {_ANY_PORT}"
+        if kind == "silent" and back:
+            asked = findings.places.get(a, ("that host", 0))[0]
+            look = (
+                f"{member.names[b]}'s own host sends nothing back ({back}): {_ROUTE.format(asked)}"
+            )
+        lines.append(
+            f"{member.names[a]} -> {_placed(findings, member, b)}: "
+            f"{_SEEN[kind]}{f' ({text})' * bool(text)}, though {member.names[b]} is there{also}. {look}"
+        )
+    if not lines and not findings.all_work(member.size):
+        lines.append(f"not all links could be tried within {seconds:g} s: give a longer --timeout")
     return lines
+
+
+_ANY_PORT = (
+    "The description names worker 0's port only: the others listen at ports that the system chooses, "
+    "all of which must be open between the hosts"
+)
+_ROUTE = "ask its routing table with `ip route get {}`"
+_SEEN = {
+    "works": "it can be connected to",
+    "refused": "the host answers, and nobody listens at the port",
+    "silent": "no answer, packets are dropped",
+    "here": "its own host sends nothing there",
+    "unreachable": "there is no way to the host",
+    "turned away": "a worker there refuses",
+    "other": "no connection",
+}
+_LOOK = {
+    "refused": "Look for a firewall that rejects port {port} on {b}'s host or before it, and whether "
+    "{host} is that host for {a}, too (`ip route get {host}`, `ip neigh`)",
+    "silent": "Look for a firewall or a security group that drops port {port} on {b}'s host or before "
+    "it, and for routes that end on the way (`ip route get` on both hosts)",
+    "here": "Look at the routes (`ip route get {host}`) and the firewall of {a}'s own host",
+    "unreachable": "Look at the routes of {a}'s host (`ip route get {host}`), and at routers between",
+    "turned away": "All workers need the same secret, and TLS or none",
+    "other": "Look at what is said there",
+    "works": "",
+}
+
+
+def _placed(findings: Findings, member: Membership, rank: int) -> str:
+    place = findings.places.get(rank)
+    if place is None:
+        return member.names[rank]
+    host = f"[{place[0]}]" if ":" in place[0] else place[0]
+    return f"{member.names[rank]} at {host}:{place[1]}"
 
 
 def _links(communicator: Communicator, member: Membership) -> list[str]:
-    """Measure every link, one after the other; return a line for each of this worker's, or all."""
-    lines = []
-    for a in range(communicator.size):
-        for b in range(a + 1, communicator.size):
+    """Measure every link, one after the other; return this worker's, and a table on worker 0."""
+    size, rank = communicator.size, communicator.rank
+    table = np.full((3, size, size), np.nan)  # seconds; bytes per second to the row's, the column's
+    for a in range(size):
+        for b in range(a + 1, size):
             communicator.barrier()
-            numbers = np.zeros(2)
-            if communicator.rank in (a, b):
-                numbers[:] = _measured(communicator, a + b - communicator.rank)
-            latency, speed = communicator.broadcast(numbers, root=a)
-            if communicator.rank in (0, a, b):
-                lines.append(_line(member.names[a], member.names[b], latency, speed))
+            numbers = np.zeros(3)
+            if rank in (a, b):
+                numbers[:] = _measured(communicator, a + b - rank)
+            table[:, a, b] = communicator.broadcast(numbers, root=a)
+    lines = [
+        _line(member.names[a], member.names[b], *table[:, a, b])
+        for a in range(size)
+        for b in range(a + 1, size)
+        if rank in (a, b)
+    ]
+    return lines + (_table(table) if rank == 0 and size > 2 else [])
+
+
+def _line(a: str, b: str, latency: float, there: float, back: float) -> str:
+    return (
+        f"  {a} - {b}: {latency * 1e6:.1f} µs one way, {there / 1e6:.0f} MB/s there, "
+        f"{back / 1e6:.0f} MB/s back"
+    )
+
+
+def _table(numbers: Any) -> list[str]:
+    """Return all links at one glance: rows send, columns receive."""
+    size = numbers.shape[1]
+    both = np.where(np.isnan(numbers[0]), numbers[0].T, numbers[0]) * 1e6
+    speed = np.where(np.isnan(numbers[1]), numbers[2].T, numbers[1]) / 1e6
+    lines = []
+    for title, values, form in (
+        ("µs one way", both, "10.1f"),
+        ("MB/s, from the row's worker to the column's", speed, "10.0f"),
+    ):
+        lines.append(f"{title}:")
+        lines.append("  worker" + "".join(f"{b:>10}" for b in range(size)))
+        for a in range(size):
+            cells = [f"{'-':>10}" if a == b else f"{values[a, b]:{form}}" for b in range(size)]
+            lines.append(f"  {a:>6}" + "".join(cells))
+    slow = np.unravel_index(np.nanargmin(speed), speed.shape)
+    late = np.unravel_index(np.nanargmax(both), both.shape)
+    lines.append(
+        f"slowest: {slow[0]} -> {slow[1]}, {speed[slow]:.0f} MB/s; longest way: "
+        f"{min(late)} - {max(late)}, {both[late]:.1f} µs"
+    )
     return lines
 
 
-def _line(a: str, b: str, latency: float, speed: float) -> str:
-    return f"  {a} - {b}: {latency * 1e6:.1f} µs one way, {speed / 1e6:.0f} MB/s"
+def _measured(communicator: Communicator, peer: int) -> tuple[float, float, float]:
+    """Measure with a peer, which does the same; the one of lower rank leads.
 
-
-def _measured(communicator: Communicator, peer: int) -> tuple[float, float]:
-    """Return the time of a small message to a peer, which does the same, and the bytes per second."""
+    Returns
+    -------
+    tuple
+        Seconds of a small message, bytes per second to the peer and from it: of the leader, the other
+        one has other numbers.
+    """
+    leads = communicator.rank < peer
     small, large = np.zeros(1), np.zeros(_BULK, np.uint8)
-    times = {}
-    for message, rounds in ((small, _PINGS), (large, 5)):
-        taken = []
-        for _ in range(rounds):
+
+    def exchange(there: Any, back: Any, rounds: int) -> float:
+        """Return the seconds of a round; the first byte that the leader sends says if it is the last."""
+        last = there.view(np.uint8)
+        taken: list[float] = []
+        until = time.perf_counter() + _PART_SECONDS
+        while not taken or not last[0]:
             begin = time.perf_counter()
-            if communicator.rank < peer:
-                communicator.send(message, peer)
-                communicator.recv(message, peer)
+            if leads:
+                last[0] = begin > until or len(taken) == rounds - 1
+                communicator.send(there, peer)
+                communicator.recv(back, peer)
             else:
-                communicator.recv(message, peer)
-                communicator.send(message, peer)
+                communicator.recv(there, peer)
+                communicator.send(back, peer)
             taken.append(time.perf_counter() - begin)
-        times[message.nbytes] = float(np.median(taken)) / 2
-    return times[small.nbytes], _BULK / times[_BULK]
+        return float(np.median(taken))
+
+    way = exchange(small, small.copy(), _PINGS) / 2
+    there = _BULK / max(exchange(large, small, _BULKS) - way, 1e-9)
+    return way, there, _BULK / max(exchange(small, large, _BULKS) - way, 1e-9)

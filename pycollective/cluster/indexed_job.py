@@ -5,34 +5,50 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Mapping
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 
 __all__ = ["KubernetesJobClusterResolver"]
 
+INDEX = "JOB_COMPLETION_INDEX"
+SIZE = "PYCOLLECTIVE_SIZE"
+JOBS = "PYCOLLECTIVE_JOBS"
+LOCAL_RANK = "PYCOLLECTIVE_LOCAL_RANK"
+LOCAL_SIZE = "PYCOLLECTIVE_LOCAL_SIZE"
+
 
 class KubernetesJobClusterResolver(ClusterResolver):
-    """The pods of an indexed job: ``<job>-0`` to ``<job>-<n-1>``, by their host names.
+    """The pods of an indexed job, or of all jobs of a JobSet, by their host names.
 
-    ``JOB_COMPLETION_INDEX``, which Kubernetes sets, says which pod this is; ``PYCOLLECTIVE_SIZE``, which
-    the job's author sets to its number of completions, how many there are. Other pods are found by
-    name, for which the job needs a headless service and its name as ``subdomain`` (a JobSet makes it).
+    Kubernetes sets ``JOB_COMPLETION_INDEX``, which says which pod of its job this is, and the host's
+    name: ``<job>-<index>``. How many there are, the author of the job says: ``PYCOLLECTIVE_SIZE`` is
+    the number of all workers. In a JobSet of several jobs ``PYCOLLECTIVE_JOBS`` names its replicated
+    jobs, in the order in which their workers are numbered, with how many jobs of how many pods they
+    are: ``leader:1x1,workers:2x4``. Workers are numbered by that order, the job's index, and the pod's.
+    Pods of jobs that are not named do not take part.
+
+    Where a pod has several processes, ``PYCOLLECTIVE_LOCAL_SIZE`` says how many, and
+    ``PYCOLLECTIVE_LOCAL_RANK`` in each which one it is; each listens at a port of its own.
+
+    Other pods are found by name, for which the job needs a headless service and its name as
+    ``subdomain`` (a JobSet makes it).
 
     Parameters
     ----------
     num_tasks : int, optional
         Instead of ``PYCOLLECTIVE_SIZE``.
     port : int
-        The port of every task.
+        The port of every pod's first process; the following ones of the others.
     rpc_layer : str, optional
         The protocol in addresses.
 
     Raises
     ------
     ValueError
-        When it is asked: if a variable is missing or no number, or the host's name does not end with
-        the index.
+        When it is asked: if a variable is missing or no number, or they contradict each other or the
+        host's name.
     """
 
     def __init__(
@@ -42,20 +58,41 @@ class KubernetesJobClusterResolver(ClusterResolver):
         self._port = port
         super().__init__("worker", None, rpc_layer)
 
+    @staticmethod
+    def applies(environ: Mapping[str, str]) -> bool:
+        """Whether this is a pod of such a job, and its author says how many there are."""
+        return INDEX in environ and (SIZE in environ or JOBS in environ)
+
     @property
     def task_id(self) -> int | None:
-        """This pod's number."""
-        return _number("JOB_COMPLETION_INDEX", 0)
+        """This process's number among all workers."""
+        rank, _ = self._numbered()
+        return rank
 
     @task_id.setter
     def task_id(self, value: int | None) -> None:
         if value is not None:
-            raise ValueError("JOB_COMPLETION_INDEX says which task this is: task_id cannot be set")
+            raise ValueError(f"{INDEX} says which task this is: task_id cannot be set")
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster."""
-        index = self.task_id
-        size = _number("PYCOLLECTIVE_SIZE", 1) if self._size is None else self._size
+        _, hosts = self._numbered()
+        return ClusterSpec(
+            {"worker": [f"{h}:{self._port + i}" for h in hosts for i in range(_local()[1])]}
+        )
+
+    def _numbered(self) -> tuple[int, list[str]]:
+        """Return this process's number, and the hosts by the numbers of their pods."""
+        index = _number(INDEX, 0)
+        local, processes = _local()
+        size = self._size
+        if size is None and (SIZE in os.environ or JOBS not in os.environ):
+            size = _number(SIZE, 1)
+        if size is not None and size % processes:
+            raise ValueError(
+                f"{SIZE}={size} is the number of all workers, and no multiple of the {processes} in "
+                f"each pod ({LOCAL_SIZE})"
+            )
         host, dot, domain = socket.getfqdn(os.environ.get("HOSTNAME", "")).partition(".")
         match = re.fullmatch(r"(.*)-(\d+)", host)
         if match is None or int(match[2]) != index:
@@ -63,8 +100,55 @@ class KubernetesJobClusterResolver(ClusterResolver):
                 f"the name of this host, {host!r}, does not end with -{index}, as that of a pod of an "
                 "indexed job does: set TF_CONFIG"
             )
-        names = [f"{match[1]}-{i}{dot}{domain}" for i in range(size)]
-        return ClusterSpec({"worker": [f"{name}:{self._port}" for name in names]})
+        if JOBS in os.environ:
+            pods = _pods_of_jobs(match[1])
+        else:
+            assert size is not None
+            pods = [f"{match[1]}-{i}" for i in range(size // processes)]
+        if size is not None and size != len(pods) * processes:
+            raise ValueError(
+                f"{SIZE}={size}, and {JOBS}={os.environ[JOBS]!r} is {len(pods)} pods of {processes}"
+            )
+        if host not in pods:
+            named = f"{JOBS}={os.environ[JOBS]!r}" if JOBS in os.environ else f"{SIZE}={size}"
+            raise ValueError(f"this host, {host!r}, is not among the pods of {named}: {pods}")
+        return pods.index(host) * processes + local, [f"{pod}{dot}{domain}" for pod in pods]
+
+
+def _pods_of_jobs(job: str) -> list[str]:
+    """Return the names of a JobSet's pods in their order; ``job`` is this one's job."""
+    text = os.environ[JOBS]
+    jobs = [re.fullmatch(r"\s*([a-z0-9-]+):(\d+)x(\d+)\s*", part) for part in text.split(",")]
+    if None in jobs:
+        raise ValueError(
+            f"{JOBS}={text!r} is not a list of jobs, each <name>:<jobs>x<pods of each>, such as "
+            "leader:1x1,workers:2x4"
+        )
+    named = [(m[1], int(m[2]), int(m[3])) for m in jobs if m]
+    # A job of a JobSet is called <jobset>-<replicated job>-<index>.
+    for name, _, _ in sorted(named, key=lambda job: -len(job[0])):  # one may end with another
+        found = re.fullmatch(rf"(.+)-{re.escape(name)}-\d+", job)
+        if found:
+            return [
+                f"{found[1]}-{name}-{j}-{i}"
+                for name, count, pods in named
+                for j in range(count)
+                for i in range(pods)
+            ]
+    raise ValueError(
+        f"this pod's job, {job!r}, is none of {JOBS}={text!r}, whose jobs' names are "
+        "<jobset>-<name>-<index>"
+    )
+
+
+def _local() -> tuple[int, int]:
+    """Return which process of this pod this is, of how many."""
+    if LOCAL_SIZE not in os.environ:
+        return 0, 1
+    size, rank = _number(LOCAL_SIZE, 1), _number(LOCAL_RANK, 0)
+    if rank >= size:
+        raise ValueError(f"{LOCAL_RANK}={rank} is not among the {size} of {LOCAL_SIZE}")
+    return rank, size
 
 
 def _number(name: str, least: int) -> int:

@@ -45,6 +45,11 @@ class RankedClusterResolver(ClusterResolver):
     needs: tuple[str, ...]
     #: Who sets them.
     launcher: str
+    #: Those that may say where worker 0 is, the first that are set.
+    address_keys: tuple[tuple[str, ...], ...] = (
+        (_ADDRESS,),
+        ("MASTER_ADDR", "MASTER_PORT"),
+    )
 
     def __init__(
         self, environ: Mapping[str, str] | None = None, rpc_layer: str | None = None
@@ -76,6 +81,13 @@ class RankedClusterResolver(ClusterResolver):
     def address(self) -> str:
         """Return worker 0's address."""
 
+    def address_key(self) -> str:
+        """Return which variables say it."""
+        for names in self.address_keys:
+            if all(name in self._environ for name in names):
+                return ", ".join(names)
+        return "worker 0's address"
+
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster, in which only worker 0 has an address."""
         return ClusterSpec({"worker": {0: self.address()}})
@@ -103,6 +115,7 @@ class TorchrunClusterResolver(RankedClusterResolver):
     Where torchrun's own store listens on that port, the workers meet on the one after it.
     """
 
+    address_keys = (("MASTER_ADDR", "MASTER_PORT"),)
     needs = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     launcher = "torchrun"
 
@@ -119,6 +132,7 @@ class KubeflowClusterResolver(RankedClusterResolver):
     A pod is a worker; its replicas are its devices. ``PET_RDZV_ENDPOINT`` stands for the last two.
     """
 
+    address_keys = (("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("PET_RDZV_ENDPOINT",))
     needs = ("PET_NODE_RANK", "PET_NNODES")
     launcher = "Kubeflow"
 

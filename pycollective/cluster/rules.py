@@ -8,6 +8,7 @@ from typing import Any
 from pycollective.cluster.spec import ClusterSpec
 
 __all__ = [
+    "broken",
     "collective_leader",
     "coordination_leader",
     "id_in_cluster",
@@ -46,26 +47,36 @@ def validate(cluster_spec: Any, task_type: str | None, task_id: int | None) -> C
         If a rule is broken.
     """
     cluster = normalize_cluster_spec(cluster_spec)
+    for problem in broken(cluster, task_type, task_id):
+        raise ValueError(problem)
+    return cluster
+
+
+def broken(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> list[str]:
+    """Return what is wrong, a sentence for each rule that is broken."""
+    found = []
     if any(job not in _TYPES for job in cluster.jobs):
-        raise ValueError(
+        found.append(
             "Disallowed task type found in cluster spec. Allowed types are "
             f"{_TYPES} and the cluster spec is {cluster}."
         )
     if task_type not in _TYPES:
-        raise ValueError(f"Unrecognized task_type: {task_type}, valid task types are: {_TYPES}")
-    if task_type and task_type not in cluster.jobs and task_type != "evaluator":
-        raise ValueError(f"`task_type` {task_type!r} not found in cluster_spec.")
+        found.append(f"Unrecognized task_type: {task_type}, valid task types are: {_TYPES}")
+    elif task_type and task_type not in cluster.jobs and task_type != "evaluator":
+        found.append(f"`task_type` {task_type!r} not found in cluster_spec.")
     for single in ("chief", "evaluator"):
         if task_count(cluster, single) > 1:
-            raise ValueError(f"There must be at most one {single!r} job.")
-    if task_type in cluster.jobs:
+            found.append(f"There must be at most one {single!r} job.")
+    if task_type in cluster.jobs and task_type in _TYPES:
+        count = cluster.num_tasks(task_type)
         if task_id is None or task_id < 0:
-            raise ValueError(
+            found.append(
                 f"`task_id` of task type {task_type!r} must be given, from 0; got {task_id}."
             )
-        if task_id >= cluster.num_tasks(task_type):
-            raise ValueError(f"The `task_id` {task_id} exceeds the maximum id of {task_type}.")
-    return cluster
+        elif task_id >= count:
+            there = f"There are {count}, numbered from 0" if count else "There are none"
+            found.append(f"The `task_id` {task_id} exceeds the maximum id of {task_type}. {there}")
+    return found
 
 
 def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | None = None) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
+from pycollective.cluster.examined import Examined, NoAddress
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 
@@ -53,6 +55,10 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_id(self) -> int | None:
         """The number of this process in its job."""
         value = _task().get("index") if self._task_id is None else self._task_id
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ValueError(
+                f"TF_CONFIG's task['index'] is {value!r}, which is no number of a task"
+            )
         return None if value is None else int(value)
 
     @task_id.setter
@@ -78,6 +84,56 @@ class TFConfigClusterResolver(ClusterResolver):
         """Return the cluster of the variable; an empty one where it names none."""
         return ClusterSpec(_config().get("cluster", {}))
 
+    @staticmethod
+    def applies(environ: Mapping[str, str]) -> bool:
+        """Whether the variable describes a cluster, or cannot be understood."""
+        try:
+            config = json.loads(environ.get("TF_CONFIG") or "{}")
+        except ValueError:
+            return True
+        return not isinstance(config, dict) or config.get("cluster", {}) != {}
+
+    def examined(self) -> Examined:
+        """Return what can be made of the variable, and all that is wrong with it."""
+        problems: list[str] = []
+        text = os.environ.get("TF_CONFIG") or "{}"
+
+        def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found = dict(pairs)
+            if len(found) < len(pairs):
+                twice = sorted({key for key in found if [k for k, _ in pairs].count(key) > 1})
+                problems.append(f"{', '.join(map(repr, twice))} stands twice in one JSON object")
+            return found
+
+        try:
+            config = json.loads(text, object_pairs_hook=object_of)
+        except ValueError as error:
+            where = getattr(error, "pos", 0)
+            problems.append(f"no JSON: {error}, near {text[max(0, where - 20) : where + 20]!r}")
+            return Examined(ClusterSpec({}), None, None, problems, knows_task=False)
+        if not isinstance(config, dict):
+            problems.append(f"TF_CONFIG must be a JSON object, not {config!r}")
+            return Examined(ClusterSpec({}), None, None, problems, knows_task=False)
+        cluster, knows_task = _examined_cluster(config.get("cluster", {}), problems)
+        task = config.get("task", {})
+        if not isinstance(task, dict):
+            problems.append(f"TF_CONFIG's task must be a JSON object, not {task!r}")
+            knows_task, task = False, {}
+        task_type, task_id = self._task_type, self._task_id
+        if task_type is None:
+            task_type = task.get("type")
+            if not isinstance(task_type, (str, type(None))):
+                problems.append(f"task['type'] must be a text such as 'worker', not {task_type!r}")
+                knows_task = False
+        if task_id is None:
+            task_id = task.get("index")
+            if not _is_index(task_id) and task_id is not None:
+                problems.append(f"task['index'] must be a number from 0, not {task_id!r}")
+                knows_task = False
+        if not knows_task:
+            return Examined(cluster, None, None, problems, knows_task=False)
+        return Examined(cluster, self.task_type, self.task_id, problems)
+
     def master(
         self,
         task_type: str | None = None,
@@ -96,6 +152,49 @@ class TFConfigClusterResolver(ClusterResolver):
         if sum(cluster.num_tasks(job) for job in cluster.jobs) <= 1:
             return ""
         return super().master(task_type, task_id, rpc_layer)
+
+
+def _is_index(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.isdecimal()
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _examined_cluster(cluster: Any, problems: list[str]) -> tuple[ClusterSpec, bool]:
+    """Return what can be understood, and whether that is every task.
+
+    A `NoAddress` stands where an address is none.
+    """
+    whole = True
+    if not isinstance(cluster, dict):
+        problems.append(
+            f"cluster must be a JSON object, from jobs to lists of addresses, not {cluster!r}"
+        )
+        return ClusterSpec({}), False
+    jobs: dict[str, dict[int, str]] = {}
+    for job, tasks in cluster.items():
+        if isinstance(tasks, list):
+            numbered = dict(enumerate(tasks))
+        elif isinstance(tasks, dict):
+            wrong = [number for number in tasks if not _is_index(number)]
+            if wrong:
+                whole = False
+                problems.append(
+                    f"cluster[{job!r}] has {', '.join(map(repr, wrong))} for a task's number: tasks "
+                    "are numbered from 0"
+                )
+            numbered = {int(n): address for n, address in tasks.items() if _is_index(n)}
+        else:
+            problems.append(f"cluster[{job!r}] must be a list of addresses, not {tasks!r}")
+            numbered, whole = {}, False
+        for number, address in numbered.items():
+            if not isinstance(address, str):
+                problems.append(
+                    f"cluster[{job!r}][{number}] must be a text, host:port, not {address!r}"
+                )
+                numbered[number] = NoAddress()
+        jobs[job] = numbered
+    return ClusterSpec(jobs), whole
 
 
 def _config() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,10 @@ from pycollective import array_backend, observe, rendezvous
 from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
 from pycollective.cluster.membership import (
     Membership,
-    membership_of,
-    resolver_of_environment,
+    Source,
+    checked_membership_of,
+    source_of,
+    sources_of_environment,
 )
 from pycollective.communicator import Communicator
 from pycollective.distribute.communication import (
@@ -211,8 +214,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     Raises
     ------
     ValueError
-        If the description of the cluster is wrong, an argument is of another kind, or the workers
-        have different numbers of replicas.
+        If the description of the cluster is wrong, which is found out before anyone is waited for, all
+        of it at once (see `pycollective.cluster.examined`); an argument is of another kind; or the
+        workers have different numbers of replicas.
     RendezvousError
         If workers do not come in time or their secrets differ.
 
@@ -243,15 +247,18 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "tf.distribute.cluster_resolver.ClusterResolver"
             )
         observe.settings()  # lines go where the environment wants them from the first one on
-        given = cluster_resolver is not None
-        resolver = cluster_resolver or resolver_of_environment() or TFConfigClusterResolver()
+        sources = sources_of_environment()
+        if cluster_resolver is not None:
+            resolver = cluster_resolver
+        else:
+            resolver = sources[0].resolver(os.environ) if sources else TFConfigClusterResolver()
         on_mpi: Communicator | None = None
         member: Membership | None
         if options.implementation is CommunicationImplementation.MPI:
             on_mpi = _on_mpi()
             member = _member_of(on_mpi)
         else:
-            member = membership_of(resolver)
+            member = checked_membership_of(resolver, rendezvous.LISTENER in os.environ)
         # Only now: a resolver may have chosen this worker's GPUs among those of the machine.
         local = parse_devices(devices)
         options = _available(options, local)
@@ -260,23 +267,25 @@ class MultiWorkerMirroredStrategy(Strategy):
         how = options.implementation.value
         workers = Workers()
         self._member = member
+        described = _described(member, resolver, cluster_resolver is not None, sources)
         if member is None or member.size == 1:
             _log.info(
                 "Single-worker MultiWorkerMirroredStrategy with local_devices = %r, "
-                "communication = %s",
+                "communication = %s%s",
                 names,
                 how,
+                described,
             )
         else:
             _log.info(
                 "MultiWorkerMirroredStrategy with cluster_spec = %r, task_type = %r, task_id = %r, "
-                "num_workers = %r, local_devices = %r, communication = %s; described by %s",
+                "num_workers = %r, local_devices = %r, communication = %s%s",
                 resolver.cluster_spec().as_dict(),
                 *task,
                 member.size,
                 names,
                 how,
-                f"{member.source}, which was given" if given else member.source,
+                described,
             )
             _log.info("Waiting for the cluster, timeout = %s", rendezvous_timeout)
             begin = time.monotonic()
@@ -383,6 +392,18 @@ def _on_mpi() -> Communicator:
             "implementation='MPI' needs mpi4py: pip install 'pycollective[mpi]'"
         ) from None
     return Communicator.from_mpi(mpi.COMM_WORLD)
+
+
+def _described(
+    member: Membership | None, resolver: ClusterResolver, given: bool, sources: Sequence[Source]
+) -> str:
+    """Return which description of the cluster was taken, and which others there are."""
+    name = member.source if member is not None else source_of(resolver)
+    others = [str(source) for source in sources if source.name != name]
+    if not given and not sources:
+        return ""
+    text = f"; described by {name}" + ", which was given" * given
+    return text + f", not by {', '.join(others)}" * bool(others)
 
 
 def _member_of(communicator: Communicator) -> Membership:

@@ -25,6 +25,7 @@ from pycollective.errors import RendezvousError
 if TYPE_CHECKING:
     from pycollective.rendezvous.description import Description
     from pycollective.rendezvous.knocks import Knocks
+    from pycollective.rendezvous.links import Findings
     from pycollective.rendezvous.tls import Tls
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "knocks",
     "launched_environment",
     "meet",
+    "probe",
+    "protection",
 ]
 
 RANK = "PYCOLLECTIVE_RANK"
@@ -265,6 +268,39 @@ def meet(
     return _met(about, source, timeout, join_timeout, old)
 
 
+def probe(
+    rank: int,
+    size: int,
+    addresses: Sequence[str],
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> Findings:
+    """Find out, together with the others, which links between them work.
+
+    Parameters
+    ----------
+    rank, size, addresses, environment
+        As of `meet`.
+    seconds : float
+        How long at most; it takes less where all links work, or all workers are there.
+
+    Raises
+    ------
+    RendezvousError
+        If this process cannot take part: it cannot listen at its address, say.
+    """
+    from pycollective.rendezvous.links import Probe
+
+    env = os.environ if environment is None else environment
+    try:
+        places = {r: host_and_port(address) for r, address in enumerate(addresses)}
+        own = places[rank] if len(addresses) == size else None
+        about = _described(env, rank, size, *places[0], own)
+        return Probe(about, addresses, places).run(seconds)
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
+
+
 def knocks(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> Knocks:
     """Listen at the first of a group's addresses for those who come while it works without them.
 
@@ -386,6 +422,28 @@ def _secret(env: Mapping[str, str]) -> bytes:
             "guessed: python -c 'import secrets; print(secrets.token_hex())' makes a good one"
         )
     return secret
+
+
+def protection(environment: Mapping[str, str] | None = None) -> str:
+    """Return in words what keeps others away: the secret and where it is from, TLS.
+
+    Raises
+    ------
+    RendezvousError
+        If the secret or the files for TLS cannot be used.
+    """
+    env = os.environ if environment is None else environment
+    try:
+        secret = _secret(env)
+        tls = "control connections in TLS" if _tls(env) else "no TLS"
+        insecure = bool(env.get(INSECURE)) and _number(env, INSECURE, 0, 1) == 1
+    except ValueError as error:
+        raise RendezvousError(str(error)) from None
+    if secret:
+        return f"secret: of {SECRET if SECRET in env else SECRET_FILE}; {tls}"
+    if insecure:
+        return f"secret: none, and everybody on the network is trusted ({INSECURE}=1); {tls}"
+    return f"secret: none, so only loopback addresses are accepted; {tls}"
 
 
 def _tls(env: Mapping[str, str]) -> Tls | None:

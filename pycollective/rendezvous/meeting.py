@@ -184,7 +184,8 @@ class Meeting:
 
     # Addresses ------------------------------------------------------------------------------
 
-    def _allow(self, address: str) -> None:
+    def allow(self, address: str) -> None:
+        """Raise where an address is beyond loopback, and nothing protects it."""
         if not self.about.secret and not self.about.insecure and not _is_loopback(address):
             raise RendezvousError(
                 f"{address} is not a loopback address, and there is no secret: set "
@@ -195,10 +196,10 @@ class Meeting:
     def _resolve(self) -> tuple[Any, Any]:
         found = socket.getaddrinfo(self.about.host, self.about.port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
-        self._allow(str(address[0]))
+        self.allow(str(address[0]))
         return family, address
 
-    def _own_address(self, default: str) -> str:
+    def own_address(self, default: str) -> str:
         """Where this rank listens for its peers."""
         if not self.about.interface:
             return default
@@ -208,7 +209,7 @@ class Meeting:
             _, address = interfaces.choose(self.about.interface, there)
         except ValueError as error:
             raise RendezvousError(f"PYCOLLECTIVE_SOCKET_IFNAME: {error}") from None
-        self._allow(address)
+        self.allow(address)
         return address
 
     def _listen(self, family: Any, address: Any) -> socket.socket:
@@ -227,7 +228,7 @@ class Meeting:
         return door
 
     def _peer_door(self, address: str, group: str) -> Door:
-        sock = self._listen_for_peers(address)
+        sock = self.listen_for_peers(address)
         door = self._open(
             Door(
                 sock,
@@ -242,11 +243,12 @@ class Meeting:
         self.cleanup.callback(door.close)
         return door
 
-    def _listen_for_peers(self, address: str) -> socket.socket:
+    def listen_for_peers(self, address: str) -> socket.socket:
         """Listen at an address, or where the description says that this rank does.
 
         A name of this host may mean its loopback address, or that of a service in front of it; then
-        it listens at all of its addresses.
+        it listens at all of its addresses. A loopback address that stands there itself means all are
+        on this host.
         """
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         if self.about.own is None:
@@ -255,13 +257,13 @@ class Meeting:
         try:
             found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
             own = str(found[0][4][0])
-            if own == address or not _is_loopback(own):
+            if own in (address, host) or not _is_loopback(own):
                 return self._listen(family, (own, port))
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
                 raise _cannot_listen(self.about, error) from None
         everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
-        self._allow(everywhere)
+        self.allow(everywhere)
         try:
             return self._listen(family, (everywhere, port))
         except OSError as error:
@@ -272,7 +274,7 @@ class Meeting:
     def _gather(self) -> tuple[str, Door]:
         sock = self._inherited() or self.listen_at_own_address()
         self.cleanup.callback(sock.close)
-        own = self._own_address(str(sock.getsockname()[0]))
+        own = self.own_address(str(sock.getsockname()[0]))
         self.streams = _CONNECTIONS + self.about.streams
         name = secrets.token_hex(8)
         front = self._open(Door(sock, self.key, self.about.size, self._enter_group, self.about.tls))
@@ -318,7 +320,7 @@ class Meeting:
         family, address = self._resolve()
         if self.about.own is None:
             return self._listen(family, address)
-        return self._listen_for_peers(str(address[0]))
+        return self.listen_for_peers(str(address[0]))
 
     def _gone(self) -> list[int]:
         """Those who have not come, where not all must."""
@@ -410,7 +412,7 @@ class Meeting:
         patience = self.about.patience if self.about.least else None
         self.store = self._until_reached(reach, f"rank 0 at {where}", patience)
         self.cleanup.callback(self.store.close)
-        own = self._own_address(str(self.store.socket.getsockname()[0]))
+        own = self.own_address(str(self.store.socket.getsockname()[0]))
         # The name of the group is not known yet: who comes early waits for it.
         self.streams = _CONNECTIONS + MAX_STREAMS
         door = self._peer_door(own, "")
@@ -481,16 +483,28 @@ class Meeting:
 
     def _introduce(self, family: Any, address: Any, hello: dict[str, Any]) -> Channel:
         soon = min(self.deadline, time.monotonic() + STRANGER_SECONDS)
+        return self.introduced(self.connected(family, address, soon), hello, soon)
+
+    def connected(self, family: Any, address: Any, deadline: float) -> socket.socket:
+        """Return a connection to an address."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.settimeout(max(0.001, soon - time.monotonic()))
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
             sock.connect(address)
             if sock.getsockname() == sock.getpeername():  # TCP can connect a port to itself
                 raise ConnectionRefusedError("nobody listens")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def introduced(self, sock: socket.socket, hello: dict[str, Any], deadline: float) -> Channel:
+        """Prove, over a connection, that this rank belongs to the group; takes the socket over."""
+        try:
             if self.about.tls is not None:
-                return self.about.tls.introduce(sock, self.key, hello, soon)
-            return introduce(sock, self.key, hello, soon)
+                return self.about.tls.introduce(sock, self.key, hello, deadline)
+            return introduce(sock, self.key, hello, deadline)
         except BaseException:
             sock.close()
             raise
@@ -539,7 +553,7 @@ class Meeting:
     def _connect_peers(self, name: str) -> None:
         for peer in range(self.about.rank):
             host, port = self.places[peer]
-            self._allow(host)
+            self.allow(host)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             for stream in range(self.streams):
                 hello = {

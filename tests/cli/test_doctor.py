@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import namespaces
+import numpy as np
 import pytest
 
+import pycollective
 from pycollective import array_backend
 from pycollective.cli import doctor, main
 from pycollective.cluster.membership import Membership
 from pycollective.nn import cudnn
+from pycollective.rendezvous.links import Findings
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
 
 
 @pytest.fixture
 def environ(monkeypatch):
     for name in ("PYCOLLECTIVE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYCOLLECTIVE_CHECK_ADDRESSES", "1")
 
     def put(workers, index=0):
         task = {"type": "worker", "index": index}
@@ -40,46 +53,287 @@ def test_alone(environ, capsys):
     assert "worker 0 trains alone" in capsys.readouterr().out
 
 
-def test_a_description_that_is_wrong(environ, capsys):
-    environ(["127.0.0.1:1", "127.0.0.1:1"])
+def test_a_description_that_is_wrong(environ, capsys, monkeypatch):
+    environ(["127.0.0.1:1", "127.0.0.1:1", 3], 4)
+    monkeypatch.setenv("RANK", "0")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
     assert main(["doctor"]) == 1
-    assert "have the same address 127.0.0.1:1" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "cluster: TF_CONFIG: worker 4\n" in out
+    assert "not looked at, since that comes first: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, " in out
+    assert out.count("WRONG") == 3
+    assert "cluster['worker'][2] must be a text" in out
+    assert "have the same address 127.0.0.1:1" in out
+    assert "The `task_id` 4 exceeds the maximum id of worker" in out
 
 
-def test_where_the_others_are_not(environ, capsys):
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"TF_CONFIG": "{"}, "WRONG: no JSON: "),
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+            "SLURM_STEP_NODELIST not found in env",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"},
+            "WRONG: MASTER_PORT='x' is not a number from 1",
+        ),
+        ({"PYCOLLECTIVE_SECRET": "short"}, "the secret of PYCOLLECTIVE_SECRET has 5 bytes"),
+        ({"PYCOLLECTIVE_TLS_CERT": "a"}, "PYCOLLECTIVE_TLS_CA is not: TLS needs all three"),
+        ({"PYCOLLECTIVE_CHECK_ADDRESSES": "x"}, "PYCOLLECTIVE_CHECK_ADDRESSES='x': 1 and 0"),
+    ],
+)
+def test_what_else_is_wrong(environ, capsys, monkeypatch, variables, said):
+    if not {"SLURM_PROCID", "RANK"} & set(variables):
+        environ([f"127.0.0.1:{port}" for port in free_ports(2)])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor", "--timeout", "0.1"]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_a_port_that_is_taken(environ, capsys):
     with socket.create_server(("127.0.0.1", 0)) as sock:
         mine = f"127.0.0.1:{sock.getsockname()[1]}"
-        gone = "127.0.0.1:1"
-        environ([gone, mine, mine.replace("127.0.0.1", "127.0.0.2")], 1)
-        assert main(["doctor", "--timeout", "0.3"]) == 1
+        environ(["127.0.0.1:1", mine], 1)
+        assert main(["doctor", "--timeout", "5"]) == 1
     out = capsys.readouterr().out
-    assert "TF_CONFIG: 3 workers, this is worker 1" in out
-    assert f"WRONG: worker 1, this process: {mine} cannot be listened at" in out
-    assert "Timeout waiting for the cluster" in out
-    assert f"worker 0 at {gone}: the host answers, and nobody listens" in out
+    assert "cluster: TF_CONFIG: 2 workers, this is" not in out
+    assert (
+        f"WRONG: cluster['worker'][1] (worker 1), this process, is {mine}, which cannot be" in out
+    )
 
 
-def test_a_firewall_is_told_from_a_closed_port(monkeypatch):
-    """One that swallows packets does as a host does whose queue of connections is full."""
-    monkeypatch.setattr(doctor, "_PROBE_SECONDS", 0.2)
-    with contextlib.ExitStack() as open_ones:
-        sock = open_ones.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        port = sock.getsockname()[1]
-        addresses = ["127.0.0.1:9", f"127.0.0.1:{port}", "no.such.host.invalid:1", "127.0.0.1:1"]
-        names = tuple(f"worker {i}" for i in range(4))
-        member = Membership("a test", 0, 4, tuple(addresses), names)
-        assert doctor._tried_out(member)[0].endswith(": somebody listens there")
-        with contextlib.suppress(TimeoutError):
-            while True:
-                open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 0.2))
-        swallowed, unknown, closed = doctor._tried_out(member)
-    assert swallowed.endswith(f"{port}: no answer: a firewall, or another host's address")
-    assert unknown.startswith("worker 2 at no.such.host.invalid:1: ")
-    assert closed.endswith("the host answers, and nobody listens: not started yet, or gone")
+def test_a_name_that_may_come_later(environ, capsys, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_CHECK_ADDRESSES", "0")
+    (port,) = free_ports(1)
+    environ([f"127.0.0.1:{port}", "no.such.host.invalid:1"])
+    assert main(["doctor", "--timeout", "0.3"]) == 1
+    out = capsys.readouterr().out
+    assert "  DOUBTFUL: cluster['worker'][1] (worker 1) is no.such.host.invalid:1, and the" in out
+    assert "WRONG: worker 1 at no.such.host.invalid:1: nothing was heard of it within 0.3 s" in out
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, "secret: none, so only loopback addresses are accepted; no TLS"),
+        ({"PYCOLLECTIVE_SECRET": "0123456789abcdef"}, "secret: of PYCOLLECTIVE_SECRET; no TLS"),
+        ({"PYCOLLECTIVE_INSECURE": "1"}, "everybody on the network is trusted"),
+    ],
+)
+def test_what_protects_is_said(environ, capsys, monkeypatch, variables, said):
+    for name in ("PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE", "PYCOLLECTIVE_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    gone, mine = free_ports(2)
+    environ([f"127.0.0.1:{gone}", f"127.0.0.1:{mine}"], 1)
+    assert main(["doctor", "--timeout", "0.3"]) == 1
+    out = capsys.readouterr().out
+    assert said in out
+    assert (
+        f"WRONG: worker 0 at 127.0.0.1:{gone}: nothing was heard of it within 0.3 s: is this command "
+        "running there, with this description and this secret? Seen by worker 1: the host answers, and "
+        "nobody listens at the port"
+    ) in out
+
+
+# Several workers ----------------------------------------------------------------------------------
+
+
+_ON_EACH = """
+import ctypes, json, os, sys
+from pycollective.cli import main
+from pycollective.rendezvous import links
+links.CONNECT_SECONDS, links._SETTLED_SECONDS = 1.0, 2.0  # nobody is far away here
+hosts, addresses = json.loads(sys.argv[1])
+children = []
+for i, host in enumerate(hosts):
+    child = os.fork()
+    if not child:
+        code = 99
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            assert libc.setns(os.open(f"/run/netns/{host}", os.O_RDONLY), 0) == 0
+            out = os.open(f"out{i}", os.O_CREAT | os.O_WRONLY)
+            os.dup2(out, 1), os.dup2(out, 2)
+            task = {"type": "worker", "index": i}
+            config = {"cluster": {"worker": addresses}, "task": task}
+            os.environ.update(TF_CONFIG=json.dumps(config), PYCOLLECTIVE_HOST_ID=host)
+            code = main(["doctor", "--timeout", "20"])
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+    children.append(child)
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+"""
+
+
+def on_each(hosts, folder):
+    """Run the command on each host as a worker; return what each printed, and its exit status."""
+    addresses = [f"10.213.7.{i + 1}:9000" for i in range(len(hosts))]
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_EACH, json.dumps([hosts, addresses])],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PYCOLLECTIVE_SECRET": "0123456789abcdef0123456789abcdef",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    codes = json.loads(done.stdout)
+    return [((folder / f"out{i}").read_text(), code) for i, code in enumerate(codes)]
 
 
 @pytest.mark.slow
-def test_links(tmp_path):
+def test_links(hosts, tmp_path):
+    """Three hosts: worker 0 has every link in a table, the others have their own."""
+    found = on_each(hosts, tmp_path)
+    for out, code in found:
+        assert code == 0, out
+        assert "WRONG" not in out
+        assert "each of the 3 links can be connected" in out
+    lines = [[line for line in out.splitlines() if "µs one way," in line] for out, _ in found]
+    pairs = [[line.split(":")[0].strip() for line in own] for own in lines]
+    assert pairs == [
+        ["worker 0 - worker 1", "worker 0 - worker 2"],
+        ["worker 0 - worker 1", "worker 1 - worker 2"],
+        ["worker 0 - worker 2", "worker 1 - worker 2"],
+    ]
+    numbers = r"[\d.]+ µs one way, \d+ MB/s there, \d+ MB/s back"
+    assert all(re.search(numbers, line) for own in lines for line in own)
+    assert lines[0][0] == lines[1][0]  # both say what the first one has measured
+    out = found[0][0]
+    rows = re.findall(r"^ +(\d)((?: +(?:-|[\d.]+)){3})$", out, re.MULTILINE)
+    assert [number for number, _ in rows] == ["0", "1", "2"] * 2
+    for i, (_, cells) in enumerate(rows):
+        assert [cell == "-" for cell in cells.split()] == [i % 3 == b for b in range(3)]
+    assert re.search(r"slowest: \d -> \d, \d+ MB/s; longest way: \d - \d, [\d.]+ µs", out)
+
+
+@pytest.mark.slow
+def test_links_that_are_blocked(tmp_path):
+    """A port that is refused, packets that are dropped on one way, and a route that ends."""
+    with namespaces.hosts(4) as names:
+        # Worker 2 finds another host at worker 1's address: it answers, and nobody listens. The
+        # others do not find it there.
+        quiet = "echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore"
+        namespaces.ip("netns", "exec", names[2], "sh", "-c", quiet)
+        namespaces.ip("-n", names[2], "addr", "add", "10.213.7.2/32", "dev", "lo")
+        # What worker 0 says to worker 3 is dropped by its own table.
+        namespaces.ip("-n", names[0], "route", "add", "blackhole", "10.213.7.4")
+        # What worker 3 says to worker 2 is lost on the network.
+        nowhere = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+        namespaces.ip("-n", names[3], "neigh", "replace", "10.213.7.3", *nowhere)
+        found = on_each(names, tmp_path)
+    for out, code in found:  # all of them say the same, whoever has seen it
+        assert code == 1, out
+        wrong = [line.strip() for line in out.splitlines() if "WRONG" in line]
+        assert len(wrong) == 3, out
+        assert re.match(
+            "WRONG: worker 2 -> worker 1 at 10.213.7.2:9000: the host answers, and nobody listens at "
+            "the port, though worker 1 is there, and worker 3 reached it. Look for a firewall that "
+            "rejects port 9000 on worker 1's host .*whether 10.213.7.2 is that host for worker 2",
+            wrong[0],
+        ), wrong
+        assert re.match(
+            "WRONG: worker 3 -> worker 0 at 10.213.7.1:9000: no answer, packets are dropped, though "
+            "worker 0 is there, and worker 1, worker 2 reached it. worker 0's own host sends nothing "
+            r"back \(Invalid argument\): ask its routing table with `ip route get 10.213.7.4`",
+            wrong[1],
+        ), wrong
+        assert re.match(
+            "WRONG: worker 3 -> worker 2 at 10.213.7.3:9000: no answer, packets are dropped, though "
+            "worker 2 is there. Look for a firewall or a security group that drops port 9000 on",
+            wrong[2],
+        ), wrong
+
+
+def test_what_is_said_of_links():
+    """Whatever the connections came to, it is said of whom, and what to look at."""
+    names = tuple(f"worker {i}" for i in range(4))
+    member = Membership("a test", 0, 4, tuple(f"h{i}:1" for i in range(4)), names)
+    links = {
+        (1, 0): ("works", ""),
+        (2, 0): ("here", "Permission denied"),
+        (2, 1): ("unreachable", "No route to host"),
+        (3, 0): ("other", "the secrets differ"),
+        (3, 1): ("refused", ""),
+    }
+    places = {i: (f"h{i}", 1) for i in range(3)} | {3: ("fd00::3", 1)}
+    found = Findings({0, 1, 2}, links, {(1, 3): "Network is unreachable"}, places, {2: ["x:1"]})
+    assert doctor.diagnosis(found, member, 5.0) == [
+        "worker 2 has another description: its cluster is x:1",
+        "worker 3 at [fd00::3]:1: nothing was heard of it within 5 s: is this command running there, "
+        "with this description and this secret? Seen by worker 1: its own host sends nothing there "
+        "(Network is unreachable): ask its routing table with `ip route get fd00::3`",
+        "worker 2 -> worker 0 at h0:1: its own host sends nothing there (Permission denied), though "
+        "worker 0 is there, and worker 1 reached it. Look at the routes (`ip route get h0`) and the "
+        "firewall of worker 2's own host",
+        "worker 2 -> worker 1 at h1:1: there is no way to the host (No route to host), though worker 1 "
+        "is there. Look at the routes of worker 2's host (`ip route get h1`), and at routers between",
+    ]
+    first = Membership("torchrun", 0, 3, ("h0:1",), names[:3])
+    blocked = {(1, 0): ("silent", ""), (2, 1): ("silent", ""), (2, 0): ("works", "")}
+    one, two = doctor.diagnosis(Findings({0, 1, 2}, blocked, {}, places, {}), first, 5.0)
+    assert "drops port 1 on worker 0's host" in one and "the system chooses" not in one
+    assert "The description names worker 0's port only: the others listen at ports that the" in two
+    found = Findings(set(range(4)), {(1, 0): ("works", "")}, {}, places, {})
+    assert doctor.diagnosis(found, member, 5.0) == [
+        "not all links could be tried within 5 s: give a longer --timeout"
+    ]
+
+
+def test_measured_links(on_ranks):
+    """Threads stand for workers: each pair is measured once, by the first of the two."""
+    names = tuple(f"worker {i}" for i in range(3))
+    member = Membership("a test", 0, 3, (), names)
+    zero, one, two = on_ranks(pycollective.local_group(3), lambda c: doctor._links(c, member))
+    assert [line.partition(":")[0].strip() for line in two] == [
+        "worker 0 - worker 2",
+        "worker 1 - worker 2",
+    ]
+    assert [zero[0], zero[1], one[1]] == [one[0], two[0], two[1]]
+    table = np.full((3, 3, 3), np.nan)
+    table[:, 0, 1], table[:, 0, 2], table[:, 1, 2] = (
+        (1e-6, 1e6, 2e6),
+        (2e-6, 3e6, 4e6),
+        (9e-6, 5e6, 6e6),
+    )
+    assert doctor._table(table) == [
+        "µs one way:",
+        "  worker         0         1         2",
+        "       0         -       1.0       2.0",
+        "       1       1.0         -       9.0",
+        "       2       2.0       9.0         -",
+        "MB/s, from the row's worker to the column's:",
+        "  worker         0         1         2",
+        "       0         -         1         3",
+        "       1         2         -         5",
+        "       2         4         6         -",
+        "slowest: 0 -> 1, 1 MB/s; longest way: 1 - 2, 9.0 µs",
+    ]
+
+
+def test_a_worker_that_is_lost_meanwhile(capsys, monkeypatch):
+    """All links could be connected; then one of the two goes."""
+    names = tuple(f"worker {i}" for i in range(2))
+    ours, theirs = pycollective.local_group(2)
+    theirs.abort("it is gone")
+    monkeypatch.setattr(doctor, "join_workers", lambda member, seconds: ours)
+    assert doctor._met(Membership("a test", 0, 2, (), names), 1.0) == 1
+    assert "WRONG: while links were measured: it is gone" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_under_a_launcher(tmp_path):
     words = ["run", "-n", "2", "--transport", "tcp", "--", sys.executable, "-m", "pycollective"]
     done = subprocess.run(
         [sys.executable, "-m", "pycollective", *words, "doctor"],
@@ -93,7 +347,7 @@ def test_links(tmp_path):
     assert done.returncode == 0, done
     assert "WRONG" not in done.stdout
     assert done.stdout.count("worker 0 - worker 1: ") == 2
-    assert done.stdout.count("µs one way") == 2
+    assert done.stdout.count("µs one way,") == 2
 
 
 def test_what_trains_on_gpus(environ, capsys, monkeypatch, cupy):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from pycollective import cluster
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver, over_mpi
 from pycollective.cluster.membership import (
+    SOURCES,
     Membership,
     membership_of,
-    problems,
     resolver_of_environment,
+    sources_of_environment,
 )
 
 
@@ -99,6 +102,35 @@ def test_environments(environ, monkeypatch, parts, source, rank, size, addresses
         assert list(member.addresses) == addresses
 
 
+def test_the_order_of_precedence(environ):
+    """Of all launchers at once: each is believed when those before it are gone."""
+    everything = [{"TF_CONFIG": tf_config()}, LAUNCHED, SAGEMAKER, TORCHRUN, KUBEFLOW, OPEN_MPI]
+    everything += [SLURM, {"PMI_RANK": "2", "PMI_SIZE": "3"}, POD]
+    environ(*everything)
+    assert sources_of_environment() == list(SOURCES)
+    names = [source.name for source in SOURCES]
+    while everything:
+        assert sources_of_environment()[0].name == names.pop(0)
+        gone = everything.pop(0)
+        if gone is LAUNCHED:  # that number is the pods', too
+            gone = {"PYCOLLECTIVE_RANK": ""}
+        for name in gone:
+            os.environ.pop(name)
+        if everything and "PMI_RANK" in everything[0]:
+            os.environ["PMI_RANK"] = "0"  # no srun's
+    assert not names
+    assert resolver_of_environment() is None
+
+
+def test_the_documented_order_is_the_one():
+    """The table in docs/multi_worker.md has the same variables in the same order."""
+    text = (Path(__file__).parents[2] / "docs/multi_worker.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(SOURCES) + 1))
+    for source, (_, variables, _) in zip(SOURCES, rows, strict=True):
+        assert re.findall(r"`(\w+)`", variables)[: len(source.variables)] == list(source.variables)
+
+
 def test_nothing_names_a_cluster(environ):
     assert environ() is None
     assert environ({"TF_CONFIG": '{"task": {"type": "worker", "index": 0}}'}) is None
@@ -129,12 +161,23 @@ def test_mpi_on_one_host_needs_no_address(environ):
         ([OPEN_MPI, {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}], "Open MPI does not say where worker 0 of 2"),
         ([SAGEMAKER, {"SM_CURRENT_HOST": "x"}], "SM_CURRENT_HOST='x' is not among SM_HOSTS"),
         ([POD, {"HOSTNAME": "node7"}], "'node7', does not end with -2"),
+        ([LAUNCHED, {"PYCOLLECTIVE_ADDRESS": "c"}], "pycollective run: PYCOLLECTIVE_ADDRESS is 'c'"),
+        ([TORCHRUN, {"MASTER_PORT": "70000"}], "MASTER_ADDR, MASTER_PORT is 'node0:70000', which is"),
+        ([KUBEFLOW, {"PET_MASTER_ADDR": "tcp://a"}], r"PET_MASTER_PORT is .* \(leave out 'tcp://'\)"),
     ],
 )  # fmt: skip
 def test_environments_that_are_wrong(environ, monkeypatch, parts, message):
     monkeypatch.setattr(socket, "getfqdn", lambda name: name)
     with pytest.raises(ValueError, match=message):
         membership_of(environ(*parts))
+
+
+def test_clusters_that_cannot_be_joined():
+    parts = [SimpleClusterResolver(ClusterSpec({"worker": {1: a}}), "", "worker", 0) for a in "ab"]
+    with pytest.raises(
+        ValueError, match=r"\AUnion: Duplicate keys detected when merging two Cluster"
+    ):
+        membership_of(cluster.UnionResolver(*parts))
 
 
 def test_a_chief_is_the_first_worker_and_an_evaluator_is_none():
@@ -150,20 +193,6 @@ def test_tasks_that_the_launcher_numbers_cannot_be_renumbered():
     assert resolver.cluster_spec() == ClusterSpec({"worker": {0: "node0:29500"}})
     with pytest.raises(ValueError, match="torchrun says which task this is"):
         resolver.task_id = 0
-
-
-def test_problems_of_addresses():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        names = ("worker 0", "worker 1")
-        mine = f"127.0.0.1:{port}"
-        found = problems(Membership("TF_CONFIG", 0, 2, (mine, "no-such-host.invalid:1"), names))
-        assert f"worker 0, this process: {mine} cannot be listened at" in found[0]
-        assert "worker 1: the name 'no-such-host.invalid' does not resolve here" in found[1]
-        # Another's address is not tried out.
-        assert problems(Membership("torchrun", 1, 2, (mine,), names)) == []
-    away = problems(Membership("TF_CONFIG", 0, 1, ("192.0.2.1:9", "127.0.0.1:1"), names))
-    assert "is no address of this host" in away[0]
 
 
 def test_mpi_says_where_worker_0_is(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import os
 import re
@@ -70,6 +71,45 @@ def test_the_line_of_one_worker(nobody, caplog):
     ]
 
 
+def test_the_line_says_what_described_the_cluster(nobody, monkeypatch, caplog):
+    """And what else the environment describes, which was not looked at."""
+    from pycollective.distribute import multi_worker
+
+    class Met(Exception):
+        pass
+
+    def met(member, seconds):
+        raise Met
+
+    monkeypatch.setattr(multi_worker, "join_workers", met)
+    caplog.set_level(logging.INFO, "pycollective")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    task = {"type": "worker", "index": 1}
+    config = {"cluster": {"worker": addresses}, "task": task}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    torchrun = "torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
+    spec = ClusterSpec({"worker": addresses})
+    for given, end in (
+        (None, f"communication = AUTO; described by TF_CONFIG, not by {torchrun}"),
+        (
+            SimpleClusterResolver(spec, "", "worker", 0),
+            f"; described by Simple, which was given, not by TF_CONFIG (TF_CONFIG), {torchrun}",
+        ),
+    ):
+        caplog.clear()
+        with pytest.raises(Met):
+            D.MultiWorkerMirroredStrategy(given, devices=["cpu:0"])
+        (line,) = [text for text in caplog.messages if "described by" in text]
+        assert line.endswith(end)
+    config["task"] = {"type": "evaluator", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    D.MultiWorkerMirroredStrategy(devices=["cpu:0"])
+    assert caplog.messages[-1].startswith("Single-worker MultiWorkerMirroredStrategy with ")
+    assert caplog.messages[-1].endswith(f"; described by TF_CONFIG, not by {torchrun}")
+
+
 def test_a_strategy_that_has_joined_others_is_not_copied(nobody, monkeypatch):
     strategy = D.MultiWorkerMirroredStrategy(devices=["cpu:0"])
     assert copy.deepcopy(strategy).num_replicas_in_sync == 1
@@ -118,6 +158,7 @@ def test_gpus_are_counted_when_the_resolver_has_dealt_them_out(nobody, monkeypat
         "SLURM_STEP_NODELIST": "t1",
         "SLURM_STEP_TASKS_PER_NODE": "2",
         "CUDA_VISIBLE_DEVICES": visible,
+        "PYCOLLECTIVE_CHECK_ADDRESSES": "0",  # there is no t1
     }.items():
         monkeypatch.setenv(name, value)
 

@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
+from namespaces import ip
 from workers import PREAMBLE, Ended
 
 pytestmark = pytest.mark.slow
 
-_numbers = itertools.count()
-
 SECRET = "0123456789abcdef0123456789abcdef"
-
-
-def _ip(*words, check=True):
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=check, timeout=10)
-
-
-@pytest.fixture
-def hosts():
-    """Return the names of three namespaces whose addresses are 10.213.7.1 to .3, on one bridge."""
-    if sys.platform != "linux" or shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("needs network namespaces: Linux, ip, and the right to make them")
-    tag = f"pc{os.getpid() % 10000}{next(_numbers)}"  # what is deleted is gone a moment later
-    bridge, names = f"{tag}b", [f"{tag}n{i}" for i in range(3)]
-    made = []
-    try:
-        if _ip("link", "add", bridge, "type", "bridge", check=False).returncode:
-            pytest.skip("this machine allows no network namespaces")
-        made.append(("link", "del", bridge))
-        _ip("link", "set", bridge, "up")
-        for i, name in enumerate(names):
-            if _ip("netns", "add", name, check=False).returncode:
-                pytest.skip("this machine allows no network namespaces")
-            made.append(("netns", "del", name))
-            outer, inner = f"{tag}v{i}", "eth0"
-            _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
-            # A namespace may outlive its name, as long as a socket in it has not given up.
-            made.append(("link", "del", outer))
-            _ip("link", "set", outer, "master", bridge, "up")
-            for words in (
-                ("addr", "add", f"10.213.7.{i + 1}/24", "dev", inner),
-                ("link", "set", inner, "up"),
-                ("link", "set", "lo", "up"),
-            ):
-                _ip("-n", name, *words)
-        yield names
-    finally:
-        for words in reversed(made):
-            _ip(*words, check=False)
 
 
 def start(tmp_path, hosts, body, secret=SECRET, **more):
@@ -114,7 +73,7 @@ say(hosts=strategy.extended.workers.communicator.hosts, n=strategy.num_replicas_
 def test_a_secret_is_all_that_hosts_need(tmp_path, hosts, link):
     for name in hosts if link else ():
         how = ("tc", "qdisc", "add", "dev", "eth0", "root", "netem", *link)
-        if _ip("netns", "exec", name, *how, check=False).returncode:
+        if ip("netns", "exec", name, *how, check=False).returncode:
             pytest.skip("this kernel has no netem, which delays and loses packets")
     for own in ended(start(tmp_path, hosts, _TOTALS)).said:
         assert own == {"hosts": [0, 1, 2], "n": 3}
@@ -146,7 +105,7 @@ except Exception as error:
     for process in processes:
         assert process.stdout.readline() == "STARTED\n"
     # Packets are dropped, nobody is told.
-    _ip("-n", hosts[1], "link", "set", "eth0", "down")
+    ip("-n", hosts[1], "link", "set", "eth0", "down")
     done = ended(processes, 40)
     for rank in (0, 2):
         assert done.outputs[rank].startswith("PeerLostError"), done

@@ -18,7 +18,7 @@ from processes import SECRET, free_port, run_on_hosts
 from test_strangers import Recorder
 
 import pycollective as pc
-from pycollective.rendezvous import RendezvousError, meet
+from pycollective.rendezvous import RendezvousError, meet, probe, protection
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Linux"),
@@ -278,3 +278,20 @@ def test_variables_that_do_not_fit(certificates, tmp_path):
         RendezvousError, match="PYCOLLECTIVE_TLS_CERT=.* cannot be used: .*(?i:mism)"
     ):
         met([own, {}], total)[0]()
+
+
+def test_links_are_tried_in_tls(on_ranks, certificates):
+    """And one that has no TLS is told so."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+
+    def tried(rank):
+        own = certificates() if with_tls[rank] else {}
+        return probe(rank, 2, addresses, 0.6, {"PYCOLLECTIVE_SECRET": SECRET, **own})
+
+    with_tls = True, True
+    assert all(found.all_work(2) for found in on_ranks(range(2), tried))
+    with_tls = True, False
+    (kind, text) = on_ranks(range(2), tried)[1].links[1, 0]
+    assert kind == "turned away"
+    assert text.startswith("this rank speaks TLS only: PYCOLLECTIVE_TLS_CERT")
+    assert protection({"PYCOLLECTIVE_SECRET": SECRET, **certificates()}).endswith("in TLS")

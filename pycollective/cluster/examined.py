@@ -1,0 +1,273 @@
+"""What is wrong with a description of a cluster: everything at once, by key, task and address.
+
+What can be seen in the description itself is always wrong. What is tried out here (names are looked
+up, this process's own port is tried) may be right after all where names come to resolve only when
+other containers are up, or addresses are those of something in front of this host: there it is a
+doubt, which is logged.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pycollective.cluster.spec import ClusterSpec
+
+__all__ = ["Examined", "NoAddress", "Place", "address_problems", "places_of", "tried_here"]
+
+CHECK = "PYCOLLECTIVE_CHECK_ADDRESSES"
+"""1: what is wrong with addresses here is an error; 0: it is logged. By default 0 in a container."""
+_LOOKUP_SECONDS = 5.0
+_AGAIN_SECONDS = 0.5
+_MOST_LOOKED_UP = 64
+"""Names that each worker looks up. In larger clusters it is its own and worker 0's: all together
+would ask for the square of their number."""
+
+
+class NoAddress(str):
+    """Stands where a description has no address, which has been said already."""
+
+    __slots__ = ()
+
+
+@dataclass
+class Examined:
+    """What can be made of a description.
+
+    Attributes
+    ----------
+    cluster : ClusterSpec
+        What could be understood.
+    task_type : str or None
+        This process's job.
+    task_id : int or None
+        Its number there.
+    problems : list of str
+        What is wrong, a sentence each.
+    knows_task : bool
+        Whether it can be asked if the task is in the cluster.
+    """
+
+    cluster: ClusterSpec
+    task_type: str | None
+    task_id: int | None
+    problems: list[str] = field(default_factory=list)
+    knows_task: bool = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """A task, where its address stands in the description, and the address."""
+
+    task: str
+    key: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.task})"
+
+
+def places_of(cluster: ClusterSpec, jobs: Sequence[str]) -> list[Place]:
+    """Return the tasks of jobs, as far as they are in the cluster."""
+    return [
+        Place(f"{job} {i}", f"cluster[{job!r}][{i}]", cluster.task_address(job, i))
+        for job in jobs
+        if job in cluster.jobs
+        for i in cluster.task_indices(job)
+    ]
+
+
+def parted(address: str) -> tuple[str, int] | None:
+    """Return host and port; None if it is not ``host:port``."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or any(c in "/[]@" or c.isspace() for c in host):
+        return None
+    if ":" in host:
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return None
+    return host, int(port)
+
+
+def address_problems(places: Sequence[Place]) -> list[str]:
+    """Return which addresses are none, and which are another task's."""
+    found: list[str] = []
+    seen: dict[tuple[str, int], Place] = {}
+    for place in places:
+        if isinstance(place.address, NoAddress):
+            continue
+        where = parted(place.address)
+        if where is None:
+            scheme = place.address.partition("://")[0] + "://"
+            hint = f" (leave out {scheme!r})" if place.address.startswith(scheme) else ""
+            found.append(
+                f"{place.key} is {place.address!r}, which is not host:port with a port from 1 to "
+                f"65535{hint}"
+            )
+            continue
+        where = where[0].lower(), where[1]
+        if where in seen:
+            found.append(
+                f"{place.key} and {seen[where].key} have the same address {place.address}: each task "
+                "needs its own"
+            )
+        else:
+            seen[where] = place
+    return found
+
+
+def are_errors(environ: Mapping[str, str]) -> bool:
+    """Whether names and addresses must be right when a worker starts.
+
+    Raises ValueError if the variable that says so is neither 0 nor 1.
+    """
+    said = environ.get(CHECK, "")
+    if said not in ("", "0", "1"):
+        raise ValueError(f"{CHECK}={said!r}: 1 and 0 are the choices")
+    return said == "1" or (not said and not _in_container(environ))
+
+
+def _in_container(environ: Mapping[str, str]) -> bool:
+    marks = ("/.dockerenv", "/run/.containerenv")
+    return "KUBERNETES_SERVICE_HOST" in environ or any(Path(mark).exists() for mark in marks)
+
+
+def tried_here(
+    places: Sequence[Place], own: int | None, listens: bool
+) -> tuple[list[str], list[str]]:
+    """Look up names, and try this process's port.
+
+    Parameters
+    ----------
+    places : sequence of Place
+        Whose addresses are ``host:port``, worker 0 first.
+    own : int or None
+        Which of them is this process, if it is among them.
+    listens : bool
+        Whether somebody listens at its port for it already, so that nobody can try.
+
+    Returns
+    -------
+    tuple
+        What is wrong; and what is wrong unless this host is reached by way of others, or names come
+        to resolve later.
+    """
+    named = list(range(len(places)))
+    if len(places) > _MOST_LOOKED_UP:
+        named = sorted({0} | ({own} if own is not None else set()))
+    found = dict(zip(named, _looked_up([places[i] for i in named]), strict=True))
+    wrong: list[str] = []
+    doubtful: list[str] = []
+    seen: dict[Any, Place] = {}
+    for i, resolved in found.items():
+        place = places[i]
+        if isinstance(resolved, str):
+            doubtful.append(
+                f"{place} is {place.address}, and the name does not resolve here: {resolved}"
+            )
+            continue
+        where = resolved[1][:2]
+        first = seen.setdefault(where, place)
+        if first.address.lower() != place.address.lower():
+            wrong.append(
+                f"{place} and {first} are {place.address} and {first.address}, which is one address, "
+                f"{where[0]}: each task needs its own"
+            )
+        if i != own or listens:
+            continue
+        problem = _cannot_listen(*resolved)
+        if problem == errno.EADDRNOTAVAIL:
+            text = f"{place}, this process, is {place.address}, which is no address of this host"
+            mine = [
+                j for j, r in found.items() if j != own and not isinstance(r, str) and _is_own(*r)
+            ]
+            if mine:
+                its = places[mine[0]]
+                wrong.append(
+                    f"{text}, but {its}, {its.address}, is: this process has another task's number"
+                )
+            else:
+                doubtful.append(
+                    f"{text}: others would have to reach it by way of one that has the address"
+                )
+        elif problem:
+            taken = problem == errno.EADDRINUSE
+            wrong.append(
+                f"{place}, this process, is {place.address}, which cannot be listened at: "
+                + os.strerror(problem)
+                + " (by another process: two tasks with one address, or one that was not ended)"
+                * taken
+            )
+    return wrong, doubtful
+
+
+_Resolved = tuple[int, tuple[Any, ...]]
+"""A family, and an address of it as the socket module has it."""
+
+
+def _looked_up(places: Sequence[Place]) -> list[_Resolved | str]:
+    """Return the address of each, or why there is none; all are asked for at the same time."""
+    found: list[_Resolved | str] = [f"no answer within {_LOOKUP_SECONDS:g} s"] * len(places)
+
+    def ask(i: int, flags: int = 0) -> None:
+        where = parted(places[i].address)
+        assert where is not None
+        for again in (True, False):
+            try:
+                got = socket.getaddrinfo(*where, type=socket.SOCK_STREAM, flags=flags)[0]
+                found[i] = int(got[0]), got[4]
+                return
+            except UnicodeError as error:
+                found[i] = str(error)
+                return
+            except OSError as error:
+                found[i] = str(error.strerror or error)
+                if error.errno != socket.EAI_AGAIN or not again:
+                    return
+                time.sleep(_AGAIN_SECONDS)
+
+    threads = []
+    for i in range(len(places)):
+        ask(i, socket.AI_NUMERICHOST)
+        if isinstance(found[i], str):
+            found[i] = f"no answer within {_LOOKUP_SECONDS:g} s"
+            threads.append(threading.Thread(target=ask, args=(i,), daemon=True))
+            threads[-1].start()
+    until = time.monotonic() + _LOOKUP_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return list(found)
+
+
+def _cannot_listen(family: int, address: tuple[Any, ...]) -> int:
+    """Return the error's number, 0 if there is none.
+
+    Nothing is listened to: somebody who looks for this worker already is refused, and tries again.
+    """
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _is_own(family: int, address: tuple[Any, ...]) -> bool:
+    """Whether an address is this host's, and no other's."""
+    if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        return False
+    return not _cannot_listen(family, (address[0], 0, *address[2:]))

@@ -1,0 +1,54 @@
+"""Several hosts on one machine: network namespaces with addresses of their own, on one bridge."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+_numbers = itertools.count()
+
+
+def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the ip command."""
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=check, timeout=10)
+
+
+@contextlib.contextmanager
+def hosts(count: int) -> Iterator[list[str]]:
+    """Yield the names of namespaces whose addresses are 10.213.7.1 and so on; skip without the right."""
+    if sys.platform != "linux" or shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("needs network namespaces: Linux, ip, and the right to make them")
+    tag = f"pc{os.getpid() % 10000}{next(_numbers)}"  # what is deleted is gone a moment later
+    bridge, names = f"{tag}b", [f"{tag}n{i}" for i in range(count)]
+    made = []
+    try:
+        if ip("link", "add", bridge, "type", "bridge", check=False).returncode:
+            pytest.skip("this machine allows no network namespaces")
+        made.append(("link", "del", bridge))
+        ip("link", "set", bridge, "up")
+        for i, name in enumerate(names):
+            if ip("netns", "add", name, check=False).returncode:
+                pytest.skip("this machine allows no network namespaces")
+            made.append(("netns", "del", name))
+            outer, inner = f"{tag}v{i}", "eth0"
+            ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
+            # A namespace may outlive its name, as long as a socket in it has not given up.
+            made.append(("link", "del", outer))
+            ip("link", "set", outer, "master", bridge, "up")
+            for words in (
+                ("addr", "add", f"10.213.7.{i + 1}/24", "dev", inner),
+                ("link", "set", inner, "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                ip("-n", name, *words)
+        yield names
+    finally:
+        for words in reversed(made):
+            ip(*words, check=False)
