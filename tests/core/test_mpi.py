@@ -76,6 +76,26 @@ print(count > 100)
     assert mpirun(ranks, body.replace("WHICH", repr(which))) == ["True"] * ranks
 
 
+def test_mpi_hands_out_where_to_meet_and_a_secret(mpirun):
+    """As on several hosts, where mpirun does not say where the first process is."""
+    body = """
+for name in [name for name in os.environ if name.startswith("PYCOLLECTIVE_SECRET")]:
+    del os.environ[name]
+os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = os.environ["MPI_LOCALNRANKS"] = "1"
+strategy = pc.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"], rendezvous_timeout=60)
+member = strategy._member
+own = member.addresses, os.environ["PYCOLLECTIVE_SECRET"]
+assert member.rank == r and len(own[1]) == 64
+import hashlib
+seen = comm.all_gather(np.frombuffer(hashlib.sha256(repr(own).encode()).digest(), np.uint8))
+assert (seen.reshape(n, -1) == seen[:32]).all()  # of all of them
+total = strategy.run(lambda: pc.distribute.get_replica_context().all_reduce("SUM", np.ones(3)))
+print(len(own[0]), float(np.asarray(total)[0]))
+strategy.close()
+"""
+    assert mpirun(2, body) == ["1 2.0"] * 2
+
+
 def test_messages_and_splits(mpirun):
     body = """
 for size in (0, 1, 300_000):

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from pycollective.rendezvous import launcher
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -119,6 +121,28 @@ def test_standard_input_goes_to_rank_0(tmp_path):
     process = start(tmp_path, 2, body, stdin=subprocess.PIPE)
     out, _ = process.communicate("hello", timeout=60)
     assert sorted(out.splitlines()) == ["0 'hello'", "1 ''"]
+
+
+def test_the_secret_is_handed_out(tmp_path):
+    """Another one each time; it stands in the ranks' environment, and on no command line."""
+    body = """
+secret = os.environ["PYCOLLECTIVE_SECRET"]
+lines = [open(f"/proc/{pid}/cmdline").read() for pid in (os.getpid(), os.getppid())]
+assert not any(secret in line for line in lines)
+print(secret)
+"""
+    process = start(tmp_path, 2, body, "--transport", "tcp")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    first, second = out.split()
+    assert first == second
+    assert len(first) == 64
+    for group in launcher._Tcp(2), launcher._Tcp(2):
+        other = group.given_to(1)[0]["PYCOLLECTIVE_SECRET"]
+        group.started()
+        assert len(other) == 64
+        assert other != first
+        first = other
 
 
 def test_a_module_and_a_program(tmp_path):

@@ -247,6 +247,20 @@ def test_a_wrong_secret_is_refused(caplog):
     assert "the secrets differ" in str(second)
 
 
+def test_a_secret_in_a_file(tmp_path):
+    """As good as one in a variable, which comes first; the end of the file's line is no part of it."""
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    port = free_port()
+    by_file = environment(1, 2, port, SECRET_FILE=str(file))
+    del by_file["PYCOLLECTIVE_SECRET"]
+    for comm in join([environment(0, 2, port, SECRET=SECRET), by_file], 10.0):
+        assert isinstance(comm, pc.Communicator), comm
+        comm.close()
+    both = environment(0, 2, port, SECRET="f" * 32, SECRET_FILE=str(file))
+    assert "the secrets differ" in str(join([both, by_file], 0.7)[1])
+
+
 def test_without_a_secret_only_loopback():
     for rank in range(2):
         for address in ("192.0.2.1", "0.0.0.0"):
