@@ -122,11 +122,13 @@ class MultiWorkerExtended(MirroredExtended):
                 self._finished(total, array.dtype, reduce_op)
                 for total, array in zip(totals, arrays, strict=True)
             ]
-            return [done] * len(replicas)
+            return _for_each(done, replicas)
 
         options = self._options.merge(options)
-        shared = context.meet("all_reduce", among_workers, *local, timeout=options.timeout_seconds)
-        return [array_backend.asarray(s, like=a) for s, a in zip(shared, arrays, strict=True)]
+        result: list[Any] = context.meet(
+            "all_reduce", among_workers, *local, timeout=options.timeout_seconds
+        )
+        return result
 
     def _sum_over_workers(self, arrays: list[Any], options: CommunicationOptions) -> list[Any]:
         reduction = self._begin_among_workers(ReduceOp.SUM, arrays, options, False)
@@ -170,6 +172,21 @@ class MultiWorkerExtended(MirroredExtended):
         if self.num_local_replicas > 1:
             return None
         return self._begin_among_workers(reduce_op, likes, options, True)
+
+
+def _for_each(results: Sequence[Any], likes: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return results for each replica: themselves, or copies on the GPU of its arrays.
+
+    Only while the replicas meet: a copy that one of them makes later would wait for what replica 0 has
+    given its GPU since, which may wait for that replica in NCCL.
+    """
+    return [
+        [
+            array_backend.asarray(result, like=like)
+            for result, like in zip(results, own, strict=True)
+        ]
+        for own in likes
+    ]
 
 
 class _AmongWorkers(ReplicaReduction):
