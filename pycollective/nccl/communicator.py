@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
 import weakref
@@ -28,11 +29,13 @@ __all__ = ["NcclCommunicator", "Operation", "Peers"]
 
 _log = logging.getLogger("pycollective")
 
-_REMOTE_ERROR = 6
+_SYSTEM_ERROR, _REMOTE_ERROR = 2, 6
 _LOOKS = 200
 _PAUSE = 50e-6
 _WATCH_SECONDS = 0.1
 _FAREWELL_SECONDS = 5.0
+_NEWS_SECONDS = 2.0
+"""In which a rank that has ended is heard of beside NCCL."""
 
 
 class Peers(Protocol):
@@ -268,7 +271,7 @@ class NcclCommunicator:
                     finally:
                         self.library.group_end()
             except NcclError as error:
-                self._fail(self._told(error, what))
+                self._fail(self._cause(self._told(error, what)))
                 raise self.error or error from None
             self._made += 1
             self._settle(what, begin + seconds, seconds)
@@ -346,12 +349,12 @@ class NcclCommunicator:
                     self._raise()
                     code = self._comm.async_error()
             except NcclError as refused:
-                self._fail(self._told(refused, what))
+                self._fail(self._cause(self._told(refused, what)))
                 raise self.error or refused from None
             if code == 0:
                 return
             if code != _core.nccl.IN_PROGRESS:
-                self._fail(self._asynchronous(code, what))
+                self._fail(self._cause(self._asynchronous(code, what)))
             elif time.monotonic() > until:
                 self._fail(self._timed_out(what, seconds, self._made))
             elif looks > _LOOKS:
@@ -365,6 +368,16 @@ class NcclCommunicator:
         if code == _REMOTE_ERROR:
             error = NcclError(f"{error}; another rank has ended, or the network to it")
         error.code = code
+        return error
+
+    def _cause(self, error: NcclError) -> CollectiveError:
+        """Return what an error comes of: NCCL may notice first that a rank is gone, but not which."""
+        until = time.monotonic() + _NEWS_SECONDS
+        while error.code in (_SYSTEM_ERROR, _REMOTE_ERROR) and time.monotonic() < until:
+            found = self._peers.failure(math.inf)
+            if found is not None:
+                return found
+            time.sleep(_PAUSE)
         return error
 
     def _timed_out(self, what: str, seconds: float, number: int) -> CollectiveError:
@@ -402,7 +415,7 @@ class NcclCommunicator:
             oldest = self._pending[0] if self._pending else None
             code = self._comm.async_error()
         if code not in (0, _core.nccl.IN_PROGRESS):
-            return self._asynchronous(code, oldest.what if oldest else "between calls")
+            return self._cause(self._asynchronous(code, oldest.what if oldest else "between calls"))
         waiting = 0.0 if oldest is None else time.monotonic() - oldest.begin
         error = self._peers.failure(waiting)
         if error is None and oldest is not None and waiting > oldest.seconds:

@@ -530,6 +530,7 @@ const char *ncclGetErrorString(int code) {
   switch (code) {
     case 0: return "no error";
     case 1: return "unhandled cuda error";
+    case 3: return "internal error";
     case 4: return "invalid argument";
     case 5: return "invalid usage";
     case 6: return "remote process exited or there was a network error";

@@ -23,7 +23,9 @@ from pycollective.nccl import communicator as watching
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Whatever is looked for now and then is looked for often."""
+    gc.collect()  # communicators of earlier tests, whose end is none of these tests' business
     monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(watching, "_NEWS_SECONDS", 0.1)
     monkeypatch.setattr(gpu.Watch, "SECONDS", 0.02)
     monkeypatch.setattr(gpu.Watch, "GRACE", 0.1)
 
