@@ -55,6 +55,9 @@ x = np.random.default_rng(1).normal(size=(11, 3)).astype(np.float32)
 numbers = np.random.default_rng(2).integers(-9, 9, (4, 50))
 for how in ("RING", "NCCL", "AUTO"):
     strategy = strategy_of(how)
+    def among_workers():
+        core = strategy.extended.workers.communicator._gpu
+        return 0 if core is None else core._nccl.calls
     before = calls()
     def sums():
         context = d.get_replica_context()
@@ -71,18 +74,25 @@ for how in ("RING", "NCCL", "AUTO"):
         b = tf.Variable(np.zeros(2, np.float32))
         optimizer = tf.keras.optimizers.SGD(0.1)
     strategy.extended.gradient_options = d.experimental.CommunicationOptions(bytes_per_pack=1)
+    @tf.custom_gradient
+    def noted(x):
+        def gradient(dy):  # the first pack, of b, is on its way
+            if here() == 0:
+                early.append(among_workers() - sent)
+            return dy
+        return x, gradient
     def step(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((tf.matmul(x, w) + b) ** 2)
+            loss = tf.reduce_sum((noted(tf.matmul(x, w)) + b) ** 2)
         optimizer.minimize(loss, [w, b], tape=tape)
         rows.append(x.shape[0])
-    rows = []
+    rows, early, sent = [], [], among_workers()
     data = tf.data.Dataset.from_tensor_slices(x).batch(4)
     for batch in strategy.experimental_distribute_dataset(data):
         strategy.run(step, args=(batch,))
     weights = [c.read_value() for c in components(w, b)]
     plain = [[gpus.asnumpy(c.array).tolist() for c in part] for part in (every, weights)]
-    say(**{how: dict(sums=plain[0], weights=plain[1], rows=rows, made=made)})
+    say(**{how: dict(sums=plain[0], weights=plain[1], rows=rows, made=made, early=early)})
     strategy.close()
 """
 
@@ -106,6 +116,8 @@ def test_nccl_among_workers(tmp_path, fake_path, replicas):
         # of which makes it, for all but int32, which is summed on one device.
         made = 4 if replicas == 1 else 4 + 3 * replicas
         assert [said[how]["made"] for how in ("RING", "NCCL", "AUTO")] == [0, made, made]
+        # In each step the first of two packs is on its way among the workers before the tape is done.
+        assert [said[how]["early"] for how in ("RING", "NCCL")] == [[0, 0, 0], [1, 3, 5]]
     rows = [row for said in (first, second) for row in said["NCCL"]["rows"]]
     assert sorted(rows) == ([1, 2, 2, 2, 2, 2] if replicas == 1 else [0] + 11 * [1])
     every = np.random.default_rng(2).integers(-9, 9, (4, 50))[: 2 * replicas].sum(0)
