@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pycollective import _core
@@ -216,7 +216,7 @@ class NcclCommunicator:
 
     @property
     def calls(self) -> int:
-        """How many calls this rank has made."""
+        """How many of the calls that all ranks make this rank has made."""
         return self._made
 
     def enqueue(
@@ -227,6 +227,8 @@ class NcclCommunicator:
         seconds: float,
         later: bool,
         timed: bool = False,
+        behind: Sequence[Any] = (),
+        counts: bool = True,
     ) -> Operation:
         """Enqueue a call, on this thread's stream of the device, or beside it.
 
@@ -246,6 +248,10 @@ class NcclCommunicator:
             given so far.
         timed : bool
             Let the device note when it begins and ends it.
+        behind : sequence of event
+            What must have happened before.
+        counts : bool
+            Whether it is one of the calls that all ranks make.
         """
         with self._calls, device.on(self.device):
             self.check()
@@ -257,6 +263,7 @@ class NcclCommunicator:
                 device.stream_wait(stream, [device.event(present)])
             if self._last is not None and self._last[0] != stream:
                 device.stream_wait(stream, [self._last[1]])
+            device.stream_wait(stream, behind)
             clocked = None
             if timed:
                 self._clock = self._clock or _Clock()
@@ -273,7 +280,7 @@ class NcclCommunicator:
             except NcclError as error:
                 self._fail(self._cause(self._told(error, what)))
                 raise self.error or error from None
-            self._made += 1
+            self._made += counts
             self._settle(what, begin + seconds, seconds)
             event = device.event(stream, timed)
             if aside and not later:
@@ -389,7 +396,8 @@ class NcclCommunicator:
         if late:
             return PeerLostError(message + "; ".join(late))
         return CollectiveTimeoutError(
-            f"{message}all ranks have made as many calls, so these differ, or a device stands still"
+            f"{message}all ranks have made as many calls, so these differ, a message has no "
+            "counterpart, or a device stands still"
         )
 
     # The watching thread ------------------------------------------------------------------------
