@@ -165,7 +165,7 @@ def faulty(tmp_path, fake_path, fault, replicas=1, timeout=100, again=False, **m
     return processes, f"rank 1 (worker 1 at {addresses[1]})"
 
 
-@pytest.mark.parametrize(("replicas", "told"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize(("replicas", "told"), [(1, True), (2, False)])
 def test_a_worker_that_is_killed_in_a_collective(tmp_path, fake_path, replicas, told):
     """It is named, also where NCCL reports by itself that a peer is gone."""
     more = {"FAKE_NCCL_REMOTE_ERRORS": "1"} if told else {}
