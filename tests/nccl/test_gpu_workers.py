@@ -47,7 +47,8 @@ def begin(tmp_path, fake_path, body, replicas=1, **more):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     more = {"FAKE": str(fake_path), "FAKE_NCCL_FOLDER": str(folder), **more}
     tasks = [("worker", 0), ("worker", 1)]
-    return start(tmp_path, tasks, BODY + body, replicas, cluster, **more), cluster["worker"]
+    hosts = replicas == 1  # as if they were on two, so that all else goes over TCP
+    return start(tmp_path, tasks, BODY + body, replicas, cluster, hosts, **more), cluster["worker"]
 
 
 ALIKE = """
