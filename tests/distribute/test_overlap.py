@@ -234,6 +234,11 @@ def backward(g):
 step, first, last = two_layers(strategy, backward)
 strategy.run(step)
 values = [c.numpy() for v in (first, last) for c in v.values]
+def places():
+    return [c._current().array.ctypes.data for v in (first, last) for c in v.values]
+before = places()
+strategy.run(step)
+in_place = places() == before  # nobody has kept what is updated
 def fails(g):
     if tf.distribute.get_replica_context().replica_id_in_sync_group == 3:
         import time
@@ -247,7 +252,7 @@ try:
     strategy.run(step)
 except Exception as failed:
     error = f"{type(failed).__name__}: {failed}"
-say(weights=weights, begun=begun, values=values, error=error)
+say(weights=weights, begun=begun, values=values, in_place=in_place, error=error)
 """
 
 
@@ -259,7 +264,7 @@ def test_workers_of_several_replicas(tmp_path):
         for size in (1, 300):
             assert said["weights"][f"minimize{size}"] == said["weights"][f"apply{size}"]
         assert said["weights"] == first["weights"]
-        assert said["begun"][0]
+        assert said["begun"][0] and said["in_place"]
         assert said["values"] == [[1 - 24.0, 2 - 32.0]] * 2 + [[3 - 8.0, 4 - 16.0]] * 2
     assert second["error"] == "ZeroDivisionError: in the tape"
     assert first["error"].startswith("AbortedError: "), first

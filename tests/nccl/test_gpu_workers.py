@@ -135,6 +135,16 @@ STEPS = """
 strategy = strategy_of(timeout_seconds=TIMEOUT)
 def step():
     return d.get_replica_context().all_reduce("SUM", put(np.ones(100), "float32"))
+if R > 1:  # packs that are begun early, on both levels
+    with strategy.scope():
+        v, w = (tf.Variable(np.ones(100, np.float32)) for _ in range(2))
+        optimizer = tf.keras.optimizers.SGD(1e-9)
+    strategy.extended.gradient_options = d.experimental.CommunicationOptions(bytes_per_pack=1)
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v * w)
+        optimizer.minimize(loss, [v, w], tape=tape)
+        return v * 1.0
 try:
     for number in range(100_000):
         if number == 5:
