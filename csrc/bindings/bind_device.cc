@@ -29,6 +29,7 @@ namespace {
 
 using device::Caller;
 using device::EmulatedRuntime;
+using device::Event;
 using device::Meeting;
 using device::Operation;
 using device::Runtime;
@@ -59,12 +60,14 @@ void call(Caller& self, const std::shared_ptr<Operation>& operation, Collective 
           Address input, Address output, std::size_t count, std::vector<std::int64_t> shape,
           const py::dtype& dtype, const std::optional<std::string>& op, int root,
           const Named& named, bool reproducible, const Counts& sent, const Counts& received,
-          int device, Stream stream, std::optional<Stream> after, bool later, double timeout) {
+          int device, Stream stream, std::optional<Stream> after, bool later, bool timed,
+          double timeout) {
   Communicator& communicator = self.communicator();
   int rank = communicator.rank(), size = communicator.size();
   check_root(root, size);
   operation->root = root;
   operation->after = after;
+  operation->timed = timed;
   operation->shape.count = count;
   operation->shape.item = static_cast<std::size_t>(dtype.itemsize());
   operation->share = {device,
@@ -131,6 +134,8 @@ void pack(Runtime& self, Address packed, const py::dtype& packed_type,
 }  // namespace
 
 void bind_device(py::module_& m) {
+  py::class_<Event>(m, "Event", "A point in a stream, whose time is noted.");
+
   py::class_<Runtime, std::shared_ptr<Runtime>>(m, "Runtime", "What runs calls on devices.")
       .def("reaches", &Runtime::reaches, py::arg("device"), py::arg("other"), Released(),
            "Whether kernels on one device reach the other's memory.")
@@ -146,7 +151,18 @@ void bind_device(py::module_& m) {
            py::arg("piece_dtype"), py::arg("scale") = 1.0, py::arg("unpacks") = false,
            py::arg("device") = 0, py::arg("stream") = 0,
            "Pack pieces (address, items, offset in items) on a stream of a device, or unpack "
-           "them.");
+           "them.")
+      .def(
+          "mark",
+          [](Runtime& self, int device, Stream stream) {
+            std::unique_ptr<Event> event = self.event(device, true);
+            self.record(*event, device, stream);
+            return event;
+          },
+          py::arg("device"), py::arg("stream"), Released(),
+          "An event that happens when all is done that the stream has been given so far.")
+      .def("over", &Runtime::over, py::arg("event").none(false), Released(),
+           "Whether an event has happened.");
 
   m.def(
       "cuda_runtime",
@@ -194,7 +210,10 @@ void bind_device(py::module_& m) {
 
   py::class_<Operation, std::shared_ptr<Operation>>(m, "Operation", "A rank's call on a device.")
       .def(py::init())
-      .def_property_readonly("met", &Operation::met, "Whether all ranks have come to it.");
+      .def_property_readonly("met", &Operation::met, "Whether all ranks have come to it.")
+      .def_property_readonly(
+          "number", [](const Operation& self) { return self.record.number; },
+          "Which of the rank's calls it is.");
 
   py::class_<Meeting, std::shared_ptr<Meeting>>(
       m, "Meeting", "Where the ranks of a group, threads of this process, meet for their calls.")
@@ -206,15 +225,22 @@ void bind_device(py::module_& m) {
   py::class_<Caller>(m, "Caller", "One rank's way to a meeting.")
       .def(py::init<Communicator&, std::shared_ptr<Meeting>>(), py::arg("communicator"),
            py::arg("meeting").none(false), py::keep_alive<1, 2>())
-      .def("call", &call, py::arg("operation").none(false), py::arg("collective"), py::arg("input"),
-           py::arg("output"), py::arg("count"), py::arg("shape"), py::arg("dtype"), py::arg("op"),
-           py::arg("root"), py::arg("algorithm"), py::arg("reproducible"), py::arg("sent"),
-           py::arg("received"), py::arg("device"), py::arg("stream"), py::arg("after"),
-           py::arg("later"), py::arg("timeout"),
-           "Make a call on arrays at these addresses of a device, in the order of a stream, and "
-           "after what another one has been given. `count`: items, of a part where chunks are "
-           "ranks' parts; `sent` and `received`: of each rank's, where they differ. Returns when "
-           "all ranks have come, or at once if it is to be done `later`.")
+      .def(
+          "call", &call, py::arg("operation").none(false), py::arg("collective"), py::arg("input"),
+          py::arg("output"), py::arg("count"), py::arg("shape"), py::arg("dtype"), py::arg("op"),
+          py::arg("root"), py::arg("algorithm"), py::arg("reproducible"), py::arg("sent"),
+          py::arg("received"), py::arg("device"), py::arg("stream"), py::arg("after"),
+          py::arg("later"), py::arg("timed"), py::arg("timeout"),
+          "Make a call on arrays at these addresses of a device, in the order of a stream, and "
+          "after what another one has been given. `count`: items, of a part where chunks are "
+          "ranks' parts; `sent` and `received`: of each rank's, where they differ. Returns when "
+          "all ranks have come, or at once if it is to be done `later`. The device notes the times "
+          "of one that is `timed`.")
+      .def(
+          "times", &Caller::times, py::arg("operation").none(false), py::arg("first").none(false),
+          Released(),
+          "When the device came to a call that was timed, and was done with it, in seconds after a "
+          "mark of it; None unless it is done.")
       .def(
           "finish",
           [](Caller& self, Operation& operation) {

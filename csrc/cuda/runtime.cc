@@ -55,9 +55,10 @@ class Current {
 
 class CudaEvent : public Event {
  public:
-  explicit CudaEvent(int device) {
+  CudaEvent(int device, bool timed) {
     Current current(device);
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event");
+    check(cudaEventCreateWithFlags(&event_, timed ? cudaEventDefault : cudaEventDisableTiming),
+          "making an event");
   }
   ~CudaEvent() override { (void)cudaEventDestroy(event_); }
   CudaEvent(const CudaEvent&) = delete;
@@ -76,7 +77,9 @@ class CudaRuntime : public device::Runtime {
   std::byte* allocate(int device, std::size_t bytes, Stream stream) override;
   void free(int device, std::byte* memory, Stream stream) noexcept override;
 
-  std::unique_ptr<Event> event(int device) override { return std::make_unique<CudaEvent>(device); }
+  std::unique_ptr<Event> event(int device, bool timed) override {
+    return std::make_unique<CudaEvent>(device, timed);
+  }
 
   void record(Event& event, int device, Stream stream) override {
     Current current(device);
@@ -96,6 +99,13 @@ class CudaRuntime : public device::Runtime {
     }
     check(status, "work before an event");
     return true;
+  }
+
+  double seconds_between(const Event& first, const Event& second) override {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, CudaEvent::of(first), CudaEvent::of(second)),
+          "asking for the time between events");
+    return static_cast<double>(milliseconds) / 1e3;
   }
 
   void copy(void* target, int target_device, const void* source, int source_device,

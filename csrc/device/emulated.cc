@@ -1,6 +1,7 @@
 #include "device/emulated.h"
 
 #include <algorithm>
+#include <chrono>
 #include <complex>
 #include <cstring>
 #include <memory>
@@ -84,11 +85,13 @@ constexpr Access kAccess[kDTypes] = {
 
 struct EmulatedRuntime::Recorded {
   std::uint64_t asked = 0, happened = 0;  // records
+  std::chrono::steady_clock::time_point time;
 };
 
 struct EmulatedRuntime::EmulatedEvent final : Event {
-  explicit EmulatedEvent(int of) : device(of) {}
+  EmulatedEvent(int of, bool noted) : device(of), timed(noted) {}
   const int device;
+  const bool timed;
   std::shared_ptr<Recorded> recorded = std::make_shared<Recorded>();
 };
 
@@ -181,10 +184,10 @@ void EmulatedRuntime::free(int device, std::byte* memory, Stream stream) noexcep
                            }});
 }
 
-std::unique_ptr<Event> EmulatedRuntime::event(int device) {
+std::unique_ptr<Event> EmulatedRuntime::event(int device, bool timed) {
   std::lock_guard lock(mutex_);
   check(device);
-  return std::make_unique<EmulatedEvent>(device);
+  return std::make_unique<EmulatedEvent>(device, timed);
 }
 
 void EmulatedRuntime::record(Event& event, int device, Stream stream) {
@@ -193,7 +196,10 @@ void EmulatedRuntime::record(Event& event, int device, Stream stream) {
   ++counts_.records;
   auto recorded = static_cast<EmulatedEvent&>(event).recorded;
   std::uint64_t number = ++recorded->asked;
-  enqueue(device, stream, {{}, [=] { recorded->happened = std::max(recorded->happened, number); }});
+  enqueue(device, stream, {{}, [=] {
+                             recorded->happened = std::max(recorded->happened, number);
+                             recorded->time = std::chrono::steady_clock::now();
+                           }});
 }
 
 void EmulatedRuntime::wait(const Event& event, int device, Stream stream) {
@@ -215,13 +221,25 @@ bool EmulatedRuntime::over(const Event& event) {
   return recorded->happened == recorded->asked;
 }
 
+double EmulatedRuntime::seconds_between(const Event& first, const Event& second) {
+  std::lock_guard lock(mutex_);
+  const auto& begin = static_cast<const EmulatedEvent&>(first);
+  const auto& end = static_cast<const EmulatedEvent&>(second);
+  for (const auto* event : {&begin, &end}) {
+    if (!event->timed || event->recorded->happened != event->recorded->asked) {
+      throw std::runtime_error("an event was not timed, or has not happened");
+    }
+  }
+  return std::chrono::duration<double>(end.recorded->time - begin.recorded->time).count();
+}
+
 void EmulatedRuntime::copy(void* target, int target_device, const void* source, int source_device,
                            std::size_t bytes, Stream stream) {
   std::lock_guard lock(mutex_);
   check(target_device);
   check(source_device);
   ++counts_.copies;
-  enqueue(target_device, stream, {{}, [=] { std::memmove(target, source, bytes); }});
+  enqueue(target_device, stream, {{}, [=] { std::memmove(target, source, bytes); }, true});
 }
 
 void EmulatedRuntime::combine(DType dtype, Op op, void* const* targets, int num_targets,
@@ -237,10 +255,12 @@ void EmulatedRuntime::combine(DType dtype, Op op, void* const* targets, int num_
   std::vector<const void*> from(sources, sources + num_sources);
   for (const void* memory : to) check_reach(device, memory);
   for (const void* memory : from) check_reach(device, memory);
-  enqueue(device, stream, {{}, [=] {
-                             combine_many(dtype, op, to.data(), to.size(), from.data(), from.size(),
-                                          count, size);
-                           }});
+  enqueue(device, stream,
+          {{},
+           [=] {
+             combine_many(dtype, op, to.data(), to.size(), from.data(), from.size(), count, size);
+           },
+           true});
 }
 
 void EmulatedRuntime::pack(void* packed, DType packed_type, const std::vector<Piece>& pieces,
@@ -281,7 +301,7 @@ void EmulatedRuntime::convert(const void* packed, DType packed_type,
       }
     }
   };
-  enqueue(device, stream, {{}, work});
+  enqueue(device, stream, {{}, work, true});
 }
 
 void EmulatedRuntime::own(int device, const void* memory, std::size_t bytes) {
@@ -316,6 +336,11 @@ void EmulatedRuntime::lose_wait_after(int waits) {
 void EmulatedRuntime::break_device(int device) {
   std::lock_guard lock(mutex_);
   broken_.insert(device);
+  for (auto& [name, lane] : lanes_) {
+    for (Task& task : lane.tasks) {
+      if (task.moves) task.work = {};  // nobody keeps arrays for what has failed
+    }
+  }
 }
 
 EmulatedRuntime::Counts EmulatedRuntime::counts() {

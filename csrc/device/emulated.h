@@ -32,11 +32,12 @@ class EmulatedRuntime final : public Runtime {
   bool reaches(int device, int other) override;
   std::byte* allocate(int device, std::size_t bytes, Stream stream) override;
   void free(int device, std::byte* memory, Stream stream) noexcept override;
-  std::unique_ptr<Event> event(int device) override;
+  std::unique_ptr<Event> event(int device, bool timed) override;
   void record(Event& event, int device, Stream stream) override;
   void wait(const Event& event, int device, Stream stream) override;
   // Goes on a little as well, so that whoever asks again and again sees it happen.
   bool over(const Event& event) override;
+  double seconds_between(const Event& first, const Event& second) override;
   void copy(void* target, int target_device, const void* source, int source_device,
             std::size_t bytes, Stream stream) override;
   void combine(DType dtype, Op op, void* const* targets, int num_targets,
@@ -67,6 +68,7 @@ class EmulatedRuntime final : public Runtime {
   struct Task {
     std::function<bool()> ready;  // empty: always
     std::function<void()> work;
+    bool moves = false;  // it reads and writes arrays
   };
   struct Lane {  // a stream
     std::deque<Task> tasks;

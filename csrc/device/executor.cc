@@ -24,7 +24,7 @@ struct Mark {
 };
 
 Mark mark(Runtime& runtime, const Share& share) {
-  Mark made{runtime.event(share.device), share.device, share.stream};
+  Mark made{runtime.event(share.device, false), share.device, share.stream};
   runtime.record(*made.event, share.device, share.stream);
   return made;
 }

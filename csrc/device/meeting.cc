@@ -15,13 +15,18 @@ void Meeting::check() const {
   if (auto failure = group_->failure()) throw *failure;
 }
 
-void Meeting::begin(int rank, const Operation& operation) {
-  if (!operation.after) return;
+void Meeting::begin(int rank, Operation& operation) {
   const Share& share = operation.share;
   try {
-    std::unique_ptr<Event> before = runtime_->event(share.device);
-    runtime_->record(*before, share.device, *operation.after);
-    runtime_->wait(*before, share.device, share.stream);
+    if (operation.after) {
+      std::unique_ptr<Event> before = runtime_->event(share.device, false);
+      runtime_->record(*before, share.device, *operation.after);
+      runtime_->wait(*before, share.device, share.stream);
+    }
+    if (operation.timed) {
+      operation.begin_ = runtime_->event(share.device, true);
+      runtime_->record(*operation.begin_, share.device, share.stream);
+    }
   } catch (const std::exception& error) {
     fail(rank, operation, error);
   }
@@ -78,7 +83,7 @@ void Meeting::carry_out(const Operations& operations) {
 void Meeting::mark_ends(const Operations& operations) {
   for (const auto& operation : operations) {
     const Share& share = operation->share;
-    std::unique_ptr<Event> end = runtime_->event(share.device);
+    std::unique_ptr<Event> end = runtime_->event(share.device, operation->timed);
     runtime_->record(*end, share.device, share.stream);
     operation->end_ = std::move(end);
   }
@@ -89,6 +94,17 @@ bool Meeting::over(int rank, const Operation& operation) {
   if (!operation.end_) return !operation.posted_ || group_->failure().has_value();
   try {
     return runtime_->over(*operation.end_);
+  } catch (const std::exception& error) {
+    fail(rank, operation, error);
+  }
+}
+
+std::optional<std::pair<double, double>> Meeting::times(int rank, const Operation& operation,
+                                                        const Event& first) {
+  if (!operation.timed || !operation.met() || !over(rank, operation)) return std::nullopt;
+  try {
+    double begin = runtime_->seconds_between(first, *operation.begin_);
+    return std::pair{begin, begin + runtime_->seconds_between(*operation.begin_, *operation.end_)};
   } catch (const std::exception& error) {
     fail(rank, operation, error);
   }

@@ -34,6 +34,7 @@ class Operation {
   const Algorithm* algorithm = nullptr;
   std::shared_ptr<const Algorithm> kept;  // of one that is not there for ever
   int root = 0;
+  bool timed = false;  // the device notes when it comes to the call, and is done with it
   Shape shape;
   Share share;
   std::optional<Stream>
@@ -47,7 +48,7 @@ class Operation {
   friend class Meeting;
   bool posted_ = false;
   std::uint64_t turn_ = 0;
-  std::unique_ptr<Event> end_;
+  std::unique_ptr<Event> begin_, end_;
   std::atomic<bool> met_{false};
 };
 
@@ -56,14 +57,20 @@ class Meeting {
   Meeting(std::shared_ptr<Group> group, std::shared_ptr<Runtime> runtime);
 
   Group& group() { return *group_; }
-  // Puts a rank's stream behind what the call comes after; throws as over().
-  void begin(int rank, const Operation& operation);
+  Runtime& runtime() { return *runtime_; }
+  // Puts a rank's stream behind what the call comes after, and marks the beginning of one that is
+  // timed; throws as over().
+  void begin(int rank, Operation& operation);
   // Throws the group's failure, which it also is when ranks' calls differ, or one cannot be
   // enqueued.
   void post(int rank, const std::shared_ptr<Operation>& operation);
   // Whether nobody reads or writes its rank's arrays any more: the device is done with it, or
   // nothing of it will ever happen. A device that has failed fails the group, which is thrown.
   bool over(int rank, const Operation& operation);
+  // When the device came to a call that was timed, and was done with it, as seconds after an event
+  // of it; nothing unless it is over.
+  std::optional<std::pair<double, double>> times(int rank, const Operation& operation,
+                                                 const Event& first);
   // Lets a stream of the rank's device wait for a call that is met; throws as over().
   void order(int rank, const Operation& operation, Stream stream);
   // Ranks that have not come to a call.
@@ -114,6 +121,9 @@ class Caller {
   void leave() noexcept;
   // As the meeting's, of this rank's calls.
   bool over(const Operation& operation) { return meeting_->over(communicator_.rank(), operation); }
+  std::optional<std::pair<double, double>> times(const Operation& operation, const Event& first) {
+    return meeting_->times(communicator_.rank(), operation, first);
+  }
   void order(const Operation& operation, Stream stream) {
     meeting_->order(communicator_.rank(), operation, stream);
   }

@@ -47,12 +47,15 @@ class Runtime {
   virtual std::byte* allocate(int device, std::size_t bytes, Stream stream) = 0;
   virtual void free(int device, std::byte* memory, Stream stream) noexcept = 0;
 
-  virtual std::unique_ptr<Event> event(int device) = 0;
+  // One that is `timed` notes when it happens.
+  virtual std::unique_ptr<Event> event(int device, bool timed) = 0;
   virtual void record(Event& event, int device, Stream stream) = 0;
   // What the stream is given from now on waits for the last record of the event.
   virtual void wait(const Event& event, int device, Stream stream) = 0;
   // Whether the last record of the event is over.
   virtual bool over(const Event& event) = 0;
+  // Between two of one device that are timed and over.
+  virtual double seconds_between(const Event& first, const Event& second) = 0;
 
   // Between any devices, by way of the host where they do not reach each other.
   virtual void copy(void* target, int target_device, const void* source, int source_device,

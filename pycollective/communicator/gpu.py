@@ -7,11 +7,14 @@ which GPUs they are on and whether they have NCCL; all of them then go the same 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
 import os
 import struct
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -25,6 +28,7 @@ from pycollective.communicator.on_device import CoreByAlgorithm, DeviceCore
 from pycollective.communicator.staged import StagedCore
 from pycollective.communicator.watch import Watch
 from pycollective.errors import (
+    AbortedError,
     CollectiveError,
     MismatchError,
     NcclError,
@@ -63,7 +67,7 @@ def core_for(member: Communicator, array: Array) -> GpuCore:
     here = array_backend.device_of(array)[1]
     told = _told_by_all(member, lambda: _says(here), "make the first call on a GPU")
     why = _why_not(*zip(*(text.split("\n", 3) for text in told), strict=True))
-    on_host = StagedCore(member._core)
+    on_host = StagedCore(member)
     own = DeviceCore(member, on_host) if on_device.is_possible(member) else None
     if why:
         if own is not None:
@@ -201,6 +205,8 @@ class NcclCore:
         self.rank, self.size = member.rank, member.size
         self._library = library
         self._agreed: set[str] = set()
+        self._put_off: list[Message] = []
+        self._beginning = threading.Lock()
         self._watch = Watch(member)
         try:
             self._nccl = nccl.NcclCommunicator(
@@ -366,6 +372,7 @@ class NcclCore:
         """Make an array in memory of NCCL's, registered by all ranks; None where NCCL has none."""
         member, problem, block = self._member(), "", None
         assert member is not None
+        self.begin()
         what = f"empty({dtype}{list(shape)})"
         try:
             block = self._nccl.allocate(math.prod(shape) * dtype.itemsize, seconds)
@@ -385,8 +392,8 @@ class NcclCore:
 
     def send(
         self, source: Array, dest: int, tag: int, seconds: float, async_op: bool = False
-    ) -> nccl.Operation | None:
-        """Send an array to another rank."""
+    ) -> Message | None:
+        """Send an array to another rank, when `begin` is called if it is to be done later."""
         self._check_message(source, dest, tag)
         span = _span(source)
 
@@ -394,12 +401,12 @@ class NcclCore:
             comm.send(span.address, span.nbytes, BYTES, dest, stream)
 
         what = f"send({_kind(source)}, dest={dest})"
-        return self._enqueue(what, call, (source,), seconds, async_op, {"to rank": dest})
+        return self._message(what, call, source, seconds, async_op, {"to rank": dest})
 
     def recv(
         self, target: Array, source: int, tag: int, seconds: float, async_op: bool = False
-    ) -> nccl.Operation | None:
-        """Receive an array from another rank."""
+    ) -> Message | None:
+        """Receive an array from another rank; as `send`."""
         self._check_message(target, source, tag)
         span = _span(target)
 
@@ -407,7 +414,55 @@ class NcclCore:
             comm.recv(span.address, span.nbytes, BYTES, source, stream)
 
         what = f"recv({_kind(target)}, source={source})"
-        return self._enqueue(what, call, (target,), seconds, async_op, {"from rank": source})
+        return self._message(what, call, target, seconds, async_op, {"from rank": source})
+
+    def _message(
+        self, what: str, call: _Calls, array: Array, seconds: float, async_op: bool,
+        others: dict[str, Any],
+    ) -> Message | None:  # fmt: skip
+        """Put a message off until `begin`, or make it at once with all that were put off."""
+
+        def make(timed: bool) -> Message:
+            message = Message(self, what, call, array, seconds, timed)
+            with self._beginning:
+                self._put_off.append(message)
+            if not async_op:
+                self.begin(False)
+            return message
+
+        name, gpu = what.partition("(")[0], self._nccl.device
+        made: Message = observe.enqueue(self._member(), name, (array,), others, "NCCL", gpu, make)
+        return made if async_op else None
+
+    def begin(self, later: bool = True) -> None:
+        """Give NCCL the messages that were put off, as one operation: they go on at the same time.
+
+        Each by itself would wait for the one before it. NCCL buffers little, so that of two ranks that
+        both send first none would come to receive.
+        """
+        with self._beginning:
+            messages, self._put_off = self._put_off, []
+            if not messages:
+                return
+
+            def call(comm: _core.nccl.Comm, stream: int) -> None:
+                for message in messages:
+                    message.call(comm, stream)
+
+            try:
+                operation = self._nccl.enqueue(
+                    "; ".join([message.what for message in messages]), call,
+                    [message.array for message in messages],
+                    max([message.seconds for message in messages]), later,
+                    any([message.timed for message in messages]),
+                    [message.after for message in messages], counts=False,
+                )  # fmt: skip
+            except CollectiveError as error:
+                for message in messages:
+                    message.error = error
+                raise
+            for message in messages:
+                message.operation = operation
 
     # The way of every call ----------------------------------------------------------------------
 
@@ -422,6 +477,7 @@ class NcclCore:
                     f"the array lies on GPU {array_backend.device_of(array)[1]}, and rank {self.rank} "
                     f"makes its calls on GPU {self._nccl.device}: a rank has one GPU"
                 )
+        self.begin()
         what += self._registered(what, kept)
         if what not in self._agreed:
             self._agree(what)
@@ -492,6 +548,8 @@ class NcclCore:
 
     def close(self) -> None:
         """Wait for what is under way, and leave."""
+        with contextlib.suppress(CollectiveError):
+            self.begin()
         self._nccl.close()
         self._watch.close()
         self._nccl.join()
@@ -505,6 +563,77 @@ class NcclCore:
         """Let go of it in a forked child."""
         self._watch.abandon()
         self._nccl.abandon()
+
+
+class Message:
+    """A message that is put off, or under way; what `Work` waits for.
+
+    Parameters
+    ----------
+    core : NcclCore
+        Whose it is.
+    what : str
+        The call in words.
+    call : callable
+        Gives it to NCCL.
+    array : array
+        What is sent, or received into.
+    seconds : float
+        Its deadline.
+    timed : bool
+        Let the device note its times.
+    """
+
+    def __init__(
+        self, core: NcclCore, what: str, call: _Calls, array: Array, seconds: float, timed: bool
+    ) -> None:
+        self._core = weakref.ref(core)
+        self.what, self.call, self.array = what, call, array
+        self.seconds, self.timed = seconds, timed
+        self._made = time.monotonic()
+        self.after = device.event(device.stream_on(array_backend.device_of(array)[1]))
+        self.operation: nccl.Operation | None = None
+        self.error: CollectiveError | None = None
+
+    number = 0  # it is none of the calls that all ranks make
+
+    def begin(self) -> None:
+        """See that it is under way."""
+        core = self._core()
+        if self.operation is None and self.error is None and core is not None:
+            with contextlib.suppress(CollectiveError):  # which this has, too
+                core.begin()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over, or will never be."""
+        return self.error is not None or (self.operation is not None and self.operation.ended)
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """When it began and ended."""
+        if self.operation is None:
+            return self._made, time.monotonic()
+        return self.operation.times
+
+    @property
+    def done(self) -> bool:
+        """Whether its result can be used on this thread's stream."""
+        self.begin()
+        return self.operation is None or self.operation.done
+
+    def wait(self, timeout: float) -> bool:
+        """Wait, as for other calls; from now on it is under way."""
+        self.begin()
+        return self.operation is None or self.operation.wait(timeout)
+
+    def check(self) -> None:
+        """Raise why it has failed, if it has."""
+        if self.error is not None:
+            raise type(self.error)(str(self.error))
+        if self.operation is None:
+            raise AbortedError(f"{self.what}: its communicator is gone")
+        self.operation.check()
 
 
 def _nothing(comm: _core.nccl.Comm, stream: int) -> None:

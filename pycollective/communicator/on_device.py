@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pycollective import _core, array_backend
+from pycollective import _core, array_backend, observe
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.split import Threads
 from pycollective.errors import CollectiveError
@@ -73,7 +73,9 @@ class DeviceCore:
         meeting = member._family.shared(lambda: _core.device.Meeting(group, used))
         core = getattr(member._core, "plain", member._core)  # where calls are traced, it is behind
         self._caller = _core.device.Caller(core, meeting)
+        self._member = weakref.ref(member)
         self._own: dict[int, Any] = {}  # a stream of each device
+        self._clocks: dict[int, _Clock] = {}
         # Arrays of calls that devices may still work on.
         self._pending: deque[tuple[_core.device.Operation, Any]] = deque()
         self._host = host
@@ -184,18 +186,33 @@ class DeviceCore:
         self._forget()
         operation = _core.device.Operation()
         self._pending.append((operation, (source, target)))
-        self._caller.call(
-            operation, _core.Collective.__members__[name],
-            0 if source is None else array_backend.address(source),
-            0 if target is None else array_backend.address(target),
-            count, list(shape), array.dtype, op, root, how, reproducible,
-            sent, received, here, stream.ptr, after, async_op, seconds,
+
+        def make(timed: bool) -> Operation:
+            clock = self._clock_of(here) if timed else None
+            made = Operation(self._caller, operation, here, seconds, clock)
+            self._caller.call(
+                operation, _core.Collective.__members__[name],
+                0 if source is None else array_backend.address(source),
+                0 if target is None else array_backend.address(target),
+                count, list(shape), array.dtype, op, root, how, reproducible,
+                sent, received, here, stream.ptr, after, async_op, timed, seconds,
+            )  # fmt: skip
+            if after is not None and not async_op:
+                self._caller.order(operation, after)
+            return made
+
+        made = observe.enqueue(
+            self._member(), name, (source, target), _about(name, op, root), "device executor", here,
+            make, _algorithm(how, reproducible),
         )  # fmt: skip
-        if async_op:
-            return Operation(self._caller, operation, here, seconds)
-        if after is not None:
-            self._caller.order(operation, after)
-        return None
+        return made if async_op else None
+
+    def _clock_of(self, number: int) -> _Clock:
+        if number not in self._clocks:
+            runtime_here = runtime()
+            assert runtime_here is not None
+            self._clocks[number] = _Clock(runtime_here, number)
+        return self._clocks[number]
 
     def _stream_of(self, number: int) -> Any:
         """Return this rank's own stream of a device."""
@@ -258,21 +275,76 @@ def _drop(caller: _core.device.Caller, pending: deque[Any]) -> None:
     pending.clear()
 
 
+def _about(name: str, op: str | None, root: int) -> dict[str, Any]:
+    """Return what else is told of a call."""
+    about: dict[str, Any] = {} if op is None else {"op": op}
+    if name in ("reduce", "broadcast", "gather", "scatter"):
+        about["root"] = root
+    return about
+
+
+def _algorithm(how: Any, reproducible: bool) -> tuple[str, str]:
+    """Return what is told of how a call is made."""
+    if reproducible:
+        return "direct", "for reproducible=True"
+    if not isinstance(how, str):
+        return how.name, "one's own"
+    return ("", "") if how == "auto" else (how, "")
+
+
+class _Clock:
+    """Says when marks of a device happened, as `time.monotonic` would have."""
+
+    def __init__(self, used: _core.device.Runtime, number: int) -> None:
+        with device.on(number):
+            self.first = used.mark(number, device.stream().ptr)
+        while not used.over(self.first):  # its stream has been given nothing
+            time.sleep(_PAUSE)
+        self.begin = time.monotonic()
+
+
 class Operation:
-    """A call that was made; what `Work` waits for."""
+    """A call that is made; what `Work` waits for."""
 
     def __init__(
         self,
         caller: _core.device.Caller,
         made: _core.device.Operation,
-        number: int,
+        on: int,
         seconds: float,
+        clock: _Clock | None = None,
     ) -> None:
         self._caller = caller
         self._made = made
-        self._device = number
+        self._device = on
         self._seconds = seconds
+        self._clock = clock
+        self._begin = time.monotonic()
         self._ordered = False
+
+    @property
+    def number(self) -> int:
+        """Which of the rank's calls it is."""
+        return self._made.number
+
+    @property
+    def ended(self) -> bool:
+        """Whether the device is done with it, or will never be."""
+        return _over(self._caller, self._made)
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """When its stream came to it and was done with it, as `time.monotonic` would have said it.
+
+        Of one that was not timed, or that the device has not ended: when it was made, and now.
+        """
+        with contextlib.suppress(CollectiveError):
+            found = (
+                None if self._clock is None else self._caller.times(self._made, self._clock.first)
+            )
+            if found is not None and self._clock is not None:
+                return self._clock.begin + found[0], self._clock.begin + found[1]
+        return self._begin, time.monotonic()
 
     @property
     def done(self) -> bool:

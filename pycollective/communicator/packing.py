@@ -199,6 +199,10 @@ class PackedReduction:
             last = self._next == len(self._members)
             self._begun.append((target, self._begin(flat, target, last)))
 
+    def flush(self) -> None:
+        """Begin all packs that have not been, of which all arrays must be there."""
+        self._begin_whole(len(self._members))
+
     @property
     def under_way(self) -> list[Work]:
         """The calls that have begun."""
@@ -206,7 +210,7 @@ class PackedReduction:
 
     def totals(self) -> Iterator[tuple[list[int], Array]]:
         """Return for each pack, as soon as it is reduced, the places of its arrays and the total."""
-        self._begin_whole(len(self._members))
+        self.flush()
         for members, (target, works) in zip(self._members, self._begun, strict=True):
             for work in works:
                 work.wait()

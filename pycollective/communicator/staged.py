@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from pycollective import _core, array_backend
 from pycollective.communicator.arrays import Array
+
+if TYPE_CHECKING:
+    from pycollective.communicator.member import Member
 
 __all__ = ["StagedCore"]
 
@@ -22,11 +26,13 @@ class StagedCore:
         "move_ragged": 2, "all_to_all_ragged": 1, "recv": 0,
     }  # fmt: skip
 
-    def __init__(self, core: Any) -> None:
-        self._core = core
+    def __init__(self, member: Member) -> None:
+        self._member = weakref.ref(member)  # which has this
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._core, name)
+        member = self._member()
+        assert member is not None
+        method = getattr(member._core, name)  # calls may be watched from any time on
         place = self._TARGETS.get(name)
 
         def call(*args: Any) -> Any:

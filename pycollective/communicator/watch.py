@@ -75,7 +75,10 @@ class Watch:
         try:
             if self._work is None and now - self._begun >= self.SECONDS:
                 self._begun = now
-                self._work = own.all_gather(np.array([self._calls()], np.int64), async_op=True)
+                # How long calls wait is no matter of this one, of which silence is the end.
+                self._work = own.all_gather(
+                    np.array([self._calls()], np.int64), async_op=True, timeout=2 * self.SILENCE
+                )
             if self._work is not None and self._work.done():
                 self._heard(self._work.result().tolist())
             elif self._work is not None and now - self._begun > self.SILENCE:

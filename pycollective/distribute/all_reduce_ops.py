@@ -239,15 +239,16 @@ class _ScheduledOps(CrossDeviceOps):
             # Nothing is computed while the last pack is reduced: it takes no thread of its own.
             behind = async_op and not is_last
             for first, last in _shares(source.size, shares):
+                part = target[first:last]
                 result = communicator.all_reduce(
                     source[first:last],
                     _core_op(reduce_op, source.dtype),
-                    out=target[first:last],
+                    out=part,
                     algorithm=self._algorithm_of(source, options),
                     async_op=behind,
                     timeout=options.timeout_seconds,
                 )
-                if behind:
+                if result is not part:  # it goes on, also where it was not asked to: among workers
                     under_way.append(result)
             return under_way
 
@@ -334,6 +335,9 @@ class _PackedReplicaReduction(ReplicaReduction):
 
     def add(self, place: int, array: Array) -> None:
         self._packed.add(place, self._prepared(array))
+
+    def flush(self) -> None:
+        self._packed.flush()
 
     def finish(self) -> list[Array]:
         likes = self._likes

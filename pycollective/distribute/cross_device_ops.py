@@ -64,6 +64,10 @@ class ReplicaReduction:
         """Give one of the arrays, which must be left alone until `finish` has returned."""
         raise NotImplementedError
 
+    def flush(self) -> None:
+        """Begin all that has been given, and not been begun; `finish` does it, too."""
+        raise NotImplementedError
+
     def finish(self) -> list[Array]:
         """Wait until all is reduced, and return the results in the order of the places."""
         raise NotImplementedError

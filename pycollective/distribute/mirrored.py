@@ -152,18 +152,21 @@ class MirroredExtended(StrategyExtended):
         options: CommunicationOptions,
     ) -> ReplicaReduction | None:
         """Begin an all-reduce whose arrays come one by one, if it can begin before all are there."""
-        ops = self.cross_device_ops
-        if (
-            self.num_local_replicas == 1
-            or self._mixed  # the GPUs' arrays go to the host, where the others are
-            or not (self._can_sum_early() if self.sums_early is None else self.sums_early)
-            or not ops.takes_part_from_replicas()
-            or any(like.dtype == np.int32 for like in likes)
-        ):
+        if not self._may_begin_early(likes):
             return None
         options = self._options.merge(options)
         communicator = self._communicator_of(context)
-        return ops.begin_all_reduce(communicator, reduce_op, likes, options, True)
+        return self.cross_device_ops.begin_all_reduce(communicator, reduce_op, likes, options, True)
+
+    def _may_begin_early(self, likes: Sequence[Any]) -> bool:
+        """Whether the replicas of this process can sum such arrays as they come, and gain by it."""
+        return (
+            self.num_local_replicas > 1
+            and not self._mixed  # the GPUs' arrays go to the host, where the others are
+            and (self._can_sum_early() if self.sums_early is None else self.sums_early)
+            and self.cross_device_ops.takes_part_from_replicas()
+            and all(like.dtype != np.int32 for like in likes)
+        )
 
     def _can_sum_early(self) -> bool:
         on_cpus = sum([device.kind == "CPU" for device in self._devices])

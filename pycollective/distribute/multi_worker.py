@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,6 +25,13 @@ from pycollective.cluster.membership import (
     sources_of_environment,
 )
 from pycollective.communicator import Communicator
+from pycollective.distribute.among_workers import (
+    AmongWorkers,
+    BothLevels,
+    OnBothLevels,
+    by_streams,
+    on_each_device,
+)
 from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -42,6 +49,7 @@ from pycollective.errors import (
     PeerLostError,
     RendezvousError,
 )
+from pycollective.nccl import device
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
 
@@ -58,8 +66,8 @@ class MultiWorkerExtended(MirroredExtended):
     """The replicas of this process as those of `MirroredStrategy`, and the other workers beyond.
 
     What replicas reduce is summed over those of this process first, in their own group of threads;
-    the sum is reduced over the workers by replica 0's thread, and shared. With one replica in each
-    process there is nothing to sum here, and packs go out while the tape still computes gradients.
+    the sum is reduced over the workers by replica 0's thread, and shared. Packs go out on both levels
+    while the tapes still compute gradients.
     """
 
     input_per_replica = False
@@ -76,6 +84,12 @@ class MultiWorkerExtended(MirroredExtended):
         self._cluster_resolver = resolver
         if options.timeout_seconds is not None:
             self.timeout = options.timeout_seconds
+
+    def start_afresh(self) -> None:
+        """Make what belongs to this object alone, also when it is a copy."""
+        super().start_afresh()
+        self._both: BothLevels | None = None  # of the last reduction that was begun early
+        self._sides: dict[int, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.workers.count > 1:
@@ -98,9 +112,10 @@ class MultiWorkerExtended(MirroredExtended):
         return self.workers.index == 0
 
     def abort_collectives(self, reason: str) -> None:
-        """Fail the replicas' collectives; where this process's only replica fails, the workers'."""
+        """Fail the replicas' collectives, and the workers', where these wait for this one's rest."""
+        both, self._both = self._both, None
         super().abort_collectives(reason)
-        if self.num_local_replicas == 1:
+        if self.num_local_replicas == 1 or (both is not None and both.begun):
             self.workers.abort(reason)
 
     def all_reduce_in_replica(
@@ -122,11 +137,13 @@ class MultiWorkerExtended(MirroredExtended):
                 self._finished(total, array.dtype, reduce_op)
                 for total, array in zip(totals, arrays, strict=True)
             ]
-            return [done] * len(replicas)
+            return on_each_device(done, replicas)
 
         options = self._options.merge(options)
-        shared = context.meet("all_reduce", among_workers, *local, timeout=options.timeout_seconds)
-        return [array_backend.asarray(s, like=a) for s, a in zip(shared, arrays, strict=True)]
+        result: list[Any] = context.meet(
+            "all_reduce", among_workers, *local, timeout=options.timeout_seconds
+        )
+        return result
 
     def _sum_over_workers(self, arrays: list[Any], options: CommunicationOptions) -> list[Any]:
         reduction = self._begin_among_workers(ReduceOp.SUM, arrays, options, False)
@@ -155,7 +172,7 @@ class MultiWorkerExtended(MirroredExtended):
         reduction = self.cross_device_ops.begin_all_reduce(
             communicator, reduce_op, likes, options, async_op
         )
-        return None if reduction is None else _AmongWorkers(reduction, self.workers)
+        return None if reduction is None else AmongWorkers(reduction, self.workers)
 
     def begin_all_reduce(
         self,
@@ -164,30 +181,46 @@ class MultiWorkerExtended(MirroredExtended):
         likes: Sequence[Any],
         options: CommunicationOptions,
     ) -> ReplicaReduction | None:
-        """Begin an all-reduce whose arrays come one by one, where each process has one replica."""
+        """Begin an all-reduce whose arrays come one by one, if it can begin before all are there.
+
+        Of several replicas replica 0 takes each pack on to the other workers. It would wait for its GPU
+        where sums go over the host. Halves are summed in another type, in other packs than those of a
+        worker that sums at the end.
+        """
         if self.workers.count == 1:
             return super().begin_all_reduce(context, reduce_op, likes, options)
-        if self.num_local_replicas > 1:
+        if self.num_local_replicas == 1:
+            return self._begin_among_workers(reduce_op, likes, options, True)
+        merged = self._options.merge(options)
+        own = self._communicator_of(context)
+        on_gpus = any(array_backend.is_on_gpu(like) for like in likes)
+        is_ring = merged.implementation is CommunicationImplementation.RING
+        if (
+            not self._may_begin_early(likes)
+            or reduce_op is not ReduceOp.SUM
+            or any(work_dtype(like.dtype, reduce_op) != like.dtype for like in likes)
+            or (
+                on_gpus
+                and (is_ring or not (by_streams(own) and by_streams(self.workers.communicator)))
+            )
+        ):
             return None
-        return self._begin_among_workers(reduce_op, likes, options, True)
+        both = None
+        if context.local_replica_id == 0:
+            both = self._both = BothLevels(own, self.workers, self._side_stream)
+        reduction = self.cross_device_ops.begin_all_reduce(
+            own if both is None else cast(Communicator, both), reduce_op, likes, merged, True
+        )
+        if reduction is None:
+            return None
+        return OnBothLevels(context, reduction, both, likes, merged.timeout_seconds)
 
-
-class _AmongWorkers(ReplicaReduction):
-    """A reduction whose errors say who the workers are."""
-
-    def __init__(self, reduction: ReplicaReduction, workers: Workers) -> None:
-        self._reduction = reduction
-        self._naming = workers.naming
-
-    def add(self, place: int, array: Any) -> None:
-        """Give one of the arrays."""
-        with self._naming:
-            self._reduction.add(place, array)
-
-    def finish(self) -> list[Any]:
-        """Wait until all is reduced."""
-        with self._naming:
-            return self._reduction.finish()
+    def _side_stream(self, gpu: int) -> Any:
+        """Return the stream of a GPU in which sums wait for each other."""
+        if gpu not in self._sides:
+            with device.on(gpu):
+                self._sides[gpu] = device.stream()
+        return self._sides[gpu]
 
 
 class MultiWorkerMirroredStrategy(Strategy):

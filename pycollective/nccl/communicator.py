@@ -6,11 +6,12 @@ import atexit
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pycollective import _core
@@ -28,11 +29,13 @@ __all__ = ["NcclCommunicator", "Operation", "Peers"]
 
 _log = logging.getLogger("pycollective")
 
-_REMOTE_ERROR = 6
+_SYSTEM_ERROR, _REMOTE_ERROR = 2, 6
 _LOOKS = 200
 _PAUSE = 50e-6
 _WATCH_SECONDS = 0.1
 _FAREWELL_SECONDS = 5.0
+_NEWS_SECONDS = 2.0
+"""In which a rank that has ended is heard of beside NCCL."""
 
 
 class Peers(Protocol):
@@ -213,7 +216,7 @@ class NcclCommunicator:
 
     @property
     def calls(self) -> int:
-        """How many calls this rank has made."""
+        """How many of the calls that all ranks make this rank has made."""
         return self._made
 
     def enqueue(
@@ -224,6 +227,8 @@ class NcclCommunicator:
         seconds: float,
         later: bool,
         timed: bool = False,
+        behind: Sequence[Any] = (),
+        counts: bool = True,
     ) -> Operation:
         """Enqueue a call, on this thread's stream of the device, or beside it.
 
@@ -243,6 +248,10 @@ class NcclCommunicator:
             given so far.
         timed : bool
             Let the device note when it begins and ends it.
+        behind : sequence of event
+            What must have happened before.
+        counts : bool
+            Whether it is one of the calls that all ranks make.
         """
         with self._calls, device.on(self.device):
             self.check()
@@ -254,6 +263,7 @@ class NcclCommunicator:
                 device.stream_wait(stream, [device.event(present)])
             if self._last is not None and self._last[0] != stream:
                 device.stream_wait(stream, [self._last[1]])
+            device.stream_wait(stream, behind)
             clocked = None
             if timed:
                 self._clock = self._clock or _Clock()
@@ -268,9 +278,9 @@ class NcclCommunicator:
                     finally:
                         self.library.group_end()
             except NcclError as error:
-                self._fail(self._told(error, what))
+                self._fail(self._cause(self._told(error, what)))
                 raise self.error or error from None
-            self._made += 1
+            self._made += counts
             self._settle(what, begin + seconds, seconds)
             event = device.event(stream, timed)
             if aside and not later:
@@ -346,12 +356,12 @@ class NcclCommunicator:
                     self._raise()
                     code = self._comm.async_error()
             except NcclError as refused:
-                self._fail(self._told(refused, what))
+                self._fail(self._cause(self._told(refused, what)))
                 raise self.error or refused from None
             if code == 0:
                 return
             if code != _core.nccl.IN_PROGRESS:
-                self._fail(self._asynchronous(code, what))
+                self._fail(self._cause(self._asynchronous(code, what)))
             elif time.monotonic() > until:
                 self._fail(self._timed_out(what, seconds, self._made))
             elif looks > _LOOKS:
@@ -367,6 +377,16 @@ class NcclCommunicator:
         error.code = code
         return error
 
+    def _cause(self, error: NcclError) -> CollectiveError:
+        """Return what an error comes of: NCCL may notice first that a rank is gone, but not which."""
+        until = time.monotonic() + _NEWS_SECONDS
+        while error.code in (_SYSTEM_ERROR, _REMOTE_ERROR) and time.monotonic() < until:
+            found = self._peers.failure(math.inf)
+            if found is not None:
+                return found
+            time.sleep(_PAUSE)
+        return error
+
     def _timed_out(self, what: str, seconds: float, number: int) -> CollectiveError:
         late = self._peers.late(number)
         message = (
@@ -376,7 +396,8 @@ class NcclCommunicator:
         if late:
             return PeerLostError(message + "; ".join(late))
         return CollectiveTimeoutError(
-            f"{message}all ranks have made as many calls, so these differ, or a device stands still"
+            f"{message}all ranks have made as many calls, so these differ, a message has no "
+            "counterpart, or a device stands still"
         )
 
     # The watching thread ------------------------------------------------------------------------
@@ -402,7 +423,7 @@ class NcclCommunicator:
             oldest = self._pending[0] if self._pending else None
             code = self._comm.async_error()
         if code not in (0, _core.nccl.IN_PROGRESS):
-            return self._asynchronous(code, oldest.what if oldest else "between calls")
+            return self._cause(self._asynchronous(code, oldest.what if oldest else "between calls"))
         waiting = 0.0 if oldest is None else time.monotonic() - oldest.begin
         error = self._peers.failure(waiting)
         if error is None and oldest is not None and waiting > oldest.seconds:

@@ -129,6 +129,9 @@ class _OnDevice:
 
     def finish(self) -> None:
         """Wait on the host; a device that does not come to an end is given up at the call's deadline."""
+        begin = getattr(self._operation, "begin", None)
+        if begin is not None:  # it was put off
+            begin()
         while not self.done:
             time.sleep(_PAUSE)
 
@@ -392,7 +395,7 @@ def together(
 
 def enqueue(
     member: Member | None, name: str, arrays: Sequence[Array | None], others: dict[str, Any],
-    by: str, gpu: int, make: Callable[[bool], Any],
+    by: str, gpu: int, make: Callable[[bool], Any], how: tuple[str, str] = _NO_ALGORITHM,
 ) -> Any:  # fmt: skip
     """Let a GPU be given a call of a communicator, which may be watched.
 
@@ -413,12 +416,14 @@ def enqueue(
     make : callable
         Gives the call to the device, which is to note the times if its argument is true. What it
         returns has a ``number``, and tells with ``ended``, ``times`` and ``check()`` how the call goes.
+    how : tuple of str
+        The algorithm, and why that one, as far as there is something to say.
     """
     core = None if member is None else member._core
     if not isinstance(core, _Observed):
         return make(False)
     array = next((array for array in arrays if array is not None), None)
-    call = Call(name, array, _NO_ALGORITHM, {**others, "times": "of the GPU"})
+    call = Call(name, array, how, {**others, "times": "of the GPU"})
     # In a row of its own, since this thread goes on; the numbers of threads are below.
     call.transport, call.thread, call.thread_name = by, _GPU_ROWS + gpu, f"GPU {gpu}"
     return core.enqueue(call, make)

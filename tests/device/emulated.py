@@ -65,7 +65,7 @@ class World:
             0 if given is None else given.ctypes.data,
             0 if result is None else result.ctypes.data,
             count, list(shape), array.dtype, op, root, how, reproducible, sent, received,
-            self.devices[rank], self.streams[rank], None, later, timeout,
+            self.devices[rank], self.streams[rank], None, later, False, timeout,
         )  # fmt: skip
         return operation
 

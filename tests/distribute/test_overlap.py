@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import workers
 from strategies import mirrored
 
 import pycollective as pc
@@ -208,6 +209,66 @@ def test_replicas_without_a_core_to_spare_sum_at_the_end(monkeypatch, cores, ear
     strategy.run(step)
     assert begun == [early, early]
     assert first.values[0].numpy().tolist() == [1 - 12.0, 2 - 16.0]
+
+
+WORKERS = """
+from pycollective import keras
+from pycollective.distribute import among_workers
+from pycollective.distribute.experimental import CommunicationOptions
+from test_overlap import train, two_layers
+tf.distribute.StrategyExtended.sums_early = True
+strategy = strategy_of()
+weights = {}
+for bytes_per_pack in (1, 300):
+    for how in ("minimize", "apply"):
+        found = train(strategy, how, CommunicationOptions(bytes_per_pack), steps=2)
+        weights[how + str(bytes_per_pack)] = [c.tobytes().hex() for v in found for c in v]
+strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=1)
+begun = []
+def backward(g):
+    if tf.distribute.get_replica_context().local_replica_id == 0:
+        both = strategy.extended._both
+        both.flush()  # as the next pack does it
+        begun.append(both.begun)
+    return g
+step, first, last = two_layers(strategy, backward)
+strategy.run(step)
+values = [c.numpy() for v in (first, last) for c in v.values]
+def places():
+    return [c._current().array.ctypes.data for v in (first, last) for c in v.values]
+before = places()
+strategy.run(step)
+in_place = places() == before  # nobody has kept what is updated
+def fails(g):
+    if tf.distribute.get_replica_context().replica_id_in_sync_group == 3:
+        import time
+        until = time.monotonic() + 20
+        while not strategy.extended._both.begun and time.monotonic() < until:
+            time.sleep(0.01)
+        raise ZeroDivisionError("in the tape")
+    return backward(g)
+step, *_ = two_layers(strategy, fails)
+try:
+    strategy.run(step)
+except Exception as failed:
+    error = f"{type(failed).__name__}: {failed}"
+say(weights=weights, begun=begun, values=values, in_place=in_place, error=error)
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_several_replicas(tmp_path):
+    """Packs go on to the other workers while the tapes compute; who fails then fails all of them."""
+    first, second = workers.run(tmp_path, 2, WORKERS, replicas=2).said
+    for said in (first, second):
+        for size in (1, 300):
+            assert said["weights"][f"minimize{size}"] == said["weights"][f"apply{size}"]
+        assert said["weights"] == first["weights"]
+        assert said["begun"][0] and said["in_place"]
+        assert said["values"] == [[1 - 24.0, 2 - 32.0]] * 2 + [[3 - 8.0, 4 - 16.0]] * 2
+    assert second["error"] == "ZeroDivisionError: in the tape"
+    assert first["error"].startswith("AbortedError: "), first
+    assert "worker 1: replica 1 could not compute its gradients: in the tape" in first["error"]
 
 
 def test_a_tape_that_fails_stops_the_others(two):

@@ -101,13 +101,16 @@ def test_several_gpus(cupy, library, several, on_ranks):
     assert found == ["CoreByAlgorithm"] * several
 
 
-def test_messages_between_gpus(cupy, library, several, on_ranks):
+@pytest.mark.parametrize("count", [1000, 1 << 25])
+def test_messages_between_gpus(cupy, library, several, on_ranks, count):
+    """Both send first, also what is longer than NCCL's buffers."""
+
     def work(c):
-        out = cupy.zeros(1000)
-        sent = c.send(cupy.full(1000, float(c.rank)), (c.rank + 1) % c.size, async_op=True)
+        out = cupy.zeros(count)
+        sent = c.send(cupy.full(count, float(c.rank)), (c.rank + 1) % c.size, async_op=True)
         c.recv(out, (c.rank - 1) % c.size)
         sent.wait()
-        return set(cupy.asnumpy(out).tolist()) == {float((c.rank - 1) % c.size)}
+        return bool((out == float((c.rank - 1) % c.size)).all())
 
     assert all(on_gpus(cupy, on_ranks, 2, work))
 

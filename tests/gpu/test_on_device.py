@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import numpy as np
 import pytest
 
-from pycollective import algorithms, local_group
+from pycollective import algorithms, local_group, timeline
 from pycollective.communicator import on_device
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +39,33 @@ def on_gpus(request, cupy, on_ranks):
         return results
 
     return run
+
+
+def test_a_timeline_has_the_times_of_the_gpu(cupy, on_gpus, tmp_path):
+    """A call begins when its stream comes to it: behind what has been computed before."""
+    file = tmp_path / "timeline.json"
+
+    def work(c):
+        x = cupy.zeros(1 << 24, np.float32)
+        c.all_reduce(x[:1], algorithm="ring")
+        c.barrier()
+        for _ in range(200):
+            x += 1
+        begun = time.time()
+        c.all_reduce(x, out=x, algorithm="ring")
+        cupy.cuda.get_current_stream().synchronize()
+        return begun, time.time()
+
+    with timeline(file):
+        (begun, ended), *_ = on_gpus(2, work)
+    events = json.loads(file.read_text())["traceEvents"]
+    found = [
+        e for e in events if e["ph"] == "X" and e["args"]["bytes"] == 1 << 26 and e["pid"] == 0
+    ]
+    (event,) = found
+    assert event["args"]["transport"] == "device executor"
+    first, last = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+    assert begun - 1e-3 < first < last < ended + 1e-3
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import fake_gpus
 import pytest
 
 from pycollective.nccl import loading
+
+sys.path.append(str(Path(__file__).parents[1] / "distribute"))  # its workers are processes
 
 
 @pytest.fixture(scope="session")

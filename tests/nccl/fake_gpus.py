@@ -72,6 +72,8 @@ class Stream:
     def wait_event(self, event):
         self.waits += 1
         self.awaited.append(event)
+        for stream, count in event.behind():
+            self._cuda.library.fake_let_wait(self.ptr, stream, count)
 
     def synchronize(self):
         self._cuda.event_after(self).synchronize()
@@ -97,6 +99,12 @@ class Event:
         self._recorded = time.monotonic()
         stream.awaited = [event for event in stream.awaited if not event._over]
         self._first = list(stream.awaited)
+
+    def behind(self):
+        """Return how many operations of which streams come first."""
+        yield self._stream, self._count
+        for event in self._first:
+            yield from event.behind()
 
     def _wait(self, seconds):
         if not self._over and all(event._wait(seconds) for event in self._first):
@@ -174,6 +182,7 @@ class Cuda:
 def load(path):
     library = ctypes.CDLL(str(path))
     library.fake_given.argtypes = [ctypes.c_void_p]
+    library.fake_let_wait.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
     library.fake_ended.argtypes = [ctypes.c_void_p, ctypes.c_long]
     library.fake_ended.restype = ctypes.c_double
     library.fake_wait.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_double]

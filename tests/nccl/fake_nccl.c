@@ -1,27 +1,39 @@
-/* A libnccl for the tests: ranks are threads of one process, devices are host memory.
+/* A libnccl for the tests: ranks are threads of one process, or of several, and devices are host memory.
 
-   Calls return at once, as on a stream; an operation is carried out when the last rank it needs has
-   come. What was called stands in a log. The functions fake_* are for the tests. */
+   Calls return at once, as on a stream; an operation is carried out when what its stream was given
+   before is done, and the last rank it needs has come. What was called stands in a log. The functions
+   fake_* are for the tests.
+
+   Processes meet where FAKE_NCCL_FOLDER names a folder, which must be empty at first: a unique id is a
+   name in it, and what a rank tells the others is a file there, which appears whole. Each rank works
+   out its own results, from the files of all. A rank that is there holds a lock of its file, so that
+   the others can see that its process has ended; they report it, as NCCL may, only where
+   FAKE_NCCL_REMOTE_ERRORS is set. */
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
+#include <unistd.h>
 
 #ifndef FAKE_VERSION
 #define FAKE_VERSION 22803
 #endif
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 enum { MAX_RANKS = 16, MAX_STREAMS = 4096, MAX_OPS = 64, KEPT = 256 };
 
 typedef struct Clique Clique;
 typedef struct Comm {
   Clique *clique;
   int rank, size, device, blocking, error, aborted, finalized, ops;
-  long calls;
+  int presence; /* the file that tells other processes of this rank; it is locked */
+  long calls, sent[MAX_RANKS], received[MAX_RANKS];
   double factors[MAX_OPS];
 } Comm;
 
@@ -30,24 +42,25 @@ typedef struct Op {
   Comm *comm;
   const void *send;
   void *recv;
-  size_t count;
-  int type, op, root, done;
+  size_t count; /* of a wait: how many operations of stream `root` must be over */
+  int type, op, root, done, told;
   void *stream;
+  long group, number; /* of a message: among those from the sender to the receiver */
   struct Op *next;
   struct Op *after; /* on the same stream */
 } Op;
 
 typedef struct Slot { /* a collective: a call of every rank */
   long number;
-  int arrived;
-  Op *ops[MAX_RANKS];
+  Op *ops[MAX_RANKS]; /* of ranks of this process */
   struct Slot *next;
 } Slot;
 
 struct Clique {
   char id[128];
-  int size, arrived, splits;
-  Comm *comms[MAX_RANKS];
+  int size, arrived, splits, shared, alive;
+  Comm *comms[MAX_RANKS]; /* of this process */
+  int devices[MAX_RANKS], here[MAX_RANKS];
   int colors[MAX_RANKS], keys[MAX_RANKS];
   Comm **out[MAX_RANKS];
   Slot *slots;
@@ -57,6 +70,7 @@ struct Clique {
 
 typedef struct { size_t size; unsigned magic, version; int blocking, cga, min_ctas, max_ctas; const char *net; int split_share; } Config;
 typedef struct { char bytes[128]; } UniqueId;
+typedef struct { char kind[16]; size_t count; int type, op, root; double factor; } Call; /* as one rank makes it */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -69,6 +83,12 @@ static struct { void *stream; long given, finished; Op *first, *last; double end
 static int num_streams;
 static __thread int device, depth;
 static __thread Op *group_first;
+static long groups;
+
+static int version_here(void) {
+  const char *said = getenv("FAKE_NCCL_VERSION");
+  return said ? atoi(said) : FAKE_VERSION;
+}
 
 static void note(const char *text) {
   size_t length = strlen(text);
@@ -99,7 +119,8 @@ static void finish(Op *op) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     streams[place].first = first->after;
-    streams[place].finished++; /* in their order */
+    if (!first->comm) continue; /* a wait */
+    streams[place].finished++;  /* in their order */
     streams[place].ended[streams[place].finished % KEPT] = now.tv_sec + 1e-9 * now.tv_nsec;
   }
   pthread_cond_broadcast(&changed);
@@ -194,73 +215,266 @@ static void combine(const void **in, void *out, int size, size_t begin, size_t c
   }
 }
 
-/* Every rank's input is read before anything is written: ranks may work in place. */
-static void run(Slot *slot, int size) {
-  Op *first = slot->ops[0];
-  const char *kind = first->kind;
-  size_t item = size_of(first->type), bytes = first->count * item;
-  int all = !strcmp(kind, "AllReduce"), parts = !strcmp(kind, "ReduceScatter");
-  int to_all = !strcmp(kind, "AlltoAll"), scatter = !strcmp(kind, "Scatter");
-  size_t length = bytes * (parts || to_all || scatter ? size : 1);
-  void *copies[MAX_RANKS];
-  const void *in[MAX_RANKS];
-  double factors[MAX_RANKS] = {0};
-  for (int r = 0; r < size; ++r) {
-    Op *op = slot->ops[r];
-    copies[r] = NULL;
-    int reads = !(!strcmp(kind, "Broadcast") || scatter) || r == first->root;
-    if (reads) memcpy(copies[r] = malloc(length ? length : 1), op->send, length);
-    in[r] = copies[r];
-    if (op->op > 4) factors[r] = op->comm->factors[op->op - 5];
+/* Files of other processes -------------------------------------------------------------------- */
+
+static void name_of(char *path, size_t room, Clique *c, const char *what) {
+  snprintf(path, room, "%s/%.100s.%s", getenv("FAKE_NCCL_FOLDER"), c->id, what);
+}
+
+/* Lets a file appear that has all of this in it; returns it, open. */
+static int tell(Clique *c, const char *what, const void *head, size_t head_bytes, const void *data, size_t bytes) {
+  char path[600], made[620];
+  name_of(path, sizeof path, c, what);
+  snprintf(made, sizeof made, "%s.%d", path, getpid());
+  int file = open(made, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  if (file < 0 || flock(file, LOCK_EX) || write(file, head, head_bytes) != (ssize_t)head_bytes ||
+      write(file, data, bytes) != (ssize_t)bytes || rename(made, path))
+    abort();
+  return file;
+}
+
+/* Reads a file that is there, as malloc has it; NULL: it is not. */
+static void *told(Clique *c, const char *what, void *head, size_t head_bytes) {
+  char path[600];
+  name_of(path, sizeof path, c, what);
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return NULL;
+  size_t bytes = (size_t)lseek(file, 0, SEEK_END) - head_bytes;
+  char *data = malloc(bytes + 1);
+  if (pread(file, head, head_bytes, 0) != (ssize_t)head_bytes || pread(file, data, bytes, (off_t)head_bytes) != (ssize_t)bytes) abort();
+  close(file);
+  return data;
+}
+
+static int is_there(Clique *c, const char *what) {
+  char path[600];
+  name_of(path, sizeof path, c, what);
+  return access(path, F_OK) == 0;
+}
+
+static void forget(Clique *c, const char *what) {
+  char path[600];
+  name_of(path, sizeof path, c, what);
+  unlink(path);
+}
+
+static void fail_duplicates(Clique *c) {
+  const char *shares = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  if (version_here() >= 23000 && shares && atoi(shares)) return;
+  for (int a = 0; a < c->size; ++a)
+    for (int b = 0; b < a; ++b)
+      if (c->devices[a] == c->devices[b]) {
+        snprintf(last_error, sizeof last_error, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d\n", a, b, c->devices[a]);
+        for (int r = 0; r < c->size; ++r)
+          if (c->comms[r]) c->comms[r]->error = INVALID_USAGE;
+      }
+}
+
+/* Looks who has come, and who has ended without a word. */
+static void look_around(Clique *c) {
+  char what[40];
+  for (int r = 0; r < c->size; ++r) {
+    if (c->here[r]) continue;
+    snprintf(what, sizeof what, "rank%d", r);
+    void *data = told(c, what, &c->devices[r], sizeof(int));
+    if (!data) continue;
+    free(data);
+    c->here[r] = 1;
+    if (++c->arrived == c->size) fail_duplicates(c);
+    pthread_cond_broadcast(&changed);
   }
-  for (int r = 0; r < size; ++r) {
-    char *out = slot->ops[r]->recv;
-    if (all || parts || (!strcmp(kind, "Reduce") && r == first->root))
-      combine(in, out, size, parts ? r * first->count : 0, first->count, first->type, first->op, factors);
-    if (!strcmp(kind, "Broadcast")) memcpy(out, in[first->root], bytes);
-    if (scatter) memcpy(out, (const char *)in[first->root] + r * bytes, bytes);
-    if (!strcmp(kind, "AllGather") || (!strcmp(kind, "Gather") && r == first->root))
-      for (int q = 0; q < size; ++q) memcpy(out + q * bytes, in[q], bytes);
-    if (to_all)
-      for (int q = 0; q < size; ++q) memcpy(out + q * bytes, (const char *)in[q] + r * bytes, bytes);
-  }
-  for (int r = 0; r < size; ++r) {
-    free(copies[r]);
-    finish(slot->ops[r]);
+  if (c->arrived < c->size || !getenv("FAKE_NCCL_REMOTE_ERRORS")) return;
+  for (int r = 0; r < c->size; ++r) {
+    if (c->comms[r]) continue;
+    char path[600];
+    snprintf(what, sizeof what, "rank%d", r);
+    name_of(path, sizeof path, c, what);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) continue; /* it has left in good order */
+    if (flock(file, LOCK_SH | LOCK_NB) == 0)
+      for (int q = 0; q < c->size; ++q)
+        if (c->comms[q] && !c->comms[q]->error) {
+          snprintf(last_error, sizeof last_error, "socket of a peer was closed\n");
+          c->comms[q]->error = REMOTE_ERROR;
+        }
+    close(file);
   }
 }
 
-static int alike(Slot *slot, int size) {
-  for (int r = 1; r < size; ++r) {
-    Op *a = slot->ops[0], *b = slot->ops[r];
-    if (strcmp(a->kind, b->kind) || a->count != b->count || a->type != b->type || a->root != b->root) return 0;
-    if (a->op != b->op && (a->op < 5 || b->op < 5)) return 0;
+/* What happens when ------------------------------------------------------------------------- */
+
+/* Whether all is done that its stream was given before. Ranks of one communicator that share a stream
+   stand for processes, which do not. */
+static int ready(Op *op) {
+  for (Op *o = streams[place_of(op->stream)].first; o != op; o = o->after)
+    if (!o->done && o->group != op->group && !(o->comm && o->comm != op->comm && o->comm->clique == op->comm->clique)) return 0;
+  return 1;
+}
+
+static int moves_from_root(const char *kind) { return !strcmp(kind, "Broadcast") || !strcmp(kind, "Scatter"); }
+
+/* How many elements of each rank an operation has. */
+static size_t parts_of(const char *kind, int size) {
+  return !strcmp(kind, "ReduceScatter") || !strcmp(kind, "AlltoAll") || !strcmp(kind, "Scatter") ? size : 1;
+}
+
+static Call call_of(Op *op) {
+  Call call = {.count = op->count, .type = op->type, .op = op->op > 4 ? 5 : op->op, .root = op->root};
+  strcpy(call.kind, op->kind);
+  if (op->op > 4) call.factor = op->comm->factors[op->op - 5];
+  return call;
+}
+
+/* Finds what all ranks bring to a call, when all have come; every input is a copy, as ranks may work in place. */
+static int bring(Clique *c, Slot *slot, Call *calls, void **copies) {
+  char what[60];
+  for (int r = 0; r < c->size; ++r) {
+    Op *op = slot->ops[r];
+    if (op && (op->done || !ready(op))) return 0;
+    if (!op && !c->shared) return 0;
+    snprintf(what, sizeof what, "call%ld.%d", slot->number, r);
+    if (c->shared && op && !op->told) {
+      Call call = call_of(op);
+      int reads = !moves_from_root(op->kind) || r == op->root;
+      close(tell(c, what, &call, sizeof call, op->send, reads ? op->count * size_of(op->type) * parts_of(op->kind, c->size) : 0));
+      op->told = 1;
+    }
+  }
+  for (int r = 0; c->shared && r < c->size; ++r) {
+    snprintf(what, sizeof what, "call%ld.%d", slot->number, r);
+    if (!slot->ops[r] && !is_there(c, what)) return 0;
+  }
+  for (int r = 0; r < c->size; ++r) {
+    Op *op = slot->ops[r];
+    snprintf(what, sizeof what, "call%ld.%d", slot->number, r);
+    if (!op) {
+      copies[r] = told(c, what, &calls[r], sizeof calls[r]);
+      continue;
+    }
+    size_t bytes = op->count * size_of(op->type) * parts_of(op->kind, c->size);
+    calls[r] = call_of(op);
+    copies[r] = malloc(bytes + 1);
+    if (!moves_from_root(op->kind) || r == op->root) memcpy(copies[r], op->send, bytes);
   }
   return 1;
 }
 
-/* Carries out what can be: ranks that differ wait for ever, as they do on a device. */
+static int alike(const Call *calls, int size) {
+  for (int r = 1; r < size; ++r) {
+    const Call *a = &calls[0], *b = &calls[r];
+    if (strcmp(a->kind, b->kind) || a->count != b->count || a->type != b->type || a->root != b->root || a->op != b->op) return 0;
+  }
+  return 1;
+}
+
+/* Carries out a call, for the ranks of this process; ranks that differ wait for ever, as they do on a device. */
+static int run(Clique *c, Slot *slot) {
+  Call calls[MAX_RANKS];
+  void *in[MAX_RANKS];
+  if (!bring(c, slot, calls, in)) return 0;
+  int size = c->size, fits = alike(calls, size), root = calls[0].root;
+  const char *kind = calls[0].kind;
+  size_t count = calls[0].count, bytes = count * size_of(calls[0].type);
+  double factors[MAX_RANKS];
+  for (int r = 0; r < size; ++r) factors[r] = calls[r].factor;
+  for (int r = 0; fits && r < size; ++r) {
+    if (!slot->ops[r]) continue;
+    char *out = slot->ops[r]->recv;
+    int parts = !strcmp(kind, "ReduceScatter");
+    if (!strcmp(kind, "AllReduce") || parts || (!strcmp(kind, "Reduce") && r == root))
+      combine((const void **)in, out, size, parts ? r * count : 0, count, calls[0].type, calls[0].op, factors);
+    if (!strcmp(kind, "Broadcast")) memcpy(out, in[root], bytes);
+    if (!strcmp(kind, "Scatter")) memcpy(out, (const char *)in[root] + r * bytes, bytes);
+    if (!strcmp(kind, "AllGather") || (!strcmp(kind, "Gather") && r == root))
+      for (int q = 0; q < size; ++q) memcpy(out + q * bytes, in[q], bytes);
+    if (!strcmp(kind, "AlltoAll"))
+      for (int q = 0; q < size; ++q) memcpy(out + q * bytes, (const char *)in[q] + r * bytes, bytes);
+  }
+  for (int r = 0; r < size; ++r) {
+    free(in[r]);
+    if (fits && slot->ops[r]) finish(slot->ops[r]);
+  }
+  return fits;
+}
+
+/* Carries out a send or a receive. Short messages are buffered, as NCCL does it: they are sent before
+   somebody receives them. */
+static int message(Clique *c, Op *a) {
+  char what[60];
+  int sends = !strcmp(a->kind, "Send"), rank = a->comm->rank, from = sends ? rank : a->root, to = sends ? a->root : rank;
+  size_t bytes = a->count * size_of(a->type), theirs = 0;
+  if (a->done || !ready(a)) return 0;
+  snprintf(what, sizeof what, "from%d.to%d.%ld", from, to, a->number);
+  if (sends) {
+    const char *room = getenv("FAKE_NCCL_BUFFER");
+    int over = a->told && c->shared && !is_there(c, what);
+    if (!a->told) {
+      if (c->shared) close(tell(c, what, &bytes, sizeof bytes, a->send, bytes));
+      else a->send = memcpy(malloc(bytes + 1), a->send, bytes);
+      a->told = 1; /* it stays until it is received */
+      over = !room || bytes <= (size_t)atol(room);
+    }
+    if (over && c->shared) a->told = 0;
+    if (over) finish(a);
+    return over;
+  }
+  void *data = NULL;
+  if (c->shared) data = told(c, what, &theirs, sizeof theirs);
+  for (Op *b = c->messages; !c->shared && b; b = b->next)
+    if (b->told && b->comm->rank == from && b->root == to && b->number == a->number) {
+      theirs = b->count * size_of(b->type);
+      if (theirs != bytes) break;
+      b->told = 0;
+      data = (void *)b->send;
+      if (!b->done) finish(b);
+    }
+  int fits = data && theirs == bytes;
+  if (fits) memcpy(a->recv, data, bytes), finish(a);
+  if (fits && c->shared) forget(c, what);
+  free(data);
+  return fits;
+}
+
 static void progress(void) {
-  if (stalled) return;
-  for (Clique *c = cliques; c; c = c->next) {
-    for (Slot *s = c->slots; s; s = s->next)
-      if (s->arrived == c->size && !s->ops[0]->done && alike(s, c->size)) {
-        int gone = 0;
-        for (int r = 0; r < c->size; ++r) gone |= s->ops[r]->done;
-        if (!gone) run(s, c->size);
+  for (int again = !stalled; again;) {
+    again = 0;
+    for (int i = 0; i < num_streams; ++i) {
+      Op *wait = streams[i].first;
+      if (wait && !wait->comm && streams[wait->root].finished >= (long)wait->count) finish(wait), again = 1;
+    }
+    for (Clique *c = cliques; c; c = c->next) {
+      for (Slot **s = &c->slots; *s;) {
+        if (run(c, *s)) *s = (*s)->next, again = 1;
+        else s = &(*s)->next;
       }
-    for (Op *a = c->messages; a; a = a->next) {
-      if (a->done || strcmp(a->kind, "Send")) continue;
-      for (Op *b = c->messages; b; b = b->next)
-        if (!b->done && !strcmp(b->kind, "Recv") && b->root == a->comm->rank && a->root == b->comm->rank) {
-          if (a->count * size_of(a->type) != b->count * size_of(b->type)) break;
-          memcpy(b->recv, a->send, a->count * size_of(a->type));
-          finish(a);
-          finish(b);
-          break;
-        }
+      for (Op **m = &c->messages; *m;) {
+        again |= message(c, *m);
+        if ((*m)->done && !(*m)->told) *m = (*m)->next;
+        else m = &(*m)->next;
+      }
     }
   }
+}
+
+/* Looks for what other processes have done. */
+static void *watch(void *_) {
+  for (;;) {
+    struct timespec pause = {0, 200000};
+    nanosleep(&pause, NULL);
+    pthread_mutex_lock(&lock);
+    for (Clique *c = cliques; c; c = c->next)
+      if (c->shared && c->alive) look_around(c);
+    progress();
+    pthread_mutex_unlock(&lock);
+  }
+  return NULL;
+}
+
+static void put(Op *op) {
+  int place = place_of(op->stream);
+  if (streams[place].first) streams[place].last->after = op;
+  else streams[place].first = op;
+  streams[place].last = op;
 }
 
 static void give(Op *op) {
@@ -269,12 +483,11 @@ static void give(Op *op) {
   snprintf(text, sizeof text, "rank %d: %s count=%zu type=%d op=%d root=%d stream=%ld", op->comm->rank,
            op->kind, op->count, op->type, op->op, op->root, (long)op->stream);
   note(text);
-  int place = place_of(op->stream);
-  streams[place].given++;
-  if (streams[place].first) streams[place].last->after = op;
-  else streams[place].first = op;
-  streams[place].last = op;
+  op->group = groups;
+  streams[place_of(op->stream)].given++;
+  put(op);
   if (!strcmp(op->kind, "Send") || !strcmp(op->kind, "Recv")) {
+    op->number = (!strcmp(op->kind, "Send") ? op->comm->sent : op->comm->received)[op->root]++;
     Op **end = &c->messages;
     while (*end) end = &(*end)->next;
     *end = op;
@@ -289,7 +502,6 @@ static void give(Op *op) {
     (*s)->number = number;
   }
   (*s)->ops[op->comm->rank] = op;
-  (*s)->arrived++;
 }
 
 static int enqueue(const char *kind, const void *send, void *recv, size_t count, int type, int op, int root, Comm *comm, void *stream) {
@@ -307,12 +519,13 @@ static int enqueue(const char *kind, const void *send, void *recv, size_t count,
   }
   if (!result) {
     Op *made = calloc(1, sizeof(Op));
-    *made = (Op){kind, comm, send, recv, count, type, op, root, 0, stream, NULL, NULL};
+    *made = (Op){.kind = kind, .comm = comm, .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = root, .stream = stream};
     if (depth) {
       Op **end = &group_first;
       while (*end) end = &(*end)->next;
       *end = made;
     } else {
+      groups++;
       give(made);
       progress();
     }
@@ -323,16 +536,13 @@ static int enqueue(const char *kind, const void *send, void *recv, size_t count,
 
 /* NCCL's functions --------------------------------------------------------------------------- */
 
-int ncclGetVersion(int *version) {
-  const char *said = getenv("FAKE_NCCL_VERSION");
-  *version = said ? atoi(said) : FAKE_VERSION;
-  return SUCCESS;
-}
+int ncclGetVersion(int *version) { return *version = version_here(), SUCCESS; }
 
 const char *ncclGetErrorString(int code) {
   switch (code) {
     case 0: return "no error";
     case 1: return "unhandled cuda error";
+    case 3: return "internal error";
     case 4: return "invalid argument";
     case 5: return "invalid usage";
     case 6: return "remote process exited or there was a network error";
@@ -346,7 +556,7 @@ const char *ncclGetLastError(Comm *comm) { return last_error; }
 int ncclGetUniqueId(UniqueId *id) {
   pthread_mutex_lock(&lock);
   memset(id, 0, sizeof *id);
-  snprintf(id->bytes, sizeof id->bytes, "fake %d", ++ids);
+  snprintf(id->bytes, sizeof id->bytes, "fake %d %d", getpid(), ++ids);
   pthread_mutex_unlock(&lock);
   return SUCCESS;
 }
@@ -357,27 +567,28 @@ static Clique *clique_of(const char *id, int size) {
   Clique *made = calloc(1, sizeof(Clique));
   memcpy(made->id, id, 128);
   made->size = size;
+  made->shared = getenv("FAKE_NCCL_FOLDER") != NULL;
   made->next = cliques;
   return cliques = made;
 }
 
 static Comm *join(Clique *c, int rank, int blocking) {
+  static int watched;
   Comm *comm = calloc(1, sizeof(Comm));
   *comm = (Comm){.clique = c, .rank = rank, .size = c->size, .device = device, .blocking = blocking};
   c->comms[rank] = comm;
-  const char *shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  int version;
-  ncclGetVersion(&version);
-  if (version < 23000 || !shared || !atoi(shared)) shared = NULL;
-  if (++c->arrived == c->size) {
-    for (int a = 0; a < c->size; ++a)
-      for (int b = 0; b < a; ++b)
-        if (!shared && c->comms[a]->device == c->comms[b]->device) {
-          snprintf(last_error, sizeof last_error, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d\n", a, b, c->comms[a]->device);
-          for (int r = 0; r < c->size; ++r) c->comms[r]->error = INVALID_USAGE;
-        }
-    pthread_cond_broadcast(&changed);
+  c->alive++;
+  if (c->shared) {
+    char what[40];
+    snprintf(what, sizeof what, "rank%d", rank);
+    comm->presence = tell(c, what, &device, sizeof device, "", 0);
+    pthread_t thread;
+    if (!watched++ && pthread_create(&thread, NULL, watch, NULL)) abort();
+    return comm;
   }
+  c->devices[rank] = device;
+  if (++c->arrived == c->size) fail_duplicates(c);
+  pthread_cond_broadcast(&changed);
   return comm;
 }
 
@@ -385,9 +596,9 @@ int ncclCommInitRankConfig(Comm **out, int size, UniqueId id, int rank, Config *
   if (config->magic != 0xcafebeef || config->size < 20) return INVALID_ARGUMENT;
   if (size > MAX_RANKS || rank < 0 || rank >= size) return INVALID_ARGUMENT;
   pthread_mutex_lock(&lock);
-  char text[100];
-  snprintf(text, sizeof text, "rank %d: CommInitRankConfig size=%d blocking=%d min=%d max=%d", rank, size,
-           config->blocking, config->min_ctas, config->max_ctas);
+  char text[200];
+  snprintf(text, sizeof text, "rank %d: CommInitRankConfig size=%d blocking=%d min=%d max=%d cga=%d share=%d version=%u",
+           rank, size, config->blocking, config->min_ctas, config->max_ctas, config->cga, config->split_share, config->version);
   note(text);
   Clique *c = clique_of(id.bytes, size);
   Comm *comm = join(c, rank, config->blocking != 0);
@@ -420,6 +631,12 @@ static int end(Comm *comm, const char *how) {
   snprintf(text, sizeof text, "rank %d: %s", comm->rank, how);
   note(text);
   comm->aborted = 1;
+  comm->clique->alive--;
+  if (comm->clique->shared) {
+    snprintf(text, sizeof text, "rank%d", comm->rank);
+    forget(comm->clique, text);
+    close(comm->presence);
+  }
   for (Slot *s = comm->clique->slots; s; s = s->next)
     if (s->ops[comm->rank]) finish(s->ops[comm->rank]);
   for (Op *op = comm->clique->messages; op; op = op->next)
@@ -443,7 +660,7 @@ static void part(Clique *c, int from, int color, Comm **out) {
     size++;
     rank += c->keys[r] < c->keys[from] || (c->keys[r] == c->keys[from] && r < from);
   }
-  snprintf(id, sizeof id, "%s/%d.%d", c->id, c->splits / c->size, color);
+  snprintf(id, sizeof id, "%.90s/%d.%d", c->id, c->splits / c->size, color);
   int mine = device;
   device = c->comms[from]->device;
   *out = join(clique_of(id, size), rank, 1);
@@ -474,7 +691,7 @@ int ncclCommShrink(Comm *comm, int *excluded, int count, Comm **out, Config *con
   char id[128] = {0};
   int rank = comm->rank;
   for (int i = 0; i < count; ++i) rank -= excluded[i] < comm->rank;
-  snprintf(id, sizeof id, "%s-%d", c->id, excluded[0]);
+  snprintf(id, sizeof id, "%.90s-%d", c->id, excluded[0]);
   Clique *rest = clique_of(id, c->size - count);
   *out = join(rest, rank, 1);
   while (rest->arrived < rest->size) pthread_cond_wait(&changed, &lock);
@@ -520,6 +737,7 @@ int ncclGroupEnd(void) {
   if (--depth) return SUCCESS;
   pthread_mutex_lock(&lock);
   note("group of:");
+  groups++;
   while (group_first) {
     Op *op = group_first;
     group_first = op->next;
@@ -616,6 +834,17 @@ long fake_given(void *stream) {
   long found = streams[place_of(stream)].given;
   pthread_mutex_unlock(&lock);
   return found;
+}
+/* Lets a stream wait until so many operations of another one are over. */
+void fake_let_wait(void *stream, void *other, long count) {
+  pthread_mutex_lock(&lock);
+  int place = place_of(other);
+  if (streams[place].finished < count) {
+    Op *wait = calloc(1, sizeof(Op));
+    *wait = (Op){.kind = "Wait", .stream = stream, .root = place, .count = (size_t)count, .group = -1};
+    put(wait);
+  }
+  pthread_mutex_unlock(&lock);
 }
 /* When the last of so many operations of a stream was over, which must have been lately. */
 double fake_ended(void *stream, long count) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import device_arrays
 import fake_gpus
@@ -11,7 +12,7 @@ import pytest
 
 from pycollective import _core, algorithms, dtypes, local_group
 from pycollective.communicator import on_device
-from pycollective.errors import CollectiveError, MismatchError
+from pycollective.errors import AbortedError, CollectiveError, MismatchError
 from pycollective.nccl import device
 
 
@@ -341,6 +342,74 @@ def test_a_part_in_its_place_is_not_sent(gpus, on_gpus):
         "rank 0: Send count=8 type=1 op=0 root=1",
         "rank 1: Recv count=8 type=1 op=0 root=0",
     ]
+
+
+def test_an_exchange_is_one_operation(gpus, on_gpus, monkeypatch):
+    """NCCL buffers little: of ranks that all send first none would come to receive."""
+    monkeypatch.setenv("FAKE_NCCL_BUFFER", "0")
+    size = 3
+
+    def work(c):
+        after, before = (c.rank + 1) % size, (c.rank - 1) % size
+        x = gpus.asarray(np.full(4, c.rank, np.float32))
+        out, other = (gpus.asarray(np.zeros(4, np.float32)) for _ in range(2))
+        c.all_reduce(x)
+        sent = c.send(x, after, async_op=True)
+        assert c.recv(out, before) is out
+        assert sent.wait() is None and sent.done()
+        both = [c.recv(other, after, async_op=True), c.send(x, before, async_op=True)]
+        received, _ = (w.wait() for w in both)
+        assert received is other
+        found = [gpus.asnumpy(a).tolist() for a in (out, other)]
+        assert found == [[before] * 4, [after] * 4]
+        # What is put off goes before other calls, and at the end.
+        if c.rank == 0:
+            c.send(x, 1, async_op=True)
+        total = c.all_reduce(x) if c.rank != 1 else (c.recv(out, 0), c.all_reduce(x))[1]
+        assert gpus.asnumpy(total).tolist() == [3.0] * 4
+        c.send(x, after, async_op=True)
+        c.recv(out, before, async_op=True)
+        c.close()
+        return gpus.asnumpy(out).tolist() == [before] * 4, c._gpu
+
+    assert check(on_gpus(local_group(size, timeout=20), work)) == [(True, None)] * size
+    log = gpus.log()
+    groups = "\n".join(log).split("group of:\n")
+    pairs = [g for g in groups if g.count("Send") == g.count("Recv") == 1]
+    assert len(pairs) == 3 * size
+
+
+def test_messages_are_not_among_the_calls_of_all(gpus, on_gpus):
+    """So nobody is taken for late who has sent fewer."""
+
+    def work(c):
+        x = gpus.asarray(np.ones(4, np.float32))
+        c.all_reduce(x)
+        for _ in range(3):
+            if c.rank < 2:
+                (c.send if c.rank == 0 else c.recv)(x, 1 - c.rank)
+        c.barrier()
+        return c._gpu._nccl.calls
+
+    assert on_gpus(local_group(3, timeout=20), work) == [1] * 3
+
+
+def test_a_message_that_was_put_off_by_a_group_that_fails(gpus, on_gpus):
+    def work(c):
+        x = gpus.asarray(np.ones(4, np.float32))
+        c.all_reduce(x)
+        late = c.send(x, 1 - c.rank, async_op=True)
+        c.barrier()
+        if c.rank == 0:
+            c.abort("it is over")
+        until = time.monotonic() + 20
+        while c._gpu._nccl.error is None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert late.done()
+        return late.exception()
+
+    for error in on_gpus(local_group(2, timeout=20), work):
+        assert isinstance(error, AbortedError) and "it is over" in str(error), error
 
 
 def test_a_split_has_its_own(gpus, on_gpus):

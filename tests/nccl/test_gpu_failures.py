@@ -23,7 +23,9 @@ from pycollective.nccl import communicator as watching
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Whatever is looked for now and then is looked for often."""
+    gc.collect()  # communicators of earlier tests, whose end is none of these tests' business
     monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(watching, "_NEWS_SECONDS", 0.1)
     monkeypatch.setattr(gpu.Watch, "SECONDS", 0.02)
     monkeypatch.setattr(gpu.Watch, "GRACE", 0.1)
 
@@ -141,6 +143,22 @@ def test_a_rank_without_elements_has_made_its_calls(gpus, on_gpus):
         return c._gpu._nccl.calls
 
     assert on_gpus(local_group(3, timeout=20), work) == [6] * 3
+
+
+def test_beats_have_no_deadline_of_calls(gpus, on_gpus):
+    """A rank that does not tell for a while is silent, and not late, however little calls may wait."""
+
+    def work(c):
+        mine = begun(c, gpus)._gpu._watch
+        mine._own.timeout = 0.05
+        c.barrier()
+        if c.rank == 1:
+            with mine._lock:  # its watching thread waits
+                time.sleep(0.3)
+        c.barrier()
+        return mine._gone
+
+    assert on_gpus(local_group(2, timeout=20), work) == [None, None]
 
 
 def test_devices_that_stand_still(gpus, on_gpus):

@@ -94,7 +94,7 @@ def test_a_trace(gpus, on_gpus, monkeypatch, capsys):
         c.all_reduce(x)
         c.barrier()
         if c.rank == 0:
-            gpus.cuda.library.fake_fail_next(6)
+            gpus.cuda.library.fake_fail_next(3)
             with pytest.raises(NcclError):
                 c.all_reduce(x)
 

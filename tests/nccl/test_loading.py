@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -71,6 +72,14 @@ def test_the_order(nowhere, monkeypatch, fake_path, older_path):
     ctypes.CDLL(str(older_path))
     monkeypatch.setattr(finding, "_NAME", str(older_path))  # which this process has loaded
     assert finding.library().version == 22100
+
+
+def test_the_systems(nowhere, monkeypatch, fake_path, tmp_path, caplog):
+    other = shutil.copy(fake_path, tmp_path / "libnccl-of-the-system.so.2")  # not loaded so far
+    monkeypatch.setattr(finding, "_NAME", str(other))
+    with caplog.at_level("INFO", "pycollective"):
+        assert finding.library().path == str(other)
+    assert f"NCCL 2.28.3, system: {other}" in caplog.text
 
 
 def test_the_package(monkeypatch, tmp_path):
@@ -161,6 +170,27 @@ def test_every_call_on_one_rank(fake_path):
     for call in (calls[0], comm.destroy, comm.abort, comm.async_error):
         with pytest.raises(NcclError, match="destroyed or aborted"):
             call()
+
+
+def test_what_a_communicator_is_configured_with(fake_path):
+    """What is not said is left to NCCL; the version is never newer than the library's."""
+    fake = ctypes.CDLL(str(fake_path))
+    fake.fake_log.restype = ctypes.c_char_p
+    library = _core.nccl.Library(str(fake_path))
+    unset = -(2**31)
+    for given, want in (
+        ({}, (unset,) * 5),
+        ({"blocking": True, "min_ctas": 2, "max_ctas": 4}, (1, 2, 4, unset, unset)),
+        ({"blocking": False, "cga_cluster_size": 3, "split_share": True}, (0, unset, unset, 3, 1)),
+    ):
+        fake.fake_clear()
+        comm = _core.nccl.Comm(*_alone(library), **given)
+        words = re.findall(r"\w+=(\S+)", fake.fake_log().decode())
+        assert [int(word) for word in words] == [1, *want, 21800]
+        while comm.async_error() == _core.nccl.IN_PROGRESS:
+            pass
+        comm.abort()
+        assert not comm.alive
 
 
 TYPES = (
