@@ -29,6 +29,7 @@ namespace {
 
 using device::Caller;
 using device::EmulatedRuntime;
+using device::Event;
 using device::Meeting;
 using device::Operation;
 using device::Runtime;
@@ -131,9 +132,23 @@ void pack(Runtime& self, Address packed, const py::dtype& packed_type,
 }  // namespace
 
 void bind_device(py::module_& m) {
+  py::class_<Event>(m, "Event", "A point in a stream, which happens when all before it is done.");
+
   py::class_<Runtime, std::shared_ptr<Runtime>>(m, "Runtime", "What runs calls on devices.")
       .def("reaches", &Runtime::reaches, py::arg("device"), py::arg("other"), Released(),
            "Whether kernels on one device reach the other's memory.")
+      .def(
+          "mark",
+          [](Runtime& self, int device, Stream stream) {
+            std::unique_ptr<Event> made = self.event(device);
+            self.record(*made, device, stream);
+            return made;
+          },
+          py::arg("device"), py::arg("stream"), Released(),
+          "An event that happens when all is done that a stream has been given so far.")
+      .def("wait", &Runtime::wait, py::arg("event"), py::arg("device"), py::arg("stream"),
+           Released(), "Let what a stream is given from now on wait for an event.")
+      .def("over", &Runtime::over, py::arg("event"), Released(), "Whether an event has happened.")
       .def(
           "copy",
           [](Runtime& self, Address target, int target_device, Address source, int source_device,

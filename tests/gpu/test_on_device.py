@@ -85,6 +85,24 @@ def test_the_other_collectives(cupy, on_gpus, ranks):
     assert on_gpus(ranks, work) == [True] * ranks
 
 
+def test_messages(cupy, on_gpus):
+    """Round a ring; by the executor, what is sent may be overwritten at once."""
+
+    def work(c):
+        x, out = cupy.empty(3_000_001, np.float32), cupy.empty(3_000_001, np.float32)
+        for turn in range(10):
+            x.fill(10 * turn + c.rank)
+            sent = c.send(x, (c.rank + 1) % c.size, async_op=True)
+            if isinstance(c._gpu, on_device.DeviceCore):
+                x.fill(-1)
+            c.recv(out, (c.rank - 1) % c.size)
+            sent.wait()
+            assert bool((out == 10 * turn + (c.rank - 1) % c.size).all())
+        return True
+
+    assert on_gpus(3, work) == [True] * 3
+
+
 def test_the_bits_are_those_of_cpus(cupy, on_gpus, on_ranks):
     for dtype in (np.float32, np.float16):
         x = [np.random.default_rng(r).normal(size=5000).astype(dtype) for r in range(4)]
