@@ -226,5 +226,5 @@ def deliver(target: Array, place: Place | None) -> Any:
         return target
     if place.array is not target:
         with array_backend.beside(target):
-            place.array[...] = target
+            array_backend.assign(place.array, target)
     return place.given

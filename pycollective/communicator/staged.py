@@ -83,4 +83,5 @@ class _StagedTask:
 def _deliver(host: Array, target: Array) -> None:
     """Bring a result to a GPU."""
     with array_backend.beside(target):
-        target[...] = array_backend.asarray(host, like=target)
+        bits = array_backend.as_bits(target)
+        bits[...] = array_backend.asarray(host.view(bits.dtype), like=bits)

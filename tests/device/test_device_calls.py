@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 import pytest
 from emulated import make_devices
+from foreign_bfloat16 import check_reductions, refuse_bfloat16
 
 from pycollective import local_group, observe
 from pycollective.communicator import on_device
@@ -462,3 +463,14 @@ def test_devices_that_do_not_reach_each_other(monkeypatch, on_ranks):
 
     want = (3 * np.arange(500.0) + 3).tolist()
     assert check(on_ranks(local_group(3, timeout=20), work)) == [[want] * 4] * 3
+
+
+def test_bfloat16_of_other_libraries(devices, on_devices, monkeypatch):
+    refuse_bfloat16(monkeypatch, devices)
+    done = devices.emulated.run
+
+    def work(c):
+        first_call(c, devices)
+        return check_reductions(devices, c, lambda: (c.barrier(), done(), c.barrier()))
+
+    assert check(on_devices(local_group(3, timeout=20), work)) == ["DeviceCore"] * 3
