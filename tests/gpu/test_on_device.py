@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -61,6 +62,23 @@ def test_all_reduce(cupy, on_gpus, ranks, count):
         return True
 
     assert on_gpus(ranks, work) == [True] * ranks
+
+
+def test_bfloat16(cupy, on_gpus):
+    """Which CuPy does not compute with, or not everywhere."""
+    x = (np.arange(3001) % 5).astype(ml_dtypes.bfloat16)
+
+    def work(c):
+        there = cupy.asarray(x.view(np.uint16)).view(x.dtype)
+        for how in ("auto", "ring", "reduce_to_one"):
+            total = c.all_reduce(there, algorithm=how)
+            assert total.dtype == x.dtype
+            np.testing.assert_array_equal(
+                cupy.asnumpy(total.view(np.uint16)).view(x.dtype), x * x.dtype.type(3)
+            )
+        return True
+
+    assert on_gpus(3, work) == [True] * 3
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
