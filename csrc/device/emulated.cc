@@ -145,16 +145,19 @@ void EmulatedRuntime::go_on() {
 
 bool EmulatedRuntime::step() {
   Lane* next = nullptr;
+  bool breaks = false;
   for (auto& [name, lane] : lanes_) {
     if (lane.tasks.empty() || (lane.tasks.front().ready && !lane.tasks.front().ready())) continue;
-    if (!next || lane.priority > next->priority) next = &lane;
+    if (next && lane.priority <= next->priority) continue;
+    next = &lane;
+    breaks = broken_.contains(name.first);
   }
   if (!next) return false;
   // Some streams get as far ahead as they can, until another one does.
   if (random_() % 16 == 0) next->priority = random_();
   Task task = std::move(next->tasks.front());
   next->tasks.pop_front();
-  if (task.work) task.work();
+  if (task.work && !(breaks && task.at_arrays)) task.work();
   return true;
 }
 
@@ -221,7 +224,7 @@ void EmulatedRuntime::copy(void* target, int target_device, const void* source, 
   check(target_device);
   check(source_device);
   ++counts_.copies;
-  enqueue(target_device, stream, {{}, [=] { std::memmove(target, source, bytes); }});
+  enqueue(target_device, stream, {{}, [=] { std::memmove(target, source, bytes); }, true});
 }
 
 void EmulatedRuntime::combine(DType dtype, Op op, void* const* targets, int num_targets,
@@ -237,10 +240,12 @@ void EmulatedRuntime::combine(DType dtype, Op op, void* const* targets, int num_
   std::vector<const void*> from(sources, sources + num_sources);
   for (const void* memory : to) check_reach(device, memory);
   for (const void* memory : from) check_reach(device, memory);
-  enqueue(device, stream, {{}, [=] {
-                             combine_many(dtype, op, to.data(), to.size(), from.data(), from.size(),
-                                          count, size);
-                           }});
+  enqueue(device, stream,
+          {{},
+           [=] {
+             combine_many(dtype, op, to.data(), to.size(), from.data(), from.size(), count, size);
+           },
+           true});
 }
 
 void EmulatedRuntime::pack(void* packed, DType packed_type, const std::vector<Piece>& pieces,
@@ -281,7 +286,7 @@ void EmulatedRuntime::convert(const void* packed, DType packed_type,
       }
     }
   };
-  enqueue(device, stream, {{}, work});
+  enqueue(device, stream, {{}, work, true});
 }
 
 void EmulatedRuntime::own(int device, const void* memory, std::size_t bytes) {
