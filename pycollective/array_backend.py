@@ -263,8 +263,13 @@ def as_bits(array: Array) -> Array:
 
 
 def assign(target: Array, values: Array) -> None:
-    """Copy elements into an array of the same dtype, on the same device."""
-    as_bits(target)[...] = as_bits(values)
+    """Copy elements into an array of the same dtype, from the same device or from the host."""
+    if target.__class__ is np.ndarray:
+        target[...] = values
+        return
+    bits = as_bits(target)
+    with beside(target):
+        bits[...] = asarray(values.view(bits.dtype), like=bits)
 
 
 def address(array: Any) -> int:
