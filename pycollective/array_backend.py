@@ -20,11 +20,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pycollective.dlpack import AsBits, is_bfloat16
+from pycollective.dtypes import bfloat16
+
 __all__ = [
     "Array",
     "address",
     "array_module",
+    "as_bits",
     "asarray",
+    "assign",
     "beside",
     "copy",
     "device_of",
@@ -119,8 +124,9 @@ def filled(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
 
 def copy(array: Array) -> Array:
     """Return a writable array in C order that owns its memory, with the values of ``array``."""
-    fresh: Array = array_module(array).array(array, order="C", copy=True, subok=False)
-    return fresh
+    bits = as_bits(array)
+    fresh: Array = array_module(array).array(bits, order="C", copy=True, subok=False)
+    return fresh if bits is array else fresh.view(array.dtype)
 
 
 def device_of(array: Any) -> tuple[str, int]:
@@ -229,10 +235,41 @@ def gpu_array(value: Any) -> Array:
             "pip install 'pycollective[cuda12]' or '[cuda13]', or copy it to the host first"
         ) from None
     try:
-        array = cupy.from_dlpack(value) if hasattr(value, "__dlpack__") else cupy.asarray(value)
+        if not hasattr(value, "__dlpack__"):
+            array = cupy.asarray(value)
+        elif not is_bfloat16(value):
+            array = cupy.from_dlpack(value)
+        elif bfloat16 is None:
+            raise TypeError(
+                f"{name} of bfloat16 needs the package ml_dtypes: pip install 'pycollective[bf16]'"
+            )
+        else:
+            array = cupy.from_dlpack(AsBits(value)).view(bfloat16)
     except (BufferError, RuntimeError, ValueError) as error:
         raise TypeError(f"CuPy cannot take this {name}: {error}") from None
     return array
+
+
+def as_bits(array: Array) -> Array:
+    """Return a GPU's array of halves that CuPy does not know as integers; any other as it is.
+
+    CuPy's arrays can have the dtypes of ``ml_dtypes``, and its kernels cannot: what only moves elements
+    goes by their bits.
+    """
+    if array.dtype.kind != "V" or on_host(array):
+        return array
+    bits: Array = array.view(np.dtype(f"u{array.dtype.itemsize}"))
+    return bits
+
+
+def assign(target: Array, values: Array) -> None:
+    """Copy elements into an array of the same dtype, from the same device or from the host."""
+    if target.__class__ is np.ndarray:
+        target[...] = values
+        return
+    bits = as_bits(target)
+    with beside(target):
+        bits[...] = asarray(values.view(bits.dtype), like=bits)
 
 
 def address(array: Any) -> int:

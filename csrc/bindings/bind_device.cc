@@ -134,11 +134,26 @@ void pack(Runtime& self, Address packed, const py::dtype& packed_type,
 }  // namespace
 
 void bind_device(py::module_& m) {
-  py::class_<Event>(m, "Event", "A point in a stream, whose time is noted.");
+  py::class_<Event>(m, "Event", "A point in a stream, which happens when all before it is done.");
 
   py::class_<Runtime, std::shared_ptr<Runtime>>(m, "Runtime", "What runs calls on devices.")
       .def("reaches", &Runtime::reaches, py::arg("device"), py::arg("other"), Released(),
            "Whether kernels on one device reach the other's memory.")
+      .def(
+          "mark",
+          [](Runtime& self, int device, Stream stream, bool timed) {
+            std::unique_ptr<Event> made = self.event(device, timed);
+            self.record(*made, device, stream);
+            return made;
+          },
+          py::arg("device"), py::arg("stream"), py::arg("timed") = false, Released(),
+          "An event that happens when all is done that a stream has been given so far; its time "
+          "is noted if it is `timed`.")
+      .def("wait", &Runtime::wait, py::arg("event").none(false), py::arg("device"),
+           py::arg("stream"), Released(),
+           "Let what a stream is given from now on wait for an event.")
+      .def("over", &Runtime::over, py::arg("event").none(false), Released(),
+           "Whether an event has happened.")
       .def(
           "copy",
           [](Runtime& self, Address target, int target_device, Address source, int source_device,
@@ -151,18 +166,7 @@ void bind_device(py::module_& m) {
            py::arg("piece_dtype"), py::arg("scale") = 1.0, py::arg("unpacks") = false,
            py::arg("device") = 0, py::arg("stream") = 0,
            "Pack pieces (address, items, offset in items) on a stream of a device, or unpack "
-           "them.")
-      .def(
-          "mark",
-          [](Runtime& self, int device, Stream stream) {
-            std::unique_ptr<Event> event = self.event(device, true);
-            self.record(*event, device, stream);
-            return event;
-          },
-          py::arg("device"), py::arg("stream"), Released(),
-          "An event that happens when all is done that the stream has been given so far.")
-      .def("over", &Runtime::over, py::arg("event").none(false), Released(),
-           "Whether an event has happened.");
+           "them.");
 
   m.def(
       "cuda_runtime",

@@ -148,16 +148,19 @@ void EmulatedRuntime::go_on() {
 
 bool EmulatedRuntime::step() {
   Lane* next = nullptr;
+  bool breaks = false;
   for (auto& [name, lane] : lanes_) {
     if (lane.tasks.empty() || (lane.tasks.front().ready && !lane.tasks.front().ready())) continue;
-    if (!next || lane.priority > next->priority) next = &lane;
+    if (next && lane.priority <= next->priority) continue;
+    next = &lane;
+    breaks = broken_.contains(name.first);
   }
   if (!next) return false;
   // Some streams get as far ahead as they can, until another one does.
   if (random_() % 16 == 0) next->priority = random_();
   Task task = std::move(next->tasks.front());
   next->tasks.pop_front();
-  if (task.work) task.work();
+  if (task.work && !(breaks && task.at_arrays)) task.work();
   return true;
 }
 
@@ -336,11 +339,6 @@ void EmulatedRuntime::lose_wait_after(int waits) {
 void EmulatedRuntime::break_device(int device) {
   std::lock_guard lock(mutex_);
   broken_.insert(device);
-  for (auto& [name, lane] : lanes_) {
-    for (Task& task : lane.tasks) {
-      if (task.moves) task.work = {};  // nobody keeps arrays for what has failed
-    }
-  }
 }
 
 EmulatedRuntime::Counts EmulatedRuntime::counts() {

@@ -58,7 +58,7 @@ class EmulatedRuntime final : public Runtime {
   void fail_after(int calls);
   void lose_wait_after(int waits);
   // From now on everything on this device fails, over() too, as CUDA has it behind a kernel that
-  // failed.
+  // failed; and what it had still to do with arrays is left.
   void break_device(int device);
   Counts counts();
 
@@ -68,7 +68,7 @@ class EmulatedRuntime final : public Runtime {
   struct Task {
     std::function<bool()> ready;  // empty: always
     std::function<void()> work;
-    bool moves = false;  // it reads and writes arrays
+    bool at_arrays = false;  // not done by a device that is broken: they may be gone
   };
   struct Lane {  // a stream
     std::deque<Task> tasks;

@@ -235,10 +235,12 @@ class Arrays:
     def _empty(self, count: int) -> Array:
         case = self._case
         where = place(self._comm, case.device)
-        if case.in_registered:
-            with array_backend.on_device(*where):
+        with array_backend.on_device(*where):
+            if case.in_registered:
                 return self._comm.empty(count, self._dtype, device=case.device)
-        return array_backend.placed(np.empty(count, self._dtype), *where)
+            if case.device == "gpu":
+                return array_backend.empty_on_gpu(count, self._dtype)
+        return np.empty(count, self._dtype)
 
     def _until_done(self, call: Callable[[], Any]) -> Callable[[], Any]:
         """Return a call that waits for the GPU."""
@@ -368,4 +370,4 @@ class Arrays:
         self._fill(values if self._case.op != "prod" else np.ones_like(values))
 
     def _fill(self, values: Array) -> None:
-        self._source[...] = array_backend.asarray(values, like=self._source)
+        array_backend.assign(self._source, values)

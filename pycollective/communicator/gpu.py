@@ -68,7 +68,7 @@ def core_for(member: Communicator, array: Array) -> GpuCore:
     told = _told_by_all(member, lambda: _says(here), "make the first call on a GPU")
     why = _why_not(*zip(*(text.split("\n", 3) for text in told), strict=True))
     on_host = StagedCore(member)
-    own = DeviceCore(member, on_host) if on_device.is_possible(member) else None
+    own = DeviceCore(member) if on_device.is_possible(member) else None
     if why:
         if own is not None:
             if member.rank == 0:

@@ -13,10 +13,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pycollective import _core, array_backend, observe
 from pycollective.communicator.arrays import Array
+from pycollective.communicator.device_messages import DeviceMessages, Kept, Parcels
 from pycollective.communicator.split import Threads
 from pycollective.errors import CollectiveError
 from pycollective.nccl import device
@@ -56,30 +58,31 @@ class DeviceCore:
     """A rank's calls on GPU arrays, on the streams of their devices.
 
     A call returns when all ranks have come to it: what this thread's stream is given afterwards finds
-    its result. Messages between two ranks go over the host.
+    its result.
 
     Parameters
     ----------
     member : Member
         The rank.
-    host : object
-        What makes its calls on copies in the host's memory.
     """
 
-    def __init__(self, member: Member, host: Any) -> None:
+    def __init__(self, member: Member) -> None:
         group, used = member._group, runtime()
         assert isinstance(member._family, Threads) and isinstance(group, _core.ThreadGroup)
         assert used is not None
-        meeting = member._family.shared(lambda: _core.device.Meeting(group, used))
+        meeting, parcels = member._family.shared(
+            lambda: (_core.device.Meeting(group, used), Parcels())
+        )
         core = getattr(member._core, "plain", member._core)  # where calls are traced, it is behind
         self._caller = _core.device.Caller(core, meeting)
         self._member = weakref.ref(member)
         self._own: dict[int, Any] = {}  # a stream of each device
         self._clocks: dict[int, _Clock] = {}
-        # Arrays of calls that devices may still work on.
+        # Arrays of calls, and of messages, that devices may still work on.
         self._pending: deque[tuple[_core.device.Operation, Any]] = deque()
-        self._host = host
-        self._dropped = weakref.finalize(self, _drop, self._caller, self._pending)
+        self._kept: Kept = deque()
+        self._messages = DeviceMessages(member, used, parcels, self._kept)
+        self._dropped = weakref.finalize(self, _drop, self._caller, self._pending, self._kept)
         self._dropped.atexit = False
 
     # Reductions ---------------------------------------------------------------------------------
@@ -160,11 +163,13 @@ class DeviceCore:
 
     def send(self, *args: Any) -> Any:
         """Send an array to another rank."""
-        return self._host.send(*args)
+        self._forget()
+        return self._messages.send(*args)
 
     def recv(self, *args: Any) -> Any:
         """Receive an array from another rank."""
-        return self._host.recv(*args)
+        self._forget()
+        return self._messages.recv(*args)
 
     # The way of every call ----------------------------------------------------------------------
 
@@ -225,11 +230,8 @@ class DeviceCore:
         """Let go of the arrays of calls that are over."""
         while self._pending and _over(self._caller, self._pending[0][0]):
             self._pending.popleft()
-        for _ in range(len(_left)):
-            with contextlib.suppress(IndexError):  # another thread was faster
-                caller, operation, arrays = _left.popleft()
-                if not _over(caller, operation):
-                    _left.append((caller, operation, arrays))
+        _forget_of(self._kept)
+        _forget_of(_left)
 
     # The end ------------------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ class DeviceCore:
             for operation, _ in self._pending:
                 self._caller.finish(operation)
             until = time.monotonic() + _CLOSING_SECONDS
-            while self._pending and time.monotonic() < until:
+            while (self._pending or self._kept) and time.monotonic() < until:
                 self._forget()
                 time.sleep(_PAUSE)
         self.finish()
@@ -253,8 +255,25 @@ class DeviceCore:
         self._dropped.detach()
 
 
-_left: deque[tuple[_core.device.Caller, _core.device.Operation, Any]] = deque()
-"""Calls of ranks that are gone, on whose arrays devices may still work."""
+_left: Kept = deque()
+"""What ranks that are gone have left, on which devices may still work."""
+
+
+def _forget_of(kept: Kept) -> None:
+    """Let go of arrays that no device works on any more."""
+    for _ in range(len(kept)):
+        with contextlib.suppress(IndexError):  # another thread was faster
+            is_over, arrays = kept.popleft()
+            if not _is_true_or_broken(is_over):
+                kept.append((is_over, arrays))
+
+
+def _is_true_or_broken(is_over: Callable[[], bool]) -> bool:
+    """Return whether something is over; a device that has failed does nothing any more."""
+    try:
+        return is_over()
+    except RuntimeError:
+        return True
 
 
 def _over(caller: _core.device.Caller, operation: _core.device.Operation) -> bool:
@@ -269,10 +288,15 @@ def _over(caller: _core.device.Caller, operation: _core.device.Operation) -> boo
         return True
 
 
-def _drop(caller: _core.device.Caller, pending: deque[Any]) -> None:
+def _drop(caller: _core.device.Caller, pending: deque[Any], kept: Kept) -> None:
     caller.leave()
-    _left.extend((caller, *one) for one in pending if not _over(caller, one[0]))
+    for operation, arrays in pending:
+        if not _over(caller, operation):
+            _left.append((partial(_over, caller, operation), arrays))
     pending.clear()
+    _forget_of(kept)
+    _left.extend(kept)
+    kept.clear()
 
 
 def _about(name: str, op: str | None, root: int) -> dict[str, Any]:
@@ -297,7 +321,7 @@ class _Clock:
 
     def __init__(self, used: _core.device.Runtime, number: int) -> None:
         with device.on(number):
-            self.first = used.mark(number, device.stream().ptr)
+            self.first = used.mark(number, device.stream().ptr, timed=True)
         while not used.over(self.first):  # its stream has been given nothing
             time.sleep(_PAUSE)
         self.begin = time.monotonic()

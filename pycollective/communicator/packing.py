@@ -78,17 +78,16 @@ def _joined_on_gpu(arrays: Sequence[Array], dtype: Any) -> Array:
         _launch(flat, arrays, False)
         return flat
     with array_backend.beside(first):
-        rows = [x.reshape(-1) for x in arrays]
+        rows = [array_backend.as_bits(x.reshape(-1)) for x in arrays]
         joined: Array = np.concatenate(rows) if len(rows) > 1 else rows[0]
-        return joined.astype(dtype, copy=False)
+        whole = joined if joined.dtype == first.dtype else joined.view(first.dtype)
+        return whole.astype(dtype, copy=False)
 
 
 def _launches(kind: Any, other: Any) -> bool:
     """Whether the core has kernels here that pack arrays of one dtype as another one."""
-    converts = kind.kind == other.kind == "f" and {kind.itemsize, other.itemsize} in (
-        {2, 4},
-        {4, 8},
-    )
+    floats = all(dtype.kind == "f" or dtype.name == "bfloat16" for dtype in (kind, other))
+    converts = floats and {kind.itemsize, other.itemsize} in ({2, 4}, {4, 8})
     return (kind == other or converts) and on_device.runtime() is not None
 
 
@@ -115,7 +114,7 @@ def spread(flat: Array, targets: Sequence[Array]) -> None:
         _launch(flat, targets, True)
         return
     for target, part in zip(targets, split(flat, targets), strict=True):
-        target[...] = part
+        array_backend.assign(target, part)
 
 
 def _empty(size: int, dtype: Any, like: Array) -> Array:

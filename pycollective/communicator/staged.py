@@ -49,7 +49,7 @@ class StagedCore:
             host = given[place]
             if task is not None:
                 return _StagedTask(task, host, target)
-            _deliver(host, target)
+            array_backend.assign(target, host)
             return None
 
         return call
@@ -83,10 +83,4 @@ class _StagedTask:
         self._task.check()
         host, self._host = self._host, None
         if host is not None:
-            _deliver(host, self._target)
-
-
-def _deliver(host: Array, target: Array) -> None:
-    """Bring a result to a GPU."""
-    with array_backend.beside(target):
-        target[...] = array_backend.asarray(host, like=target)
+            array_backend.assign(self._target, host)

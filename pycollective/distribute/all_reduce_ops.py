@@ -167,7 +167,7 @@ class _ScheduledOps(CrossDeviceOps):
         On GPUs by a thread for each replica, whose calls wait for the others.
         """
         op, shares = _core_op(reduce_op, flats[0].dtype), max(1, self._num_packs)
-        algorithm = self._algorithm_of(flats[0], options)
+        algorithm = self._algorithm_among(flats, options)
         on_gpus = array_backend.is_on_gpu(flats[0])
         if (
             on_gpus
@@ -285,6 +285,10 @@ class _ScheduledOps(CrossDeviceOps):
     def _algorithm_of(self, array: Array, options: CommunicationOptions) -> str:
         """Return the algorithm by which an array is reduced."""
         return self.algorithm_for(options)
+
+    def _algorithm_among(self, arrays: Sequence[Array], options: CommunicationOptions) -> str:
+        """Return the algorithm by which the replicas' arrays are reduced, all at once."""
+        return self._algorithm_of(arrays[0], options)
 
     def algorithm_for(self, options: CommunicationOptions) -> str:
         """Return the algorithm of the core that runs."""
@@ -456,6 +460,21 @@ class HierarchicalCopyAllReduce(_OfDevices):
 
     algorithm = "hierarchical_copy"
     called = "HierarchicalCopy"
+
+
+class ToOneGpu(_ScheduledOps):
+    """What `ReductionToOneDevice` is between GPUs: the core's schedule of that name, in one pack."""
+
+    algorithm = "reduce_to_one"
+    called = "Reduction to one device"
+
+    def _algorithm_among(self, arrays: Sequence[Array], options: CommunicationOptions) -> str:
+        """Return the schedule; where all are on the one device, one launch adds them in its order."""
+        places = {array_backend.device_of(array) for array in arrays}
+        return self.algorithm if len(places) > 1 else "auto"
+
+    def _log_packs(self, *_: Any) -> None:
+        """Say nothing: `ReductionToOneDevice` does."""
 
 
 class NcclAllReduce(_OfDevices):

@@ -16,6 +16,7 @@ import numpy as np
 
 from pycollective import array_backend
 from pycollective.communicator import Communicator
+from pycollective.communicator import on_device as gpus
 from pycollective.distribute.communication import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -294,6 +295,9 @@ class CrossDeviceOps:
 class ReductionToOneDevice(CrossDeviceOps):
     """Bring all values to one device, reduce them there in replica order, and give the result out.
 
+    Between GPUs, where the core has kernels for them, that is a schedule of its device executor, which
+    reads the others' memory where it reaches it, and joins values in a pack.
+
     Parameters
     ----------
     reduce_to_device : str, optional
@@ -317,6 +321,7 @@ class ReductionToOneDevice(CrossDeviceOps):
             parse_device(reduce_to_device)
         self.reduce_to_device = reduce_to_device
         self.accumulation_fn = accumulation_fn
+        self._between_gpus: CrossDeviceOps | None = None
 
     def reduce_implementation(
         self,
@@ -326,10 +331,13 @@ class ReductionToOneDevice(CrossDeviceOps):
         options: CommunicationOptions,
     ) -> Any:
         """Reduce one value, by the user's accumulation if there is one."""
+        if self._goes_between_gpus(per_replica_value, destinations):
+            pairs = [(per_replica_value, destinations)]
+            return self._reduced_between_gpus(reduce_op, pairs, options)[0]
         values = per_replica_value.values
         devices = devices_of(destinations)
         here = devices[0] if self.reduce_to_device is None else parse_device(self.reduce_to_device)
-        log_few("Reduce to %s then broadcast to %r.", here, tuple(map(str, devices)))
+        _log_where(here, destinations)
         total: Any
         if any(isinstance(v, IndexedSlices) for v in values):
             return on_destinations(joined_slices(values, reduce_op), destinations)
@@ -349,16 +357,57 @@ class ReductionToOneDevice(CrossDeviceOps):
         value_destination_pairs: Sequence[tuple[PerReplica, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """Reduce several values, one after the other."""
-        return [
-            self.reduce_implementation(reduce_op, value, destinations, options)
-            for value, destinations in value_destination_pairs
-        ]
+        """Reduce several values: in a pack between GPUs, one after the other elsewhere."""
+        pairs = value_destination_pairs
+        own = type(self).reduce_implementation is not ReductionToOneDevice.reduce_implementation
+        results: list[Any] = [None] * len(pairs)
+        packs: defaultdict[tuple[Device, ...], list[int]] = defaultdict(list)
+        for i, (value, destinations) in enumerate(pairs):
+            if not own and self._goes_between_gpus(value, destinations):
+                packs[devices_of(value)].append(i)
+            else:
+                results[i] = self.reduce_implementation(reduce_op, value, destinations, options)
+        for places in packs.values():
+            reduced = self._reduced_between_gpus(reduce_op, [pairs[i] for i in places], options)
+            for i, result in zip(places, reduced, strict=True):
+                results[i] = result
+        return results
+
+    def _goes_between_gpus(self, value: PerReplica, destinations: Any) -> bool:
+        """Whether the core's device executor can do it: from GPUs to the same ones, by one of them."""
+        if self.accumulation_fn is not None or len(value.values) < 2 or gpus.runtime() is None:
+            return False
+        devices = devices_of(value)
+        if {device.kind for device in devices} != {"GPU"} or devices_of(destinations) != devices:
+            return False
+        there = self.reduce_to_device
+        return (there is None or parse_device(there).memory == devices[0]) and not any(
+            isinstance(v, IndexedSlices) for v in value.values
+        )
+
+    def _reduced_between_gpus(
+        self,
+        reduce_op: ReduceOp,
+        pairs: Sequence[tuple[PerReplica, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        if self._between_gpus is None:
+            from pycollective.distribute.all_reduce_ops import ToOneGpu
+
+            self._between_gpus = ToOneGpu()
+        for _, destinations in pairs:
+            _log_where(devices_of(destinations)[0], destinations)
+        return self._between_gpus.batch_reduce_implementation(reduce_op, pairs, options)
 
     def describe(self) -> str:
         """Name the device that reduces, if it was chosen."""
         device = "" if self.reduce_to_device is None else f" {self.reduce_to_device}"
         return type(self).__name__ + device
+
+
+def _log_where(here: Device, destinations: Any) -> None:
+    """Say where values are reduced, in TensorFlow's words."""
+    log_few("Reduce to %s then broadcast to %r.", here, tuple(map(str, devices_of(destinations))))
 
 
 def _sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:

@@ -90,6 +90,13 @@ class Call:
         return text + ", async_op" * self.later
 
 
+def _message(name: str, array: Array, on_gpu: Array | None, others: dict[str, Any]) -> Call:
+    call = Call(name, array if on_gpu is None else on_gpu, _NO_ALGORITHM, others)
+    if on_gpu is not None:
+        call.transport = "device copies"
+    return call
+
+
 class _Task:
     """A call that is under way; the task of the core, and what is to be made known when it is over."""
 
@@ -242,18 +249,22 @@ class _Observed:
         )
 
     def send(
-        self, input: Array, dest: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Any:
+        self, input: Array, dest: int, tag: int, timeout: float, async_op: bool = False, *,
+        on_gpu: Array | None = None,
+    ) -> Any:  # fmt: skip
+        """Send; ``on_gpu`` is the array that a word about it stands for."""
         return self._make(
-            Call("send", input, _NO_ALGORITHM, {"to rank": dest, "tag": tag}),
+            _message("send", input, on_gpu, {"to rank": dest, "tag": tag}),
             lambda: self.plain.send(input, dest, tag, timeout, async_op),
         )
 
     def recv(
-        self, output: Array, source: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Any:
+        self, output: Array, source: int, tag: int, timeout: float, async_op: bool = False, *,
+        on_gpu: Array | None = None,
+    ) -> Any:  # fmt: skip
+        """Receive; as `send`."""
         return self._make(
-            Call("recv", output, _NO_ALGORITHM, {"from rank": source, "tag": tag}),
+            _message("recv", output, on_gpu, {"from rank": source, "tag": tag}),
             lambda: self.plain.recv(output, source, tag, timeout, async_op),
         )
 

@@ -27,6 +27,15 @@ esac
 
 SMI = "#!/bin/sh\necho Some GPU, 1.2, 9 MiB\n"
 
+#: What compute-sanitizer and the tests that it runs print where all is well.
+CLEAN = """#!/bin/sh
+echo "7 passed in 1.2s"
+case "$*" in
+*memcheck*) echo "========= ERROR SUMMARY: 0 errors" ;;
+*) echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" ;;
+esac
+"""
+
 
 def run(tmp_path, tools, *stages, **environment):
     """Run stages of the script with these programs in front of all others."""
@@ -72,7 +81,7 @@ def test_it_fails_clearly(tmp_path, smi, cupy, said):
 @pytest.mark.parametrize("status", [0, 1])
 def test_one_report(tmp_path, status):
     python = PYTHON.format(cupy=0, tests=status, python=sys.executable)
-    tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": "#!/bin/sh\nexit 0\n"}
+    tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": CLEAN}
     done, out = run(tmp_path, tools)
     assert done.returncode == status, done.stderr
     assert ("tests failed (exit status 1)" in done.stderr) == bool(status)
@@ -92,7 +101,7 @@ def test_one_report(tmp_path, status):
 
 def test_what_compute_sanitizer_finds_is_an_error(tmp_path):
     python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
-    sanitizer = '#!/bin/sh\necho "$*"\n[ "$2" = memcheck ]\n'
+    sanitizer = CLEAN + 'echo "$*"\n[ "$2" = memcheck ]\n'
     tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": sanitizer}
     done, out = run(tmp_path, tools)
     assert done.returncode == 1
@@ -102,6 +111,20 @@ def test_what_compute_sanitizer_finds_is_an_error(tmp_path):
     assert report["sanitizer"]["compute-sanitizer-racecheck"] == "exit status 1"
     said = (out / "gpu.log").read_text()
     assert "--tool memcheck" in said and "test_kernels.py" in said
+
+
+def test_a_sanitizer_that_has_looked_at_nothing_is_an_error(tmp_path):
+    """It did not get hold of the process, or the tests were skipped."""
+    python = PYTHON.format(cupy=0, tests=0, python=sys.executable)
+    sanitizer = CLEAN.replace("ERROR SUMMARY", "else")
+    sanitizer = sanitizer.replace('echo "7', '[ "$2" = racecheck ] || echo "7')
+    tools = {"nvidia-smi": SMI, "python": python, "compute-sanitizer": sanitizer}
+    done, out = run(tmp_path, tools, "sanitizer")
+    assert done.returncode == 1
+    said = (out / "gpu.log").read_text()
+    assert said.count("7 passed") == 1 and said.count("SUMMARY: 0") == 1
+    found = json.loads((out / "gpu.json").read_text())["sanitizer"].values()
+    assert set(found) == {"no kernel was looked at: no summary of it, or no test that passed"}
 
 
 def test_a_sanitizer_that_refuses_the_device_is_no_error(tmp_path):

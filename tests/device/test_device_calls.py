@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 import pytest
 from emulated import make_devices
+from foreign_bfloat16 import check_reductions, refuse_bfloat16
 
 from pycollective import local_group, observe
 from pycollective.communicator import on_device
@@ -415,17 +416,22 @@ def test_ctrl_c(devices, on_devices, ctrl_c):
 def test_a_slow_rank_is_named(devices, on_devices):
     said = []
 
+    def is_named():
+        return any("for rank 1 to come to this call" in text for text in said)
+
     def work(c):
         c._core.warn_after(0.02, said.append)
         first_call(c, devices)
+        c.barrier()
         said.clear()
         c.barrier()
-        if c.rank == 1:
-            time.sleep(0.15)
+        until = time.monotonic() + 10
+        while c.rank == 1 and not is_named() and time.monotonic() < until:
+            time.sleep(0.01)
         return c.all_reduce(devices.asarray(np.zeros(4))) is not None
 
     assert check(on_devices(local_group(2, timeout=20), work)) == [True, True]
-    assert any("for rank 1 to come to this call" in text for text in said)
+    assert is_named()
 
 
 def test_while_calls_are_traced(devices, on_devices, tmp_path):
@@ -462,3 +468,14 @@ def test_devices_that_do_not_reach_each_other(monkeypatch, on_ranks):
 
     want = (3 * np.arange(500.0) + 3).tolist()
     assert check(on_ranks(local_group(3, timeout=20), work)) == [[want] * 4] * 3
+
+
+def test_bfloat16_of_other_libraries(devices, on_devices, monkeypatch):
+    refuse_bfloat16(monkeypatch, devices)
+    done = devices.emulated.run
+
+    def work(c):
+        first_call(c, devices)
+        return check_reductions(devices, c, lambda: (c.barrier(), done(), c.barrier()))
+
+    assert check(on_devices(local_group(3, timeout=20), work)) == ["DeviceCore"] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from pycollective.communicator import on_device
 from pycollective.communicator.packing import join, spread
 
 MANY = 60
+BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def made(devices, dtype, random):
@@ -22,7 +24,8 @@ def made(devices, dtype, random):
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize(
     ("dtype", "work", "converts"),
-    [("f4", "f4", True), ("f2", "f4", True), ("f4", "f8", True), ("i8", "i8", True),
+    [("f4", "f4", True), ("f2", "f4", True), (BF16, "f4", True), (BF16, BF16, True),
+     ("f4", "f8", True), ("i8", "i8", True),
      ("?", "i4", False), ("u4", "i8", False), ("f2", "f8", False)],
 )  # fmt: skip
 def test_a_pack_takes_few_calls(devices, monkeypatch, kernels, dtype, work, converts):

@@ -54,8 +54,44 @@ def test_reduce_outside_of_replicas(two, make, devices):
                 np.testing.assert_array_equal(
                     two.asnumpy(component.array), want.astype(component.array.dtype)
                 )
-    counts = two.emulated.counts
-    assert (counts["combinations"] > 0) == (make is not d.ReductionToOneDevice)
+    assert two.emulated.counts["combinations"] > 0
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_reduction_to_one_device_runs_as_a_schedule(two, shared):
+    """In a pack; on one device as one launch. What only that device can do stays there."""
+    devices = (0, 0, 0) if shared else (0, 1, 0)
+
+    def value(shape, places=devices):
+        return PerReplica([put(two, g, np.full(shape, 2.0**r)) for r, g in enumerate(places)])
+
+    def launched(ops, *given):
+        before = two.emulated.counts["combinations"]
+        results = ops.batch_reduce("SUM", [(one, one) for one in given])
+        for one, result in zip(given, results, strict=True):
+            for component, source in zip(result.values, one.values, strict=True):
+                assert component.array.device.id == source.array.device.id
+                assert set(two.asnumpy(component.array).reshape(-1).tolist()) == {7.0}
+        return two.emulated.counts["combinations"] - before
+
+    class Own(d.ReductionToOneDevice):
+        def reduce_implementation(self, *args):
+            return super().reduce_implementation(*args)
+
+    many = [value(shape) for shape in ((3,), (2, 2), ())]
+    once = 1 if shared else 2
+    assert launched(d.ReductionToOneDevice(), *many) == once
+    assert launched(d.ReductionToOneDevice("gpu:0"), *many) == once
+    assert launched(Own(), *many) == 3 * once
+    if not shared:
+        elsewhere = [value(2, (1, 0, 1)), value(2, (1, 1, 0))]
+        assert launched(d.ReductionToOneDevice(), *many, *elsewhere) == 3 * once
+    assert (
+        launched(d.ReductionToOneDevice(accumulation_fn=lambda v: v[0] + v[1] + v[2]), *many) == 0
+    )
+    assert launched(d.ReductionToOneDevice("gpu:1"), *many) == 0
+    total = d.ReductionToOneDevice().reduce("SUM", many[0], "cpu:0")
+    assert total.numpy().tolist() == [7.0] * 3
 
 
 @pytest.mark.parametrize("make", OPS[:3])

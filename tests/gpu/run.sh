@@ -114,7 +114,7 @@ if asked sanitizer; then
     [ -n "$sanitizer" ] || { say "no compute-sanitizer here"; break; }
     say "compute-sanitizer: $tool, at most $sanitizer_seconds s"
     name=compute-sanitizer-$tool status=0 said=$out/$tool.txt
-    (cd "$out" && PYCOLLECTIVE_QUICK=1 timeout -k 10 "$sanitizer_seconds" "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" -m pytest -q -x -m gpu \
+    (cd "$out" && PYCOLLECTIVE_QUICK=1 timeout -k 10 "$sanitizer_seconds" "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 "$python" -m pytest -q -x -m gpu \
       --rootdir "$top" -c "$top/pyproject.toml" -p no:cacheprovider -k "float or int32 or bool or aligned" "$top/tests/gpu/test_kernels.py" 2>&1) |
       tee -a "$log" "$said" || status=$?
     text="nothing found"
@@ -124,6 +124,8 @@ if asked sanitizer; then
       text="not done in $sanitizer_seconds s"
     elif [ "$status" -ne 0 ]; then
       text="exit status $status"
+    elif ! { grep -qE 'SUMMARY: 0 (errors|hazards)' "$said" && grep -qE '[0-9]+ passed' "$said"; }; then
+      text="no kernel was looked at: no summary of it, or no test that passed" status=1
     fi
     rm -f "$said"
     say "$name: $text"

@@ -137,6 +137,9 @@ def test_torch_and_jax(cupy, library):
     assert cupy.asnumpy(alone.all_reduce(x)).tolist() == [0, 1, 2, 3, 4]
     out = torch.zeros(5, device="cuda")
     assert alone.all_reduce(x, out=out) is out and out.tolist() == x.tolist()
+    halves = torch.arange(5.0, device="cuda").bfloat16()
+    assert alone.all_reduce(halves, out=halves) is halves and halves.tolist() == x.tolist()
+    assert alone.all_reduce(halves).dtype.name == "bfloat16"
     jax = pytest.importorskip("jax")
     assert cupy.asnumpy(alone.all_reduce(jax.numpy.arange(3.0))).tolist() == [0, 1, 2]
     alone.close()

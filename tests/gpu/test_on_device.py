@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -93,6 +94,23 @@ def test_all_reduce(cupy, on_gpus, ranks, count):
     assert on_gpus(ranks, work) == [True] * ranks
 
 
+def test_bfloat16(cupy, on_gpus):
+    """Which CuPy does not compute with, or not everywhere."""
+    x = (np.arange(3001) % 5).astype(ml_dtypes.bfloat16)
+
+    def work(c):
+        there = cupy.asarray(x.view(np.uint16)).view(x.dtype)
+        for how in ("auto", "ring", "reduce_to_one"):
+            total = c.all_reduce(there, algorithm=how)
+            assert total.dtype == x.dtype
+            np.testing.assert_array_equal(
+                cupy.asnumpy(total.view(np.uint16)).view(x.dtype), x * x.dtype.type(3)
+            )
+        return True
+
+    assert on_gpus(3, work) == [True] * 3
+
+
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_the_other_collectives(cupy, on_gpus, ranks):
     def work(c):
@@ -113,6 +131,24 @@ def test_the_other_collectives(cupy, on_gpus, ranks):
         return True
 
     assert on_gpus(ranks, work) == [True] * ranks
+
+
+def test_messages(cupy, on_gpus):
+    """Round a ring; by the executor, what is sent may be overwritten at once."""
+
+    def work(c):
+        x, out = cupy.empty(3_000_001, np.float32), cupy.empty(3_000_001, np.float32)
+        for turn in range(10):
+            x.fill(10 * turn + c.rank)
+            sent = c.send(x, (c.rank + 1) % c.size, async_op=True)
+            if isinstance(c._gpu, on_device.DeviceCore):
+                x.fill(-1)
+            c.recv(out, (c.rank - 1) % c.size)
+            sent.wait()
+            assert bool((out == 10 * turn + (c.rank - 1) % c.size).all())
+        return True
+
+    assert on_gpus(3, work) == [True] * 3
 
 
 def test_the_bits_are_those_of_cpus(cupy, on_gpus, on_ranks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,9 @@ import test_nn_together as kernels
 from test_fit_on_devices import convolutional, fitted
 from test_steps_on_devices import LEFT_OUT, OPTIMIZERS, STEPS, STRATEGIES, train
 
+import pycollective as tf
 from pycollective import config, distribute
+from pycollective.communicator import on_device
 from pycollective.nccl.device import Fetch, Upload
 from pycollective.nn.update import adam_update, sgd_update
 
@@ -113,3 +116,73 @@ def test_two_logical_devices_of_one_gpu(cupy, monkeypatch):
     for key, values in expected.items():
         np.testing.assert_allclose(found[key], values, rtol=5e-3, err_msg=key)
     assert {v.values[1]._current().array.device.id for v in model.trainable_weights} == {0}
+
+
+#: Keeps its stream busy for a while.
+SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+  const long long begin = clock64();
+  while (clock64() - begin < cycles) {
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_no_step_waits_for_the_device(cupy, monkeypatch, policy, replicas):
+    """While the device is busy with something else, the host is through with a step."""
+    monkeypatch.setattr(config, "_state", config._State())
+    if replicas > 1:
+        if on_device.runtime() is None:
+            pytest.skip("this core has no CUDA part: gradients go over the host")
+        config.set_logical_device_configuration("gpu:0", replicas)
+    strategy = distribute.MirroredStrategy([f"gpu:{r}" for r in range(replicas)])
+    layers = tf.keras.layers
+    with strategy.scope():
+        model = tf.keras.Sequential(
+            [
+                layers.Conv2D(8, 3, activation="relu", dtype=policy),
+                layers.MaxPooling2D(dtype=policy),
+                layers.BatchNormalization(dtype=policy),
+                layers.Flatten(dtype=policy),
+                layers.Dense(3, dtype=policy),
+            ]
+        )
+        model.build((None, 12, 12, 1))
+        optimizer = tf.keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+        if policy == "mixed_float16":
+            optimizer = tf.keras.optimizers.LossScaleOptimizer(optimizer)
+    images = np.random.default_rng(0).random((16, 12, 12, 1), np.float32)
+    data = tf.data.Dataset.from_tensor_slices((images, np.arange(16) % 3)).batch(16)
+    (batch,) = strategy.experimental_distribute_dataset(data)
+
+    def replica(images, labels):
+        with tf.GradientTape() as tape:
+            outputs = tf.cast(model(images, training=True), "float32")
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=16)
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+        return loss
+
+    for _ in range(5):  # kernels are compiled, plans made, and the pool has memory
+        strategy.run(replica, args=batch)
+    cupy.cuda.Device().synchronize()
+    cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(4_000_000_000),))
+    spun = cupy.cuda.Event()
+    spun.record()
+    loss = strategy.run(replica, args=batch)
+    assert not spun.done
+    assert np.isfinite(float(strategy.reduce("SUM", loss, axis=None)))
+    assert spun.done
+
+
+def test_memory_is_used_again_from_step_to_step(cupy):
+    model = convolutional(STRATEGIES["one device"]())
+    pool = cupy.get_default_memory_pool()
+    fitted(model)
+    gc.collect()
+    before = pool.total_bytes()
+    fitted(model, epochs=20)
+    assert pool.total_bytes() <= 1.5 * before + (1 << 20)

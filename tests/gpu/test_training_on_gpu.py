@@ -17,20 +17,35 @@ from pycollective.nn import cudnn
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("route", ["cudnn", "im2col"])
-@pytest.mark.parametrize("activation", [None, "relu"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_convolution(cupy, monkeypatch, case, dtype, activation, route):
-    if route == "im2col":
+@pytest.fixture(params=["cudnn", "im2col"])
+def route(request, monkeypatch):
+    if request.param == "im2col":
         monkeypatch.setattr(cudnn, "_library", lambda: None)
     elif cudnn._library() is None:
         pytest.skip("nvidia-cudnn-frontend is not installed, or finds no cuDNN")
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolution(cupy, route, case, dtype, activation):
     values = arrays(case, dtype)
     found = results(cupy.asarray, values, case, activation)
     for ours, right in zip(found, results(np.asarray, values, case, activation), strict=True):
         assert isinstance(ours.array, cupy.ndarray)
         assert_close(ours.numpy(), right.numpy(), dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolution_of_halves(cupy, route, case):
+    """With sums in float32: what is rounded are inputs and results."""
+    values = [v.astype(np.float16) for v in arrays(case, "float64")]
+    found = results(cupy.asarray, values, case, None)
+    wide = results(np.asarray, [v.astype(np.float64) for v in values], case, None)
+    for ours, right in zip(found, wide, strict=True):
+        assert ours.array.dtype == np.float16
+        close = 5e-3 * (1 + np.abs(right.numpy()).max(initial=0))
+        np.testing.assert_allclose(ours.numpy(), right.numpy(), rtol=0, atol=close)
 
 
 def test_cudnn_has_engines_for_the_tutorial(cupy):

@@ -9,8 +9,9 @@ import device_arrays
 import fake_gpus
 import numpy as np
 import pytest
+from foreign_bfloat16 import check_reductions, refuse_bfloat16
 
-from pycollective import _core, algorithms, dtypes, local_group
+from pycollective import _core, algorithms, array_backend, dtypes, local_group
 from pycollective.communicator import on_device
 from pycollective.errors import AbortedError, CollectiveError, MismatchError
 from pycollective.nccl import device
@@ -175,6 +176,31 @@ def test_arrays_of_other_libraries(gpus, on_gpus):
 
         gpus.from_dlpack = refuse
         local_group(1)[0].all_reduce(Foreign(None))
+
+
+@pytest.mark.skipif(dtypes.bfloat16 is None, reason="needs ml_dtypes")
+@pytest.mark.parametrize("shared", [False, True])
+def test_bfloat16_of_other_libraries(gpus, on_gpus, monkeypatch, shared):
+    """By NCCL, and over the host where ranks share a GPU."""
+    refuse_bfloat16(monkeypatch, gpus)
+
+    def work(c):
+        with gpus.cuda.Device(0 if shared else c.rank) as here:
+            return check_reductions(gpus, c, here.synchronize)
+
+    name = "StagedCore" if shared else "CoreByAlgorithm"
+    assert check(on_gpus(local_group(2, timeout=20), work)) == [name] * 2
+
+
+def test_bfloat16_without_its_package(gpus, monkeypatch):
+    monkeypatch.setattr(array_backend, "bfloat16", None)
+    (alone,) = local_group(1)
+    tensor = Foreign(np.ones(3), 2)
+    tensor.dtype = "torch.bfloat16"
+    with pytest.raises(
+        TypeError, match="Foreign of bfloat16 needs the package ml_dtypes: pip inst"
+    ):
+        alone.all_reduce(tensor)
 
 
 def test_what_is_refused(gpus):

@@ -1,0 +1,199 @@
+"""Messages of GPU arrays between two ranks that are threads of one process.
+
+What goes through the core is a number, with the tag, deadline and errors of every message. Behind it is
+a copy of the array on the sender's GPU, which the receiver's stream reads when the sender's has made it:
+no byte goes over the host, and neither rank waits for a device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pycollective import _core, array_backend
+from pycollective.communicator.arrays import Array
+from pycollective.errors import MismatchError
+from pycollective.nccl import device
+
+if TYPE_CHECKING:
+    from pycollective.communicator.member import Member
+
+__all__ = ["DeviceMessages", "Kept", "Parcels"]
+
+#: The name tells a rank with a host array what this one has: the core's messages show it.
+_NUMBER = np.dtype([("a GPU array", np.uint64)])
+
+
+class _Parcel(NamedTuple):
+    """What is on its way: a copy of the sender's array, and when it is there."""
+
+    array: Array
+    ready: _core.device.Event
+
+
+class Parcels:
+    """Arrays that are on their way among all ranks of a group."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._parcels: dict[int, _Parcel] = {}
+
+    def post(self, parcel: _Parcel) -> int:
+        """Keep a parcel; return its number."""
+        number = next(self._numbers)
+        self._parcels[number] = parcel
+        return number
+
+    def take(self, number: int) -> _Parcel:
+        """Return a parcel, which is then the caller's."""
+        return self._parcels.pop(number)
+
+
+#: Arrays that a device may still work on, and what says whether that is over.
+Kept = deque[tuple[Callable[[], bool], Any]]
+
+
+class DeviceMessages:
+    """A rank's messages of GPU arrays.
+
+    Parameters
+    ----------
+    member : Member
+        The rank.
+    runtime : Runtime
+        Makes the copies.
+    parcels : Parcels
+        Those of the group.
+    kept : deque
+        Takes the arrays of copies that devices may still be at.
+    """
+
+    def __init__(
+        self, member: Member, runtime: _core.device.Runtime, parcels: Parcels, kept: Kept
+    ) -> None:
+        self._member = weakref.ref(member)
+        self._rank = member.rank
+        self._plain = getattr(member._core, "plain", member._core)
+        self._runtime = runtime
+        self._parcels = parcels
+        self._kept = kept
+
+    def send(
+        self, source: Array, dest: int, tag: int, seconds: float, async_op: bool = False
+    ) -> _core.Task | None:
+        """Send an array, which can be used again, in the order of this thread's stream, at once."""
+        with self._telling("send"):
+            here, stream = _place_of(source)
+            held = array_backend.empty(source.shape, source.dtype, source)
+            self._copy(held, here, source, here, stream)
+            number = self._parcels.post(_Parcel(held, self._keep(here, stream, (source, held))))
+        try:
+            word = np.array([(number,)], _NUMBER)
+            task: _core.Task | None = self._through(source).send(word, dest, tag, seconds, async_op)
+        except BaseException:
+            self._parcels.take(number)
+            raise
+        return task
+
+    def recv(
+        self, target: Array, source: int, tag: int, seconds: float, async_op: bool = False
+    ) -> _Arrival | None:
+        """Receive an array, whose elements this thread's stream then finds."""
+        word = np.empty(1, _NUMBER)
+
+        def deliver() -> None:
+            with self._telling("recv"):
+                self._deliver(target, int(word["a GPU array"][0]), source, tag)
+
+        task = self._through(target).recv(word, source, tag, seconds, async_op)
+        if task is not None:
+            return _Arrival(task, deliver)
+        deliver()
+        return None
+
+    def _deliver(self, target: Array, number: int, source: int, tag: int) -> None:
+        """Copy what has come to where it belongs."""
+        array, ready = self._parcels.take(number)
+        if (array.shape, array.dtype) != (target.shape, target.dtype):
+            error = MismatchError(
+                f"rank {self._rank} receives {target.dtype}{list(target.shape)} from rank {source} "
+                f"with tag {tag}, and rank {source} sent {array.dtype}{list(array.shape)}: sender and "
+                "receiver must agree on shape and dtype"
+            )
+            if (member := self._member()) is not None:
+                member.abort(str(error))
+            raise error
+        here, stream = _place_of(target)
+        there = array_backend.device_of(array)[1]
+        self._runtime.wait(ready, here, stream)
+        self._copy(target, here, array, there, stream)
+        self._keep(here, stream, (array, target))
+
+    def _through(self, array: Array) -> Any:
+        """Return what makes the calls of the core: where they are watched, what they are about."""
+        member = self._member()
+        core = self._plain if member is None else member._core
+        return core if core is self._plain else _Watched(core, array)
+
+    def _telling(self, what: str) -> AbstractContextManager[None]:
+        """Tell the other ranks of an error of the device, for which one of them would wait."""
+        member = self._member()
+        return nullcontext() if member is None else member._between(f"{what} of a GPU array")
+
+    def _copy(self, target: Array, here: int, source: Array, there: int, stream: int) -> None:
+        self._runtime.reaches(here, there)  # asked before, a copy goes straight from GPU to GPU
+        self._runtime.copy(
+            array_backend.address(target), here, array_backend.address(source), there,
+            source.nbytes, stream,
+        )  # fmt: skip
+
+    def _keep(self, here: int, stream: int, arrays: Any) -> _core.device.Event:
+        """Keep arrays until a stream has done what it has been given; return when that is."""
+        event = self._runtime.mark(here, stream)
+        self._kept.append((partial(self._runtime.over, event), arrays))
+        return event
+
+
+class _Watched:
+    """The core whose calls are watched, told which array a word about it stands for."""
+
+    def __init__(self, core: Any, array: Array) -> None:
+        self.send = partial(core.send, on_gpu=array)
+        self.recv = partial(core.recv, on_gpu=array)
+
+
+def _place_of(array: Array) -> tuple[int, int]:
+    """Return an array's GPU, and this thread's stream there."""
+    here = array_backend.device_of(array)[1]
+    return here, device.stream_on(here).ptr
+
+
+class _Arrival:
+    """A message that is on its way."""
+
+    def __init__(self, task: _core.Task, deliver: Callable[[], None]) -> None:
+        self._task = task
+        self._deliver: Callable[[], None] | None = deliver
+
+    @property
+    def done(self) -> bool:
+        """Whether the sender has sent it, or never will."""
+        return self._task.done
+
+    def wait(self, timeout: float) -> bool:
+        """Wait so many seconds for that."""
+        return self._task.wait(timeout)
+
+    def check(self) -> None:
+        """Let this thread's stream have the array, or raise why it does not come."""
+        self._task.check()
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None:
+            deliver()
