@@ -274,6 +274,8 @@ class Model(Trainer):
     ) -> None:
         """Print a table of the layers with their output shapes and numbers of parameters.
 
+        What is not known yet, because a layer is not built, is a ``?``.
+
         Parameters
         ----------
         line_length
@@ -293,13 +295,8 @@ class Model(Trainer):
         Raises
         ------
         ValueError
-            If the model is not built yet, or ``layer_range`` names no layers.
+            If ``layer_range`` names no layers.
         """
-        if not self.built:
-            raise ValueError(
-                f"model {self.name!r} is not built yet, so that nothing is known about its "
-                "weights; call it on an input, or build(input_shape)"
-            )
         lines = summary_lines(
             self, line_length, positions, expand_nested, show_trainable, layer_range
         )

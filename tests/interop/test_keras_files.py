@@ -200,6 +200,15 @@ def branched(keras):
     return keras.Model([first, second], [x * y, 2.0 - x_kept], name="branched")
 
 
+def operated(keras):
+    """Return a model of operators and indices of symbolic tensors."""
+    first, second = keras.Input((6,), name="first"), keras.Input((6,), name="second")
+    x = keras.layers.Dense(6, name="dense")(first)
+    rows = x[:, None, :4] @ second[:, :, None][:, 2:]
+    parts = [x[:, 0], abs(x)[..., ::-2], rows[:, 0, 0], x // 0.5, second % 0.75, x[1:, -1:]]
+    return keras.Model([first, second], [*parts, (x**2 + 2.0**second) / 3.0, -x - 1.0])
+
+
 def named(keras):
     first, second = keras.Input((6,), name="b"), keras.Input((6,), name="a")
     dense = keras.layers.Dense
@@ -213,6 +222,10 @@ def test_a_sequential(tmp_path):
 
 def test_a_branched_graph(tmp_path):
     both_ways(branched, [ROWS, ROWS[::-1]], tmp_path, weights=True)
+
+
+def test_a_graph_of_operators_and_indices(tmp_path):
+    both_ways(operated, [ROWS, ROWS[::-1]], tmp_path)
 
 
 def test_a_graph_with_names(tmp_path):

@@ -126,6 +126,18 @@ def test_outputs_without_a_loss():
     assert found["loss"] == pytest.approx(found["kind_loss"] + 3 * found["size_loss"])
 
 
+def test_targets_of_those_outputs_alone_that_have_a_loss():
+    model, y = two(True)
+    model.compile("sgd", [None, "mse"])
+    expected = model.evaluate(X, [y["kind"], TARGETS], verbose=0)
+    assert expected > 0
+    assert model.evaluate(X, [TARGETS], verbose=0) == expected
+    assert model.evaluate(X, TARGETS, verbose=0) == expected
+    model.compile("sgd", [None, None], metrics=[None, "mse"])
+    with pytest.raises(ValueError, match="of y there is one"):
+        model.evaluate(X, TARGETS, verbose=0)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
