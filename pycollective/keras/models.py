@@ -478,6 +478,14 @@ class Sequential(Model):
         """Return the shape that the model was built for."""
         return {"input_shape": self._input_shape} if self.built else None
 
+    def _to_inputs(self, inputs: Any) -> Any:
+        # A list or dict of one tensor is that tensor, as for any model of one input.
+        if self._stack and self._stack[0]._takes_one and nest.is_nested(inputs):
+            leaves = nest.flatten(inputs)
+            if len(leaves) == 1 and hasattr(leaves[0], "shape"):
+                inputs = leaves[0]
+        return super()._to_inputs(inputs)
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Call the layers one after the other; ``training`` is what holds around this call."""
         steps = self._steps

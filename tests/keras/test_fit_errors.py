@@ -137,6 +137,16 @@ def no_dict():
     model.fit(ONES, verbose=0)
 
 
+class OnlyItems:
+    """What a data set of PyTorch looks like: examples, not batches."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return ONES[i], ONES[i]
+
+
 WRONG = {
     "not compiled": (
         lambda: model_of(input_shape=(1,)).fit(ONES, ONES),
@@ -153,6 +163,11 @@ WRONG = {
     ),
     "no batches at once": (compiled(accumulate_steps=0), "accumulate_steps must be at least 1"),
     "no steps": (compiled(steps_per_execution=0), "steps_per_execution must be at least 1"),
+    "neither arrays nor batches": (
+        fitted(OnlyItems()),
+        "Unrecognized data type: a OnlyItems. Give arrays, a Dataset",
+    ),
+    "a text": (fitted("rows.csv"), "Unrecognized data type: a str"),
     "no input": (fitted(None), "no input"),
     "an iterator over parts": (
         fitted(iter(mirrored(2).experimental_distribute_dataset(DATASET))),

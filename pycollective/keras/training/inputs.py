@@ -63,6 +63,22 @@ class _Batches(Generated):
         return self._count
 
 
+def _length_of(batches: Any) -> int:
+    """Return how many batches there are; a loader of an endless stream has a length, too, but raises."""
+    try:
+        return len(batches)
+    except TypeError:
+        return UNKNOWN_CARDINALITY
+
+
+def _are_arrays(x: Any) -> bool:
+    """Whether a value is an array, or a list or dict of what may be some."""
+    if isinstance(x, Mapping):
+        return all(map(_are_arrays, x.values()))
+    plain = isinstance(x, (list, tuple, int, float, np.generic))
+    return plain or hasattr(x, "shape") or hasattr(x, "__array__")
+
+
 def _makes_batches(x: Any) -> bool:
     """Whether a value has batches in it, targets and weights included."""
     if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, PyDataset, Iterator)):
@@ -136,9 +152,14 @@ def batches_of(
         )
     elif _makes_batches(x) and not isinstance(x, Dataset):
         source = itertools.islice(x, at_most) if isinstance(x, Iterator) else x
-        x = _Batches(lambda: source, len(x) if hasattr(x, "__len__") else UNKNOWN_CARDINALITY)
+        x = _Batches(lambda: source, _length_of(x))
     if isinstance(x, Dataset):
         return strategy.experimental_distribute_dataset(x)
+    if not _are_arrays(x):
+        raise ValueError(
+            f"Unrecognized data type: {_name(x)}. Give arrays, a Dataset, a PyDataset, or what yields "
+            "batches: an iterator, a torch.utils.data.DataLoader"
+        )
     arrays, rows = _arrays(x, y, sample_weight)
     if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
         raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}")

@@ -17,7 +17,8 @@ __all__ = ["INTERPOLATIONS", "cropped", "padded", "resized"]
 
 
 def _bilinear(x: Array) -> Array:
-    return np.maximum(1 - abs(x), 0)
+    weight: Array = np.maximum(1 - abs(x), 0)
+    return weight
 
 
 def _bicubic(x: Array) -> Array:
