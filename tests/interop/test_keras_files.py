@@ -293,6 +293,39 @@ def test_weights_of_a_model_of_ones_own(tmp_path):
         assert int(np.asarray(other.optimizer.iterations)) == 7
 
 
+def table(keras):
+    """Return a model with a layer that says itself what is stored of it."""
+
+    class Table(keras.layers.Layer):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.names = []
+            self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+        def call(self, inputs):
+            return inputs * self.scale
+
+        def save_own_variables(self, store):
+            super().save_own_variables(store)
+            store["names"] = np.array(self.names)
+
+        def load_own_variables(self, store):
+            self.names = np.array(store["names"]).tolist()
+            super().load_own_variables({"0": store["0"]})
+
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), Table()])
+
+
+def test_a_layer_that_stores_more_than_its_variables(tmp_path):
+    for here, there in ((ours, theirs), (theirs, ours)):
+        model, other = randomized(table(here)), table(there)
+        model.layers[-1].names = [3, 1, 2]
+        model.save_weights(tmp_path / "m.weights.h5")
+        other.load_weights(tmp_path / "m.weights.h5")
+        same(other(ROWS), model(ROWS))
+        assert other.layers[-1].names == [3, 1, 2]
+
+
 def test_a_batch_normalization_of_all_replicas(tmp_path):
     """Keras takes ``synchronized=True`` with TensorFlow only; otherwise the file is the same."""
 
