@@ -38,7 +38,11 @@ CASES = {
     "sum": lambda: (
         LABELS,
         {"loss": cross_entropy(reduction="sum"), "optimizer": "adam"},
-        {"class_weight": {0: 1.0, 1: 0.5, 2: 2.0, 3: 1.5}, "validation_split": 0.3},
+        {
+            "class_weight": {0: 1.5, 1: 0.5, 2: 2.0},
+            "sample_weight": WEIGHTS,
+            "validation_split": 0.3,
+        },
     ),
     "several steps at once": lambda: (
         TARGETS,

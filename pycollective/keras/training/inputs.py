@@ -22,7 +22,7 @@ from pycollective.keras.training.share import Share
 from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from pycollective.keras.utils.experimental import DatasetCreator
 from pycollective.keras.utils.py_dataset import PyDataset
-from pycollective.tensor import Tensor, as_tensor
+from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
     "batches_of",
@@ -297,7 +297,8 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
         labels[(labels < 0) | (labels > others)] = others
         weights = Tensor(asarray(table, like=labels)[labels])
         if sample_weight is not None:
-            weights = as_tensor(sample_weight, like=weights) * weights
+            given = as_tensor(sample_weight, like=weights)
+            weights = (given if given.dtype == weights.dtype else ops.cast(given, floatx())) * weights
         return x, y, weights
 
     return weighted
