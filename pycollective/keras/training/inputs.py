@@ -298,7 +298,9 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
         weights = Tensor(asarray(table, like=labels)[labels])
         if sample_weight is not None:
             given = as_tensor(sample_weight, like=weights)
-            weights = (given if given.dtype == weights.dtype else ops.cast(given, floatx())) * weights
+            weights = (
+                given if given.dtype == weights.dtype else ops.cast(given, floatx())
+            ) * weights
         return x, y, weights
 
     return weighted
