@@ -24,16 +24,26 @@ if TYPE_CHECKING:
         utils,
     )
     from pycollective.keras.graph import KerasTensor
+    from pycollective.keras.initializers import Initializer
     from pycollective.keras.layers import Input, Layer
+    from pycollective.keras.losses import Loss
+    from pycollective.keras.metrics import Metric
     from pycollective.keras.models import Model, Sequential
+    from pycollective.keras.optimizers import Optimizer
     from pycollective.keras.policy import DTypePolicy
+    from pycollective.keras.regularizers import Regularizer
 
 __all__ = [
     "DTypePolicy",
+    "Initializer",
     "Input",
     "KerasTensor",
     "Layer",
+    "Loss",
+    "Metric",
     "Model",
+    "Optimizer",
+    "Regularizer",
     "Sequential",
     "activations",
     "backend",
@@ -55,10 +65,15 @@ __all__ = [
 #: Where the names that are not modules come from; everything is imported when it is first used.
 _ORIGIN = {
     "DTypePolicy": "policy",
+    "Initializer": "initializers",
     "Input": "layers",
     "KerasTensor": "graph",
     "Layer": "layers",
+    "Loss": "losses",
+    "Metric": "metrics",
     "Model": "models",
+    "Optimizer": "optimizers",
+    "Regularizer": "regularizers",
     "Sequential": "models",
 }
 

@@ -274,6 +274,8 @@ class Model(Trainer):
     ) -> None:
         """Print a table of the layers with their output shapes and numbers of parameters.
 
+        What is not known yet, because a layer is not built, is a ``?``.
+
         Parameters
         ----------
         line_length
@@ -293,13 +295,8 @@ class Model(Trainer):
         Raises
         ------
         ValueError
-            If the model is not built yet, or ``layer_range`` names no layers.
+            If ``layer_range`` names no layers.
         """
-        if not self.built:
-            raise ValueError(
-                f"model {self.name!r} is not built yet, so that nothing is known about its "
-                "weights; call it on an input, or build(input_shape)"
-            )
         lines = summary_lines(
             self, line_length, positions, expand_nested, show_trainable, layer_range
         )
@@ -480,6 +477,14 @@ class Sequential(Model):
     def get_build_config(self) -> dict[str, Any] | None:
         """Return the shape that the model was built for."""
         return {"input_shape": self._input_shape} if self.built else None
+
+    def _to_inputs(self, inputs: Any) -> Any:
+        # A list or dict of one tensor is that tensor, as for any model of one input.
+        if self._stack and self._stack[0]._takes_one and nest.is_nested(inputs):
+            leaves = nest.flatten(inputs)
+            if len(leaves) == 1 and hasattr(leaves[0], "shape"):
+                inputs = leaves[0]
+        return super()._to_inputs(inputs)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Call the layers one after the other; ``training`` is what holds around this call."""

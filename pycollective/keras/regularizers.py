@@ -133,7 +133,7 @@ class OrthogonalRegularizer(Regularizer):
 
 
 def l1_l2(l1: float = 0.01, l2: float = 0.01) -> L1L2:
-    """Return `L1L2` with Keras's default factors."""
+    """Return `L1L2` with the default factors of ``tf.keras``; those of Keras 3 are 0."""
     return L1L2(l1, l2)
 
 

@@ -17,7 +17,8 @@ X = RANDOM.standard_normal((20, 5)).astype(np.float32)
 LABELS = RANDOM.integers(0, 3, 20)
 SIZES = RANDOM.standard_normal((20, 2)).astype(np.float32)
 WEIGHTS = RANDOM.random(20).astype(np.float32)
-CLASS_WEIGHTS = {0: 1.0, 1: 3.0, 2: 0.5}
+# Class 0 has the weight 1, and there is no class 3.
+CLASS_WEIGHTS = {3: 7.0, 1: 3.0, 2: 0.5}
 
 
 def strategy(replicas):
@@ -101,6 +102,100 @@ def test_several_outputs(named):
         {"x": X, "y": of(LABELS, SIZES), "batch_size": 5, "epochs": 2},
         2,
     )
+
+
+def test_an_output_without_a_loss():
+    """Targets may be those of the other outputs alone."""
+    for y in ([SIZES], SIZES):
+        compare(
+            lambda keras: two(keras, False, optimizer="sgd", loss=[None, "mse"]),
+            {"x": X, "y": y, "batch_size": 5},
+            1,
+        )
+
+
+SERIES = [
+    [3.0, 2.0, 2.5, 2.2, 1.0, 0.5, 0.4, 0.45, 0.4, 0.41, 0.42],
+    [1.0, 0.9, 0.8, 0.7, 0.75, 0.74, 0.73, 0.72, 0.71, 0.6, 0.5],
+    [2.0, 1.0, 0.9, 0.95, 0.2, 0.96, 0.97, 0.98, 0.99, 0.1, 0.3],
+]
+RULES = [
+    {},
+    {"patience": 2},
+    {"patience": 2, "baseline": 0.85, "restore_best_weights": True},
+    {"patience": 3, "min_delta": 0.15, "start_from_epoch": 2},
+    {"patience": 2, "mode": "max", "baseline": 0.9, "restore_best_weights": True},
+]
+
+
+def heard(keras, callback, series):
+    """Return what a callback does when it hears these numbers, one in each epoch."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    model.stop_training = False
+    callback.set_model(model)
+    callback.set_params({"epochs": len(series)})
+    callback.on_train_begin()
+    found = []
+    for epoch, value in enumerate(series):
+        model.set_weights([np.full((1, 1), float(epoch))])
+        logs = {"loss": value, "val_loss": value}
+        callback.on_epoch_begin(epoch)
+        callback.on_epoch_end(epoch, logs)
+        found.append((epoch, round(float(model.optimizer.learning_rate), 6), sorted(logs)))
+        if model.stop_training:
+            break
+    callback.on_train_end()
+    return found, np.asarray(model.get_weights()[0]).item()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_early_stopping(rule):
+    for series in SERIES:
+        first, second = (
+            heard(keras, keras.callbacks.EarlyStopping("val_loss", **rule), series)
+            for keras in (theirs, ours)
+        )
+        assert first == second
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"patience": 1},
+        {"patience": 2, "factor": 0.5, "cooldown": 2},
+        {"patience": 2, "min_delta": 0.3, "factor": 0.1, "min_lr": 0.005, "cooldown": 1},
+    ],
+    ids=str,
+)
+def test_reduce_lr_on_plateau(rule):
+    for series in SERIES:
+        first, second = (
+            heard(keras, keras.callbacks.ReduceLROnPlateau("val_loss", **rule), series)
+            for keras in (theirs, ours)
+        )
+        assert first == second
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["accuracy", "Precision", "mae", "CosineSimilarity"],
+)
+def test_what_is_monitored_says_itself_what_is_better(metric):
+    modes = []
+    for keras in (theirs, ours):
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, "sigmoid")])
+        named = metric if metric.islower() else getattr(keras.metrics, metric)(name="own")
+        model.compile("sgd", "mse", metrics=[named])
+        monitor = f"val_{named if metric.islower() else 'own'}"
+        early = keras.callbacks.EarlyStopping(monitor)
+        model.fit(
+            X, np.abs(SIZES) / 4, verbose=0, callbacks=[early], validation_data=(X, 0 * SIZES)
+        )
+        # Keras keeps the comparison.
+        op = getattr(early, "monitor_op", None)
+        modes.append(early.mode if op is None else {"less": "min", "greater": "max"}[op.__name__])
+    assert modes[0] == modes[1]
 
 
 IMAGES = RANDOM.standard_normal((20, 8, 8, 2)).astype(np.float32)
@@ -194,6 +289,45 @@ def test_mixed_bfloat16():
         assert a.dtype == b.dtype == np.float32
         # By how much 4 steps have changed them.
         np.testing.assert_allclose(b - old, a - old, rtol=0.03, atol=0.03 * np.abs(a - old).max())
+
+
+def test_mixed_float16():
+    """Steps with scaled losses."""
+
+    def trained(keras):
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            layers = keras.layers
+            model = keras.Sequential(
+                [
+                    keras.Input((5,)),
+                    layers.Dense(16, "relu"),
+                    layers.Dense(3),
+                    layers.Activation("softmax", dtype="float32"),
+                ]
+            )
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            kinds = type(model.optimizer).__name__, {str(w.dtype) for w in model.weights}
+            inner = keras.optimizers.SGD(0.1, momentum=0.9)
+            # With 2**15 something in between overflows in Keras, and not here.
+            optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**10)
+            model.compile(optimizer, "sparse_categorical_crossentropy")
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+        before = start(model).get_weights()
+        losses = model.fit(X, LABELS, 5, 3, verbose=0, shuffle=False).history["loss"]
+        changes = [a - b for a, b in zip(model.get_weights(), before, strict=True)]
+        return kinds, losses, changes, float(model.optimizer.dynamic_scale)
+
+    expected = trained(theirs)
+    assert expected[0] == ("LossScaleOptimizer", {"float32"})
+    for replicas in (1, 2):
+        with strategy(replicas).scope():
+            found = trained(ours)
+        assert found[0] == expected[0] and found[3] == expected[3]
+        np.testing.assert_allclose(found[1], expected[1], rtol=2e-3)
+        for a, b in zip(found[2], expected[2], strict=True):
+            np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02 * np.abs(b).max())
 
 
 def test_a_sum_of_losses():

@@ -426,7 +426,7 @@ class Says(callbacks.Callback):
 def test_reduce_on_plateau(capsys):
     values = [5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     plateau = callbacks.ReduceLROnPlateau(
-        "said", factor=0.5, patience=2, cooldown=3, min_lr=0.3, verbose=1
+        "said", factor=0.5, patience=2, cooldown=3, min_lr=0.3, verbose=1, mode="min"
     )
     model = linear(optimizer=keras.optimizers.SGD(1.0))
     logs = model.fit(ONES, ONES, epochs=9, verbose=0, callbacks=[Says(values), plateau]).history

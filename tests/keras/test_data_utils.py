@@ -11,6 +11,7 @@ from pycollective import keras
 from pycollective.data import Dataset
 from pycollective.errors import DataError
 from pycollective.keras.datasets import _files, cifar10
+from pycollective.keras.utils.resizing import cropped, padded, resized
 
 RANDOM = np.random.default_rng(2)
 
@@ -182,6 +183,49 @@ def test_kinds_of_labels_and_colours(pictures):
     padded = first(pad_to_aspect_ratio=True, image_size=(12, 6))[0].numpy()
     assert padded[0, 0, 0, 0] == 0 and padded[0, 6, 3, 0] == 10
     assert first(crop_to_aspect_ratio=True, image_size=(8, 2))[0].shape == (6, 8, 2, 3)
+
+
+def ramps(height, width):
+    """Return a picture of two slopes, down and across."""
+    down, across = np.mgrid[:height, :width].astype(np.float32)
+    return np.stack([down, across], -1)
+
+
+def test_sizes_of_pictures():
+    """What interpolates keeps straight slopes, but for the border, where pixels end."""
+    picture = ramps(12, 10)
+    for name, border in (("bilinear", 1), ("bicubic", 2), ("lanczos3", 3), ("lanczos5", 5)):
+        for height, width in ((24, 25), (9, 4), (12, 7)):
+            found = resized(picture, (height, width), name)
+            assert found.dtype == np.float32
+            down = (np.arange(height) + 0.5) * 12 / height - 0.5
+            across = (np.arange(width) + 0.5) * 10 / width - 0.5
+            inside = np.ix_(
+                (down >= border - 1) & (down <= 12 - border),
+                (across >= border - 1) & (across <= 10 - border),
+            )
+            expected = np.stack(np.broadcast_arrays(down[:, None], across), -1)[inside]
+            # Lanczos's weights keep them only nearly.
+            slack = 0.15 if name.startswith("lanczos") else 1e-5
+            np.testing.assert_allclose(found[inside], expected, atol=slack)
+    blocks = resized(picture, (4, 5), "area")
+    np.testing.assert_allclose(blocks, picture.reshape(4, 3, 5, 2, 2).mean((1, 3)), rtol=1e-6)
+    part = resized(picture[:, :1], (5, 1), "area")[1, 0, 0]
+    assert part == pytest.approx((0.6 * 2 + 3 + 0.8 * 4) / 2.4)
+    chosen = resized(picture.astype(np.uint8), (4, 20), "nearest")
+    np.testing.assert_array_equal(chosen, picture[1::3].repeat(2, 1))
+    np.testing.assert_array_equal(resized(picture, (12, 10), "bilinear"), picture)
+
+
+def test_proportions_of_pictures():
+    picture = ramps(12, 10) + 1
+    np.testing.assert_array_equal(cropped(picture, (4, 4)), picture[1:11])
+    np.testing.assert_array_equal(cropped(picture, (6, 2)), picture[:, 3:7])
+    assert cropped(picture, (1, 100)).shape == (1, 10, 2)
+    inside = padded(picture, (10, 20), "bilinear")
+    assert (inside[:, :5] == 0).all() and (inside[:, 13:] == 0).all()
+    np.testing.assert_array_equal(inside[:, 5:13], resized(picture, (10, 8), "bilinear"))
+    assert (padded(picture, (1, 30), "nearest") != 0).sum() == 2
 
 
 def test_parts_do_not_overlap_and_come_again(pictures):

@@ -38,7 +38,11 @@ CASES = {
     "sum": lambda: (
         LABELS,
         {"loss": cross_entropy(reduction="sum"), "optimizer": "adam"},
-        {"class_weight": {0: 1.0, 1: 0.5, 2: 2.0, 3: 1.5}, "validation_split": 0.3},
+        {
+            "class_weight": {0: 1.5, 1: 0.5, 2: 2.0},
+            "sample_weight": WEIGHTS,
+            "validation_split": 0.3,
+        },
     ),
     "several steps at once": lambda: (
         TARGETS,
@@ -201,6 +205,32 @@ def test_every_kind_of_input(name, kind):
         )
         found = model.predict(given, verbose=0)
         np.testing.assert_allclose(found, expected.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["default", "mirrored 2", "mirrored 3"])
+def test_an_iterator_goes_on_where_it_was_left(name):
+    """What is made ready ahead is not lost: who goes on with it gets the next batch."""
+    taken = []
+
+    def numbers():
+        while True:
+            taken.append(len(taken))
+            yield np.full((6, 1), taken[-1], np.float32), np.zeros((6, 1), np.float32)
+
+    with STRATEGIES[name]().scope():
+        model = linear(1.0, optimizer=keras.optimizers.SGD(0.0), loss="mae")
+    train, held_out = numbers(), numbers()
+    logs = model.fit(train, epochs=3, initial_epoch=1, steps_per_epoch=2, verbose=0).history
+    assert logs["loss"] == pytest.approx([0.5, 2.5]) and taken == [0, 1, 2, 3]
+    assert model.evaluate(train, steps=2, verbose=0) == pytest.approx(4.5)
+    assert model.predict(train, steps=2, verbose=0)[::6].tolist() == [[6], [7]]
+    assert model.fit(train, steps_per_epoch=1, verbose=0).history["loss"] == pytest.approx([8])
+    assert len(taken) == 9
+    taken.clear()
+    given = {"validation_data": held_out, "validation_steps": 2, "validation_freq": 2}
+    zeros = np.zeros((6, 1), np.float32)
+    logs = model.fit(zeros, zeros, epochs=5, verbose=0, **given).history
+    assert logs["val_loss"] == pytest.approx([0.5, 2.5]) and taken == [0, 1, 2, 3]
 
 
 class TwoInputs(keras.Model):

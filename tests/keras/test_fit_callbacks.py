@@ -217,7 +217,9 @@ def test_early_stopping():
     assert stopped([3.0, 2.0, 2.5, 1.9, 2.5, 0.5], patience=2)[0] == 5
     assert stopped([3.0, 2.0, 1.95, 0.0], min_delta=0.1)[0] == 2
     assert stopped([3.0, 4.0, 3.5, 9.0], mode="max")[0] == 2
-    assert stopped([3.0, 2.0, 1.0], baseline=0.5, patience=2)[0] == 1
+    # What is better than before does not end training, also if the baseline is not reached.
+    assert stopped([3.0, 2.0, 1.0, 1.5, 0.6], baseline=0.5, patience=2)[0] == 3
+    assert stopped([3.0, 0.4, 0.5, 0.45, 0.3], baseline=0.5, patience=2)[0] == 3
     assert stopped([3.0, 5.0, 4.0, 9.0], start_from_epoch=2)[0] == 3
     assert stopped([3.0, 2.0], monitor="accuracy")[1].mode == "max"
     assert stopped([3.0, 2.0, 2.5])[1].best == 2.0
@@ -227,6 +229,39 @@ def test_early_stopping():
         stopped([1.0], monitor="val_loss")
     with pytest.raises(ValueError, match="mode"):
         callbacks.EarlyStopping(mode="least")
+
+
+def test_what_is_monitored_says_itself_what_is_better():
+    """As in Keras 3: not all that is to be large has "acc" in its name."""
+
+    class Own(keras.metrics.Metric):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            pass
+
+        def result(self):
+            return tf.constant(1.0)
+
+    given = [
+        keras.metrics.Precision(name="right"),
+        "cosine_similarity",
+        "mse",
+        keras.metrics.FalseNegatives(name="missed"),
+        Own("float32", "own"),
+    ]
+    model = linear(weighted_metrics=["mae"], metrics=given)
+    expected = {"right": "max", "val_cosine_similarity": "max", "mse": "min", "missed": "min"}
+    expected |= {"loss": "min", "val_mae": "min", "own": None, "val_own": None}
+    for monitor, mode in expected.items():
+        early = callbacks.EarlyStopping(monitor, restore_best_weights=True)
+        fit = {"epochs": 1, "verbose": 0, "callbacks": [early], "validation_split": 0.5}
+        if mode is None:
+            with pytest.raises(ValueError, match=f"monitor={monitor}, of which it is not known"):
+                model.fit(ONES, ONES, **fit)
+        else:
+            model.fit(ONES, ONES, **fit)
+            assert early.mode == mode
+    # A number that a step of one's own returns, by the name of a metric.
+    assert stopped([3.0, 2.0], monitor="accuracy")[1].mode == "max"
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
@@ -267,11 +302,14 @@ def test_model_checkpoint_saves_what_it_is_told(tmp_path):
         callbacks.ModelCheckpoint(
             tmp_path / "best_{epoch}", "loss", save_best_only=True, save_weights_only=True
         ),
-        callbacks.ModelCheckpoint(tmp_path / "step_{epoch}", save_weights_only=True, save_freq=3),
+        callbacks.ModelCheckpoint(
+            tmp_path / "step_{epoch}_{batch}", save_weights_only=True, save_freq=5
+        ),
     ]
-    model.fit(ONES, 2 * ONES, epochs=4, verbose=0, callbacks=saves)
+    model.fit(ONES, 2 * ONES, 4, epochs=4, verbose=0, callbacks=saves)
     names = {path.name.split(".")[0] for path in tmp_path.iterdir()} - {"checkpoint"}
-    assert names == {"best_1", "step_3"}
+    # The 5th and the 10th of 12 batches.
+    assert names == {"best_1", "step_2_2", "step_4_1"}
     for path, weights_only in (tmp_path / "m.keras", True), (tmp_path / "m", False):
         with pytest.raises(ValueError, match="save_weights_only=True"):
             callbacks.ModelCheckpoint(path, save_weights_only=weights_only)

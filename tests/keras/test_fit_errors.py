@@ -137,6 +137,16 @@ def no_dict():
     model.fit(ONES, verbose=0)
 
 
+class OnlyItems:
+    """What a data set of PyTorch looks like: examples, not batches."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return ONES[i], ONES[i]
+
+
 WRONG = {
     "not compiled": (
         lambda: model_of(input_shape=(1,)).fit(ONES, ONES),
@@ -153,6 +163,11 @@ WRONG = {
     ),
     "no batches at once": (compiled(accumulate_steps=0), "accumulate_steps must be at least 1"),
     "no steps": (compiled(steps_per_execution=0), "steps_per_execution must be at least 1"),
+    "neither arrays nor batches": (
+        fitted(OnlyItems()),
+        "Unrecognized data type: a OnlyItems. Give arrays, a Dataset",
+    ),
+    "a text": (fitted("rows.csv"), "Unrecognized data type: a str"),
     "no input": (fitted(None), "no input"),
     "an iterator over parts": (
         fitted(iter(mirrored(2).experimental_distribute_dataset(DATASET))),
@@ -185,16 +200,20 @@ WRONG = {
     ),
     "validation split": (fitted(validation_split=1.5), "between 0 and 1"),
     "nothing left": (fitted(validation_split=0.99), "not sufficient to split it"),
+    "validation that ends": (
+        fitted(epochs=2, validation_data=iter([(ONES, ONES)])),
+        "evaluate: the input has no batch, or is an iterator that has none left",
+    ),
     "never validated": (fitted(validation_data=DATASET, validation_freq=0), "validation_freq"),
     "tuple": (
         fitted(tf.data.Dataset.zip((DATASET, DATASET, DATASET, DATASET))),
         r"Data is expected to be in format `x`, `\(x,\)`, `\(x, y\)`, or `\(x, y, sample_weight\)`",
     ),
     "class weights": (
-        fitted(class_weight={1: 1.0}),
-        "Expected `class_weight` to be a dict with keys",
+        fitted(class_weight={-1: 1.0}),
+        "Expected `class_weight` to be a dict whose keys are class numbers",
     ),
-    "class without a weight": (fitted(class_weight={0: 1.0}), "class 1 has no weight"),
+    "class weights by name": (fitted(class_weight={"cat": 1.0}), r"class numbers.*'cat'"),
     "class weights without labels": (
         fitted(ONES, class_weight={0: 1.0}),
         "`class_weight` is only supported for Models with a single output",

@@ -126,6 +126,18 @@ def test_outputs_without_a_loss():
     assert found["loss"] == pytest.approx(found["kind_loss"] + 3 * found["size_loss"])
 
 
+def test_targets_of_those_outputs_alone_that_have_a_loss():
+    model, y = two(True)
+    model.compile("sgd", [None, "mse"])
+    expected = model.evaluate(X, [y["kind"], TARGETS], verbose=0)
+    assert expected > 0
+    assert model.evaluate(X, [TARGETS], verbose=0) == expected
+    assert model.evaluate(X, TARGETS, verbose=0) == expected
+    model.compile("sgd", [None, None], metrics=[None, "mse"])
+    with pytest.raises(ValueError, match="of y there is one"):
+        model.evaluate(X, TARGETS, verbose=0)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -252,6 +264,9 @@ class Loader:
     def __iter__(self):
         return ([*Parts()[i]] for i in range(3))
 
+    def __len__(self):
+        raise TypeError("object of type 'Stream' has no len()")
+
 
 @pytest.mark.parametrize("name", ["default", "mirrored 2"])
 def test_kinds_of_input(name):
@@ -266,6 +281,9 @@ def test_kinds_of_input(name):
     np.testing.assert_allclose(trained((parts,)), expected, rtol=1e-12)
     assert parts.heard == ["end", "end"]
     np.testing.assert_allclose(trained((Loader(),)), expected, rtol=1e-12)
+    for given in [X], {"rows": X}:
+        found = trained((given, TARGETS), batch_size=8)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
     forever = (parts[i % 3] for i in range(10**9))
     np.testing.assert_allclose(trained((forever,), steps_per_epoch=3), expected, rtol=1e-12)
     with pytest.raises(ValueError, match="`y` argument is not supported when using a Parts"):

@@ -99,6 +99,77 @@ def test_operators():
         x + keras.Input((3,))
 
 
+MATRIX = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("use", "shapes"),
+    [
+        (lambda x: [x**2, 2**x, abs(x), x // 0.5, x % 0.7, 3 // x, 3 % x], [(None, 4)] * 7),
+        (
+            lambda x: [x @ MATRIX, x @ MATRIX[:, 0], x[:, None] @ x[..., None], x[0] @ x[1]],
+            [(None, 3), (None,), (None, 1, 1), ()],
+        ),
+        (
+            lambda x: [MATRIX.T @ x[..., None], np.ones((2, 1, 1)) @ x[:, None, None]],
+            [(None, 3, 1), (None, 2, 1, 4)],
+        ),
+        (
+            lambda x: [
+                x[:, 1],
+                x[..., -1:],
+                x[:, None, ::-2],
+                x[1:, 1:3],
+                x[0],
+                x[:, np.int64(-4)],
+            ],
+            [(None,), (None, 1), (None, 1, 2), (None, 2), (4,), (None,)],
+        ),
+    ],
+    ids=["numbers", "products", "products from the left", "indices"],
+)
+def test_more_operators_and_indices(use, shapes):
+    x = keras.Input((4,))
+    model = keras.Model(x, use(x))
+    assert [symbol.shape for symbol in model.outputs] == shapes
+    # As it is, and as a file has it.
+    for each in model, keras.models.model_from_json(model.to_json()):
+        for found, value, symbol in zip(each(A), use(A), model.outputs, strict=True):
+            assert found.shape == value.shape and found.dtype == symbol.dtype
+            np.testing.assert_allclose(found.numpy(), value, rtol=1e-5)
+
+
+def test_operators_of_integers_and_their_gradients():
+    whole = keras.Input((2,), dtype="int32")
+    model = keras.Model(whole, [whole // 2, whole % 2, whole**2])
+    assert [y.dtype for y in model.outputs] == [np.int32] * 3
+    x, dense = keras.Input((4,)), layers.Dense(1)
+    model = keras.Model(x, (abs(dense(x)) ** 3)[:, 0])
+    with GradientTape() as tape:
+        total = ops.reduce_sum(model(A))
+    found = tape.gradient(total, dense.bias).numpy()
+    y = A @ dense.kernel.numpy()
+    np.testing.assert_allclose(found, [(3 * y**2 * np.sign(y)).sum()], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "text"),
+    [
+        (lambda x: x[:, 4], ValueError, "the index 4 is not in an axis of 4"),
+        (lambda x: x[0, 0, 0], ValueError, "has 2 axes: the index"),
+        (lambda x: x[..., 0, ...], ValueError, "has 2 axes: the index"),
+        (lambda x: x["first"], TypeError, "not by 'first'"),
+        (lambda x: x[[0, 1]], TypeError, r"not by \[0, 1\]"),
+        (lambda x: x[x], TypeError, "not by <KerasTensor"),
+        (lambda x: x @ np.ones((3, 4)), ValueError, r"\(None, 4\) and \(3, 4\) do not go together"),
+        (lambda x: x @ 2.0, ValueError, "do not go together"),
+    ],
+)
+def test_indices_and_products_that_do_not_fit(use, error, text):
+    with pytest.raises(error, match=text):
+        use(keras.Input((4,)))
+
+
 # Models -------------------------------------------------------------------------------------------
 
 

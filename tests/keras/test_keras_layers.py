@@ -375,8 +375,10 @@ def test_count_params_and_summary():
         "Non-trainable params: 320",
     ):
         assert part in text
-    with pytest.raises(ValueError, match="not built yet"):
-        keras.Sequential([layers.Dense(1)]).summary()
+    lines.clear()
+    keras.Sequential([layers.Dense(1, name="last")]).summary(print_fn=lines.append)
+    assert lines[4].split() == ["│", "last", "(Dense)", "│", "?", "│", "0", "(unbuilt)", "│"]
+    assert lines[-1] == " Non-trainable params: 0 (0.00 B)"
     with pytest.raises(ValueError, match="not built"):
         layers.Dense(1).count_params()
 

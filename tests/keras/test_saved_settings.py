@@ -46,6 +46,13 @@ def test_accumulated_steps_come_back(tmp_path, replicas):
     assert not keras.models.load_model(tmp_path / "m.keras", compile=False).compiled
 
 
+def test_settings_can_be_asked_for():
+    model = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])
+    assert (model.run_eagerly, model.jit_compile, model.steps_per_execution) == (False, "auto", 1)
+    model.compile("sgd", "mse", run_eagerly=True, jit_compile=False, steps_per_execution=3)
+    assert (model.run_eagerly, model.jit_compile, model.steps_per_execution) == (True, False, 3)
+
+
 def test_what_keras_does_not_take_stands_where_it_does_not_look(tmp_path):
     model = dense(2)
     model.compile("sgd", "mse")

@@ -225,6 +225,56 @@ def test_every_layer_of_many_models_inside_is_stored():
     assert paths == [f"layers/{name}/layers/dense" for name in names]
 
 
+class Table(layers.Layer):
+    """A layer with something else to be stored than its variables, as in Keras's guide."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.names = []
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, inputs):
+        return inputs * self.scale + len(self.names)
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        store["names"] = np.array(self.names)
+
+    def load_own_variables(self, store):
+        self.names = store["names"].tolist()
+        super().load_own_variables({"0": store["0"]})
+
+
+def test_a_layer_that_stores_more_than_its_variables(tmp_path):
+    def made():
+        return keras.Sequential([keras.Input((4,)), layers.Dense(4), Table(name="table")])
+
+    model = made()
+    model.layers[1].names = [3, 1, 2]
+    model.layers[1].scale.assign(0.5)
+    model.save(tmp_path / "m.keras")
+    model.save_weights(tmp_path / "m.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "m.keras", {"Table": Table})
+    other = made()
+    other.load_weights(tmp_path / "m.weights.h5")
+    for each in loaded, other:
+        assert each.layers[1].names == [3, 1, 2]
+        np.testing.assert_array_equal(each(A).numpy(), model(A).numpy())
+    with h5py.File(tmp_path / "m.weights.h5", "r+") as file:
+        del file["layers/table/vars/0"]
+        file["layers/table/vars/0"] = np.zeros(2, np.float32)
+    with pytest.raises(
+        ValueError, match=r"'table' has variables of shapes \[\(\)\], .* \[\(2,\)\]"
+    ):
+        made().load_weights(tmp_path / "m.weights.h5")
+    with h5py.File(tmp_path / "m.weights.h5", "r+") as file:
+        del file["layers/table/vars/0"]
+        options = {"chunks": (1024, 1024), "compression": "gzip"}
+        file["layers/table/vars"].create_dataset("0", (1 << 15, 1 << 15), "f4", **options)
+    with pytest.raises(CheckpointError, match="would have 4294967296 bytes"):
+        made().load_weights(tmp_path / "m.weights.h5")
+
+
 def test_layers_that_two_parts_share_are_one_again(tmp_path):
     dense = layers.Dense(4, name="dense")
     first = keras.Sequential([keras.Input((4,)), dense], name="one")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.keras.callbacks.base import Callback
+from pycollective.keras.metrics import direction_of
 
 __all__ = [
     "EarlyStopping",
@@ -113,33 +114,48 @@ class Monitor(Callback):
     monitor
         The name of the number.
     mode
-        ``"min"``: smaller is better; ``"max"``; ``"auto"``: larger for names with ``acc`` or ``auc``.
+        ``"min"``: smaller is better; ``"max"``; ``"auto"``: what is known of the metric.
     min_delta
         By how much at least.
 
     Raises
     ------
     ValueError
-        For another mode.
+        For another mode; later, if ``"auto"`` is asked for and nothing is known.
     """
 
     def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
         super().__init__()
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"mode must be 'auto', 'min' or 'max', got {mode!r}")
-        if mode == "auto":
-            mode = "max" if "acc" in monitor or "auc" in monitor.lower() else "min"
         self.monitor = monitor
         self.mode = mode
         self.min_delta = abs(float(min_delta))
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value is better than another one; than None everything but NaN is."""
+        if self.mode == "auto":
+            self.mode = self._mode_of(self.monitor.removeprefix("val_"))
         if than is None:
             return not math.isnan(value)
         if self.mode == "min":
             return value < than - self.min_delta
         return value > than + self.min_delta
+
+    def _mode_of(self, name: str) -> str:
+        """Return whether more or less of a number is better: by its metric, or by its name."""
+        known = {self.model._reported(m): m._direction for m in getattr(self.model, "metrics", ())}
+        direction = known.get(name) or direction_of(name)
+        if direction is None and (name == "loss" or name.endswith("_loss")):
+            direction = "down"
+        if direction is None and ("acc" in name or "auc" in name.lower()):
+            direction = "up"
+        if direction is None:
+            raise ValueError(
+                f"{type(self).__name__} callback received monitor={self.monitor}, of which it is not "
+                "known whether more or less of it is better. Pass `mode='max'` or `mode='min'`"
+            )
+        return {"up": "max", "down": "min"}[direction]
 
     def value_in(self, logs: Logs | None) -> float | None:
         """Return the number, or None, with a warning, if it is not there."""
@@ -165,7 +181,8 @@ class EarlyStopping(Monitor):
     verbose
         1: say so.
     baseline
-        What the number must be better than.
+        What the number must be better than for the patience to begin anew. An epoch that is better
+        than those before does not end training, as in Keras.
     restore_best_weights
         Whether the model ends with the weights of its best epoch.
     start_from_epoch
@@ -207,15 +224,15 @@ class EarlyStopping(Monitor):
         value = self.value_in(logs)
         if value is None or epoch < self.start_from_epoch:
             return
+        self.wait += 1
         if self.is_better(value, self.best):
             self.best, self.best_epoch = value, epoch
             if self.restore_best_weights:
                 self.best_weights = self.model.get_weights()
-            # Better than before does not count as long as it is not better than the baseline.
+            # As long as it is not better than the baseline, epochs count, but do not end training.
             if self.baseline is None or self.is_better(value, self.baseline):
                 self.wait = 0
-                return
-        self.wait += 1
+            return
         if self.wait >= self.patience and epoch > 0:
             self.stopped_epoch = epoch
             self.model.stop_training = True

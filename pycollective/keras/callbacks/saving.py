@@ -35,7 +35,8 @@ class ModelCheckpoint(Monitor):
     Parameters
     ----------
     filepath
-        Where to; ``{epoch}`` (counted from 1) and the names of the epoch's numbers are filled in.
+        Where to; ``{epoch}`` and, if ``save_freq`` is a number, ``{batch}`` (both counted from 1)
+        and the names of the numbers are filled in.
     monitor, mode
         As `Monitor`, with ``save_best_only``.
     verbose
@@ -104,20 +105,20 @@ class ModelCheckpoint(Monitor):
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Write a checkpoint if it is time."""
         if self._due.end(batch):
-            self._save(logs)
+            self._save(logs, batch=batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write a checkpoint if it is time."""
         if self.save_freq == "epoch":
             self._save(logs)
 
-    def _save(self, logs: Logs | None) -> None:
+    def _save(self, logs: Logs | None, **numbers: int) -> None:
         if self.save_best_only:
             value = self.value_in(logs)
             if value is None or not self.is_better(value, self.best):
                 return
             self.best = value
-        path = self.filepath.format(epoch=self._epoch + 1, **(logs or {}))
+        path = self.filepath.format(**{"epoch": self._epoch + 1, **numbers, **(logs or {})})
         if path.endswith((".keras", ".h5")):
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if not self.save_weights_only:

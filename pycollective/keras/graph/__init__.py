@@ -1,6 +1,6 @@
 """Graphs of layers: what is recorded when layers are called on tensors that have no values yet.
 
-`symbols` has those tensors and the record of a call; `operators` what ``+ - * /`` of them are;
+`symbols` has those tensors and the record of a call; `operators` what operators of them are;
 `order` which calls lie between inputs and outputs, in which order; `graph` runs them.
 """
 

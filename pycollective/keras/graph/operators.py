@@ -1,4 +1,4 @@
-"""What ``+ - * /`` of symbolic tensors are in a graph.
+"""What operators and indices of symbolic tensors are in a graph.
 
 They have no weights, and are not among a model's `layers`. In files they are the operations that
 Keras writes for the same operators.
@@ -13,13 +13,27 @@ import numpy as np
 
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.graph.symbols import KerasTensor, Node, Shape, has_symbols, shape_of
-from pycollective.tensor import Tensor, as_tensor
+from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = ["OPERATIONS", "Add", "Multiply", "Negative", "Operation", "Subtract", "TrueDivide"]
+__all__ = [
+    "OPERATIONS",
+    "Absolute",
+    "Add",
+    "FloorDivide",
+    "GetItem",
+    "Matmul",
+    "Mod",
+    "Multiply",
+    "Negative",
+    "Operation",
+    "Power",
+    "Subtract",
+    "TrueDivide",
+]
 
 
 class Operation:
-    """An element-wise operation of a graph.
+    """An operation of a graph, element-wise unless `result_shape` says otherwise.
 
     Parameters
     ----------
@@ -37,9 +51,7 @@ class Operation:
         """Compute the result; on symbolic tensors, record the call."""
         if not has_symbols(values):
             return self.call(*values)
-        shape: Shape = ()
-        for value in values:
-            shape = self._broadcast(shape, shape_of(value))
+        shape = self.result_shape(*values)
         dtype = np.result_type(*[value.dtype for value in values if isinstance(value, KerasTensor)])
         # Constants have the dtype of the tensors, as Python's numbers do.
         values = tuple(v.astype(dtype) if isinstance(v, np.ndarray) else v for v in values)
@@ -50,6 +62,13 @@ class Operation:
     def call(self, *values: Any) -> Tensor:
         """Compute the result."""
         raise NotImplementedError
+
+    def result_shape(self, *values: Any) -> Shape:
+        """Return the shape of the result."""
+        shape: Shape = ()
+        for value in values:
+            shape = self._broadcast(shape, shape_of(value))
+        return shape
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the dtype of the result for operands of a dtype."""
@@ -123,6 +142,50 @@ class TrueDivide(_Binary):
         return dtype if dtype.kind in "fV" else np.dtype(np.float32)
 
 
+class FloorDivide(_Binary):
+    """``x1 // x2``."""
+
+    function = operator.floordiv
+
+
+class Mod(_Binary):
+    """``x1 % x2``."""
+
+    function = operator.mod
+
+
+class Power(_Binary):
+    """``x1 ** x2``."""
+
+    function = operator.pow
+
+
+class Matmul(Operation):
+    """``x1 @ x2``: of matrices in the last two axes; those before broadcast."""
+
+    def call(self, *values: Any) -> Tensor:
+        """Compute the result."""
+        x1, x2 = map(as_tensor, values)
+        left = x1 if x1.ndim > 1 else ops.expand_dims(x1, 0)
+        result = left @ (x2 if x2.ndim > 1 else ops.expand_dims(x2, 1))
+        if x1.ndim == 1:
+            result = ops.squeeze(result, -2)
+        return result if x2.ndim > 1 else ops.squeeze(result, -1)
+
+    def result_shape(self, *values: Any) -> Shape:
+        """Return the shape of the result."""
+        first, second = map(shape_of, values)
+        inside = first[-1:], second[-2:-1] or second
+        # An axis of any length goes with each; a number has none.
+        fits = len(inside[0]) == len(inside[1]) and (inside[0] == inside[1] or (None,) in inside)
+        if not fits or not first:
+            raise ValueError(
+                f'operation "{self.name}": shapes {first} and {second} do not go together'
+            )
+        columns = second[-1:] if len(second) > 1 else ()
+        return (*self._broadcast(first[:-2], second[:-2]), *first[-2:-1], *columns)
+
+
 class Negative(Operation):
     """``-x``."""
 
@@ -131,12 +194,77 @@ class Negative(Operation):
         return -as_tensor(values[0])
 
 
+class Absolute(Operation):
+    """``abs(x)``."""
+
+    def call(self, *values: Any) -> Tensor:
+        """Compute the result."""
+        return abs(as_tensor(values[0]))
+
+
+class GetItem(Operation):
+    """``x[key]``: integers, slices, ``...`` and None, as many as there are axes."""
+
+    def call(self, *values: Any) -> Tensor:
+        """Compute the result."""
+        x, key = values
+        # In files a tuple is a list.
+        return as_tensor(x)[tuple(key) if isinstance(key, list) else key]
+
+    def result_shape(self, *values: Any) -> Shape:
+        """Return the shape of the result.
+
+        Raises
+        ------
+        TypeError
+            If there is something else in the key.
+        ValueError
+            If there are too many indices, or one lies outside of its axis.
+        """
+        x, key = values
+        keys = list(key) if isinstance(key, (list, tuple)) else [key]
+        wrong = [k for k in keys if not (k is None or k is Ellipsis or _is_index(k))]
+        if wrong:
+            raise TypeError(
+                f"{x} can be indexed by integers, slices, ... and None, not by {wrong[0]!r}"
+            )
+        whole = [place for place, k in enumerate(keys) if k is Ellipsis]
+        used = sum(_is_index(k) for k in keys)
+        if used > x.ndim or len(whole) > 1:
+            raise ValueError(f"{x} has {x.ndim} axes: the index {key!r} does not fit")
+        place = whole[0] if whole else len(keys)
+        keys[place : place + 1] = [slice(None)] * (x.ndim - used)
+        lengths = iter(x.shape)
+        shape: list[int | None] = []
+        for k in keys:
+            length = 1 if k is None else next(lengths)
+            if isinstance(k, slice):
+                # Of an axis of any length, any length may be left.
+                shape.append(None if length is None else len(range(*k.indices(length))))
+            elif k is None:
+                shape.append(1)
+            elif length is not None and not -length <= k < length:
+                raise ValueError(f"{x}: the index {k} is not in an axis of {length}")
+        return tuple(shape)
+
+
+def _is_index(key: Any) -> bool:
+    return isinstance(key, (slice, int, np.integer)) and not isinstance(key, bool)
+
+
 #: By the names that files have for them.
 OPERATIONS: dict[str, type[Operation]] = {
+    "Abs": Absolute,
+    "Absolute": Absolute,
     "Add": Add,
-    "Subtract": Subtract,
-    "Multiply": Multiply,
-    "TrueDivide": TrueDivide,
     "Divide": TrueDivide,
+    "FloorDivide": FloorDivide,
+    "GetItem": GetItem,
+    "Matmul": Matmul,
+    "Mod": Mod,
+    "Multiply": Multiply,
     "Negative": Negative,
+    "Power": Power,
+    "Subtract": Subtract,
+    "TrueDivide": TrueDivide,
 }

@@ -47,7 +47,8 @@ class KerasTensor:
     """A tensor that is described, but has no values: what `Input` returns.
 
     Layers that are called on it record the call, and return what describes their result; a `Model`
-    is made of what lies between inputs and outputs. ``+ - * /`` are recorded too.
+    is made of what lies between inputs and outputs. ``+ - * / // % ** @``, ``abs`` and ``x[...]`` are
+    recorded too.
 
     Parameters
     ----------
@@ -151,8 +152,43 @@ class KerasTensor:
     def __rtruediv__(self, other: Any) -> Any:
         return _operator("TrueDivide")(other, self)
 
+    def __floordiv__(self, other: Any) -> Any:
+        return _operator("FloorDivide")(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _operator("FloorDivide")(other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return _operator("Mod")(self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _operator("Mod")(other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _operator("Power")(self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _operator("Power")(other, self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return _operator("Matmul")(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _operator("Matmul")(other, self)
+
     def __neg__(self) -> Any:
         return _operator("Negative")(self)
+
+    def __abs__(self) -> Any:
+        return _operator("Absolute")(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, list):
+            # In a graph it would be taken for a tuple, which is another thing to NumPy.
+            raise TypeError(
+                f"{self} can be indexed by integers, slices, ... and None, not by {key}"
+            )
+        return _operator("GetItem")(self, key)
 
 
 def _operator(name: str) -> Any:

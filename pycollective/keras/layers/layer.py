@@ -639,6 +639,39 @@ class Layer(Trackable):
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
+    def _stored_variables(self) -> list[Variable]:
+        """Return the layer's own variables in the order of a file: those that can be trained first."""
+        own = self._own_variables()
+        return [v for v in own if v.trainable] + [v for v in own if not v.trainable]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Put what a file has of this layer, without the layers inside, into a dict of arrays.
+
+        By default that are its own variables, as ``"0"``, ``"1"``, …. A layer of one's own that
+        stores something else overrides this together with `load_own_variables`.
+        """
+        for number, variable in enumerate(self._stored_variables()):
+            store[str(number)] = np.asarray(variable.numpy())
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Take back what `save_own_variables` put into a dict of arrays.
+
+        Raises
+        ------
+        ValueError
+            If there are other variables than the layer has, or of other shapes; then nothing is
+            changed.
+        """
+        variables = self._stored_variables()
+        values = [np.asarray(store[key]) for key in sorted(store, key=int)]
+        expected, found = ([each.shape for each in group] for group in (variables, values))
+        if expected != found:
+            raise ValueError(
+                f"layer {self._name!r} has variables of shapes {expected}, the stored ones have {found}"
+            )
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
     # Losses ----------------------------------------------------------------------------------
 
     def add_loss(self, loss: Any) -> None:

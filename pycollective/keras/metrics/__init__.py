@@ -7,6 +7,22 @@ from typing import Any
 
 from pycollective.keras import configs, losses
 from pycollective.keras.backend import find, name_of_class
+from pycollective.keras.losses.functions import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    categorical_hinge,
+    hinge,
+    huber,
+    kl_divergence,
+    log_cosh,
+    mean_absolute_error,
+    mean_absolute_percentage_error,
+    mean_squared_error,
+    mean_squared_logarithmic_error,
+    poisson,
+    sparse_categorical_crossentropy,
+    squared_hinge,
+)
 from pycollective.keras.metrics import accuracies, confusion, errors
 from pycollective.keras.metrics.accuracies import *  # noqa: F403
 from pycollective.keras.metrics.confusion import *  # noqa: F403
@@ -14,6 +30,23 @@ from pycollective.keras.metrics.errors import *  # noqa: F403
 from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, Metric, Sum
 
 __all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "deserialize", "get", "serialize"]
+# Losses that stand among the metrics, too.
+__all__ += [
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "categorical_hinge",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "log_cosh",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "poisson",
+    "sparse_categorical_crossentropy",
+    "squared_hinge",
+]
 __all__ += accuracies.__all__
 __all__ += confusion.__all__
 __all__ += errors.__all__
@@ -40,6 +73,12 @@ _FUNCTIONS: dict[str, Any] = {
     for name in module.__all__
     if name[0].islower() and name not in ("deserialize", "get", "serialize")
 }
+
+
+def direction_of(name: str) -> str | None:
+    """Return ``"up"`` if more of a metric of this name is better, ``"down"`` if less is, or None."""
+    known = _KNOWN.get(name)
+    return None if known is None else known._direction
 
 
 def serialize(metric: Any) -> Any:

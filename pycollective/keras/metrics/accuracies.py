@@ -155,12 +155,16 @@ def _as_floats(right: Any) -> Tensor:
 class Accuracy(MeanMetricWrapper):
     """How often predictions equal the answers."""
 
+    _direction = "up"
+
     def __init__(self, name: str | None = "accuracy", dtype: Any = None) -> None:
         super().__init__(accuracy, name, dtype)
 
 
 class BinaryAccuracy(MeanMetricWrapper):
     """How often a prediction is on the right side of ``threshold``."""
+
+    _direction = "up"
 
     def __init__(
         self,
@@ -174,6 +178,8 @@ class BinaryAccuracy(MeanMetricWrapper):
 class CategoricalAccuracy(MeanMetricWrapper):
     """How often the largest prediction stands where the largest of ``y_true`` does."""
 
+    _direction = "up"
+
     def __init__(self, name: str | None = "categorical_accuracy", dtype: Any = None) -> None:
         super().__init__(categorical_accuracy, name, dtype)
 
@@ -181,12 +187,16 @@ class CategoricalAccuracy(MeanMetricWrapper):
 class SparseCategoricalAccuracy(MeanMetricWrapper):
     """How often the class with the largest prediction is the label."""
 
+    _direction = "up"
+
     def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: Any = None) -> None:
         super().__init__(sparse_categorical_accuracy, name, dtype)
 
 
 class TopKCategoricalAccuracy(MeanMetricWrapper):
     """How often the right class, as the largest of ``y_true``, is among the ``k`` best ones."""
+
+    _direction = "up"
 
     def __init__(
         self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None
@@ -196,6 +206,8 @@ class TopKCategoricalAccuracy(MeanMetricWrapper):
 
 class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
     """How often the label is among the ``k`` best classes."""
+
+    _direction = "up"
 
     def __init__(
         self,

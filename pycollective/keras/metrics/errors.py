@@ -31,6 +31,8 @@ __all__ = [
 class BinaryCrossentropy(MeanMetricWrapper):
     """The mean of `losses.binary_crossentropy`."""
 
+    _direction = "down"
+
     def __init__(
         self,
         name: str | None = "binary_crossentropy",
@@ -49,6 +51,8 @@ class BinaryCrossentropy(MeanMetricWrapper):
 
 class CategoricalCrossentropy(MeanMetricWrapper):
     """The mean of `losses.categorical_crossentropy`."""
+
+    _direction = "down"
 
     def __init__(
         self,
@@ -71,6 +75,8 @@ class CategoricalCrossentropy(MeanMetricWrapper):
 class SparseCategoricalCrossentropy(MeanMetricWrapper):
     """The mean of `losses.sparse_categorical_crossentropy`."""
 
+    _direction = "down"
+
     def __init__(
         self,
         name: str | None = "sparse_categorical_crossentropy",
@@ -92,12 +98,16 @@ class SparseCategoricalCrossentropy(MeanMetricWrapper):
 class KLDivergence(MeanMetricWrapper):
     """The mean of `losses.kl_divergence`."""
 
+    _direction = "down"
+
     def __init__(self, name: str | None = "kl_divergence", dtype: Any = None) -> None:
         super().__init__(losses.kl_divergence, name, dtype)
 
 
 class Poisson(MeanMetricWrapper):
     """The mean of `losses.poisson`."""
+
+    _direction = "down"
 
     def __init__(self, name: str | None = "poisson", dtype: Any = None) -> None:
         super().__init__(losses.poisson, name, dtype)
@@ -106,6 +116,8 @@ class Poisson(MeanMetricWrapper):
 class MeanSquaredError(MeanMetricWrapper):
     """The mean of `losses.mean_squared_error`."""
 
+    _direction = "down"
+
     def __init__(self, name: str | None = "mean_squared_error", dtype: Any = None) -> None:
         super().__init__(losses.mean_squared_error, name, dtype)
 
@@ -113,12 +125,16 @@ class MeanSquaredError(MeanMetricWrapper):
 class MeanAbsoluteError(MeanMetricWrapper):
     """The mean of `losses.mean_absolute_error`."""
 
+    _direction = "down"
+
     def __init__(self, name: str | None = "mean_absolute_error", dtype: Any = None) -> None:
         super().__init__(losses.mean_absolute_error, name, dtype)
 
 
 class MeanAbsolutePercentageError(MeanMetricWrapper):
     """The mean of `losses.mean_absolute_percentage_error`."""
+
+    _direction = "down"
 
     def __init__(
         self, name: str | None = "mean_absolute_percentage_error", dtype: Any = None
@@ -129,6 +145,8 @@ class MeanAbsolutePercentageError(MeanMetricWrapper):
 class MeanSquaredLogarithmicError(MeanMetricWrapper):
     """The mean of `losses.mean_squared_logarithmic_error`."""
 
+    _direction = "down"
+
     def __init__(
         self, name: str | None = "mean_squared_logarithmic_error", dtype: Any = None
     ) -> None:
@@ -138,12 +156,16 @@ class MeanSquaredLogarithmicError(MeanMetricWrapper):
 class LogCoshError(MeanMetricWrapper):
     """The mean of `losses.log_cosh`."""
 
+    _direction = "down"
+
     def __init__(self, name: str | None = "logcosh", dtype: Any = None) -> None:
         super().__init__(losses.log_cosh, name, dtype)
 
 
 class Hinge(MeanMetricWrapper):
     """The mean of `losses.hinge`."""
+
+    _direction = "down"
 
     def __init__(self, name: str | None = "hinge", dtype: Any = None) -> None:
         super().__init__(losses.hinge, name, dtype)
@@ -152,6 +174,8 @@ class Hinge(MeanMetricWrapper):
 class SquaredHinge(MeanMetricWrapper):
     """The mean of `losses.squared_hinge`."""
 
+    _direction = "down"
+
     def __init__(self, name: str | None = "squared_hinge", dtype: Any = None) -> None:
         super().__init__(losses.squared_hinge, name, dtype)
 
@@ -159,12 +183,16 @@ class SquaredHinge(MeanMetricWrapper):
 class CategoricalHinge(MeanMetricWrapper):
     """The mean of `losses.categorical_hinge`."""
 
+    _direction = "down"
+
     def __init__(self, name: str | None = "categorical_hinge", dtype: Any = None) -> None:
         super().__init__(losses.categorical_hinge, name, dtype)
 
 
 class CosineSimilarity(MeanMetricWrapper):
     """The mean cosine of the angle between vectors; the loss of this name is its negative."""
+
+    _direction = "up"
 
     def __init__(
         self, name: str | None = "cosine_similarity", dtype: Any = None, axis: int = -1
@@ -178,6 +206,8 @@ def _cosine(y_true: Any, y_pred: Any, axis: int) -> Tensor:
 
 class RootMeanSquaredError(Mean):
     """The root of the mean squared difference."""
+
+    _direction = "down"
 
     def __init__(self, name: str | None = "root_mean_squared_error", dtype: Any = None) -> None:
         super().__init__(name, dtype)

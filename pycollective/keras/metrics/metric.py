@@ -41,6 +41,9 @@ class Metric(Trackable):
         By default the class's name with a number.
     """
 
+    #: ``"up"`` where more is better, ``"down"`` where less is; what callbacks monitor by.
+    _direction: str | None = None
+
     def __init__(self, dtype: Any = None, name: str | None = None) -> None:
         self.name = unique_name(name_of_class(type(self))) if name is None else str(name)
         self._dtype = as_dtype(floatx() if dtype is None else dtype)

@@ -28,6 +28,8 @@ __all__ = ["read_weights", "write_weights"]
 #: What Keras stores besides weights and optimizer, or stored once: nothing here takes it.
 _ELSEWHERE = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
 _MOST_NAMED = 10  # of the differences in a message
+_LARGEST_VALUE = 64 << 20  # bytes, or so many times the whole file:
+_MOST_EXPANSION = 100
 
 
 # Which object has which path ----------------------------------------------------------------------
@@ -87,8 +89,8 @@ def _variables_of(owner: Any) -> list[Variable]:
     """Return an object's own variables in the order of the file."""
     if isinstance(owner, Optimizer):
         return list(owner.variables)
-    own = owner._own_variables()
-    return [v for v in own if v.trainable] + [v for v in own if not v.trainable]
+    variables: list[Variable] = owner._stored_variables()
+    return variables
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -108,9 +110,11 @@ def write_weights(model: Layer) -> bytes:
         for path, owner in _owners(model):
             group = file.require_group(_joined(path, "vars"))
             group.attrs["name"] = owner.name
-            for number, variable in enumerate(_variables_of(owner)):
-                value = np.asarray(variable.numpy())
-                dataset = group.create_dataset(str(number), data=value)
+            store: dict[str, Any] = {}
+            owner.save_own_variables(store)
+            for name, array in store.items():
+                value = np.asarray(array)
+                dataset = group.create_dataset(name, data=value)
                 if value.dtype.name == "bfloat16":
                     dataset.attrs["dtype"] = "bfloat16"
     return target.getvalue()
@@ -147,6 +151,7 @@ def read_weights(
     h5py = _h5py()
     pairs: list[tuple[Variable, Array]] = []
     problems: list[str] = []
+    own: list[tuple[Layer, dict[str, Array]]] = []
     taken: set[str] = set()
     try:
         with h5py.File(io.BytesIO(data), "r") as file:
@@ -156,6 +161,9 @@ def read_weights(
                 if isinstance(owner, Optimizer):
                     if optimizer:
                         pairs += _optimizer_pairs(h5py, owner, stored, path, where)
+                    continue
+                if type(owner).load_own_variables is not Layer.load_own_variables:
+                    own.append((owner, _all_values(h5py, stored, where, len(data))))
                     continue
                 found, wrong = _pairs(h5py, owner, stored, path, where)
                 pairs += found
@@ -174,8 +182,27 @@ def read_weights(
         if not skip_mismatch:
             raise CheckpointError(f"{text}\nNothing was changed")
         warnings.warn(f"{text}\nThese were skipped", stacklevel=4)
+    for layer, values in own:
+        layer.load_own_variables(values)
     for variable, value in pairs:
         variable.assign(value)
+
+
+def _all_values(h5py: Any, stored: Any, where: str, size: int) -> dict[str, Array]:
+    """Return all that a file has for a layer that says itself what it takes.
+
+    Nothing says which shapes are right: values that would be much larger than the file are refused.
+    """
+    values = {}
+    for name in [] if stored is None else stored:
+        dataset = _dataset(h5py, stored, name, where)
+        if dataset.nbytes > max(_LARGEST_VALUE, _MOST_EXPANSION * size):
+            raise CheckpointError(
+                f"{where} is refused: {dataset.name!r} in its weights would have {dataset.nbytes} "
+                f"bytes, the whole file has {size}"
+            )
+        values[name] = _numbers(dataset, where)
+    return values
 
 
 def _pairs(
@@ -292,14 +319,18 @@ def _dataset(h5py: Any, group: Any, name: str, where: str) -> Any:
 
 def _value(dataset: Any, variable: Variable, where: str) -> Array:
     """Return a stored value in its variable's dtype; it has the variable's shape."""
-    value = np.asarray(dataset[()])
+    return _numbers(dataset, where).astype(np.dtype(variable.dtype))
+
+
+def _numbers(dataset: Any, where: str) -> Array:
+    value: Array = np.asarray(dataset[()])
     if dataset.attrs.get("dtype") == "bfloat16":
         value = value.view("V2").view(_bfloat16())
     if value.dtype.kind not in "biufV":
         raise CheckpointError(
             f"{where}: the values of {dataset.name!r} have dtype {value.dtype}, which are no numbers"
         )
-    return value.astype(np.dtype(variable.dtype))
+    return value
 
 
 def _bfloat16() -> Any:

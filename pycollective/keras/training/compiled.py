@@ -192,7 +192,7 @@ class Compiled:
         return list(
             zip(
                 self._outputs,
-                _parts("y", y, names),
+                _parts("y", _with_gaps(y, self._outputs), names),
                 _parts("outputs", y_pred, names),
                 _parts("sample_weight", sample_weight, names)
                 if several
@@ -292,6 +292,18 @@ def _parts(what: str, value: Any, names: list[str]) -> list[Any]:
     got = f"{len(value)} in a {type(value).__name__}" if nest.is_nested(value) else "one"
     outputs = "one output" if count == 1 else f"{count} outputs ({', '.join(names)})"
     raise ValueError(f"the model has {outputs}, but of {what} there is {got}")
+
+
+def _with_gaps(y: Any, outputs: list[_Output]) -> Any:
+    """Return targets with None where an output has no loss, if they were given for the others only."""
+    wanted = [output.loss is not None for output in outputs]
+    given = list(y) if isinstance(y, (list, tuple)) else [y]
+    if y is None or isinstance(y, Mapping) or len(given) in (0, len(outputs)):
+        return y
+    if len(given) != sum(wanted):
+        return y
+    targets = iter(given)
+    return [next(targets) if needed else None for needed in wanted]
 
 
 def _flat(given: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from pycollective.keras.training.share import Share
 from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from pycollective.keras.utils.experimental import DatasetCreator
 from pycollective.keras.utils.py_dataset import PyDataset
-from pycollective.tensor import Tensor, as_tensor
+from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
     "batches_of",
@@ -62,6 +63,22 @@ class _Batches(Generated):
         return self._count
 
 
+def _length_of(batches: Any) -> int:
+    """Return how many batches there are; a loader of an endless stream has a length, too, but raises."""
+    try:
+        return len(batches)
+    except TypeError:
+        return UNKNOWN_CARDINALITY
+
+
+def _are_arrays(x: Any) -> bool:
+    """Whether a value is an array, or a list or dict of what may be some."""
+    if isinstance(x, Mapping):
+        return all(map(_are_arrays, x.values()))
+    plain = isinstance(x, (list, tuple, int, float, np.generic))
+    return plain or hasattr(x, "shape") or hasattr(x, "__array__")
+
+
 def _makes_batches(x: Any) -> bool:
     """Whether a value has batches in it, targets and weights included."""
     if isinstance(x, (Dataset, DistributedDataset, DatasetCreator, PyDataset, Iterator)):
@@ -77,6 +94,7 @@ def batches_of(
     sample_weight: Any = None,
     batch_size: int | None = None,
     shuffle: bool = False,
+    at_most: int | None = None,
 ) -> Any:
     """Return a dataset of global batches, distributed among the replicas of a strategy.
 
@@ -93,6 +111,9 @@ def batches_of(
         With arrays only.
     shuffle
         With arrays the examples, with a `PyDataset` the batches are put into a new order.
+    at_most
+        How many batches are taken out of an iterator, which cannot begin anew: those made ready
+        ahead that nobody asks for would be lost to whoever goes on with it.
 
     Raises
     ------
@@ -130,10 +151,15 @@ def batches_of(
             lambda: batches.passes(shuffle), INFINITE_CARDINALITY if count is None else count
         )
     elif _makes_batches(x) and not isinstance(x, Dataset):
-        source = x
-        x = _Batches(lambda: source, len(x) if hasattr(x, "__len__") else UNKNOWN_CARDINALITY)
+        source = itertools.islice(x, at_most) if isinstance(x, Iterator) else x
+        x = _Batches(lambda: source, _length_of(x))
     if isinstance(x, Dataset):
         return strategy.experimental_distribute_dataset(x)
+    if not _are_arrays(x):
+        raise ValueError(
+            f"Unrecognized data type: {_name(x)}. Give arrays, a Dataset, a PyDataset, or what yields "
+            "batches: an iterator, a torch.utils.data.DataLoader"
+        )
     arrays, rows = _arrays(x, y, sample_weight)
     if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
         raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}")
@@ -239,18 +265,24 @@ def share_of_element(strategy: Strategy, element: Any) -> Share:
 def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
     """Return what multiplies the weight of each example of a batch by that of its class.
 
+    Classes that are not named have the weight 1, as in Keras 3.
+
     Raises
     ------
     ValueError
-        If the keys are not 0, 1, 2, …; later, for a batch without labels, or with a label that has
-        no weight.
+        If a key is no class number; later, for a batch without labels.
     """
-    if sorted(class_weight) != list(range(len(class_weight))):
+    wrong = [k for k in class_weight if not (isinstance(k, (int, np.integer)) and k >= 0)]
+    if wrong:
         raise ValueError(
-            "Expected `class_weight` to be a dict with keys from 0 to one less than the number of "
-            f"classes, found {dict(class_weight)}"
+            "Expected `class_weight` to be a dict whose keys are class numbers, from 0 on, found "
+            f"{dict(class_weight)}"
         )
-    table = np.asarray([class_weight[k] for k in range(len(class_weight))], floatx())
+    # The last one is that of all classes beyond.
+    others = max(class_weight, default=-1) + 1
+    table = np.ones(others + 1, floatx())
+    for number, weight in class_weight.items():
+        table[number] = weight
 
     def weighted(data: Any) -> Any:
         x, y, sample_weight = unpack_x_y_sample_weight(data)
@@ -259,16 +291,16 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
         labels = as_tensor(y).array
         if labels.ndim > 1:
             labels = labels.argmax(axis=-1) if labels.shape[-1] > 1 else labels[..., 0]
+        if labels.dtype.kind == "f":
+            labels = labels.round()
         labels = labels.astype(np.int64)
-        wrong = labels[(labels < 0) | (labels >= len(table))]
-        if wrong.size:
-            raise ValueError(
-                f"class {int(wrong[0])} has no weight: `class_weight` has those of 0 to "
-                f"{len(table) - 1}"
-            )
+        labels[(labels < 0) | (labels > others)] = others
         weights = Tensor(asarray(table, like=labels)[labels])
         if sample_weight is not None:
-            weights = as_tensor(sample_weight, like=weights) * weights
+            given = as_tensor(sample_weight, like=weights)
+            weights = (
+                given if given.dtype == weights.dtype else ops.cast(given, floatx())
+            ) * weights
         return x, y, weights
 
     return weighted

@@ -56,6 +56,21 @@ class Learner(Layer):
         """The strategy in whose scope the model was made."""
         return default_strategy() if self._strategy is None else self._strategy
 
+    @property
+    def run_eagerly(self) -> bool:
+        """What `compile` was given; nothing is traced in any case."""
+        return bool(self._compile_arguments.get("run_eagerly", False))
+
+    @property
+    def jit_compile(self) -> Any:
+        """What `compile` was given; nothing is compiled in any case."""
+        return self._compile_arguments.get("jit_compile", "auto")
+
+    @property
+    def steps_per_execution(self) -> int:
+        """What `compile` was given."""
+        return int(self._compile_arguments.get("steps_per_execution", 1))
+
     def compile(
         self,
         optimizer: Any = "rmsprop",

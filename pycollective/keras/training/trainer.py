@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pycollective.keras.callbacks import CallbackList, History
@@ -79,7 +79,8 @@ class Trainer(Learner):
             Arrays (PyTorch's tensors too; several inputs in a list or dict), or a `Dataset`, a
             distributed dataset, a `PyDataset`, an iterator, something else to be iterated over
             (PyTorch's ``DataLoader``) or a `DatasetCreator` of batches ``(x, y)`` or
-            ``(x, y, sample_weight)``. Batches are global ones: the replicas share them.
+            ``(x, y, sample_weight)``. Batches are global ones: the replicas share them. Of an
+            iterator no more is read than the steps of all epochs need, if their number is given.
         y, sample_weight
             Targets and a weight for each example, with arrays.
         batch_size
@@ -98,7 +99,7 @@ class Trainer(Learner):
         shuffle
             Whether arrays get a new order for each epoch.
         class_weight
-            By class number, by which the weights of its examples are multiplied.
+            By class number, by which the weights of its examples are multiplied; 1 for others.
         steps_per_epoch
             With it an epoch is so many steps, and goes on where the last one stopped.
         validation_steps, validation_batch_size
@@ -132,7 +133,9 @@ class Trainer(Learner):
             prepare = weighted_by_class(class_weight)
         strategy = self.distribute_strategy
         with strategy.scope():
-            batches = batches_of(strategy, x, y, sample_weight, batch_size, shuffle)
+            epochs_left = range(initial_epoch, epochs)
+            needed = _needed(steps_per_epoch, len(epochs_left))
+            batches = batches_of(strategy, x, y, sample_weight, batch_size, shuffle, needed)
             steps = Steps(batches, steps_per_epoch, "steps_per_epoch", goes_on=True)
             validation = None
             if validation_data is not None:
@@ -140,8 +143,14 @@ class Trainer(Learner):
                 size = validation_batch_size
                 if size is None and held_out[1] is not None:
                     size = batch_size
+                times = sum(_is_due(epoch, validation_freq) for epoch in epochs_left)
+                needed = _needed(validation_steps, times)
                 validation = Steps(
-                    batches_of(strategy, *held_out, size), validation_steps, "validation_steps"
+                    batches_of(strategy, *held_out, size, at_most=needed),
+                    validation_steps,
+                    "validation_steps",
+                    # What cannot begin anew goes on.
+                    goes_on=isinstance(held_out[0], Iterator),
                 )
             heard = CallbackList.of(callbacks, self, True, verbose, epochs, steps.total)
             self.history = heard.history
@@ -239,7 +248,8 @@ class Trainer(Learner):
         settings = self._settings("evaluate")
         strategy = self.distribute_strategy
         with strategy.scope():
-            batches = batches_of(strategy, x, y, sample_weight, batch_size)
+            needed = _needed(steps, 1)
+            batches = batches_of(strategy, x, y, sample_weight, batch_size, at_most=needed)
             looked_at = Steps(batches, steps, "steps")
             heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
             logs = self._evaluate(settings, looked_at, heard)
@@ -257,7 +267,10 @@ class Trainer(Learner):
             logs = numbers_of("test_step", self._results() if later else results)
             callbacks.on_test_batch_end(first + len(batches) - 1, logs)
         if logs is None:
-            raise ValueError("evaluate: the input has no batch")
+            raise ValueError(
+                "evaluate: the input has no batch, or is an iterator that has none left; give "
+                "`validation_steps` with one that is to last for several epochs"
+            )
         callbacks.on_test_end(logs)
         return logs
 
@@ -283,7 +296,9 @@ class Trainer(Learner):
         execute = self._executor(self.predict_step)
         outputs: list[Any] = []
         with strategy.scope():
-            batches = batches_of(strategy, dealt_by_rows(strategy, x), batch_size=batch_size)
+            rows = dealt_by_rows(strategy, x)
+            needed = _needed(steps, 1)
+            batches = batches_of(strategy, rows, batch_size=batch_size, at_most=needed)
             looked_at = Steps(batches, steps, "steps")
             heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
             heard.on_predict_begin()
@@ -418,6 +433,11 @@ def _joined_shares(shares: list[Share], together: int) -> list[Share]:
 
 def _validation_parts(data: Any) -> tuple[Any, Any, Any]:
     return unpack_x_y_sample_weight(data) if isinstance(data, (tuple, list)) else (data, None, None)
+
+
+def _needed(steps: int | None, times: int) -> int | None:
+    """Return how many batches so many epochs of a number of steps need; None: all there are."""
+    return None if steps is None else max(steps, 0) * times
 
 
 def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:

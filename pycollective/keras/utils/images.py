@@ -11,19 +11,12 @@ import numpy as np
 from pycollective.array_backend import Array
 from pycollective.data import Dataset
 from pycollective.errors import DataError
+from pycollective.keras.utils.resizing import INTERPOLATIONS, cropped, padded, resized
 
 __all__ = ["image_dataset_from_directory"]
 
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 _MODES = {"grayscale": ("L", 1), "rgb": ("RGB", 3), "rgba": ("RGBA", 4)}
-_INTERPOLATIONS = {
-    "area": "BOX",
-    "bicubic": "BICUBIC",
-    "bilinear": "BILINEAR",
-    "lanczos3": "LANCZOS",
-    "lanczos5": "LANCZOS",
-    "nearest": "NEAREST",
-}
 _LABEL_MODES = ("int", "categorical", "binary", None)
 _SUBSETS = ("training", "validation", "both", None)
 
@@ -76,7 +69,7 @@ def image_dataset_from_directory(
         ``"training"``, ``"validation"`` or ``"both"``.
     interpolation
         How pictures are resized: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"area"``,
-        ``"lanczos3"``.
+        ``"lanczos3"``, ``"lanczos5"``; as in Keras, without smoothing where they get smaller.
     follow_links
         Whether folders that are links are looked into.
     crop_to_aspect_ratio, pad_to_aspect_ratio
@@ -177,7 +170,7 @@ def _check(
     for name, value, allowed in (
         ("label_mode", label_mode, _LABEL_MODES),
         ("color_mode", color_mode, tuple(_MODES)),
-        ("interpolation", interpolation, tuple(_INTERPOLATIONS)),
+        ("interpolation", interpolation, tuple(INTERPOLATIONS)),
         ("data_format", data_format, ("channels_last", None)),
     ):
         if value not in allowed:
@@ -286,33 +279,30 @@ class _Reader:
         if len(image_size) != 2 or min(image_size) < 1:
             raise ValueError(f"image_size must be (height, width), got {image_size!r}")
         self._mode, self._channels = _MODES[color_mode]
-        self._size = int(image_size[1]), int(image_size[0])
-        self._filter = _INTERPOLATIONS[interpolation]
+        self._size = int(image_size[0]), int(image_size[1])
+        self._interpolation = interpolation
         self._crop, self._pad = crop, pad
 
     def __call__(self, path: str) -> Array:
-        pillow, operations = _pillow()
-        how = getattr(pillow.Resampling, self._filter)
+        pillow = _pillow()
         try:
             with pillow.open(path) as file:
-                picture = file.convert(self._mode)
+                picture = np.asarray(file.convert(self._mode))
         except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
             raise DataError(f"the picture {path!r} cannot be read: {error}") from error
+        picture = picture.reshape(*picture.shape[:2], self._channels)
         if self._crop:
-            picture = operations.fit(picture, self._size, how)
+            picture = cropped(picture, self._size)
         elif self._pad:
-            picture = operations.pad(picture, self._size, how)
-        elif picture.size != self._size:
-            picture = picture.resize(self._size, how)
-        width, height = self._size
-        return np.asarray(picture, np.float32).reshape(height, width, self._channels)
+            return padded(picture, self._size, self._interpolation)
+        return resized(picture, self._size, self._interpolation)
 
 
 def _pillow() -> Any:
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
     except ImportError as error:
         raise ImportError(
             "reading pictures needs the package Pillow: pip install 'pycollective[files]'"
         ) from error
-    return Image, ImageOps
+    return Image

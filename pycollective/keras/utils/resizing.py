@@ -1,0 +1,129 @@
+"""Pictures in other sizes, as TensorFlow and Keras compute them: without smoothing.
+
+A new pixel is a weighted mean of those old ones that lie around its center, as many as the
+interpolation needs where a picture gets larger; also where it gets smaller, when others lie between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from pycollective.array_backend import Array
+
+__all__ = ["INTERPOLATIONS", "cropped", "padded", "resized"]
+
+
+def _bilinear(x: Array) -> Array:
+    weight: Array = np.maximum(1 - abs(x), 0)
+    return weight
+
+
+def _bicubic(x: Array) -> Array:
+    """Return the cubic of Keys (1981) with a = -1/2."""
+    x = abs(x)
+    inner, outer = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    return np.where(x < 1, inner, np.where(x < 2, outer, 0))
+
+
+def _lanczos(radius: int) -> Callable[[Array], Array]:
+    def kernel(x: Array) -> Array:
+        return np.where(abs(x) < radius, np.sinc(x) * np.sinc(x / radius), 0)
+
+    return kernel
+
+
+#: By name, how far a kernel reaches, and what it is; "nearest" and "area" have none.
+_KERNELS: dict[str, tuple[int, Callable[[Array], Array]]] = {
+    "bicubic": (2, _bicubic),
+    "bilinear": (1, _bilinear),
+    "lanczos3": (3, _lanczos(3)),
+    "lanczos5": (5, _lanczos(5)),
+}
+#: What there is.
+INTERPOLATIONS = ("area", *_KERNELS, "nearest")
+
+
+@lru_cache(maxsize=256)
+def _taps(source: int, target: int, interpolation: str) -> tuple[Array, Array]:
+    """Return for each new pixel which old ones it is made of, and their weights: [target, taps]."""
+    scale = source / target
+    if interpolation == "area":
+        # Each new pixel is a piece of the old row: what it covers of each old one.
+        begin = np.arange(target) * scale
+        first = np.floor(begin).astype(np.int64)
+        places = first[:, None] + np.arange(int(np.ceil(scale)) + 1)
+        covered = np.minimum(places + 1, (begin + scale)[:, None]) - np.maximum(
+            places, begin[:, None]
+        )
+        weights = np.maximum(covered, 0)
+    elif interpolation == "nearest":
+        places = np.floor((np.arange(target) + 0.5) * scale).astype(np.int64)[:, None]
+        weights = np.ones(places.shape)
+    else:
+        radius, kernel = _KERNELS[interpolation]
+        center = (np.arange(target) + 0.5) * scale - 0.5
+        places = np.floor(center).astype(np.int64)[:, None] + np.arange(1 - radius, 1 + radius)
+        weights = kernel(places - center[:, None])
+    # Beyond the border there is nothing.
+    weights = np.where((places >= 0) & (places < source), weights, 0)
+    weights = weights / weights.sum(axis=1, keepdims=True)
+    return np.clip(places, 0, source - 1), weights.astype(np.float32)
+
+
+def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
+    """Return a picture in another size.
+
+    Parameters
+    ----------
+    picture
+        ``[height, width, channels]``.
+    size
+        (height, width).
+    interpolation
+        One of `INTERPOLATIONS`.
+
+    Returns
+    -------
+    ndarray
+        float32 ``[*size, channels]``.
+    """
+    result = picture
+    for axis in (0, 1):
+        if result.shape[axis] == size[axis]:
+            continue
+        places, weights = _taps(result.shape[axis], size[axis], interpolation)
+        shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
+        # Tap by tap: only the pixels that count are converted.
+        total = None
+        for place, weight in zip(places.T, weights.T, strict=True):
+            part = result.take(place, axis).astype(np.float32)
+            part *= weight.reshape(shape)
+            total = part if total is None else np.add(total, part, out=total)
+        assert total is not None
+        result = total
+    return result.astype(np.float32, copy=False)
+
+
+def cropped(picture: Array, size: tuple[int, int]) -> Array:
+    """Return the middle of a picture, as large as possible, in the proportions of a size."""
+    height, width = picture.shape[:2]
+    high = max(min(height, int(width * size[0] / size[1])), 1)
+    wide = max(min(width, int(height * size[1] / size[0])), 1)
+    top, left = (height - high) // 2, (width - wide) // 2
+    return picture[top : top + high, left : left + wide]
+
+
+def padded(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
+    """Return a picture in another size, in its own proportions, with black margins."""
+    height, width = picture.shape[:2]
+    ratio = max(height / size[0], width / size[1])
+    high, wide = height / ratio, width / ratio
+    inner = max(int(high), 1), max(int(wide), 1)
+    result = np.zeros((*size, picture.shape[2]), np.float32)
+    # Before they are rounded, as in TensorFlow.
+    top, left = int((size[0] - high) / 2), int((size[1] - wide) / 2)
+    result[top : top + inner[0], left : left + inner[1]] = resized(picture, inner, interpolation)
+    return result
