@@ -74,6 +74,10 @@ def test_a_timeline(devices, on_devices, tmp_path):
     found = slices(file)
     by_devices = [e for e in found if e["args"]["transport"] == "device executor"]
     assert len(by_devices) == 3 * 4
+    messages = {e["name"]: (e["pid"], e["args"]) for e in found if e["name"] in ("send", "recv")}
+    assert {name: rank for name, (rank, _) in messages.items()} == {"send": 0, "recv": 1}
+    for _, said in messages.values():
+        assert said["transport"] == "device copies" and (said["bytes"], said["shape"]) == (16, [4])
     for rank in range(3):
         mine = [e for e in by_devices if e["pid"] == rank]
         mine.sort(key=lambda e: e["args"]["call"])
