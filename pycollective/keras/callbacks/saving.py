@@ -17,7 +17,7 @@ from pycollective.tensor import Variable
 from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import remove_files
 from pycollective.train.manager import CheckpointManager
-from pycollective.train.state import STATE_FILE, add_to_state
+from pycollective.train.state import STATE_FILE
 
 __all__ = ["BackupAndRestore", "ModelCheckpoint"]
 
@@ -125,9 +125,8 @@ class ModelCheckpoint(Monitor):
         elif path.endswith(".weights.h5"):
             self.model.save_weights(path)
         else:
-            Checkpoint(model=self.model).write(path)
-            if self.model.distribute_strategy.extended.should_checkpoint:
-                add_to_state(path)
+            chief = self.model.distribute_strategy.extended.should_checkpoint
+            Checkpoint(model=self.model)._write_noted(path, chief)
         if self.verbose:
             print(f"\nEpoch {self._epoch + 1}: saving model to {path}")
 
@@ -188,6 +187,8 @@ class BackupAndRestore(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Restore what was saved, if training was interrupted."""
         self._due = _Due(self.save_freq or "epoch")
+        name = type(self).__name__
+        self.model.distribute_strategy.extended.workers.begin_together(name, name)
         self._epoch, self._step = (
             Variable(np.zeros((), np.int64), trainable=False, name=name)
             for name in ("epoch", "step_in_epoch")
