@@ -98,6 +98,8 @@ class PreemptionCheckpointHandler:
         self._told_at: float | None = None
         self._saved = False
         self._longest = 0.0  # seconds of a step
+        self._over = threading.Event()
+        self._before: Any = signal.SIG_DFL
         self._workers = workers_of(given.checkpoint)
         self._run_calls = Variable(np.int64(0), trainable=False, name="total_run_calls")
         setattr(given.checkpoint, "total_run_calls", self._run_calls)  # noqa: B010  (saved with it)
@@ -107,6 +109,8 @@ class PreemptionCheckpointHandler:
     def _watch(self) -> None:
         watcher = self._config.termination_watcher_fn
         if watcher is None:
+            # None: a handler that is not Python's, which cannot be put back.
+            self._before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
             signal.signal(signal.SIGTERM, lambda _signal, _frame: self._tell("SIGTERM"))
             return
 
@@ -121,9 +125,18 @@ class PreemptionCheckpointHandler:
                     if not silent:
                         _log.warning("termination_watcher_fn failed, is called again: %s", error)
                     silent = True
-                time.sleep(_POLL_SECONDS)
+                if self._over.wait(_POLL_SECONDS):
+                    return
 
         threading.Thread(target=poll, name="pycollective-preemption", daemon=True).start()
+
+    def _end_watch(self) -> None:
+        """Watch no more; a signal that no step has answered goes to whoever was to get it before."""
+        self._over.set()
+        if self._config.termination_watcher_fn is None:
+            signal.signal(signal.SIGTERM, self._before)
+            if self._told_at is not None:
+                signal.raise_signal(signal.SIGTERM)
 
     def _tell(self, by: str) -> None:
         if self._told_at is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import suppress
 from typing import Any
 
@@ -153,7 +152,8 @@ class BackupAndRestore(Callback):
     save_before_preemption
         Whether a SIGTERM to any worker lets all of them save after the step that they are in, and end
         with exit code 42; as `distribute.experimental.PreemptionCheckpointHandler`, whose signal
-        handler holds while `Model.fit` runs.
+        handler holds while `Model.fit` runs. After the last step `fit` ends so, too; started again, the
+        program goes on behind it.
 
     Raises
     ------
@@ -204,7 +204,6 @@ class BackupAndRestore(Callback):
             Checkpoint(**place).read(latest)
         metrics = self.model.metrics if int(self._step) else []
         self._checkpoint.metrics = metrics
-        self._before = signal.getsignal(signal.SIGTERM)
         if self.save_before_preemption:
             # It restores, too.
             self._handler = PreemptionCheckpointHandler(
@@ -258,12 +257,23 @@ class BackupAndRestore(Callback):
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Delete what was saved: training is complete."""
         if self._handler is not None:
-            self._handler = None
-            signal.signal(signal.SIGTERM, self._before)
-        if not self.delete_checkpoint:
-            return
-        # When all workers have noted the last one.
-        self.model.distribute_strategy.extended.workers.write_once(self.backup_dir, self._delete)
+            # Told since the last step: what the program does with the model has to wait, too.
+            self._handler.save_checkpoint_if_preempted()
+        if self.delete_checkpoint:
+            # When all workers have noted the last one.
+            workers = self.model.distribute_strategy.extended.workers
+            workers.write_once(self.backup_dir, self._delete)
+        self._end_watch()
+
+    def _abandon(self, error: BaseException) -> None:
+        # An exit has its status, whatever more signals come.
+        if not isinstance(error, SystemExit):
+            self._end_watch()
+
+    def _end_watch(self) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler._end_watch()
 
     def _delete(self) -> None:
         for path in self._manager.checkpoints:
