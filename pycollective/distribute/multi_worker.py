@@ -320,7 +320,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             later is taken in when the next checkpoint is saved: `Checkpoint.save` ends in each
             ``train_fn`` with an `AbortedError` that is caught here, and all begin again from there.
         max_workers : int, optional
-            Accepted where it is not less than the cluster's number of workers.
+            With how many to train at most: not less than the cluster's number of workers, beyond which
+            nobody has an address. To that number training grows again when lost workers are back.
         patience : float
             Seconds to wait for lost workers to come back, before fewer go on.
 

@@ -43,6 +43,7 @@ class PreemptionCheckpointHandler:
     A program makes its steps by `run`; after each one the workers agree whether any of them has got
     the signal. Then all save, and end with exit code 42; with a grace period they go on, and save once
     more before it is over. Started again, the program restores that checkpoint in the constructor.
+    A signal that comes after the last step is answered by one more `save_checkpoint_if_preempted`.
 
     Parameters
     ----------
@@ -111,7 +112,11 @@ class PreemptionCheckpointHandler:
         if watcher is None:
             # None: a handler that is not Python's, which cannot be put back.
             self._before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
-            signal.signal(signal.SIGTERM, lambda _signal, _frame: self._tell("SIGTERM"))
+            earlier = getattr(self._before, "__self__", None)
+            signal.signal(signal.SIGTERM, self._hear)
+            if isinstance(earlier, PreemptionCheckpointHandler):  # of a training that began anew
+                self._before = earlier._before
+                self._told_at = None if earlier._saved else earlier._told_at
             return
 
         def poll() -> None:
@@ -129,6 +134,9 @@ class PreemptionCheckpointHandler:
                     return
 
         threading.Thread(target=poll, name="pycollective-preemption", daemon=True).start()
+
+    def _hear(self, _signal: int, _frame: Any) -> None:
+        self._tell("SIGTERM")
 
     def _end_watch(self) -> None:
         """Watch no more; a signal that no step has answered goes to whoever was to get it before."""

@@ -160,24 +160,6 @@ def test_elastic_training_goes_on_as_if_undisturbed(tmp_path, lost, least):
         assert own == pytest.approx(losses[10:20], rel=1e-9)
 
 
-def test_fewer_end_training_where_no_worker_is_replaced(tmp_path):
-    def worker():
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
-        rank = strategy.extended.input_pipeline[1]
-
-        def train(strategy):
-            total = 0.0
-            for number in range(10):
-                total += float(strategy.reduce("SUM", tf.constant(1.0), axis=None))
-                if number == 5 and rank == 1:
-                    os._exit(3)
-            return total
-
-        return strategy.run_elastic(train, 1, patience=0.2)
-
-    assert tf.ray.run(worker, 2, min_workers=1) == [10.0, None]
-
-
 def test_no_room():
     with pytest.raises(RuntimeError, match="Ray has no room for 3 workers of {'CPU': 1}"):
         tf.ray.run(train, 3, placement_timeout=1)
