@@ -50,7 +50,7 @@ _FAILED, _SOMEBODY_WAITS = 1, 2
 _RANK = re.compile(r"rank (\d+)\b(?: \([^\s()]+\))?(?! \()")
 # How a call in `begin_together` is written: nothing else gathers bytes in this shape.
 _BEGINNING_BYTES = 48
-_BEGINNING = re.compile(rf"(all_gather #\d+ \(uint8\[1, {_BEGINNING_BYTES}\], [^()]*)\)")
+_BEGINNING = re.compile(rf"(all_gather(?: #\d+ )?\(uint8\[1, {_BEGINNING_BYTES}\], [^()]*)\)")
 _LEADING_RANKS = re.compile(r"(?:(?:, )?rank \d+\b(?: \([^()]*\))?)+")
 
 
