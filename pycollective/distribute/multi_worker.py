@@ -470,7 +470,7 @@ def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
         yield
     elif member.rank == 0:
         try:
-            knocks = rendezvous.knocks(member.addresses)
+            knocks = rendezvous.listen_for_knocks(member.addresses)
         except RendezvousError as error:
             _log.warning("lost workers cannot come back: %s", error)
             yield
