@@ -180,7 +180,6 @@ class _Workers:
             cluster = {"worker": [address for _, address in places]}
             for rank in ranks:
                 results.pop(rank, None)
-                deadlines[rank] = math.inf
                 task = {"type": "worker", "index": rank}
                 config = json.dumps({"cluster": cluster, "task": task})
                 environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
@@ -193,9 +192,12 @@ class _Workers:
         lost, repeated = 0, [0] * count
         while under_way or (coming and len(results) < least):
             over = len(results) >= least and set(under_way.values()) <= late
-            if over:  # the others have ended, perhaps without having let these in
-                for rank in under_way.values():
-                    deadlines[rank] = min(deadlines[rank], time.monotonic() + self._timeout)
+            # Over: the others have ended, perhaps without having let these in.
+            limited = set(under_way.values()) if over else set()
+            if len(under_way) + len(results) < least:
+                limited.update(coming.values())
+            end = time.monotonic() + self._timeout
+            deadlines = [min(d, end) if r in limited else math.inf for r, d in enumerate(deadlines)]
             done = self._wait([*under_way, *coming], deadlines)
             if not done:
                 if over:
@@ -234,7 +236,6 @@ class _Workers:
             except errors.RayActorError:
                 lost += 1
                 if lost <= max_failures:
-                    deadlines[rank] = time.monotonic() + self._timeout
                     coming[self._replaced(rank)] = rank
                 elif len(under_way) + len(results) < least:
                     raise
