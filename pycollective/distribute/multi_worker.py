@@ -38,6 +38,7 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.workers import JoinedWorkers, Workers
 from pycollective.errors import (
     AbortedError,
+    CollectiveError,
     CollectiveTimeoutError,
     PeerLostError,
     RendezvousError,
@@ -52,6 +53,8 @@ JOIN_TIMEOUT = rendezvous.JOIN_TIMEOUT
 PATIENCE = 30.0
 _MEETING_SECONDS = 30.0
 _PROBE_SECONDS = 1.0
+_MEETINGS = 10
+"""So often in a row may workers be lost again while those who are left meet."""
 
 
 class MultiWorkerExtended(MirroredExtended):
@@ -362,10 +365,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             except (PeerLostError, AbortedError, CollectiveTimeoutError) as error:
                 _log.warning("%s: meets the others again after: %s", self, error)
             self.extended.workers.close()
-            met = _survivors(member, least, patience)
-            self.extended.workers = _joined(
-                met, member, self.extended.num_local_replicas, patience + _MEETING_SECONDS
-            )
+            replicas = self.extended.num_local_replicas
+            self.extended.workers = _those_who_are_left(member, least, patience, replicas)
             self.extended.workers.wait_at_most(self.extended.timeout)
             _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
 
@@ -434,6 +435,20 @@ def join_workers(
         raise RendezvousError(
             f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}"
         ) from None
+
+
+def _those_who_are_left(member: Membership, least: int, patience: float, replicas: int) -> Workers:
+    """Meet the others; once more if one of them is lost before all is made."""
+    for again in range(_MEETINGS):
+        met = _survivors(member, least, patience)
+        try:
+            return _joined(met, member, replicas, patience + _MEETING_SECONDS)
+        except CollectiveError as error:
+            met.close()
+            if again == _MEETINGS - 1:
+                raise
+            _log.warning("meets the others once more after: %s", error)
+    raise AssertionError("the last meeting returns or raises")
 
 
 def _survivors(member: Membership, least: int, patience: float) -> Communicator:

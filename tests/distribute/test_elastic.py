@@ -49,7 +49,14 @@ def train(strategy):
                 time.sleep(0.1)
                 checkpoint.save("saved/ckpt")
     return {"begun": begun, "losses": losses, "w": w.numpy(), "n": strategy.num_replicas_in_sync}
+from pycollective.distribute import multi_worker
+def joined(*args, **kwargs):
+    rank = strategy.extended.input_pipeline[1]
+    if os.environ.get("DIES_MEETING") == str(rank):
+        os.kill(os.getpid(), 9)  # the others have met it, and make their group
+    return real(*args, **kwargs)
 strategy = strategy_of()
+multi_worker._joined, real = joined, multi_worker._joined
 say(**strategy.run_elastic(train, min_workers=LEAST, patience=float(os.environ["PATIENCE"])))
 strategy.close()
 """
@@ -85,14 +92,13 @@ def begin(tmp_path, workers, lost, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "lost"), [(2, 1), (3, 0)])
-def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone, workers, lost):
+def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone):
     """It is taken in at the next checkpoint; also the first one, at whose address all meet."""
-    least = str(workers - 1)
-    processes, again = begin(tmp_path, workers, lost, LEAST=least, PATIENCE="0.5", GROWS="1")
+    workers, lost = 3, 0
+    processes, again = begin(tmp_path, workers, lost, LEAST="2", PATIENCE="0.5", GROWS="1")
     assert processes[lost].wait(60) == -9
     processes[lost].communicate()
-    word, _, found = processes[1 - lost].stdout.readline().partition(" ")
+    word, _, found = processes[1].stdout.readline().partition(" ")
     begun, losses = json.loads(found)
     assert (word, begun) == ("FEWER", 10)
     assert losses == pytest.approx(alone["losses"][10:20], rel=1e-9)
@@ -100,6 +106,16 @@ def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone, workers, lost):
     said = ended(processes).said
     assert all(own == said[0] for own in said)
     check(said[0], alone, workers, begun=20)
+
+
+@pytest.mark.slow
+def test_another_one_is_lost_while_those_who_are_left_meet(tmp_path, alone):
+    processes, _ = begin(tmp_path, 3, 2, LEAST="1", PATIENCE="0.5", DIES_MEETING="1")
+    assert [process.wait(60) for process in processes] == [0, -9, -9]
+    own, *_ = ended(processes[:1]).said
+    check(own, alone, 1)
+    for process in processes[1:]:
+        process.communicate()
 
 
 @pytest.mark.slow
