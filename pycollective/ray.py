@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pycollective.errors import CollectiveError, RendezvousError
@@ -30,6 +31,7 @@ def run(
     cpus_per_worker: float = 1,
     gpus_per_worker: float = 0,
     max_failures: int = 0,
+    min_workers: int | None = None,
     placement_timeout: float = _PLACEMENT_TIMEOUT,
 ) -> list[Any]:
     """Call a function in several Ray actors, in which `MultiWorkerMirroredStrategy` finds its cluster.
@@ -51,20 +53,27 @@ def run(
         What Ray reserves for each.
     max_failures : int
         How many lost workers are replaced. A replacement begins ``train_fn`` anew, and so does a worker
-        whose ``train_fn`` ended because another one was lost. One whose machine is lost is replaced on
-        another; if it is worker 0, at whose address all meet, all of them begin anew.
+        whose ``train_fn`` has ended, be it because another one was lost. One whose machine is lost is
+        replaced on another; if it is worker 0, at whose address all meet, all of them begin anew.
+    min_workers : int, optional
+        How many are enough to go on, where ``train_fn`` says so to ``strategy.run_elastic``: while a
+        replacement waits for room, and without one after ``max_failures``. A replacement is let in when
+        the others save their next checkpoint, so that there are ``num_workers`` again. By default all.
     placement_timeout : float
-        Seconds to wait for Ray to have room for all workers, or for a replacement.
+        Seconds to wait for Ray to have room for all workers, or for a replacement if fewer than
+        ``min_workers`` are left; and for a replacement to end after all others have.
 
     Returns
     -------
     list
-        What the workers returned, by rank.
+        What the workers returned, by rank; None for one that was lost, where the others were enough.
 
     Raises
     ------
     ImportError
         Without Ray.
+    ValueError
+        If the numbers of workers do not fit together.
     RendezvousError
         If Ray has no room for the workers.
     Exception
@@ -74,6 +83,9 @@ def run(
     """
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    least = num_workers if min_workers is None else min_workers
+    if not 1 <= least <= num_workers:
+        raise ValueError(f"min_workers={min_workers} is not from 1 to num_workers={num_workers}")
     try:
         ray = importlib.import_module("ray")
     except ImportError:
@@ -83,7 +95,7 @@ def run(
     bundle = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker} if gpus_per_worker else {})}
     workers = _Workers(ray, num_workers, bundle, placement_timeout)
     try:
-        return workers.call(train_fn, tuple(args), dict(kwargs or {}), max_failures)
+        return workers.call(train_fn, tuple(args), dict(kwargs or {}), max_failures, least)
     finally:
         workers.end()
 
@@ -153,48 +165,98 @@ class _Workers:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         max_failures: int,
+        least: int,
     ) -> list[Any]:
         """Call the function on all of them, and return the results by rank."""
         ray, errors = self._ray, self._ray.exceptions
+        count = len(self._actors)
         places = ray.get([actor.place.remote() for actor in self._actors])
         secret = secrets.token_hex(32)
+        under_way: dict[Any, int] = {}
+        results: dict[int, Any] = {}
+        deadlines = [math.inf] * count
 
-        def begin(rank: int) -> Any:
-            task = {"type": "worker", "index": rank}
+        def begin(ranks: Iterable[int]) -> None:
             cluster = {"worker": [address for _, address in places]}
-            config = json.dumps({"cluster": cluster, "task": task})
-            environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
-            return self._actors[rank].call.remote(environment, function, args, kwargs)
+            for rank in ranks:
+                results.pop(rank, None)
+                task = {"type": "worker", "index": rank}
+                config = json.dumps({"cluster": cluster, "task": task})
+                environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
+                call = self._actors[rank].call.remote(environment, function, args, kwargs)
+                under_way[call] = rank
 
-        under_way = {begin(rank): rank for rank in range(len(self._actors))}
-        results: list[Any] = [None] * len(self._actors)
-        lost, repeated = 0, [0] * len(self._actors)
-        while under_way:
-            (done, *_), _ = ray.wait(list(under_way))
+        begin(range(count))
+        coming: dict[Any, int] = {}  # replacements, until they have a place
+        late: set[int] = set()  # those that were begun when the others were under way
+        lost, repeated = 0, [0] * count
+        while under_way or (coming and len(results) < least):
+            over = len(results) >= least and set(under_way.values()) <= late
+            # Over: the others have ended, perhaps without having let these in.
+            limited = set(under_way.values()) if over else set()
+            if len(under_way) + len(results) < least:
+                limited.update(coming.values())
+            end = time.monotonic() + self._timeout
+            deadlines = [min(d, end) if r in limited else math.inf for r, d in enumerate(deadlines)]
+            done = self._wait([*under_way, *coming], deadlines)
+            if not done:
+                if over:
+                    break
+                raise self._no_room(
+                    "a replacement of worker " + ", ".join(map(str, sorted(coming.values())))
+                )
+            if done in coming:
+                rank = coming.pop(done)
+                try:
+                    place = ray.get(done)
+                except errors.RayActorError:  # on a machine that is lost, as Ray hears only now
+                    if time.monotonic() >= deadlines[rank]:
+                        raise
+                    time.sleep(0.1)
+                    coming[self._replaced(rank)] = rank
+                    continue
+                # In its place of the group: where that is still the same machine, its address stays.
+                moved = place[0] != places[rank][0]
+                if moved:
+                    places[rank] = place
+                if moved and rank == 0:  # where all meet
+                    self._anew(under_way.values())
+                    under_way.clear()
+                    late.clear()
+                    begin(r for r in range(count) if r not in coming.values())
+                    continue
+                begin([rank])
+                late.add(rank)
+                if len(under_way) < least:  # too few without those who have ended
+                    begin(sorted(results))
+                continue
             rank = under_way.pop(done)
             try:
                 results[rank] = ray.get(done)
-                continue
             except errors.RayActorError:
                 lost += 1
-                if lost > max_failures:
+                if lost <= max_failures:
+                    coming[self._replaced(rank)] = rank
+                elif len(under_way) + len(results) < least:
                     raise
-                # In its place of the group: where that is still the same machine, its address stays.
-                place = self._replaced(rank)
-                if place[0] != places[rank][0]:
-                    places[rank] = place
-                    if rank == 0:
-                        under_way = {begin(r): r for r in self._anew(list(under_way.values()))}
             except errors.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, Exception) else error
                 # Because of a loss that is, or will be, heard of here.
                 if not isinstance(cause, CollectiveError):
                     raise cause from None
+                if over:  # it was not let in
+                    continue
                 if repeated[rank] >= max_failures:
                     raise self._cause(cause, list(under_way)) from None
                 repeated[rank] += 1
-            under_way[begin(rank)] = rank
-        return results
+                begin([rank])
+        return [results.get(rank) for rank in range(count)]
+
+    def _wait(self, refs: list[Any], deadlines: list[float]) -> Any:
+        """Return one that is done, or None at the first deadline."""
+        left = min(deadlines) - time.monotonic()
+        done, _ = self._ray.wait(refs, timeout=None if left == math.inf else max(0.0, left))
+        return done[0] if done else None
 
     def _cause(self, error: Exception, under_way: list[Any]) -> Exception:
         """Return what one of the other workers ends with, if that is why this one had an error."""
@@ -215,29 +277,16 @@ class _Workers:
                     return found
         return error
 
-    def _replaced(self, rank: int) -> tuple[str, str]:
-        """Give a lost worker another process; return its place."""
-        ray, errors = self._ray, self._ray.exceptions
-        deadline = time.monotonic() + self._timeout
-        while True:
-            self._actors[rank] = self._actor(rank)
-            try:
-                left = max(0.0, deadline - time.monotonic())
-                place: tuple[str, str] = ray.get(self._actors[rank].place.remote(), timeout=left)
-                return place
-            except errors.GetTimeoutError:
-                raise self._no_room(f"a replacement of worker {rank}") from None
-            except errors.RayActorError:  # on a machine that is lost, as Ray hears only now
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.1)
+    def _replaced(self, rank: int) -> Any:
+        """Give a lost worker another process; return the call that says its place."""
+        self._actors[rank] = self._actor(rank)
+        return self._actors[rank].place.remote()
 
-    def _anew(self, ranks: list[int]) -> list[int]:
+    def _anew(self, ranks: Iterable[int]) -> None:
         """Give workers that look for the others in vain another process."""
         for rank in ranks:
             self._ray.kill(self._actors[rank])
             self._actors[rank] = self._actor(rank)
-        return ranks
 
     def end(self) -> None:
         """End the actors, and give back their places."""

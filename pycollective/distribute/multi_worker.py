@@ -45,6 +45,7 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.workers import JoinedWorkers, Workers
 from pycollective.errors import (
     AbortedError,
+    CollectiveError,
     CollectiveTimeoutError,
     PeerLostError,
     RendezvousError,
@@ -60,6 +61,8 @@ JOIN_TIMEOUT = rendezvous.JOIN_TIMEOUT
 PATIENCE = 30.0
 _MEETING_SECONDS = 30.0
 _PROBE_SECONDS = 1.0
+_MEETINGS = 10
+"""So often in a row may workers be lost again while those who are left meet."""
 
 
 class MultiWorkerExtended(MirroredExtended):
@@ -353,7 +356,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             later is taken in when the next checkpoint is saved: `Checkpoint.save` ends in each
             ``train_fn`` with an `AbortedError` that is caught here, and all begin again from there.
         max_workers : int, optional
-            Accepted where it is not less than the cluster's number of workers.
+            With how many to train at most: not less than the cluster's number of workers, beyond which
+            nobody has an address. To that number training grows again when lost workers are back.
         patience : float
             Seconds to wait for lost workers to come back, before fewer go on.
 
@@ -394,10 +398,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             except (PeerLostError, AbortedError, CollectiveTimeoutError) as error:
                 _log.warning("%s: meets the others again after: %s", self, error)
             self.extended.workers.close()
-            met = _survivors(member, least, patience)
-            self.extended.workers = _joined(
-                met, member, self.extended.num_local_replicas, patience + _MEETING_SECONDS
-            )
+            replicas = self.extended.num_local_replicas
+            self.extended.workers = _those_who_are_left(member, least, patience, replicas)
             self.extended.workers.wait_at_most(self.extended.timeout)
             _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
 
@@ -468,6 +470,20 @@ def join_workers(
         ) from None
 
 
+def _those_who_are_left(member: Membership, least: int, patience: float, replicas: int) -> Workers:
+    """Meet the others; once more if one of them is lost before all is made."""
+    for again in range(_MEETINGS):
+        met = _survivors(member, least, patience)
+        try:
+            return _joined(met, member, replicas, patience + _MEETING_SECONDS)
+        except CollectiveError as error:
+            met.close()
+            if again == _MEETINGS - 1:
+                raise
+            _log.warning("meets the others once more after: %s", error)
+    raise AssertionError("the last meeting returns or raises")
+
+
 def _survivors(member: Membership, least: int, patience: float) -> Communicator:
     """Meet those who are left, or come back, at the first of their addresses.
 
@@ -502,7 +518,7 @@ def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
         yield
     elif member.rank == 0:
         try:
-            knocks = rendezvous.knocks(member.addresses)
+            knocks = rendezvous.listen_for_knocks(member.addresses)
         except RendezvousError as error:
             _log.warning("lost workers cannot come back: %s", error)
             yield

@@ -43,6 +43,7 @@ class PreemptionCheckpointHandler:
     A program makes its steps by `run`; after each one the workers agree whether any of them has got
     the signal. Then all save, and end with exit code 42; with a grace period they go on, and save once
     more before it is over. Started again, the program restores that checkpoint in the constructor.
+    A signal that comes after the last step is answered by one more `save_checkpoint_if_preempted`.
 
     Parameters
     ----------
@@ -98,6 +99,8 @@ class PreemptionCheckpointHandler:
         self._told_at: float | None = None
         self._saved = False
         self._longest = 0.0  # seconds of a step
+        self._over = threading.Event()
+        self._before: Any = signal.SIG_DFL
         self._workers = workers_of(given.checkpoint)
         self._run_calls = Variable(np.int64(0), trainable=False, name="total_run_calls")
         setattr(given.checkpoint, "total_run_calls", self._run_calls)  # noqa: B010  (saved with it)
@@ -107,7 +110,13 @@ class PreemptionCheckpointHandler:
     def _watch(self) -> None:
         watcher = self._config.termination_watcher_fn
         if watcher is None:
-            signal.signal(signal.SIGTERM, lambda _signal, _frame: self._tell("SIGTERM"))
+            # None: a handler that is not Python's, which cannot be put back.
+            self._before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+            earlier = getattr(self._before, "__self__", None)
+            signal.signal(signal.SIGTERM, self._hear)
+            if isinstance(earlier, PreemptionCheckpointHandler):  # of a training that began anew
+                self._before = earlier._before
+                self._told_at = None if earlier._saved else earlier._told_at
             return
 
         def poll() -> None:
@@ -121,9 +130,21 @@ class PreemptionCheckpointHandler:
                     if not silent:
                         _log.warning("termination_watcher_fn failed, is called again: %s", error)
                     silent = True
-                time.sleep(_POLL_SECONDS)
+                if self._over.wait(_POLL_SECONDS):
+                    return
 
         threading.Thread(target=poll, name="pycollective-preemption", daemon=True).start()
+
+    def _hear(self, _signal: int, _frame: Any) -> None:
+        self._tell("SIGTERM")
+
+    def _end_watch(self) -> None:
+        """Watch no more; a signal that no step has answered goes to whoever was to get it before."""
+        self._over.set()
+        if self._config.termination_watcher_fn is None:
+            signal.signal(signal.SIGTERM, self._before)
+            if self._told_at is not None:
+                signal.raise_signal(signal.SIGTERM)
 
     def _tell(self, by: str) -> None:
         if self._told_at is None:

@@ -48,6 +48,9 @@ _FAILED, _SOMEBODY_WAITS = 1, 2
 
 # "rank 1", or "rank 1 (10.0.0.2)"; not where a name follows already.
 _RANK = re.compile(r"rank (\d+)\b(?: \([^\s()]+\))?(?! \()")
+# How a call in `begin_together` is written: nothing else gathers bytes in this shape.
+_BEGINNING_BYTES = 48
+_BEGINNING = re.compile(rf"(all_gather(?: #\d+ )?\(uint8\[1, {_BEGINNING_BYTES}\], [^()]*)\)")
 _LEADING_RANKS = re.compile(r"(?:(?:, )?rank \d+\b(?: \([^()]*\))?)+")
 
 
@@ -72,6 +75,17 @@ class Workers:
     communicator: Communicator | None = None
     somebody_waits: Callable[[], bool] | None = None
     naming: AbstractContextManager[None] = contextlib.nullcontext()
+
+    def begin_together(self, what: str, same: str) -> None:
+        """Return when all workers begin the same thing, such as saving; raise on every one otherwise.
+
+        Parameters
+        ----------
+        what : str
+            The call, for messages, such as ``"Checkpoint.save('saved/ckpt')"``.
+        same : str
+            What has to be the same on all workers.
+        """
 
     def write_once(self, path: str, write: Callable[[], None], begins_anew: bool = False) -> None:
         """Write files: the first worker, and every one that means another path, calls ``write``.
@@ -249,8 +263,31 @@ class JoinedWorkers(Workers):
         digests, _ = self.gather(np.frombuffer(digest, np.uint8)[None], 0)
         if (digests == digests[0]).all():
             return ""
-        text = np.frombuffer(f"worker {self.index}: {said}; ".encode(), np.uint8)
+        return self._said(said)
+
+    def _said(self, own: str) -> str:
+        """Return what each worker says."""
+        text = np.frombuffer(f"worker {self.index}: {own}; ".encode(), np.uint8)
         return self.gather(text, 0)[0].tobytes().decode().removesuffix("; ")
+
+    def begin_together(self, what: str, same: str) -> None:
+        """Return when all workers begin the same thing, such as saving; raise on every one otherwise.
+
+        A call that only some workers make could be taken for another one that the others make, and
+        both would go on with wrong numbers: so it begins with one that has no like.
+        """
+        own = hashlib.sha256(same.encode()).digest()
+        word = np.frombuffer(own.ljust(_BEGINNING_BYTES, b"\0"), np.uint8)
+        try:
+            with self.naming:
+                words = self.communicator.all_gather(word[None])
+        except (CollectiveTimeoutError, MismatchError, PeerLostError) as error:
+            raise type(error)(f"{what} needs every worker: {error}") from None
+        if (words != words[0]).any():
+            raise MismatchError(
+                f"the workers do different things: {self._said(what)}. All of them save, or restore, "
+                "the same objects at the same time"
+            )
 
     def barrier(self) -> None:
         """Return when every worker has come here."""
@@ -303,6 +340,7 @@ class _Naming:
             text = str(error)
             if kind is PeerLostError:
                 text += self._doings(text)
+            text = _BEGINNING.sub(r"\1: saving or restoring begins, which all do)", text)
             raise kind(_RANK.sub(self._title, text)) from None
 
     def _title(self, found: re.Match[str]) -> str:

@@ -33,8 +33,8 @@ __all__ = [
     "again",
     "host_and_port",
     "init",
-    "knocks",
     "launched_environment",
+    "listen_for_knocks",
     "meet",
     "probe",
     "protection",
@@ -301,7 +301,9 @@ def probe(
         raise RendezvousError(str(error)) from None
 
 
-def knocks(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> Knocks:
+def listen_for_knocks(
+    addresses: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Knocks:
     """Listen at the first of a group's addresses for those who come while it works without them.
 
     Raises

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,18 @@ from pycollective.array_backend import Array
 from pycollective.distribute.context import Mode, current_mode, entered
 from pycollective.distribute.workers import Workers
 from pycollective.errors import CheckpointError
-from pycollective.tensor import Variable, VariableAggregation
+from pycollective.tensor import Variable, VariableAggregation, VariableSynchronization
 from pycollective.train.files import Contents, Node, read_files, write_files
 from pycollective.train.state import add_to_state, get_checkpoint_state
 from pycollective.train.trackable import Trackable, children_of, is_trackable
 
-__all__ = ["Checkpoint", "CheckpointMismatchError", "CheckpointStatus", "workers_of"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointMismatchError",
+    "CheckpointStatus",
+    "require_same",
+    "workers_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -100,11 +106,16 @@ class Checkpoint(Trackable):
                 f"save({prefix!r}) needs the beginning of a file name after the directory, such as "
                 f"{os.path.join(prefix, 'ckpt')!r}"
             )
+        return self._save(prefix)
+
+    def _save(self, prefix: str, after: Callable[[], None] | None = None) -> str:
+        """Save; who has written calls ``after``, before the other workers go on."""
+        self._begin_together("save", prefix)
         counter = self.save_counter
         counter.assign_add(1)
         path = f"{prefix}-{int(counter)}"
         try:
-            self._write(path, note=True)
+            self._write(path, note=True, after=after, begins_anew=True)
         except BaseException:
             counter.assign_sub(1)
             raise
@@ -113,15 +124,48 @@ class Checkpoint(Trackable):
     def write(self, file_prefix: str | os.PathLike[str]) -> str:
         """Write a checkpoint with exactly this path; no number, no note. Returns the path."""
         _require_outside_replicas("write")
+        return self._write_noted(file_prefix, False)
+
+    def _write_noted(self, file_prefix: str | os.PathLike[str], note: bool) -> str:
+        """Write as `write` does; with ``note`` it is the directory's latest then."""
         path = os.fspath(file_prefix)
-        self._write(path)
+        self._begin_together("write", path)
+        self._write(path, note)
         return path
 
-    def _write(self, path: str, note: bool = False) -> None:
+    def _begin_together(self, call: str, path: str | None) -> None:
+        """Return when every worker saves, or restores; raise on every one if they do not.
+
+        All are needed: for values that are aggregated when they are read, to agree on who writes, and
+        to compare what is restored.
+        """
+        workers = workers_of(self)
+        if workers.count == 1:
+            return
+        same = "restore"
+        if call in ("save", "write"):
+            same = " ".join(
+                [
+                    "save",
+                    *(
+                        f"{variable.dtype}{variable.shape}"
+                        for _, variable in _variables_of(self)
+                        if variable.synchronization is VariableSynchronization.ON_READ
+                    ),
+                ]
+            )
+        workers.begin_together(f"Checkpoint.{call}({path!r})", same)
+
+    def _write(
+        self,
+        path: str,
+        note: bool = False,
+        after: Callable[[], None] | None = None,
+        begins_anew: bool = False,
+    ) -> None:
         """Write the files; of several workers with one path, the first one does.
 
-        Every worker must make the call, as what is aggregated when it is read needs all of them. It
-        returns when all files are written, or raises on every worker.
+        It returns when all files are written, or raises on every worker.
         """
         workers = workers_of(self)
         contents = _collect(self)
@@ -130,8 +174,10 @@ class Checkpoint(Trackable):
             write_files(path, contents)
             if note:
                 add_to_state(path)
+            if after is not None:
+                after()
 
-        workers.write_once(path, write, begins_anew=note)
+        workers.write_once(path, write, begins_anew)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
         """Restore a checkpoint of `save`: now what exists, the rest when it is made.
@@ -149,14 +195,18 @@ class Checkpoint(Trackable):
             name of anything here. On every worker if they restore different values, or not all
             restore something: each of them makes this call.
         """
-        if save_path is not None:
-            self.save_counter  # noqa: B018  (made, so that the saved number is restored)
-        return self.read(save_path)
+        return self._read("restore", save_path)
 
     def read(self, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
         """Restore a checkpoint of `write`; as `restore`."""
-        _require_outside_replicas("restore")
+        return self._read("read", save_path)
+
+    def _read(self, call: str, save_path: str | os.PathLike[str] | None) -> CheckpointStatus:
+        _require_outside_replicas(call)
         path = None if save_path is None else os.fspath(save_path)
+        self._begin_together(call, path)
+        if call == "restore" and path is not None:
+            self.save_counter  # noqa: B018  (made, so that the saved number is restored)
         contents: Contents | None = None
         found = "nothing"
         try:
@@ -168,11 +218,7 @@ class Checkpoint(Trackable):
             raise CheckpointError(f"{error}. {_remedy(str(path))}") from None
         finally:
             others = workers_of(self).every(contents.digest if contents else found, found)
-        if others:
-            raise CheckpointError(
-                f"the workers restore different checkpoints: {others}. All need the same one, on a "
-                "disk that all can read or as equal copies; nothing was changed"
-            )
+        require_same(others)
         if path is None or contents is None:
             return CheckpointStatus(None, self)
         restoration = _Restoration(path, contents)
@@ -481,6 +527,15 @@ def workers_of(root: Checkpoint) -> Workers:
             if found.count > 1 or found.somebody_waits:
                 return found
     return Workers()
+
+
+def require_same(others: str) -> None:
+    """Raise if `Workers.every` has found that not all restore the same."""
+    if others:
+        raise CheckpointError(
+            f"the workers restore different checkpoints: {others}. All need the same one, on a disk "
+            "that all can read or as equal copies; nothing was changed"
+        )
 
 
 def _several(strategy: Any) -> bool:

@@ -78,14 +78,15 @@ class CheckpointManager:
         if checkpoint_number is not None:
             # save() counts one further.
             self._checkpoint.save_counter.assign(int(checkpoint_number) - 1)
-        path = self._checkpoint.save(self._prefix)
+        return self._checkpoint._save(self._prefix, self._remove_old)
+
+    def _remove_old(self) -> None:
         checkpoints = self.checkpoints
         if self._max_to_keep is not None and len(checkpoints) > self._max_to_keep:
             # First they are no longer noted, then they go.
             write_state(self._directory, checkpoints[-self._max_to_keep :])
             for old in checkpoints[: -self._max_to_keep]:
                 remove_files(old)
-        return path
 
     def restore_or_initialize(self) -> str | None:
         """Restore the newest checkpoint if there is one; return its path or None."""

@@ -171,6 +171,15 @@ with strategy.scope():
 x = np.random.default_rng(1).normal(size=(20, 3))
 model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0)
 print(*(w.tolist() for w in model.get_weights()))
+if n > 1:  # what only one of them saves ends all
+    try:
+        if r:
+            strategy.reduce("SUM", pc.constant(1.0), axis=None)
+        else:
+            pc.train.Checkpoint(model=model).save("alone/ckpt")
+        raise SystemExit("no error")
+    except pc.errors.MismatchError as error:
+        assert "saving or restoring begins, which all do" in str(error), error
 """
 
     def numbers(line):

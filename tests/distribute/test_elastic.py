@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
+from test_told_to_end import _FIT
 from workers import ended, free_ports, start
 
-from pycollective import distribute
+import pycollective as tf
+from pycollective import distribute, keras
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
@@ -46,7 +49,14 @@ def train(strategy):
                 time.sleep(0.1)
                 checkpoint.save("saved/ckpt")
     return {"begun": begun, "losses": losses, "w": w.numpy(), "n": strategy.num_replicas_in_sync}
+from pycollective.distribute import multi_worker
+def joined(*args, **kwargs):
+    rank = strategy.extended.input_pipeline[1]
+    if os.environ.get("DIES_MEETING") == str(rank):
+        os.kill(os.getpid(), 9)  # the others have met it, and make their group
+    return real(*args, **kwargs)
 strategy = strategy_of()
+multi_worker._joined, real = joined, multi_worker._joined
 say(**strategy.run_elastic(train, min_workers=LEAST, patience=float(os.environ["PATIENCE"])))
 strategy.close()
 """
@@ -82,14 +92,13 @@ def begin(tmp_path, workers, lost, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "lost"), [(2, 1), (3, 0)])
-def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone, workers, lost):
+def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone):
     """It is taken in at the next checkpoint; also the first one, at whose address all meet."""
-    least = str(workers - 1)
-    processes, again = begin(tmp_path, workers, lost, LEAST=least, PATIENCE="0.5", GROWS="1")
+    workers, lost = 3, 0
+    processes, again = begin(tmp_path, workers, lost, LEAST="2", PATIENCE="0.5", GROWS="1")
     assert processes[lost].wait(60) == -9
     processes[lost].communicate()
-    word, _, found = processes[1 - lost].stdout.readline().partition(" ")
+    word, _, found = processes[1].stdout.readline().partition(" ")
     begun, losses = json.loads(found)
     assert (word, begun) == ("FEWER", 10)
     assert losses == pytest.approx(alone["losses"][10:20], rel=1e-9)
@@ -97,6 +106,16 @@ def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone, workers, lost):
     said = ended(processes).said
     assert all(own == said[0] for own in said)
     check(said[0], alone, workers, begun=20)
+
+
+@pytest.mark.slow
+def test_another_one_is_lost_while_those_who_are_left_meet(tmp_path, alone):
+    processes, _ = begin(tmp_path, 3, 2, LEAST="1", PATIENCE="0.5", DIES_MEETING="1")
+    assert [process.wait(60) for process in processes] == [0, -9, -9]
+    own, *_ = ended(processes[:1]).said
+    check(own, alone, 1)
+    for process in processes[1:]:
+        process.communicate()
 
 
 @pytest.mark.slow
@@ -108,6 +127,59 @@ def test_a_replacement_is_waited_for(tmp_path, alone):
     said = ended(processes).said
     assert said[0] == said[1] == said[2]
     check(said[0], alone, 3)
+
+
+_FITS = """
+class Dies(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if os.environ.get("DIES") and int(self.model.optimizer.iterations) == 6:
+            os.kill(os.getpid(), 9)
+    def on_train_batch_begin(self, batch, logs=None):
+        if strategy.extended.workers.count == 1:
+            print("ALONE", flush=True)
+            until = time.monotonic() + 40
+            while batch and not strategy.extended.workers.somebody_waits():
+                assert time.monotonic() < until
+                time.sleep(0.05)
+def train(strategy):
+    with strategy.scope():
+        model = model_of()
+    history = fit(model, tf.keras.callbacks.BackupAndRestore("backup", save_freq=1), Dies())
+    return {"n": strategy.num_replicas_in_sync,
+            "weights": np.concatenate([np.ravel(w) for w in model.get_weights()]), **history.history}
+strategy = strategy_of()
+say(**strategy.run_elastic(train, 1, patience=0.5))
+strategy.close()
+"""
+
+
+@pytest.mark.slow
+def test_fit_goes_on_from_its_backup_alone_and_with_the_lost_one(tmp_path):
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    body = "import time\n" + _FIT + _FITS
+    processes = []
+    for index, more in enumerate(({}, {"DIES": "1"})):
+        processes += start(tmp_path, [("worker", index)], body, cluster=cluster, **more)
+    assert processes[1].wait(60) == -9
+    processes[1].communicate()
+    assert processes[0].stdout.readline() == "ALONE\n"
+    processes[1:] = start(tmp_path, [("worker", 1)], body, cluster=cluster)
+    said = ended(processes).said
+    assert said[0] == said[1]
+    assert said[0]["n"] == 2
+    before = keras.backend.floatx()
+    here = {"np": np, "tf": tf}
+    exec(_FIT, here)
+    try:
+        model = here["model_of"]()
+        expected = here["fit"](model).history
+    finally:
+        keras.backend.set_floatx(before)
+    for name, values in expected.items():
+        own = said[0][name]
+        assert own == pytest.approx(values[len(values) - len(own) :], rel=1e-9), name
+    weights = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    assert said[0]["weights"] == pytest.approx(weights, rel=1e-9, abs=1e-12)
 
 
 def test_numbers_that_do_not_fit():

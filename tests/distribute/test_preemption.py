@@ -144,6 +144,21 @@ def test_a_manager_and_a_scope(tmp_path):
     assert manager.latest_checkpoint is not None
 
 
+def test_what_an_earlier_handler_was_told_is_not_forgotten(tmp_path):
+    """As when `run_elastic` begins training anew between a signal and the next step."""
+    before = signal.getsignal(signal.SIGTERM)
+    Program(tmp_path)
+    signal.raise_signal(signal.SIGTERM)
+    program = Program(tmp_path)
+    with pytest.raises(SystemExit):
+        program.handler.run(program.step)
+    assert program.saved() == 1
+    later = Program(tmp_path)  # the signal has been answered
+    later.handler.run(later.step)
+    later.handler._end_watch()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_what_it_cannot_work_with(tmp_path):
     checkpoint = tf.train.Checkpoint(v=tf.Variable(0.0))
     handler = experimental.PreemptionCheckpointHandler

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pathlib
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -65,9 +68,9 @@ def test_an_exception_is_raised_here():
         tf.ray.run(fails, 2)
 
 
-@pytest.mark.parametrize("elastic", [False, True])
-def test_a_worker_that_is_lost_is_replaced(tmp_path, elastic):
-    def train(strategy):
+def test_a_worker_that_is_lost_is_replaced(tmp_path):
+    def worker():
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
         total = 0.0
         for number in range(10):
             total += float(strategy.reduce("SUM", tf.constant(1.0), axis=None))
@@ -78,16 +81,83 @@ def test_a_worker_that_is_lost_is_replaced(tmp_path, elastic):
         strategy.close()
         return total
 
-    def worker():
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        return strategy.run_elastic(train) if elastic else train(strategy)
-
     assert tf.ray.run(worker, 2, max_failures=1) == [20.0, 20.0]
-    if elastic:
-        return
     (tmp_path / "died").unlink()
     with pytest.raises(ray.exceptions.RayActorError):
         tf.ray.run(worker, 2)
+
+
+STEPS = 30
+
+
+def elastic(folder, lost=None, least=None, patience=20.0):
+    """Train in `run_elastic`, and save every five steps; a worker is lost at step 13."""
+    folder = pathlib.Path(folder)
+    rows = np.random.default_rng(3).normal(size=(STEPS, 12, 4))
+
+    def train(strategy):
+        with strategy.scope():
+            w, step = tf.Variable(np.zeros(4)), tf.Variable(np.int64(0))
+            optimizer = tf.keras.optimizers.Adam(0.1)
+            optimizer.build([w])
+        checkpoint = tf.train.Checkpoint(w=w, step=step, optimizer=optimizer)
+        checkpoint.restore(tf.train.latest_checkpoint(folder / "saved"))
+        workers = strategy.extended.workers
+        begun, losses = int(step), []
+
+        def replica(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((x - w) ** 2) / 12.0
+            optimizer.minimize(loss, [w], tape=tape)
+            return loss
+
+        while int(step) < STEPS:
+            if int(step) == 13 and rank == lost and not (folder / "died").exists():
+                (folder / "died").touch()
+                os._exit(3)
+            data = tf.data.Dataset.from_tensors(rows[int(step)])
+            for x in strategy.experimental_distribute_dataset(data):
+                loss = strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+                losses.append(float(loss))
+            step.assign_add(1)
+            if int(step) % 5 == 0:
+                checkpoint.save(folder / "saved" / "ckpt")
+            if int(step) == 20 and least and lost is not None and workers.count == 1:
+                (folder / "fewer.new").write_text(json.dumps([begun, losses]))
+                (folder / "fewer.new").rename(folder / "fewer")
+                until = time.monotonic() + 60
+                while time.monotonic() < until:  # AbortedError ends it when the other one is back
+                    checkpoint.save(folder / "saved" / "ckpt")
+                    time.sleep(0.1)
+        return begun, strategy.num_replicas_in_sync, losses, w.numpy().tolist()
+
+    if least and (folder / "died").exists():  # a replacement, which comes when the other is alone
+        until = time.monotonic() + 60
+        while not (folder / "fewer").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
+    rank = strategy.extended.input_pipeline[1]
+    found = strategy.run_elastic(train, least, patience=patience)
+    strategy.close()
+    return found
+
+
+@pytest.mark.parametrize(("lost", "least"), [(1, None), (0, 1)])
+def test_elastic_training_goes_on_as_if_undisturbed(tmp_path, lost, least):
+    """With the replacement; or alone until there is one, which comes in at a checkpoint."""
+    (tmp_path / "alone").mkdir()
+    _, _, losses, w = elastic(tmp_path / "alone")
+    args = (str(tmp_path), lost, least, 0.5 if least else 20.0)
+    found = tf.ray.run(elastic, 2, args=args, max_failures=1, min_workers=least)
+    assert found[0] == found[1]
+    begun, replicas, own, weights = found[0]
+    assert (begun, replicas) == (20 if least else 10, 2)
+    assert own == pytest.approx(losses[begun:], rel=1e-9)
+    assert weights == pytest.approx(w, rel=1e-9)
+    if least:
+        begun, own = json.loads((tmp_path / "fewer").read_text())
+        assert begun == 10
+        assert own == pytest.approx(losses[10:20], rel=1e-9)
 
 
 def test_no_room():

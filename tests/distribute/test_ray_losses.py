@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -30,7 +31,7 @@ class Ray:
     """Actors are threads; who is lost is what a test says.
 
     ``nodes[rank]`` are the machines of a rank's actors, one after the other; None stands for one that
-    is found to be lost before the actor has begun.
+    is found to be lost before the actor has begun, "full" for one that never has room.
     """
 
     exceptions = types.SimpleNamespace(
@@ -85,7 +86,9 @@ class Actor:
         self.call = remote(remote=lambda *args: ray.pool.submit(self._call, ray, *args))
 
     def _place(self):
-        if self.node is None:
+        if self.node == "full":
+            self.lost.wait(20)
+        if self.node in (None, "full"):
             raise RayActorError
         return self.node, f"{self.node}:1"
 
@@ -119,7 +122,7 @@ def ray_of(monkeypatch):
 
 def dies(lost, waits):
     """Return a function whose first call on one rank is lost, and on others waits for their end."""
-    calls = [0, 0]
+    calls = [0, 0, 0]
 
     def train(actor):
         calls[actor.rank] += 1
@@ -144,8 +147,103 @@ def test_worker_0_moves_and_all_begin_anew(ray_of):
 
 def test_another_one_moves_alone(ray_of):
     ray = ray_of(["a"], ["b", "c"])
-    assert tf.ray.run(dies(1, waits=False), 2, max_failures=1) == ["undisturbed", "1 on c"]
+    train, moved = dies(1, waits=False), threading.Event()
+
+    def trains(actor):
+        if actor.node == "c":
+            moved.set()
+        elif actor.rank == 0:
+            moved.wait(20)
+        return train(actor)
+
+    assert tf.ray.run(trains, 2, max_failures=1) == ["undisturbed", "1 on c"]
     assert ray.calls[2:] == [(1, ["a:1", "c:1"])]
+
+
+def test_who_has_ended_begins_anew_with_a_replacement(ray_of):
+    """Which could meet nobody else."""
+    ray = ray_of(["a"], ["b", "b"])
+    ended, train = threading.Event(), dies(1, waits=False)
+
+    def trains(actor):
+        if actor.rank == 0:
+            ended.set()
+        ended.wait(20)
+        return train(actor)
+
+    assert tf.ray.run(trains, 2, max_failures=1) == ["0 on a", "1 on b"]
+    assert sorted(rank for rank, _ in ray.calls) == [0, 0, 1, 1]
+
+
+# Where fewer are enough ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("failures", "nodes"), [(0, ["c"]), (1, ["c", "full"])])
+def test_the_others_go_on_without_one(ray_of, failures, nodes):
+    """Whether it is not to be replaced, or there is no room for it."""
+    ray = ray_of(["a"], ["b"], nodes)
+    train = dies(2, waits=False)
+
+    def trains(actor):
+        if actor.rank < 2:
+            time.sleep(0.4)  # longer than a replacement would be waited for where it is needed
+        return train(actor)
+
+    found = tf.ray.run(trains, 3, max_failures=failures, min_workers=2, placement_timeout=0.2)
+    assert found == ["undisturbed", "undisturbed", None]
+    assert len(ray.calls) == 3
+
+
+def test_too_few_are_left(ray_of):
+    ray_of(["a"], ["b"], ["c"])
+
+    def train(actor):
+        if actor.rank:
+            raise RayActorError
+        actor.lost.wait(20)
+
+    with pytest.raises(RayActorError):
+        tf.ray.run(train, 3, min_workers=2)
+    ray_of(["a"], ["b", "full"], ["c", "full"])
+    with pytest.raises(RuntimeError, match="no room for a replacement of worker 1, 2"):
+        tf.ray.run(train, 3, min_workers=2, max_failures=2, placement_timeout=0.2)
+
+
+@pytest.mark.parametrize("how", ["waits", "fails"])
+def test_a_replacement_that_nobody_lets_in(ray_of, how):
+    """The others end without it: it looks for them in vain, and is given up."""
+    ray_of(["a"], ["b"], ["c", "d"])
+    begun = threading.Event()
+
+    def train(actor):
+        if actor.node == "c":
+            raise RayActorError
+        if actor.node != "d":
+            begun.wait(20)
+            return actor.node
+        begun.set()
+        actor.lost.wait(20 if how == "waits" else 0.3)
+        raise tf.errors.RendezvousError("nobody is there")
+
+    found = tf.ray.run(train, 3, min_workers=2, max_failures=1, placement_timeout=0.5)
+    assert found == ["a", "b", None]
+
+
+def test_a_replacement_that_is_let_in(ray_of):
+    ray_of(["a"], ["b"], ["c", "d"])
+    begun = threading.Event()
+
+    def train(actor):
+        if actor.node == "c":
+            raise RayActorError
+        if actor.node == "d":
+            begun.set()
+        begun.wait(20)
+        return actor.node
+
+    assert tf.ray.run(train, 3, min_workers=2, max_failures=1) == ["a", "b", "d"]
+    with pytest.raises(ValueError, match="min_workers=4 is not from 1 to num_workers=3"):
+        tf.ray.run(train, 3, min_workers=4)
 
 
 def test_no_room_for_a_replacement(ray_of):

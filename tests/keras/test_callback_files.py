@@ -366,6 +366,55 @@ def test_a_signal_saves_before_it_ends_training(tmp_path):
         callbacks.BackupAndRestore(tmp_path, save_freq=None)
 
 
+def test_a_signal_behind_the_last_step_ends_training_too(tmp_path):
+    """What the program does with the model has to wait until it is started again."""
+    backup = {"backup_dir": tmp_path / "backup", "save_before_preemption": True}
+
+    def fit(model, *more):
+        more = (*more, callbacks.BackupAndRestore(**backup))
+        return answered(model, "arrays", *more).history
+
+    def told(logs):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    model, again = answering("mirrored 2"), answering("mirrored 2")
+    try:
+        with pytest.raises(SystemExit) as ended:
+            fit(model, callbacks.LambdaCallback(on_train_end=told))
+        assert ended.value.code == 42
+        told(None)  # an exit has its status, whatever more signals come
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert int(model.optimizer.iterations) == 20
+    assert fit(again) == {}
+    assert int(again.optimizer.iterations) == 20
+    for found, right in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, right)
+    assert not (tmp_path / "backup").exists()
+
+
+def test_a_signal_that_training_did_not_answer_is_not_lost(tmp_path):
+    """It goes to whoever was to get it before, who gets all signals again."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+
+    def told(epoch, logs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise Interrupted
+
+    backup = callbacks.BackupAndRestore(tmp_path, save_before_preemption=True)
+    try:
+        tells = callbacks.LambdaCallback(on_epoch_end=told)
+        with pytest.raises(Interrupted):
+            answered(answering("default"), "arrays", backup, tells)
+        assert heard == [1]
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [1, 1]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_backups_after_batches(tmp_path):
     backup = callbacks.BackupAndRestore(
         tmp_path, save_freq=2, double_checkpoint=True, delete_checkpoint=False

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from processes import SECRET, free_port
 
+from pycollective import rendezvous
 from pycollective.rendezvous import RendezvousError, handshake, host_and_port, meet
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
@@ -101,6 +102,19 @@ def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
     gone = "rank 1 is gone before the group was made"
     waited = "rank 0 waited 0.5 s for rank 1 of 2 to come to"
     assert (gone if after == "table" else waited) in str(error)
+
+
+def test_knocks_are_heard_each_time_that_a_group_goes_on_with_fewer(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    for _ in range(2):
+        knocks = rendezvous.listen_for_knocks(addresses, ENVIRONMENT)
+        try:
+            assert not knocks.heard()
+            (error,) = on_ranks([Rank(1, addresses, join_timeout=0.1)], call)
+            assert isinstance(error, RendezvousError)
+            assert knocks.heard()
+        finally:
+            knocks.close()
 
 
 def test_addresses_that_are_none():

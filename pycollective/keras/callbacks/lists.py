@@ -200,6 +200,10 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.set_model(model)
 
+    def _abandon(self, error: BaseException) -> None:
+        for callback in self.callbacks:
+            callback._abandon(error)
+
     def __iter__(self) -> Any:
         return iter(self.callbacks)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +16,7 @@ from pycollective.tensor import Variable
 from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import remove_files
 from pycollective.train.manager import CheckpointManager
-from pycollective.train.state import STATE_FILE, add_to_state
+from pycollective.train.state import STATE_FILE
 
 __all__ = ["BackupAndRestore", "ModelCheckpoint"]
 
@@ -126,9 +125,8 @@ class ModelCheckpoint(Monitor):
         elif path.endswith(".weights.h5"):
             self.model.save_weights(path)
         else:
-            Checkpoint(model=self.model).write(path)
-            if self.model.distribute_strategy.extended.should_checkpoint:
-                add_to_state(path)
+            chief = self.model.distribute_strategy.extended.should_checkpoint
+            Checkpoint(model=self.model)._write_noted(path, chief)
         if self.verbose:
             print(f"\nEpoch {self._epoch + 1}: saving model to {path}")
 
@@ -155,7 +153,8 @@ class BackupAndRestore(Callback):
     save_before_preemption
         Whether a SIGTERM to any worker lets all of them save after the step that they are in, and end
         with exit code 42; as `distribute.experimental.PreemptionCheckpointHandler`, whose signal
-        handler holds while `Model.fit` runs.
+        handler holds while `Model.fit` runs. After the last step `fit` ends so, too; started again, the
+        program goes on behind it.
 
     Raises
     ------
@@ -189,6 +188,8 @@ class BackupAndRestore(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Restore what was saved, if training was interrupted."""
         self._due = _Due(self.save_freq or "epoch")
+        name = type(self).__name__
+        self.model.distribute_strategy.extended.workers.begin_together(name, name)
         self._epoch, self._step = (
             Variable(np.zeros((), np.int64), trainable=False, name=name)
             for name in ("epoch", "step_in_epoch")
@@ -204,7 +205,6 @@ class BackupAndRestore(Callback):
             Checkpoint(**place).read(latest)
         metrics = self.model.metrics if int(self._step) else []
         self._checkpoint.metrics = metrics
-        self._before = signal.getsignal(signal.SIGTERM)
         if self.save_before_preemption:
             # It restores, too.
             self._handler = PreemptionCheckpointHandler(
@@ -258,12 +258,23 @@ class BackupAndRestore(Callback):
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Delete what was saved: training is complete."""
         if self._handler is not None:
-            self._handler = None
-            signal.signal(signal.SIGTERM, self._before)
-        if not self.delete_checkpoint:
-            return
-        # When all workers have noted the last one.
-        self.model.distribute_strategy.extended.workers.write_once(self.backup_dir, self._delete)
+            # Told since the last step: what the program does with the model has to wait, too.
+            self._handler.save_checkpoint_if_preempted()
+        if self.delete_checkpoint:
+            # When all workers have noted the last one.
+            workers = self.model.distribute_strategy.extended.workers
+            workers.write_once(self.backup_dir, self._delete)
+        self._end_watch()
+
+    def _abandon(self, error: BaseException) -> None:
+        # An exit has its status, whatever more signals come.
+        if not isinstance(error, SystemExit):
+            self._end_watch()
+
+    def _end_watch(self) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler._end_watch()
 
     def _delete(self) -> None:
         for path in self._manager.checkpoints:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pycollective.distribute.context import current_mode
+from pycollective.distribute.context import current_mode, get_strategy
 from pycollective.errors import CheckpointError
 from pycollective.keras.saving.archive import Parts, pack, unpack
 from pycollective.keras.saving.objects import (
@@ -17,9 +19,11 @@ from pycollective.keras.saving.objects import (
     sharing,
 )
 from pycollective.keras.saving.weights import read_weights, write_weights
+from pycollective.train.checkpoint import require_same
 from pycollective.train.files import write_atomically
 
 if TYPE_CHECKING:
+    from pycollective.distribute.workers import Workers
     from pycollective.keras.models import Model
 
 __all__ = ["load_model", "load_weights", "model_from_json", "save_model", "save_weights"]
@@ -66,7 +70,9 @@ def save_model(
             f"Keras format; folders and other formats are not written. Received: filepath={path}"
         )
     _check_overwrite(path, overwrite)
-    _write(model, path, pack(Parts(serialize_shared(model), write_weights(model))))
+    config = serialize_shared(model)
+    _begin_together(model, "save", path)
+    _write(model, path, pack(Parts(config, write_weights(model))))
 
 
 def load_model(
@@ -96,7 +102,8 @@ def load_model(
         If the file is not there.
     CheckpointError
         If it is truncated or damaged, leads out of itself, or would be larger unpacked than 100
-        times its size; or if its weights do not fit its layers.
+        times its size; or if its weights do not fit its layers. On every worker of the strategy in
+        whose scope it is loaded, if they do not find the same file.
     TypeError
         If it has a layer, or another class or function, that is unknown.
     ValueError
@@ -108,6 +115,7 @@ def load_model(
             f"File format not supported: filepath={path}. What is loaded are V3 `.keras` files; for "
             "weights alone, give a model and use model.load_weights('….weights.h5')"
         )
+    _require_same(path, get_strategy().extended.workers, "keras.models.load_model")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"File not found: filepath={path}. There is no such `.keras` file")
     parts = unpack(path)
@@ -153,6 +161,7 @@ def save_weights(model: Model, filepath: _Path, overwrite: bool = True) -> None:
         raise ValueError(f"The filename must end in `.weights.h5`. Received: filepath={path}")
     _require_built(model, "saving", "of")
     _check_overwrite(path, overwrite)
+    _begin_together(model, "save_weights", path)
     _write(model, path, write_weights(model))
 
 
@@ -174,7 +183,8 @@ def load_weights(model: Model, filepath: _Path, skip_mismatch: bool = False) -> 
     FileNotFoundError
         If the file is not there.
     CheckpointError
-        If it is damaged or does not fit; the message lists what does not.
+        If it is damaged or does not fit; the message lists what does not. On every worker of the
+        model's strategy if they do not find the same file; each of them makes this call.
     ValueError
         For another ending, and if the model is not built.
     """
@@ -186,6 +196,7 @@ def load_weights(model: Model, filepath: _Path, skip_mismatch: bool = False) -> 
             "`.keras` files; checkpoints are restored by tf.train.Checkpoint(model=model).restore()"
         )
     _require_built(model, "loading", "into")
+    _require_same(path, model.distribute_strategy.extended.workers, "Model.load_weights")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"File not found: filepath={path}")
     data = unpack(path).weights if path.endswith(".keras") else Path(path).read_bytes()
@@ -216,6 +227,23 @@ def _require_outside_replicas(method: str) -> None:
         )
 
 
+def _require_same(path: str, workers: Workers, call: str) -> None:
+    """Raise on every worker unless each makes this call, and their files are the same."""
+    if workers.count == 1:
+        return
+    workers.begin_together(f"{call}({path!r})", call)
+    digest, found = "", f"{path!r}, which it cannot read"
+    with contextlib.suppress(OSError, CheckpointError):
+        if path.endswith(".keras"):  # in which there is also when it was written
+            parts = unpack(path)
+            data = json.dumps(parts.config, sort_keys=True).encode() + parts.weights
+        else:
+            data = Path(path).read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        found = f"{path!r}, SHA-256 {digest}"
+    require_same(workers.every(digest, found))
+
+
 def _require_built(model: Model, doing: str, how: str) -> None:
     if not model.built:
         raise ValueError(
@@ -229,8 +257,13 @@ def _check_overwrite(path: str, overwrite: bool) -> None:
         raise FileExistsError(f"{path!r} exists, and overwrite=False was given")
 
 
+def _begin_together(model: Model, call: str, path: str) -> None:
+    """Return when every worker makes this call: values that are aggregated when read need all."""
+    model.distribute_strategy.extended.workers.begin_together(f"Model.{call}({path!r})", call)
+
+
 def _write(model: Model, path: str, data: bytes) -> None:
-    """Write a file that every worker of the model's strategy has made; all of them must."""
+    """Write a file that every worker of the model's strategy has made."""
 
     def write() -> None:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

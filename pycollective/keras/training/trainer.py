@@ -154,7 +154,13 @@ class Trainer(Learner):
                 )
             heard = CallbackList.of(callbacks, self, True, verbose, epochs, steps.total)
             self.history = heard.history
-            self._fit(settings, steps, validation, heard, prepare, initial_epoch, validation_freq)
+            try:
+                self._fit(
+                    settings, steps, validation, heard, prepare, initial_epoch, validation_freq
+                )
+            except BaseException as error:
+                heard._abandon(error)
+                raise
         return self.history
 
     def _fit(
