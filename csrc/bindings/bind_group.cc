@@ -60,6 +60,10 @@ void bind_group(py::module_& m) {
                              "Each rank's host, by number: ranks of one number share memory.")
       .def("calls", &Group::calls, py::arg("rank"),
            "Collective calls that a rank has begun, as far as this one knows.")
+      .def("beat", &Group::beat,
+           "Tell the others that this process goes on, and what its rank is in.")
+      .def("silent", &Group::silent, py::arg("seconds"),
+           "The ranks that have not been heard of for so many seconds, from the first beat on.")
       .def("address", &Group::address, py::arg("rank"),
            "The address of a rank that is not on this rank's, else an empty text.")
       .def("describe", &Group::describe_ranks, "What each rank is doing.");

@@ -46,6 +46,12 @@ class Group {
   virtual std::string address(int /*rank*/) const { return {}; }
   // Collective calls that a rank has begun, as far as this one knows.
   virtual std::uint64_t calls(int rank) const = 0;
+  // Tells the others that this process goes on, and what its rank is in. Where processes do so once
+  // a second, one that is stopped or cut off is known by its silence.
+  virtual void beat() {}
+  // The ranks that have not been heard of for so many seconds, nor left in good order; from the
+  // first beat on.
+  virtual std::vector<int> silent(double /*seconds*/) { return {}; }
   // What a rank is doing: "rank 0 is in …".
   virtual std::string describe(int rank) const = 0;
   // The same of all ranks: "rank 0 is in …; rank 1 has …".

@@ -38,6 +38,9 @@ class MixedGroup final : public Group {
   std::vector<int> hosts() const override { return hosts_; }
   std::string address(int rank) const override { return tcp_.address(rank); }
   std::uint64_t calls(int rank) const override;
+  // All ranks have control connections, also those of one host.
+  void beat() override { tcp_.beat(); }
+  std::vector<int> silent(double seconds) override { return tcp_.silent(seconds); }
   std::string describe(int rank) const override;
 
  private:

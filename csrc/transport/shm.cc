@@ -16,7 +16,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 4;
+constexpr std::uint32_t kVersion = 5;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 // Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
@@ -45,6 +45,7 @@ struct alignas(kCacheLine) ShmGroup::RankState {
   alignas(kCacheLine)
       std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
   std::atomic<std::uint32_t> busy;
+  std::atomic<std::uint64_t> beats;
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
   std::atomic<std::uint64_t> number;  // of the last call
@@ -483,6 +484,29 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
 }
 
 std::uint64_t ShmGroup::calls(int rank) const { return state(rank).number.load(); }
+
+void ShmGroup::beat() {
+  if (rank_ < 0) return;
+  auto now = Clock::now();
+  for (int r = static_cast<int>(heard_.size()); r < size(); ++r) {
+    heard_.push_back({state(r).beats.load(), now});
+  }
+  state(rank_).beats.fetch_add(1);
+}
+
+std::vector<int> ShmGroup::silent(double seconds) {
+  std::vector<int> found;
+  auto now = Clock::now();
+  for (int r = 0; r < static_cast<int>(heard_.size()); ++r) {
+    Heard& heard = heard_[static_cast<std::size_t>(r)];
+    std::uint64_t beats = state(r).beats.load();
+    if (beats != heard.beats || has_left(r)) heard = {beats, now};
+    if (r != rank_ && std::chrono::duration<double>(now - heard.at).count() > seconds) {
+      found.push_back(r);
+    }
+  }
+  return found;
+}
 
 std::string ShmGroup::describe(int rank) const {
   const RankState& of = state(rank);

@@ -58,6 +58,8 @@ class ShmGroup final : public Group {
   std::shared_ptr<Pipes> pipes(int rank) override;
   bool has_left(int rank) const override;
   std::uint64_t calls(int rank) const override;
+  void beat() override;
+  std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
 
   // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
@@ -94,7 +96,12 @@ class ShmGroup final : public Group {
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
   int rank_ = -1;
-  bool abandoned_ = false;  // a forked child does not speak for the rank
+  struct Heard {
+    std::uint64_t beats;
+    Clock::time_point at;
+  };
+  std::vector<Heard> heard_;  // of each rank, since this one's first beat
+  bool abandoned_ = false;    // a forked child does not speak for the rank
   std::shared_ptr<ShmGroup> followed_;
 };
 

@@ -60,14 +60,22 @@ struct Peer {
     std::string text;
   };
   Call heard;    // the last call of which a message came
-  Call waiting;  // the last in which it said that it waits
+  Call waiting;  // the last that it said it is in
+  Call over;     // the last that it said it has finished, being in none
+  bool beats = false;
+  Clock::time_point heard_at{};  // what came last over the control connection
 };
 
 std::string state_of(const Peer& peer) {
   if (peer.left) {
     return peer.name + " has left the group after " + std::to_string(peer.calls) + " calls";
   }
-  if (peer.waiting.number > 0 && peer.waiting.number >= peer.heard.number) {
+  std::uint64_t last = std::max(peer.waiting.number, peer.heard.number);
+  if (peer.beats && peer.over.number >= last) {
+    return peer.name + (peer.over.number == 0 ? " had not called anything when last heard of"
+                                              : " was last heard of after " + peer.over.text);
+  }
+  if (peer.waiting.number > 0 && peer.waiting.number == last) {
     return peer.name + " is in " + peer.waiting.text;
   }
   if (peer.heard.number == 0) return peer.name + " has not been heard of yet";
@@ -275,13 +283,40 @@ class TcpGroup::Member final : public Endpoint {
     std::lock_guard lock(mutex_);
     const Peer& peer = at(rank);
     if (rank == rank_) return call_.number;
-    return std::max({peer.heard.number, peer.waiting.number, peer.calls});
+    return std::max({peer.heard.number, peer.waiting.number, peer.over.number, peer.calls});
   }
 
   std::string describe(int rank) {
     std::lock_guard lock(mutex_);
     if (rank != rank_) return state_of(at(rank));
     return describe_rank(rank, busy_.load() && !closed_, call_);
+  }
+
+  void beat() {
+    if (getpid() != owner_) return;
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    auto now = Clock::now();
+    if (!std::exchange(beats_, true)) {
+      for (Peer& peer : peers_) peer.heard_at = now;
+    }
+    Header header;
+    header.kind = busy_.load() ? Kind::in_call : Kind::idle;
+    header.fingerprint = call_.fingerprint();
+    header.call = call_.number;
+    tell_all(header, call_.number ? call_.describe() : "");
+  }
+
+  std::vector<int> silent(double seconds) {
+    std::vector<int> found;
+    if (getpid() != owner_) return found;
+    read_control();  // what has come while nobody looked
+    std::lock_guard lock(mutex_);
+    auto since = Clock::now() - std::chrono::duration<double>(seconds);
+    for (int r = 0; beats_ && r < size_; ++r) {
+      if (r != rank_ && !at(r).left && at(r).heard_at < since) found.push_back(r);
+    }
+    return found;
   }
 
   void leave_group() noexcept {
@@ -558,7 +593,7 @@ class TcpGroup::Member final : public Endpoint {
   // With the mutex held. A peer that does not read gets no more than a failure and a leave.
   void tell(Peer& peer, Header header, const std::string& text) noexcept {
     if (peer.control.get() < 0 || peer.closed) return;
-    bool optional = header.kind == Kind::in_call;
+    bool optional = header.kind == Kind::in_call || header.kind == Kind::idle;
     if (optional && !peer.control_out.empty()) return;
     header.text = static_cast<std::uint32_t>(std::min(text.size(), kControlText));
     peer.control_out.append(reinterpret_cast<const char*>(&header), sizeof header);
@@ -587,7 +622,10 @@ class TcpGroup::Member final : public Endpoint {
       if (got < 0 && errno == EINTR) continue;
       Io io = outcome(got);
       if (io == Io::blocked) break;
-      if (io == Io::moved) peer.control_in.insert(peer.control_in.end(), bytes, bytes + got);
+      if (io == Io::moved) {
+        peer.control_in.insert(peer.control_in.end(), bytes, bytes + got);
+        peer.heard_at = Clock::now();
+      }
       ended = io == Io::ended;
       if (!take_control_frames(peer)) return;
     }
@@ -616,6 +654,9 @@ class TcpGroup::Member final : public Endpoint {
       done += sizeof header + header.text;
       if (header.kind == Kind::in_call) {
         peer.waiting = {header.call, header.fingerprint, text};
+      } else if (header.kind == Kind::idle) {
+        peer.over = {header.call, header.fingerprint, text};
+        peer.beats = true;
       } else if (header.kind == Kind::failed) {
         fail_locked(static_cast<FailureKind>(header.failure), text, false);
       } else {
@@ -668,6 +709,7 @@ class TcpGroup::Member final : public Endpoint {
   CallRecord call_;           // written by the thread in a call, which reads it without
   Clock::time_point control_read_{};
   std::vector<pollfd> control_polled_;
+  bool beats_ = false;
   std::optional<Failure> failure_;
   std::atomic<bool> failed_{false};
   bool closed_ = false;
@@ -721,6 +763,10 @@ std::optional<Failure> TcpGroup::failure() const { return member_->failure(); }
 std::string TcpGroup::address(int rank) const { return member_->address(rank); }
 
 std::uint64_t TcpGroup::calls(int rank) const { return member_->calls(rank); }
+
+void TcpGroup::beat() { member_->beat(); }
+
+std::vector<int> TcpGroup::silent(double seconds) { return member_->silent(seconds); }
 
 std::string TcpGroup::describe(int rank) const { return member_->describe(rank); }
 

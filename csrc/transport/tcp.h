@@ -1,7 +1,7 @@
 // Ranks that are processes of any hosts, over TCP.
 //
 // Every pair of ranks has two or more connections. The first carries control frames only: what a
-// waiting rank calls, the failure of a rank, and a rank's leave; they are never held up by data.
+// rank is in that waits, or beats, the failure of a rank, and a rank's leave; they are never held up by data.
 // The others carry messages, in parts, in turns. Who connects and proves to be a member is not
 // decided here (pycollective/rendezvous); what comes from a peer is checked all the same, and no
 // length in it is believed beyond the bounds of this file.
@@ -49,6 +49,8 @@ class TcpGroup final : public Group {
   bool has_left(int rank) const override;
   std::string address(int rank) const override;
   std::uint64_t calls(int rank) const override;
+  void beat() override;
+  std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;

@@ -14,7 +14,7 @@ inline constexpr std::size_t kPartUnit = 16;
 inline constexpr std::size_t kCallText = 256;
 inline constexpr std::size_t kControlText = 2048;
 
-enum class Kind : std::uint16_t { message = 1, in_call = 2, failed = 3, left = 4 };
+enum class Kind : std::uint16_t { message = 1, in_call = 2, failed = 3, left = 4, idle = 5 };
 
 struct Header {
   std::uint32_t magic = 0x6c6c6f63;  // "coll"; another byte order shows here

@@ -446,10 +446,8 @@ def _member_of(communicator: Communicator) -> Membership:
     return Membership("MPI", communicator.rank, communicator.size, (), names)
 
 
-def join_workers(
-    member: Membership, seconds: float, old: Communicator | None = None
-) -> Communicator:
-    """Wait for the other workers; no longer than their ``old`` group, if they have one, is whole."""
+def join_workers(member: Membership, seconds: float) -> Communicator:
+    """Wait for the other workers."""
     begin = time.monotonic()
     try:
         if not member.addresses:
@@ -460,7 +458,6 @@ def join_workers(
             member.addresses,
             member.source,
             join_timeout=seconds,
-            old=old,
         )
     except RendezvousError as error:
         if time.monotonic() - begin < seconds:
@@ -545,26 +542,33 @@ def _joined(
     communicator: Communicator, member: Membership, replicas: int, seconds: float
 ) -> Workers:
     """Return those who have met, having compared what they are; waits so long for each other."""
-    table = communicator.all_gather(np.asarray([[member.rank, replicas]]), timeout=seconds)
+    all_came = communicator.size == member.size
+    names = member.names if all_came else ("a worker",) * communicator.size
+    watched = member.source != "MPI"  # whose launcher watches over its processes
+    try:
+        workers = JoinedWorkers(
+            communicator, names, member.addresses if all_came else (), watched=watched
+        )
+    except BaseException as error:  # the others wait for this one
+        communicator.abort(f"{member.names[member.rank]}: {type(error).__name__}: {error}")
+        communicator.close()
+        raise
+    try:
+        with workers.naming:
+            table = communicator.all_gather(np.asarray([[member.rank, replicas]]), timeout=seconds)
+    except BaseException:
+        workers.close()
+        raise
     names = tuple(member.names[r] for r in table[:, 0])
     if len(set(table[:, 1].tolist())) > 1:
-        communicator.close()
+        workers.close()
         each = ", ".join(f"{name} has {n}" for name, n in zip(names, table[:, 1], strict=True))
         raise ValueError(f"every worker must have the same number of replicas: {each}")
     if communicator.size == 1:
-        communicator.close()
+        workers.close()
         return Workers()
     addresses = member.addresses
     if len(addresses) == member.size:
         addresses = tuple(addresses[r] for r in table[:, 0])
-    places = addresses if len(addresses) == len(names) else ()
-    if member.source == "MPI":  # whose launcher watches over its processes
-        return JoinedWorkers(communicator, names, places, None)
-    present = Membership(member.source, communicator.rank, communicator.size, addresses, names)
-    meet = partial(join_workers, present, seconds, communicator)
-    try:
-        return JoinedWorkers(communicator, names, places, meet)
-    except BaseException as error:  # the others wait for this one
-        communicator.abort(f"{names[communicator.rank]}: {type(error).__name__}: {error}")
-        communicator.close()
-        raise
+    workers.call(names, addresses if len(addresses) == len(names) else ())
+    return workers

@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -165,8 +166,8 @@ class JoinedWorkers(Workers):
     """Processes that have met.
 
     A worker that dies is lost to the others at once; one that is stopped, or whose network is cut,
-    says nothing. So in a thread of their own the workers meet every second, in a group of its own;
-    who does not come is named, and lost to all.
+    says nothing. So in a thread of its own each worker tells the others every second that it goes on,
+    and what it is in; who is not heard of for eight is named, and lost to all.
 
     Parameters
     ----------
@@ -176,9 +177,8 @@ class JoinedWorkers(Workers):
         What the workers are called, by rank.
     places : sequence of str
         Their addresses by rank, as far as the description of the cluster says them; else empty.
-    meet : callable or None
-        Lets them meet again, for the group of the pulse. (A part of the first group would listen at
-        any port, which a firewall may close.) None: somebody else watches over them.
+    watched : bool
+        Whether silent workers are to be found; not where somebody else watches over them.
     """
 
     def __init__(
@@ -186,20 +186,22 @@ class JoinedWorkers(Workers):
         communicator: Communicator,
         names: Sequence[str],
         places: Sequence[str],
-        meet: Callable[[], Communicator] | None,
+        watched: bool = True,
     ) -> None:
         self.communicator: Communicator = communicator
         self.count = communicator.size
         self.index = communicator.rank
-        self.naming = _Naming(communicator, names, places)
+        self.call(names, places)
         self._over = threading.Event()
         self._over_when_dropped = weakref.finalize(self, self._over.set)
         self._pulse: _Pulse | None = None
         silence = _seconds_of_silence()
-        if meet is not None and math.isfinite(silence):
-            with self.naming:
-                own = meet()
-            self._pulse = _Pulse(communicator, own, silence, self._over)
+        if watched and math.isfinite(silence):
+            self._pulse = _Pulse(communicator, silence, self._over)
+
+    def call(self, names: Sequence[str], places: Sequence[str]) -> None:
+        """Let errors say so of the workers; see the class."""
+        self.naming = _Naming(self.communicator, names, places)
 
     def wait_at_most(self, seconds: float) -> None:
         """Set how long a call waits for the other workers."""
@@ -302,7 +304,7 @@ class JoinedWorkers(Workers):
         """Leave the other workers in good order."""
         self._over.set()
         if self._pulse is not None:
-            self._pulse.close()
+            self._pulse.end()
         self.communicator.close()
 
 
@@ -357,29 +359,25 @@ class _Naming:
 
 
 class _Pulse:
-    """A thread in which the workers meet every second.
+    """A thread that tells the other workers every second that this one goes on, and hears them.
+
+    Who stops, or is cut off, was last heard of at most one second before, is missed after the
+    silence, and found by the next look: within 8.5 seconds, if nothing else is set. Nobody waits for
+    anybody here, so who is missed is the one that is silent, and not one that waits for it.
 
     Parameters
     ----------
     communicator : Communicator
-        What fails when somebody does not come.
-    own : Communicator
-        In which they meet.
+        Of the workers; it fails when one of them is silent.
     silence : float
         Seconds after which somebody is lost.
     over : Event
         Ends this.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        own: Communicator,
-        silence: float,
-        over: threading.Event,
-    ) -> None:
-        self._communicator = communicator
-        self._own = own
+    def __init__(self, communicator: Communicator, silence: float, over: threading.Event) -> None:
+        self._group = communicator._group
+        self._rank = communicator.rank
         self._silence = silence
         self._over = over
         self._thread = threading.Thread(target=self._beat, name="pycollective-pulse", daemon=True)
@@ -387,36 +385,32 @@ class _Pulse:
         self._thread.start()
 
     def _beat(self) -> None:
-        while not self._over.wait(PULSE_SECONDS):
-            try:
-                self._own.barrier(timeout=self._silence)
-            except CollectiveTimeoutError:
-                self._lose()
-                return
-            except CollectiveError:  # a worker has left, or died, of which the group itself hears
+        pause = min(PULSE_SECONDS, self._silence / 4)
+        due = time.monotonic()
+        while self._group.failure is None:
+            if time.monotonic() >= due:
+                self._group.beat()
+                due = time.monotonic() + pause
+            if self._group.silent(self._silence):
+                # Who was cut off at the same moment has beaten at most one pause later.
+                self._lose(self._group.silent(self._silence - 2 * pause))
+            if self._over.wait(pause / 4):
                 return
 
-    def _lose(self) -> None:
+    def _lose(self, silent: Sequence[int]) -> None:
         """Tell everyone who has not been heard of, and what all were doing."""
-        group, beats = self._communicator._group, self._own._group
-        here = self._own.rank
-        silent = [r for r in range(self._own.size) if beats.calls(r) < beats.calls(here)]
         who = ", ".join(f"rank {r}" for r in silent)
-        group.abort(
-            f"{who or 'a worker'} is lost to rank {here}: not heard of for {self._silence:g} s, so it "
-            f"is stopped or cut off ({SILENCE} sets these seconds); {group.describe()}",
+        are, they = ("is", "it is") if len(silent) == 1 else ("are", "they are")
+        self._group.abort(
+            f"{who} {are} lost to rank {self._rank}: not heard of for {self._silence:g} s, so {they} "
+            f"stopped or cut off ({SILENCE} sets these seconds); {self._group.describe()}",
             peer_lost=True,
         )
 
     def end(self) -> None:
-        """Let the thread end, and wait for it: the others meet it within a second."""
+        """Let the thread end, and wait for it."""
         self._over.set()
         self._thread.join(2 * PULSE_SECONDS)
-
-    def close(self) -> None:
-        """Leave in good order."""
-        self.end()
-        self._own.close()
 
 
 _running: weakref.WeakSet[_Pulse] = weakref.WeakSet()

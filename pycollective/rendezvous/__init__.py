@@ -203,14 +203,12 @@ def _met(
     source: str,
     timeout: float,
     join_timeout: float,
-    old: Communicator | None = None,
 ) -> Communicator:
     from pycollective.rendezvous import tcp
 
     if not timeout > 0 or not join_timeout > 0:
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
-    before = None if old is None else old._group
-    group, name, how, host = tcp.connect(about, join_timeout, before)
+    group, name, how, host = tcp.connect(about, join_timeout)
     communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
     communicator._prefer(about.choices.get(group.transport, []))
     trust = "authenticated" if about.secret else "without a secret"
@@ -231,7 +229,6 @@ def meet(
     environment: Mapping[str, str] | None = None,
     least: int = 0,
     patience: float = 0.0,
-    old: Communicator | None = None,
 ) -> Communicator:
     """Return this process's communicator in a group whose addresses are given, not looked for.
 
@@ -248,8 +245,6 @@ def meet(
     least, patience : int, float
         After so many seconds so many ranks are enough, if rank 0 is among them. They are numbered
         anew, in their order. All must come where ``least`` is 0.
-    old : Communicator, optional
-        Of a group that all of them are in: if it fails, nobody waits any longer.
 
     Raises
     ------
@@ -265,7 +260,7 @@ def meet(
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
     about.least, about.patience = least, patience
-    return _met(about, source, timeout, join_timeout, old)
+    return _met(about, source, timeout, join_timeout)
 
 
 def probe(

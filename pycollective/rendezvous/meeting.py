@@ -386,7 +386,7 @@ class Meeting:
             channel.close()
 
     def _tell_all(self, message: dict[str, Any]) -> None:
-        for channel in self.joined.values():
+        for channel in list(self.joined.values()):  # more may come at any time
             with contextlib.suppress(OSError):  # who is gone is found out below
                 channel.send(message, time.monotonic() + STRANGER_SECONDS)
 
@@ -511,23 +511,37 @@ class Meeting:
 
     def _hear(self, what: str) -> dict[str, Any]:
         """The next message of rank 0."""
-        say = time.monotonic() + LOG_EVERY
-        while not self.store.readable(0.05):
-            self._watch()
-            now = time.monotonic()
-            # Rank 0 names the missing at its own deadline, which may be a little later.
-            if now >= self.deadline + 2:
-                raise RendezvousError(f"rank {self.about.rank} waited {self.seconds:g} s {what}")
-            if now >= say:
-                _log.warning("rank %d waits %s", self.about.rank, what)
-                say = now + LOG_EVERY
+        late = 1.0  # rank 0, who knows whom it waits for, is to say so first
+        say = time.monotonic() + LOG_EVERY + late
+        while True:
+            while not self.store.readable(0.05):
+                self._watch()
+                now = time.monotonic()
+                # Rank 0 names the missing at its own deadline, which may be a little later.
+                if now >= self.deadline + 2:
+                    raise RendezvousError(
+                        f"rank {self.about.rank} waited {self.seconds:g} s {what}"
+                    )
+                if now >= say:
+                    _log.warning("rank %d waits %s", self.about.rank, what)
+                    say = now + LOG_EVERY
+            message = self._message()
+            if message is not None:
+                return message
+            say = time.monotonic() + LOG_EVERY + late
+
+    def _message(self) -> dict[str, Any] | None:
+        """Return what rank 0 has sent; None if it was whom it waits for, which is logged."""
         try:
             message = self.store.receive(time.monotonic() + STRANGER_SECONDS)
         except OSError as error:
             raise RendezvousError(f"rank 0 is gone before the group was made: {error}") from None
         if "error" in message:
             raise RendezvousError(str(message["error"]))
-        return message
+        if "waits" not in message:
+            return message
+        _log.warning("rank %d: %s", self.about.rank, message["waits"])
+        return None
 
     # All ------------------------------------------------------------------------------------
 
@@ -588,8 +602,7 @@ class Meeting:
     def _watch_others(self) -> None:
         """Raise if rank 0 says that the group fails, or for rank 0 if one has ended."""
         if self.about.rank != 0:
-            if self.store.readable():
-                self._hear("")  # an error, or the end
+            if self.store.readable() and self._message() is not None:
                 raise HandshakeError("rank 0 went on without this rank")
             return
         for rank, channel in self.joined.items():
@@ -622,8 +635,13 @@ class Meeting:
                     f"rank {self.about.rank} waited {self.seconds:g} s for {who} {what}{strangers}"
                 )
             if now >= say:
-                _log.warning("rank %d waits for %s %s%s", self.about.rank, who, what, strangers)
+                self._say(f"rank {self.about.rank} waits for {who} {what}{strangers}")
                 say = now + LOG_EVERY
+
+    def _say(self, waits: str) -> None:
+        """Log whom this rank waits for; rank 0 also lets the others know."""
+        _log.warning("%s", waits)
+        self._tell_all({"waits": waits})
 
     def _are_enough(self, ranks: int) -> bool:
         late = time.monotonic() >= self.deadline - self.seconds + self.about.patience
@@ -646,6 +664,7 @@ class Meeting:
             return hosts
         leaders = {0: leader}
         waiting = dict(self.joined)
+        say = time.monotonic() + LOG_EVERY
         try:
             while waiting:
                 for rank, channel in list(waiting.items()):
@@ -660,10 +679,13 @@ class Meeting:
                         ) from None
                     del waiting[rank]
                 self._watch()
-                if waiting and time.monotonic() >= self.deadline:
-                    raise RendezvousError(
-                        f"rank 0 waited {self.seconds:g} s for {_ranks(list(waiting))} to connect"
-                    )
+                now = time.monotonic()
+                who = f"{_ranks(list(waiting))} to connect"
+                if waiting and now >= self.deadline:
+                    raise RendezvousError(f"rank 0 waited {self.seconds:g} s for {who}")
+                if waiting and now >= say:
+                    self._say(f"rank 0 waits for {who}")
+                    say = now + LOG_EVERY
                 if waiting:  # one after the other: all of them must come
                     next(iter(waiting.values())).readable(0.01)
         except RendezvousError as error:

@@ -586,7 +586,7 @@ def test_noise_never_crashes_the_core():
         _, comm, control, messages = pair_with_a_stranger()
         for sock in (control, messages):
             data = bytearray(
-                header(kind=rng.randrange(5), text=rng.randrange(300), size=rng.randrange(64))
+                header(kind=rng.randrange(7), text=rng.randrange(300), size=rng.randrange(64))
             )
             for _ in range(rng.randrange(3)):
                 data[rng.randrange(len(data))] = rng.randrange(256)

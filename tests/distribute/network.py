@@ -1,0 +1,159 @@
+"""Hosts as network namespaces, and the network between them, which delays, loses and cuts.
+
+Each namespace has a TUN device, and a thread of the test is what they are plugged into: it reads their
+packets, and hands each to the host that it is for, later, or not at all. (netem does the same, but
+many kernels are without it, and it cannot lose the same packets again.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import itertools
+import os
+import random
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+_TUNSETIFF = 0x400454CA
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_LONGEST = 1 << 16
+
+_numbers = itertools.count()
+
+
+def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Call iproute2's ``ip``."""
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=check, timeout=10)
+
+
+class Network:
+    """What packets between the hosts go through, as long as the block of `network` lasts.
+
+    Attributes
+    ----------
+    names : list of str
+        Of the namespaces.
+    addresses : list of str
+        Of the hosts, in the same order.
+    lost, passed : int
+        How many packets were lost by chance, and how many came through.
+    """
+
+    def __init__(self, names: list[str], addresses: list[str], devices: list[int]) -> None:
+        self.names = names
+        self.addresses = addresses
+        self.lost = self.passed = 0
+        self._devices = devices
+        self._host_of = {bytes(map(int, a.split("."))): i for i, a in enumerate(addresses)}
+        self._delay, self._loss = 0.0, 0.0
+        self._cut: frozenset[tuple[int, int]] = frozenset()
+        self._chance = random.Random(0)
+        self._over, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._carry, name="network")
+        self._thread.start()
+
+    def behave(self, delay: float = 0.0, loss: float = 0.0) -> None:
+        """Let each packet from now on come so many seconds later, and be lost with this probability."""
+        self._delay, self._loss = delay, loss
+
+    def cut(self, host: int, *, sends: bool = True, receives: bool = True) -> float:
+        """Drop what a host sends, or what is sent to it, or both; nobody is told. Return the time."""
+        others = [i for i in range(len(self.names)) if i != host]
+        ways = {(host, i) for i in others if sends} | {(i, host) for i in others if receives}
+        self._cut |= ways
+        return time.monotonic()
+
+    def mend(self) -> None:
+        """Let everything through again."""
+        self._cut = frozenset()
+
+    def close(self) -> None:
+        """Carry nothing any more."""
+        os.close(self._wake)
+        self._thread.join(10)
+        os.close(self._over)
+
+    def _carry(self) -> None:
+        ready = select.poll()
+        for descriptor in (self._over, *self._devices):
+            ready.register(descriptor, select.POLLIN)
+        source_of = {device: i for i, device in enumerate(self._devices)}
+        later: list[tuple[float, int, int, bytes]] = []
+        order = itertools.count()
+        while True:
+            wait = None if not later else max(0.0, later[0][0] - time.monotonic()) * 1e3
+            for descriptor, _ in ready.poll(wait):
+                if descriptor == self._over:
+                    return
+                for _ in range(64):  # then the others have their turn
+                    try:
+                        packet = os.read(descriptor, _LONGEST)
+                    except BlockingIOError:
+                        break
+                    source, target = source_of[descriptor], self._host_of.get(packet[16:20])
+                    if packet[0] >> 4 != 4 or target is None or (source, target) in self._cut:
+                        continue
+                    if self._loss and self._chance.random() < self._loss:
+                        self.lost += 1
+                        continue
+                    due = time.monotonic() + self._delay
+                    heapq.heappush(later, (due, next(order), target, packet))
+            now = time.monotonic()
+            while later and later[0][0] <= now:
+                _, _, target, packet = heapq.heappop(later)
+                with contextlib.suppress(OSError):  # a full device loses packets, as any does
+                    os.write(self._devices[target], packet)
+                    self.passed += 1
+
+
+@contextlib.contextmanager
+def network(count: int) -> Iterator[Network]:
+    """Make so many hosts, 10.213.7.1 and on, and the network between them.
+
+    Skips where this machine allows no namespaces or no TUN devices; leaves nothing behind.
+    """
+    if sys.platform != "linux" or shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("needs network namespaces: Linux, ip, and the right to make them")
+    with contextlib.ExitStack() as cleanup:
+        names, addresses, devices = [], [], []
+        for number in range(1, count + 1):
+            name = f"pc{os.getpid()}-{next(_numbers)}"
+            if ip("netns", "add", name, check=False).returncode:
+                pytest.skip("this machine allows no network namespaces")
+            cleanup.callback(ip, "netns", "del", name, check=False)
+            try:
+                device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                pytest.skip(f"this machine allows no TUN devices: {error}")
+            devices.append(device)
+            cleanup.callback(os.close, device)
+            try:
+                made = fcntl.ioctl(
+                    device, _TUNSETIFF, struct.pack("16sH22x", b"", _IFF_TUN | _IFF_NO_PI)
+                )
+            except OSError as error:
+                pytest.skip(f"this machine allows no TUN devices: {error}")
+            own = made[:16].rstrip(b"\0").decode()
+            ip("link", "set", own, "netns", name, "name", "eth0")
+            address = f"10.213.7.{number}"
+            for words in (
+                ("addr", "add", f"{address}/24", "dev", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                ip("-n", name, *words)
+            names.append(name)
+            addresses.append(address)
+        made = Network(names, addresses, devices)
+        cleanup.callback(made.close)
+        yield made
