@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 import pytest
 
+SECRET = "0123456789abcdef0123456789abcdef"
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _LONGEST = 1 << 16
@@ -61,6 +62,10 @@ class Network:
         self._over, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._carry, name="network")
         self._thread.start()
+
+    def on(self, host: int) -> list[str]:
+        """Return the beginning of a command that runs on a host."""
+        return ["ip", "netns", "exec", self.names[host]]
 
     def behave(self, delay: float = 0.0, loss: float = 0.0) -> None:
         """Let each packet from now on come so many seconds later, and be lost with this probability."""

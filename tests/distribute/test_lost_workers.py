@@ -1,0 +1,296 @@
+"""A worker that is killed, stopped, cut off or ends: the others name it in time, and nobody hangs.
+
+Three workers each make several groups, and are in something else in each of them, when it befalls
+worker 1. Nothing is set but the names: the times are those that everybody gets. All faults are at the
+same time, each among processes of its own, since most of the time is that of waiting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import pytest
+from network import SECRET, network
+from workers import free_ports
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="sends signals"),
+]
+
+IN_TIME = 10.0
+"""Seconds after which everybody knows who was lost: what is promised."""
+DOINGS = ["steps", "idle", "barrier", "save", "close", "open", "join"]
+
+_WORKER = """
+import json, logging, os, sys, threading, time
+import numpy as np
+import pycollective as tf
+from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.rendezvous import meeting
+
+me, clusters = int(os.environ["ME"]), json.loads(os.environ["CLUSTERS"])
+replicas = int(os.environ["REPLICAS"])
+meeting.LOG_EVERY = 2.0
+said = {word: threading.Event() for word in ("close", "go", "return")}
+lock = threading.Lock()
+
+def tell(doing, kind, text=""):
+    with lock:
+        print(json.dumps([doing, time.monotonic(), kind, str(text)]), flush=True)
+
+class Told(logging.Handler):
+    def emit(self, record):
+        tell("log", record.levelname, record.getMessage())
+
+logging.getLogger("pycollective").addHandler(Told())
+
+def step():
+    return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(np.ones(1000)))
+
+def do(doing):
+    if doing == "join" and me == 2:
+        said["close"].wait()
+    resolver = SimpleClusterResolver(ClusterSpec({"worker": clusters[doing]}), "", "worker", me)
+    if doing == "join":
+        tell(doing, "ready")
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        resolver, devices=[f"cpu:{i}" for i in range(replicas)],
+        rendezvous_timeout=8 if doing == "join" else 60)
+    kept.append(strategy)
+    for _ in range(3):
+        strategy.run(step)
+    tell(doing, "ready")
+    if me == 1 and doing != "steps":
+        said["return"].wait()
+    elif doing == "steps":
+        while not said["return"].is_set():
+            strategy.run(step)
+            time.sleep(0.02)
+    elif doing == "idle":
+        said["go"].wait()
+        strategy.run(step)
+    elif doing == "barrier":
+        strategy.extended.workers.barrier()
+    elif doing == "save":
+        with strategy.scope():
+            tf.train.Checkpoint(v=tf.Variable(0.0)).write("saved")
+    elif doing == "close":
+        said["close"].wait()
+        strategy.close()
+
+def tried(doing):
+    try:
+        do(doing)
+        tell(doing, "done")
+    except Exception as error:
+        tell(doing, type(error).__name__, error)
+
+kept = []  # the one that nobody closes is open when the interpreter ends
+threads = [threading.Thread(target=tried, args=(d,), daemon=True) for d in clusters]
+for thread in threads:
+    thread.start()
+for line in sys.stdin:
+    if line == "exit\\n":
+        sys.exit(0)
+    said[line.strip()].set()
+for thread in threads:
+    thread.join()
+tell("end", "")
+"""
+
+
+@dataclass
+class Fault:
+    """What befalls worker 1, and of whom."""
+
+    what: str
+    hosts: bool
+    """Whether each has a host of its own, with a network between them."""
+    silent: bool = False
+    """Whether nothing tells the others but that they hear nothing."""
+    replicas: int = 1
+    doings: list[str] = field(default_factory=lambda: [d for d in DOINGS if d != "join"])
+
+    def __str__(self) -> str:
+        return f"{self.what}-{'hosts' if self.hosts else 'host'}"
+
+
+# What was heard of a worker in a step differs from what is heard of one that saves.
+FAULTS = [
+    Fault("cut", True, True, doings=DOINGS),
+    Fault("sends nothing", True, True),
+    Fault("receives nothing", True, True),
+    Fault("stop", True, True, doings=DOINGS),
+    Fault("kill", True),
+    Fault("exit", True),
+    Fault("return", True),
+    Fault("stop", False, True),
+    Fault("kill", False, replicas=2),
+    Fault("exit", False),
+    Fault("return", False),
+]
+
+
+@dataclass
+class Outcome:
+    """What the survivors said, by rank: (doing, seconds after the fault, kind, text)."""
+
+    said: dict[int, list[tuple[str, float, str, str]]]
+    codes: dict[int, int]
+    errors: dict[int, str]
+    over: dict[int, float]
+    addresses: dict[str, list[str]]
+
+
+def befall(fault, folder):
+    """Start three workers, let it happen, and return the outcome."""
+    folder.mkdir()
+    with ExitStack() as cleanup:
+        net = cleanup.enter_context(network(3)) if fault.hosts else None
+        ports = free_ports(3 * len(fault.doings))
+        addresses = {
+            doing: [
+                f"{net.addresses[i] if net else '127.0.0.1'}:{ports[3 * k + i]}" for i in range(3)
+            ]
+            for k, doing in enumerate(fault.doings)
+        }
+        processes = []
+        for i in range(3):
+            process = subprocess.Popen(
+                [*(net.on(i) if net else ()), sys.executable, "-c", _WORKER],
+                cwd=folder,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                    "ME": str(i),
+                    "CLUSTERS": json.dumps(addresses),
+                    "REPLICAS": str(fault.replicas),
+                    "OPENBLAS_NUM_THREADS": "1",
+                    **({"PYCOLLECTIVE_SECRET": SECRET, "PYCOLLECTIVE_HOST_ID": str(i)} if net else {}),
+                },
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            processes.append(process)
+            cleanup.callback(process.communicate)
+            cleanup.callback(process.kill)
+        return _observed(fault, processes, net, addresses)
+
+
+def _observed(fault, processes, net, addresses):
+    said = {i: [] for i in range(3)}
+    over, codes = {}, {}
+    changed = threading.Condition()
+
+    def read(i):
+        for line in processes[i].stdout:
+            with changed:
+                said[i].append(json.loads(line))
+                changed.notify_all()
+        codes[i] = processes[i].wait()
+        over[i] = time.monotonic()
+
+    readers = [threading.Thread(target=read, args=(i,)) for i in range(3)]
+    for reader in readers:
+        reader.start()
+
+    def ready():
+        return sum(kind == "ready" for lines in said.values() for _, _, kind, _ in lines)
+
+    def order(word, whom):
+        for i in whom:
+            processes[i].stdin.write(word + "\n")
+            processes[i].stdin.flush()
+
+    with changed:
+        expected = 3 * len(fault.doings) - ("join" in fault.doings)
+        assert changed.wait_for(lambda: ready() == expected, 60), said
+    time.sleep(0.3)  # until all are in what they do
+    at = time.monotonic()
+    if fault.what in ("kill", "stop"):
+        processes[1].send_signal(signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
+    elif fault.what in ("exit", "return"):
+        order(fault.what, [1])
+        if fault.what == "return":
+            processes[1].stdin.close()
+    else:
+        net.cut(1, sends=fault.what != "receives nothing", receives=fault.what != "sends nothing")
+    time.sleep(0.5)
+    order("close", (0, 2))
+    time.sleep(max(0.0, at + (9.0 if fault.silent else 1.0) - time.monotonic()))
+    order("go", (0, 2))
+    for i in (0, 2):
+        processes[i].stdin.close()
+        readers[i].join(max(0.0, at + 20 - time.monotonic()))
+    processes[1].kill()
+    hung = [i for i in (0, 2) if readers[i].is_alive()]
+    for i in hung:
+        processes[i].kill()
+    for reader in readers:
+        reader.join()
+    for process in processes:
+        if process.stdin.closed:
+            process.stdin = None
+    return Outcome(
+        {i: [(doing, t - at, kind, text) for doing, t, kind, text in said[i]] for i in said},
+        {i: codes[i] for i in said if i not in hung},
+        {i: processes[i].stderr.read() for i in said},
+        {i: over[i] - at for i in said},
+        addresses,
+    )
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Return a function that gives a fault's outcome, all of which are under way."""
+    folder = tmp_path_factory.mktemp("faults")
+    with ThreadPoolExecutor(len(FAULTS)) as pool:
+        yield {str(f): pool.submit(befall, f, folder / str(f)) for f in FAULTS}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_who_was_lost_is_named_in_time(outcomes, fault):
+    done = outcomes[str(fault)].result()
+    for rank in (0, 2):
+        said, errors = done.said[rank], done.errors[rank]
+        ends = {doing: (t, kind, text) for doing, t, kind, text in said if kind != "ready"}
+        assert done.codes.get(rank) == 0, (done.codes, said, errors)
+        assert errors == ""
+        for doing in ("open", "close"):
+            seconds, kind, _ = ends[doing]
+            assert (kind, seconds < IN_TIME) == ("done", True), ends
+        for doing in set(fault.doings) & {"steps", "idle", "barrier", "save"}:
+            seconds, kind, text = ends[doing]
+            assert kind == "PeerLostError", ends
+            assert seconds < IN_TIME, ends
+            lost = re.escape(f"rank 1 (worker 1 at {done.addresses[doing][1]})")
+            assert re.match(lost, text), text
+            did = r" (is in|has finished|was last heard of (in|after)|has left the group after)"
+            assert re.search(lost + did + r" (\w+ #\d+ \(|\d+ calls)", text), text
+        # Then the interpreter ends, with a strategy that is open.
+        assert done.over[rank] - ends["end"][0] < 2, (done.over, ends)
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if "join" in f.doings], ids=str)
+def test_who_was_lost_while_they_met_is_named(outcomes, fault):
+    """Every so often in the log, and at the end."""
+    done = outcomes[str(fault)].result()
+    for rank in (0, 2):
+        (text,) = [
+            text for doing, _, kind, text in done.said[rank]
+            if doing == "join" and kind == "RendezvousError"
+        ]  # fmt: skip
+        assert text.startswith("Timeout waiting for the cluster, timeout is 8 seconds"), text
+        assert "rank 1" in text, text
+        logged = [text for doing, _, _, text in done.said[rank] if doing == "log"]
+        assert [line for line in logged if re.search("(waits for|reach) rank 1 ", line)], logged
