@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "bindings/interpreter_release.h"
+
 namespace py = pybind11;
 
 namespace pycollective {
@@ -59,7 +61,7 @@ Clock::duration duration_of(double seconds) {
 Clock::time_point deadline_in(double seconds) { return Clock::now() + duration_of(seconds); }
 
 void look_at_signals() {
-  py::gil_scoped_acquire acquire;
+  InterpreterLock lock;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 

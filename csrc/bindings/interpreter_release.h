@@ -5,9 +5,14 @@
 // every short collective and between the kernels of a layer. So the threads of this package tell
 // each other when they let go of it, and one that wants it back looks out for that for a short time
 // first.
+//
+// When the interpreter ends, a thread that asks for the lock would be ended by Python in the middle
+// of this code, which ends the process with an abort. So from then on such threads do not come back.
 #pragma once
 
 #include <pybind11/pybind11.h>
+
+#include <optional>
 
 namespace pycollective {
 
@@ -23,5 +28,17 @@ class InterpreterRelease {
  private:
   PyThreadState* state_;
 };
+
+// Python's interpreter lock, for the length of a block, for a thread that has let go of it.
+class InterpreterLock {
+ public:
+  InterpreterLock();
+
+ private:
+  std::optional<pybind11::gil_scoped_acquire> acquire_;
+};
+
+// Once, when the module is imported, before anything else has to do with the end.
+void watch_interpreter_end();
 
 }  // namespace pycollective

@@ -1,8 +1,10 @@
 #include "bindings/bindings.h"
+#include "bindings/interpreter_release.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The compiled core of pycollective; use it through the Python package.";
   m.attr("__version__") = PYCOLLECTIVE_VERSION;
+  pycollective::watch_interpreter_end();
   pycollective::bind_schedule(m);
   pycollective::bind_group(m);
   pycollective::bind_communicator(m);

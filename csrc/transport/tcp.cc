@@ -322,15 +322,16 @@ class TcpGroup::Member final : public Endpoint {
   void leave_group() noexcept {
     if (getpid() != owner_) return close_all();
     if (busy_.exchange(true)) {
-      bool closed;
-      {
-        std::lock_guard lock(mutex_);
-        closed = closed_;
-      }
       // Another thread is in a call: it is to end, and what it uses stays open until it has.
-      if (!closed) {
-        fail(FailureKind::aborted, "rank " + std::to_string(rank_) + " left the group in a call");
-      }
+      std::lock_guard lock(mutex_);
+      if (closed_ || failure_) return;
+      std::string text =
+          "rank " + std::to_string(rank_) + " has left the group in " + call_.describe();
+      Header header;
+      header.kind = Kind::failed;
+      header.failure = static_cast<std::uint32_t>(FailureKind::peer_lost);  // to the others
+      tell_all(header, text);
+      fail_locked(FailureKind::aborted, text, false);
       return;
     }
     std::lock_guard lock(mutex_);
