@@ -7,7 +7,8 @@
 // first.
 //
 // When the interpreter ends, a thread that asks for the lock would be ended by Python in the middle
-// of this code, which ends the process with an abort. So from then on such threads do not come back.
+// of this code, which ends the process with an abort. So from then on such threads do not come
+// back.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,10 +1,10 @@
 // Ranks that are processes of any hosts, over TCP.
 //
 // Every pair of ranks has two or more connections. The first carries control frames only: what a
-// rank is in that waits, or beats, the failure of a rank, and a rank's leave; they are never held up by data.
-// The others carry messages, in parts, in turns. Who connects and proves to be a member is not
-// decided here (pycollective/rendezvous); what comes from a peer is checked all the same, and no
-// length in it is believed beyond the bounds of this file.
+// rank is in that waits, or beats, the failure of a rank, and a rank's leave; they are never held
+// up by data. The others carry messages, in parts, in turns. Who connects and proves to be a member
+// is not decided here (pycollective/rendezvous); what comes from a peer is checked all the same,
+// and no length in it is believed beyond the bounds of this file.
 //
 // A message is written from the sender's own memory, which must stay until flushed(). The receiver
 // reads each part into a buffer that is kept, and reduces or copies out of it.

@@ -31,7 +31,6 @@ from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.errors import (
     AbortedError,
     CheckpointError,
-    CollectiveError,
     CollectiveTimeoutError,
     MismatchError,
     PeerLostError,

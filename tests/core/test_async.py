@@ -6,6 +6,8 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -293,3 +295,39 @@ def test_nothing_keeps_a_communicator_whose_calls_are_over(on_ranks):
 
     assert on_ranks(local_group(2, timeout=30), work) == [None] * 2
     assert progress_threads_become(0)
+
+
+# The end of the interpreter -------------------------------------------------------------------
+
+
+def test_threads_that_are_in_calls_when_the_interpreter_ends(tmp_path):
+    """It ends as if they were not there: Python would end them in the middle of the core's code."""
+    script = """
+import contextlib, threading, time
+import numpy as np
+import pycollective as pc
+def again(comm):
+    while True:
+        comm.all_reduce(np.ones(10))
+both, waiting = pc.local_group(2), pc.local_group(2)[0]
+for comm in both:
+    threading.Thread(target=again, args=(comm,), daemon=True).start()
+threading.Thread(target=waiting.barrier, daemon=True).start()
+work = pc.local_group(2)[0].barrier(async_op=True)
+def awaited():
+    with contextlib.suppress(pc.AbortedError):  # it is, at the end
+        work.wait()
+threading.Thread(target=awaited, daemon=True).start()
+time.sleep(0.08)
+print("ends", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")

@@ -11,7 +11,7 @@ import pytest
 from processes import SECRET, free_port
 
 from pycollective import rendezvous
-from pycollective.rendezvous import RendezvousError, handshake, host_and_port, meet
+from pycollective.rendezvous import RendezvousError, handshake, host_and_port, meet, meeting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -64,6 +64,17 @@ def test_those_who_come_in_time_are_enough(on_ranks):
     found = on_ranks([Rank(r, addresses, **some) for r in (0, 2, 3)], call)
     assert found == [(0, 3, 8.0), (1, 3, 8.0), (2, 3, 8.0)]
     assert on_ranks([Rank(0, addresses, least=1, patience=0.2)], call) == [(0, 1, 1.0)]
+
+
+def test_who_is_missing_is_said_on_every_rank(on_ranks, caplog, monkeypatch):
+    assert meeting.LOG_EVERY == 10
+    monkeypatch.setattr(meeting, "LOG_EVERY", 0.2)
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    found = on_ranks([Rank(r, addresses, pause) for r, pause in enumerate((0, 0, 0.7))], call)
+    assert found == [(r, 3, 6.0) for r in range(3)]
+    missing = f"rank 0 waits for rank 2 of 3 to come to {addresses[0]}"
+    assert caplog.messages.count(missing) in (2, 3)
+    assert caplog.messages.count(f"rank 1: {missing}") == caplog.messages.count(missing)
 
 
 def test_too_few(on_ranks):

@@ -187,6 +187,24 @@ def members(size):
     ]
 
 
+def test_who_is_silent():
+    """Each is known by its last beat, from one's own first one on."""
+    memory = _core.ShmGroup.create(3)
+    a, b, c = (_core.ShmGroup.open(memory.descriptor) for _ in range(3))
+    for rank, group in enumerate((a, b, c)):
+        group.join(rank)
+    assert a.silent(0) == []
+    for group in (a, b, c):
+        group.beat()
+    assert (a.silent(5), b.silent(5)) == ([], [])
+    time.sleep(0.03)
+    assert (a.silent(0.02), b.silent(0.02)) == ([1, 2], [0, 2])
+    b.beat()
+    assert a.silent(0.02) == [2]
+    c.leave(2)
+    assert a.silent(0.02) == []
+
+
 def test_groups_leave_nothing_behind(on_ranks):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))

@@ -580,6 +580,29 @@ def test_bad_control_frames(data):
     messages.close()
 
 
+def test_who_is_silent():
+    group, comm, control, messages = pair_with_a_stranger()
+    assert group.silent(0) == []  # nobody has promised to say anything
+    group.beat()
+    assert control.recv(64)[6] == 5  # in no call
+    time.sleep(0.03)
+    assert group.silent(0.02) == [1]
+    assert group.silent(5) == []
+    control.sendall(header(kind=5, size=0, text=3, call=7) + b"ten")
+    assert group.silent(0.02) == []
+    assert group.calls(1) == 7
+    assert "rank 1 was last heard of after ten" in group.describe()
+    with pytest.raises(pc.CollectiveTimeoutError):
+        comm.barrier(0.1)
+    said = control.recv(10_000)
+    assert said[6] == 2, said  # what it is in
+    control.sendall(header(kind=4, size=0, call=7))
+    time.sleep(0.03)
+    assert group.silent(0.02) == []  # it has left
+    control.close()
+    messages.close()
+
+
 def test_noise_never_crashes_the_core():
     rng = random.Random(1)
     for _ in range(200):
