@@ -16,13 +16,13 @@ import random
 import select
 import shutil
 import struct
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from namespaces import ip
 
 SECRET = "0123456789abcdef0123456789abcdef"
 _TUNSETIFF = 0x400454CA
@@ -30,11 +30,6 @@ _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _LONGEST = 1 << 16
 
 _numbers = itertools.count()
-
-
-def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Call iproute2's ``ip``."""
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=check, timeout=10)
 
 
 class Network:
