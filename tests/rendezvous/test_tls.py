@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -173,6 +174,24 @@ def test_a_failure_is_heard_with_its_reason(on_ranks, certificates):
     for error in on_ranks(met([certificates()] * 3, fails), call):
         assert isinstance(error, pc.CollectiveError)
         assert "mine" in str(error)
+
+
+def test_who_is_silent(on_ranks, certificates):
+    """Who does not beat is known to those that do, through the threads that stand between."""
+    known = [threading.Event() for _ in range(3)]
+    known[1].set()
+
+    def beats(comm):
+        until = time.monotonic() + 20
+        while not all(one.is_set() for one in known) and time.monotonic() < until:
+            if comm.rank != 1:
+                comm._group.beat()
+                if comm._group.silent(0.2) == [1]:
+                    known[comm.rank].set()
+            time.sleep(0.02)
+        return known[comm.rank].is_set()
+
+    assert on_ranks(met([certificates()] * 3, beats), call) == [True] * 3
 
 
 def test_who_has_left_is_named(on_ranks, certificates):
