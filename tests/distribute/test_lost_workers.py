@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 import pytest
 from network import SECRET, network
-from workers import free_ports
 
 pytestmark = [
     pytest.mark.slow,
@@ -158,12 +157,11 @@ def befall(fault, folder):
     folder.mkdir()
     with ExitStack() as cleanup:
         net = cleanup.enter_context(network(3)) if fault.hosts else None
-        ports = free_ports(3 * len(fault.doings))
+        # On one host, too, addresses that nobody else has, and ports that no connection is given.
+        here = f"127.{1 + os.getpid() % 250}.{1 + FAULTS.index(fault)}"
+        hosts = net.addresses if net else [f"{here}.{i}" for i in range(1, 4)]
         addresses = {
-            doing: [
-                f"{net.addresses[i] if net else '127.0.0.1'}:{ports[3 * k + i]}" for i in range(3)
-            ]
-            for k, doing in enumerate(fault.doings)
+            doing: [f"{host}:{9000 + k}" for host in hosts] for k, doing in enumerate(fault.doings)
         }
         processes = []
         for i in range(3):
