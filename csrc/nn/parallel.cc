@@ -71,6 +71,7 @@ class Team {
   static void look_out(std::unique_lock<std::mutex>& lock, const Condition& there) {
     lock.unlock();
     for (int i = 0; i < kTeamLooks && !there(); ++i) pause();
+    for (int i = 0; i < kTeamYields && !there(); ++i) std::this_thread::yield();
     take(lock);
   }
 
