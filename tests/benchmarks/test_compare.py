@@ -78,6 +78,7 @@ def test_the_bars_of_the_machine(compare):
     assert row(text, "TCP, 2 processes", "8 B")[1:] == ["not measured", ""]
 
 
+@pytest.mark.slow
 def test_it_runs_and_goes_on(compare, tmp_path, monkeypatch, capsys):
     pytest.importorskip("pycollective")
     file = tmp_path / "results.json"

@@ -44,7 +44,7 @@ def test_they_run(mine, ranks, on_ranks):
 
 
 def test_the_same_steps_as_the_cores_ring():
-    for size in range(1, 65):
+    for size in (*range(1, 24), 64):
         ring.verify(size)
         made = ring.for_ranks(size).schedule  # with the marks of complete chunks
         want = algorithms.schedule("ring", size)

@@ -15,8 +15,15 @@ ALL_REDUCE = algorithms.names("all_reduce")
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), ALL)
+def test_every_size_to_32_is_proved(collective, algorithm):
+    for size in range(1, 33):
+        algorithms.verify(algorithm, size, collective)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("collective", "algorithm"), ALL)
 def test_every_size_to_64_is_proved(collective, algorithm):
-    for size in range(1, 65):
+    for size in range(33, 65):
         algorithms.verify(algorithm, size, collective)
 
 

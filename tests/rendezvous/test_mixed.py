@@ -293,6 +293,7 @@ def test_a_mixed_group_uses_rank_0s_table(tmp_path):
         close(comms)
 
 
+@pytest.mark.slow
 def test_bench_tunes_a_mixed_group(tmp_path):
     file = tmp_path / "table.json"
     words = "bench --tune -c all_reduce -b 64 -e 64 --seconds 0.002 -w 1".split()
