@@ -95,7 +95,7 @@ def begin(tmp_path, workers, lost, **more):
 def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone):
     """It is taken in at the next checkpoint; also the first one, at whose address all meet."""
     workers, lost = 3, 0
-    processes, again = begin(tmp_path, workers, lost, LEAST="2", PATIENCE="0.5", GROWS="1")
+    processes, again = begin(tmp_path, workers, lost, LEAST="2", PATIENCE="3", GROWS="1")
     assert processes[lost].wait(60) == -9
     processes[lost].communicate()
     word, _, found = processes[1].stdout.readline().partition(" ")
@@ -110,7 +110,7 @@ def test_fewer_go_on_until_a_worker_is_back(tmp_path, alone):
 
 @pytest.mark.slow
 def test_another_one_is_lost_while_those_who_are_left_meet(tmp_path, alone):
-    processes, _ = begin(tmp_path, 3, 2, LEAST="1", PATIENCE="0.5", DIES_MEETING="1")
+    processes, _ = begin(tmp_path, 3, 2, LEAST="1", PATIENCE="3", DIES_MEETING="1")
     assert [process.wait(60) for process in processes] == [0, -9, -9]
     own, *_ = ended(processes[:1]).said
     check(own, alone, 1)

@@ -57,6 +57,7 @@ except pc.MismatchError as error:
         assert "rank 1 receives int32[4] from rank 0 with tag 0, and rank 0 sent float64[3]" in line
 
 
+@pytest.mark.slow
 def test_a_sender_that_leaves_or_dies_is_named(run_on):
     body = """
 if comm.rank == 0:

@@ -50,7 +50,7 @@ def run(tmp_path, ranks, body, *options):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_collectives(tmp_path, ranks):
     body = """
 from pycollective import algorithms

@@ -90,6 +90,7 @@ except pc.MismatchError:
     assert run_on(2, body) == (0, "2.0\n" * 2, "")
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_be_opened_is_said(tmp_path, run_on):
     body = """
 from pycollective.communicator import split

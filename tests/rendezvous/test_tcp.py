@@ -68,7 +68,7 @@ def run(tmp_path, ranks, body):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_collectives(tmp_path, ranks):
     body = """
 from pycollective import algorithms
@@ -158,6 +158,7 @@ def close(comms):
         c.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_groups_leave_nothing_behind(on_ranks):
     def descriptors():

@@ -9,7 +9,8 @@ import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.keras.optimizers.adam import check_betas
-from pycollective.keras.optimizers.optimizer import Optimizer, with_arrays
+from pycollective.keras.optimizers.copies import with_arrays
+from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.tensor import Variable
 
 __all__ = ["Adamax", "Nadam"]

@@ -11,7 +11,8 @@ import numpy as np
 
 from pycollective.array_backend import Array, asarray, beside, on_host
 from pycollective.keras import configs
-from pycollective.keras.optimizers.optimizer import Optimizer, with_arrays
+from pycollective.keras.optimizers.copies import with_arrays
+from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.nccl.device import Fetch
 from pycollective.nn import together
 from pycollective.tensor import Tensor, Variable

@@ -11,14 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.array_backend import Array, on_host
-from pycollective.distribute.context import Mode, current_mode
+from pycollective.array_backend import Array
+from pycollective.distribute.context import current_mode
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.strategy import Strategy
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.optimizers import schedules
+from pycollective.keras.optimizers.clipping import clipped
+from pycollective.keras.optimizers.copies import (
+    adder,
+    constrain,
+    copies_of,
+    count_one,
+    require_copies,
+    with_arrays,
+)
 from pycollective.keras.optimizers.gathering import current_gathering
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
@@ -28,7 +37,7 @@ from pycollective.tensor.ops import cast
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable
 
-__all__ = ["Optimizer", "with_arrays"]
+__all__ = ["Optimizer"]
 
 
 class Optimizer(Trackable):
@@ -400,7 +409,7 @@ class Optimizer(Trackable):
         if mode is not None and replicas > 1:
             context, extended = mode.replica_context, mode.strategy.extended
             assert context is not None
-            _require_copies(mode, [*variables, self._iterations])
+            require_copies(mode, [*variables, self._iterations])
             tensors = [Tensor(g) for g in gradients]
             if extended.updates_variables_once:
                 context.merge_call(self._update_once, args=(tensors, variables, aggregate))
@@ -430,16 +439,16 @@ class Optimizer(Trackable):
             gradients = [g / g.dtype.type(self.loss_scale_factor) for g in gradients]
         steps = self.gradient_accumulation_steps
         if not steps:
-            self._update(self._clipped(gradients), variables)
+            self._update(self._within_limits(gradients), variables)
         elif (int(self._iterations) + 1) % steps:
             for gradient, variable in zip(gradients, variables, strict=True):
-                with_arrays([self._slot(variable, "gradient_accumulator")], _adder(gradient))
+                with_arrays([self._slot(variable, "gradient_accumulator")], adder(gradient))
         else:
             means = [
                 (g + self._slot(v, "gradient_accumulator")._local()._current().array) / steps
                 for g, v in zip(gradients, variables, strict=True)
             ]
-            self._update(self._clipped(means), variables)
+            self._update(self._within_limits(means), variables)
             for _, slots in self._slots.values():
                 with_arrays([slots["gradient_accumulator"]], lambda arrays: arrays[0].fill(0))
         if self.use_ema:
@@ -447,8 +456,8 @@ class Optimizer(Trackable):
         for variable in variables:
             constraint = getattr(variable, "constraint", None)
             if constraint is not None:
-                _constrain(variable, constraint)
-        with_arrays([self._iterations], _count)
+                constrain(variable, constraint)
+        with_arrays([self._iterations], count_one)
 
     def _slot(self, variable: Variable, name: str) -> Variable:
         return self._slots[id(variable)][1][name]
@@ -601,18 +610,8 @@ class Optimizer(Trackable):
             raise ValueError(f"{self.name}: variables {twice} are there more than once")
         return gradients, variables
 
-    def _clipped(self, gradients: list[Array]) -> list[Array]:
-        if self.clipvalue is not None:
-            limit = self.clipvalue
-            return [gradient.clip(-limit, limit) for gradient in gradients]
-        if self.clipnorm is not None:
-            limit = self.clipnorm
-            return [_times(g, _clip_factor(limit, _sum_of_squares(g))) for g in gradients]
-        if self.global_clipnorm is not None:
-            total = sum(_sum_of_squares(gradient) for gradient in gradients)
-            factor = _clip_factor(self.global_clipnorm, total)
-            return [_times(gradient, factor) for gradient in gradients]
-        return gradients
+    def _within_limits(self, gradients: list[Array]) -> list[Array]:
+        return clipped(gradients, self.clipvalue, self.clipnorm, self.global_clipnorm)
 
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
         """Update this replica's copies."""
@@ -651,7 +650,7 @@ class Optimizer(Trackable):
             for variable in variables:
                 slots = self._slots[id(variable)][1]
                 found += [variable, *[slots[name] for name in names]]
-            stepped = known, mode and mode.strategy, list(_copies(found))
+            stepped = known, mode and mode.strategy, list(copies_of(found))
             self._stepped[place] = stepped
         return stepped[2]
 
@@ -728,90 +727,3 @@ class Optimizer(Trackable):
             )
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value.astype(variable.dtype))
-
-
-def _count(arrays: list[Array]) -> None:
-    count = arrays[0]
-    if on_host(count):
-        # Without the machinery that adds arrays, which a step has driven out of all caches.
-        count[()] = count.item() + 1
-    else:
-        count += 1
-
-
-def _adder(amount: Array) -> Callable[[list[Array]], None]:
-    def add(arrays: list[Array]) -> None:
-        arrays[0] += amount
-
-    return add
-
-
-def _constrain(variable: Variable, constraint: Callable[[Any], Any]) -> None:
-    """Put a variable back to where it may be."""
-
-    def project(arrays: list[Array]) -> None:
-        # A copy, because what is being written to must not be seen.
-        arrays[0][...] = as_tensor(constraint(Tensor(arrays[0].copy()))).array
-
-    with_arrays([variable], project)
-
-
-def with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]], None]) -> None:
-    """Call ``function`` with the writable arrays of this replica's copies of variables.
-
-    Outside of the replicas it is called for each copy.
-    """
-    for copies in _copies(variables):
-        update_together(copies, function)
-
-
-def _copies(variables: Sequence[Variable]) -> Iterable[Sequence[Variable]]:
-    if current_mode() is None and hasattr(variables[0], "values"):
-        return zip(*[getattr(variable, "values") for variable in variables], strict=True)  # noqa: B009
-    return [[variable._local() for variable in variables]]
-
-
-def _require_copies(mode: Mode, variables: Sequence[Variable]) -> None:
-    """Raise unless each replica has its own copy of the variables."""
-    for variable in variables:
-        if getattr(variable, "_distribute_strategy", None) is not mode.strategy:
-            raise ValueError(
-                f"variable {variable.name!r} was not created in the scope of {mode.strategy}, so "
-                "that all replicas would update the same memory; create model and optimizer inside "
-                "`with strategy.scope():`"
-            )
-
-
-def _sum_of_squares(gradient: Array) -> Any:
-    """Return the sum of the squares: a number, or an array on the gradient's device."""
-    flat = gradient.reshape(-1)
-    host = isinstance(flat, np.ndarray)
-    if host and gradient.dtype == np.float32:
-        with np.errstate(over="ignore"):
-            total = float(np.dot(flat, flat))
-        if math.isfinite(total):
-            return total
-    # Other types, and squares that are too large for float32.
-    wide = flat.astype(np.float64)
-    squares = np.dot(wide, wide)
-    return float(squares) if host else squares
-
-
-def _clip_factor(limit: float, sum_of_squares: Any) -> Any:
-    """Return what brings a norm down to a limit: None for nothing, or an array on a device."""
-    # With a norm that is not finite nothing of the gradient means anything.
-    if isinstance(sum_of_squares, float):
-        norm = math.sqrt(sum_of_squares)
-        if norm <= limit:
-            return None
-        return np.float64(limit / norm if norm < math.inf else math.nan)
-    # Nothing is fetched from a device to find out.
-    size = np.sqrt(sum_of_squares)
-    return limit / np.maximum(size, limit) + (size - size)
-
-
-def _times(gradient: Array, factor: Any) -> Array:
-    if factor is None:
-        return gradient
-    scaled: Array = gradient * factor.astype(gradient.dtype)
-    return scaled

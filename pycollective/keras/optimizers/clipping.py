@@ -1,0 +1,65 @@
+"""Gradients that are cut off or scaled down before they update anything."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+
+__all__ = ["clipped"]
+
+
+def clipped(
+    gradients: list[Array],
+    clipvalue: float | None,
+    clipnorm: float | None,
+    global_clipnorm: float | None,
+) -> list[Array]:
+    """Return gradients within the one limit that is given, as `Optimizer` describes it."""
+    if clipvalue is not None:
+        return [gradient.clip(-clipvalue, clipvalue) for gradient in gradients]
+    if clipnorm is not None:
+        return [_times(g, _clip_factor(clipnorm, _sum_of_squares(g))) for g in gradients]
+    if global_clipnorm is not None:
+        total = sum(_sum_of_squares(gradient) for gradient in gradients)
+        factor = _clip_factor(global_clipnorm, total)
+        return [_times(gradient, factor) for gradient in gradients]
+    return gradients
+
+
+def _sum_of_squares(gradient: Array) -> Any:
+    """Return the sum of the squares: a number, or an array on the gradient's device."""
+    flat = gradient.reshape(-1)
+    host = isinstance(flat, np.ndarray)
+    if host and gradient.dtype == np.float32:
+        with np.errstate(over="ignore"):
+            total = float(np.dot(flat, flat))
+        if math.isfinite(total):
+            return total
+    # Other types, and squares that are too large for float32.
+    wide = flat.astype(np.float64)
+    squares = np.dot(wide, wide)
+    return float(squares) if host else squares
+
+
+def _clip_factor(limit: float, sum_of_squares: Any) -> Any:
+    """Return what brings a norm down to a limit: None for nothing, or an array on a device."""
+    # With a norm that is not finite nothing of the gradient means anything.
+    if isinstance(sum_of_squares, float):
+        norm = math.sqrt(sum_of_squares)
+        if norm <= limit:
+            return None
+        return np.float64(limit / norm if norm < math.inf else math.nan)
+    # Nothing is fetched from a device to find out.
+    size = np.sqrt(sum_of_squares)
+    return limit / np.maximum(size, limit) + (size - size)
+
+
+def _times(gradient: Array, factor: Any) -> Array:
+    if factor is None:
+        return gradient
+    scaled: Array = gradient * factor.astype(gradient.dtype)
+    return scaled

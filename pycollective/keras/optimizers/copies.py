@@ -1,0 +1,69 @@
+"""The copies of variables that a replica updates, and changes that optimizers make to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pycollective.array_backend import Array, on_host
+from pycollective.distribute.context import Mode, current_mode
+from pycollective.tensor import Tensor, Variable, as_tensor
+from pycollective.tensor.variable import update_together
+
+__all__ = ["adder", "constrain", "copies_of", "count_one", "require_copies", "with_arrays"]
+
+
+def with_arrays(variables: Sequence[Variable], function: Callable[[list[Array]], None]) -> None:
+    """Call ``function`` with the writable arrays of this replica's copies of variables.
+
+    Outside of the replicas it is called for each copy.
+    """
+    for copies in copies_of(variables):
+        update_together(copies, function)
+
+
+def copies_of(variables: Sequence[Variable]) -> Iterable[Sequence[Variable]]:
+    """Return this replica's copies of variables; outside of the replicas those of each replica."""
+    if current_mode() is None and hasattr(variables[0], "values"):
+        return zip(*[getattr(variable, "values") for variable in variables], strict=True)  # noqa: B009
+    return [[variable._local() for variable in variables]]
+
+
+def require_copies(mode: Mode, variables: Sequence[Variable]) -> None:
+    """Raise unless each replica has its own copy of the variables."""
+    for variable in variables:
+        if getattr(variable, "_distribute_strategy", None) is not mode.strategy:
+            raise ValueError(
+                f"variable {variable.name!r} was not created in the scope of {mode.strategy}, so "
+                "that all replicas would update the same memory; create model and optimizer inside "
+                "`with strategy.scope():`"
+            )
+
+
+def count_one(arrays: list[Array]) -> None:
+    """Add 1 to a count of steps."""
+    count = arrays[0]
+    if on_host(count):
+        # Without the machinery that adds arrays, which a step has driven out of all caches.
+        count[()] = count.item() + 1
+    else:
+        count += 1
+
+
+def adder(amount: Array) -> Callable[[list[Array]], None]:
+    """Return what adds an amount to the one array that it is given."""
+
+    def add(arrays: list[Array]) -> None:
+        arrays[0] += amount
+
+    return add
+
+
+def constrain(variable: Variable, constraint: Callable[[Any], Any]) -> None:
+    """Put a variable back to where it may be."""
+
+    def project(arrays: list[Array]) -> None:
+        # A copy, because what is being written to must not be seen.
+        arrays[0][...] = as_tensor(constraint(Tensor(arrays[0].copy()))).array
+
+    with_arrays([variable], project)
