@@ -6,13 +6,14 @@ itself. threadpoolctl (extra ``train``) sets the number while replicas run.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from pycollective._core import nn as kernels
@@ -51,7 +52,12 @@ def _controller_of(_imported: tuple[bool, ...]) -> Any:
         )
         return None
     # Looking for the libraries takes milliseconds.
-    return threadpoolctl.ThreadpoolController().select(user_api="blas")
+    controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    for library in controller.lib_controllers:
+        # Asked without letting go of the interpreter's lock: it takes less than getting it back.
+        with contextlib.suppress(AttributeError):  # it keeps the library elsewhere
+            library.dynlib = ctypes.PyDLL(library.filepath, handle=library.dynlib._handle)
+    return controller
 
 
 def controls_threads() -> bool:
@@ -59,7 +65,7 @@ def controls_threads() -> bool:
     return _controller() is not None
 
 
-@contextmanager
+@contextlib.contextmanager
 def shared_among(replicas: int) -> Iterator[None]:
     """Give each of ``replicas`` its share of the threads for the length of a block.
 
