@@ -19,6 +19,7 @@ import numpy as np
 
 from pycollective import _core, array_backend
 from pycollective.communicator.arrays import Array
+from pycollective.communicator.staged import Delivery
 from pycollective.errors import MismatchError
 from pycollective.nccl import device
 
@@ -104,7 +105,7 @@ class DeviceMessages:
 
     def recv(
         self, target: Array, source: int, tag: int, seconds: float, async_op: bool = False
-    ) -> _Arrival | None:
+    ) -> Delivery | None:
         """Receive an array, whose elements this thread's stream then finds."""
         word = np.empty(1, _NUMBER)
 
@@ -114,7 +115,7 @@ class DeviceMessages:
 
         task = self._through(target).recv(word, source, tag, seconds, async_op)
         if task is not None:
-            return _Arrival(task, deliver)
+            return Delivery(task, deliver)
         deliver()
         return None
 
@@ -173,27 +174,3 @@ def _place_of(array: Array) -> tuple[int, int]:
     """Return an array's GPU, and this thread's stream there."""
     here = array_backend.device_of(array)[1]
     return here, device.stream_on(here).ptr
-
-
-class _Arrival:
-    """A message that is on its way."""
-
-    def __init__(self, task: _core.Task, deliver: Callable[[], None]) -> None:
-        self._task = task
-        self._deliver: Callable[[], None] | None = deliver
-
-    @property
-    def done(self) -> bool:
-        """Whether the sender has sent it, or never will."""
-        return self._task.done
-
-    def wait(self, timeout: float) -> bool:
-        """Wait so many seconds for that."""
-        return self._task.wait(timeout)
-
-    def check(self) -> None:
-        """Let this thread's stream have the array, or raise why it does not come."""
-        self._task.check()
-        deliver, self._deliver = self._deliver, None
-        if deliver is not None:
-            deliver()

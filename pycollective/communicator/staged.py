@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from pycollective import _core, array_backend
-from pycollective.communicator.arrays import Array
 
 if TYPE_CHECKING:
     from pycollective.communicator.member import Member
 
-__all__ = ["StagedCore"]
+__all__ = ["Delivery", "StagedCore"]
 
 
 class StagedCore:
@@ -48,7 +48,7 @@ class StagedCore:
                 return task
             host = given[place]
             if task is not None:
-                return _StagedTask(task, host, target)
+                return Delivery(task, partial(array_backend.assign, target, host))
             array_backend.assign(target, host)
             return None
 
@@ -64,23 +64,25 @@ class StagedCore:
         """Nothing is left behind."""
 
 
-class _StagedTask:
-    """A call of the core that is under way, whose result is then brought to a GPU."""
+class Delivery:
+    """A task of the core, and what brings its result to where it belongs when it is over."""
 
-    def __init__(self, task: _core.Task, host: Array, target: Array) -> None:
+    def __init__(self, task: _core.Task, deliver: Callable[[], None]) -> None:
         self._task = task
-        self._host: Array | None = host
-        self._target = target
+        self._deliver: Callable[[], None] | None = deliver
 
     @property
     def done(self) -> bool:
+        """Whether the call is over, or failed."""
         return self._task.done
 
     def wait(self, timeout: float) -> bool:
+        """Wait so many seconds for that."""
         return self._task.wait(timeout)
 
     def check(self) -> None:
+        """Bring the result to its place, once, or raise why there is none."""
         self._task.check()
-        host, self._host = self._host, None
-        if host is not None:
-            array_backend.assign(self._target, host)
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None:
+            deliver()
