@@ -36,6 +36,13 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.fixture
+def without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No libnccl is found, also where NVIDIA's package is installed."""
+    monkeypatch.setattr("pycollective.nccl.loading._opened", None)
+    monkeypatch.setattr("pycollective.nccl.loading._places", lambda: iter(()))
+
+
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
     """Folder of the real MNIST files; skips where there is none."""
