@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -79,6 +80,8 @@ def on_host(array: Any) -> bool:
 
 def to_numpy(array: Any) -> Array:
     """Return the array on the host: itself if it is NumPy's, else a copy of its values."""
+    if array.__class__ is np.ndarray:
+        return array
     module = _cupy_of(array)
     return np.asarray(array) if module is None else module.asnumpy(array)
 
@@ -212,6 +215,12 @@ def is_on_gpu(value: Any) -> bool:
     return device is not None and device()[0] in _CUDA_DEVICES
 
 
+def any_on_gpu(values: Sequence[Any]) -> bool:
+    """Whether one of several values is an array on a GPU; no call for each where all are NumPy's."""
+    others = [value for value in values if value.__class__ is not np.ndarray]
+    return any(map(is_on_gpu, others))
+
+
 def gpu_array(value: Any) -> Array:
     """Return the CuPy array of the memory of an array on a GPU.
 
@@ -306,7 +315,7 @@ def gpu_count() -> tuple[int, str]:
 def on_device(kind: str, index: int) -> AbstractContextManager[Any]:
     """Return the context in which new CuPy arrays lie on a GPU; for a CPU one that does nothing."""
     if kind != "GPU":
-        return nullcontext()
+        return _HOST
     import cupy
 
     device: AbstractContextManager[Any] = cupy.cuda.Device(index)

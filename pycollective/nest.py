@@ -99,9 +99,13 @@ def pack_as(structure: Any, leaves: Iterable[Any]) -> Any:
 
 
 def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
-    if not is_nested(structure):
-        try:
+    try:
+        if not is_nested(structure):
             return next(leaves)
-        except StopIteration:
-            raise ValueError("fewer values than places in the structure") from None
-    return rebuild(structure, [_pack(child, leaves) for child in _children(structure)])
+        items = [
+            _pack(child, leaves) if _is_container(child.__class__) else next(leaves)
+            for child in _children(structure)
+        ]
+    except StopIteration:
+        raise ValueError("fewer values than places in the structure") from None
+    return rebuild(structure, items)

@@ -36,9 +36,12 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No libnccl is found, also where NVIDIA's package is installed."""
+    """Find no libnccl, also where NVIDIA's package is installed; rooms with NCCL override this.
+
+    What is loaded once stays in the process, and would be taken for the tests' own library.
+    """
     monkeypatch.setattr("pycollective.nccl.loading._opened", None)
     monkeypatch.setattr("pycollective.nccl.loading._places", lambda: iter(()))
 

@@ -106,10 +106,13 @@ inline constexpr int kLookahead = 2;
 inline constexpr int kCrowdedLookahead = 6;
 
 // A waiting rank looks this often before it yields, and yields this often before it sleeps. With
-// more ranks than cores, spinning only keeps the others from working.
+// more ranks than cores, spinning only keeps the others from working. Ranks of one host that have
+// cores of their own yield for about 1 ms, like threads of a kernel's team: replicas of a step come
+// to its collectives some 100 µs apart, and to wake one takes as long.
 inline constexpr int kSpins = 300;
 inline constexpr int kCrowdedSpins = 3;
 inline constexpr int kYields = 200;
+inline constexpr int kHostYields = 2000;
 
 // How often a sleeping rank looks at its deadline and at the user's interrupt.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);

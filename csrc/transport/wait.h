@@ -46,6 +46,7 @@ template <class Failed, class Check, class LookUp, class TimeOut>
 void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spins,
                      Clock::time_point deadline, const Interrupt& interrupt, Failed failed,
                      Check check, LookUp look_up, TimeOut time_out) {
+  const int yields = spins < kSpins ? kYields : kHostYields;
   int looks = 0;  // in vain, since the last progress
   auto next_look_up = Clock::now() + kWaitSlice;
   for (;;) {
@@ -68,7 +69,7 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
       if (interrupt) interrupt();  // Ctrl-C says more than the peers' leaving because of it
       check();
     }
-    if (looks <= spins + kYields) {
+    if (looks <= spins + yields) {
       std::this_thread::yield();
       continue;
     }

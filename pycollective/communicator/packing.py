@@ -188,6 +188,12 @@ class PackedReduction:
         self._missing[self._pack_of[place]] -= 1
         self._begin_whole(self._early)
 
+    def add_all(self, arrays: Sequence[Array]) -> None:
+        """Give all arrays, in order, of which none was given before."""
+        self._arrays = dict(enumerate(arrays))
+        self._missing = [0] * len(self._missing)
+        self._begin_whole(self._early)
+
     def _begin_whole(self, end: int) -> None:
         while self._next < end and not self._missing[self._next]:
             members = self._members[self._next]

@@ -231,7 +231,7 @@ class _ScheduledOps(CrossDeviceOps):
         if communicator.rank == 0:
             self._log_packs(likes, members_of_packs, communicator.size, options)
         shares = max(1, self._num_packs)
-        on_gpus = any(array_backend.is_on_gpu(like) for like in likes)
+        on_gpus = array_backend.any_on_gpu(likes)
         stay = on_gpus and self._reduces_on_gpus(communicator, options)
 
         def begin(source: Array, target: Array, is_last: bool) -> list[Work]:
@@ -339,6 +339,9 @@ class _PackedReplicaReduction(ReplicaReduction):
 
     def add(self, place: int, array: Array) -> None:
         self._packed.add(place, self._prepared(array))
+
+    def add_all(self, arrays: Sequence[Array]) -> None:
+        self._packed.add_all([self._prepared(array) for array in arrays])
 
     def flush(self) -> None:
         self._packed.flush()

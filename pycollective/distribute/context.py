@@ -34,8 +34,9 @@ class Mode(NamedTuple):
 
     strategy: Strategy
     replica_context: ReplicaContext | None
-    #: In `StrategyExtended.update`: the replica whose component is updated.
-    update_replica: int | None = None
+    #: For which of this process's replicas the code runs: in a replica function that one, in
+    #: `StrategyExtended.update` the one whose component is updated, elsewhere none.
+    replica: int | None = None
 
 
 class _Entry(NamedTuple):
@@ -98,14 +99,7 @@ def replica_among(replicas: int) -> int | None:
     mode = current_mode()
     if mode is None:
         return 0 if replicas == 1 else None
-    if mode.update_replica is not None:
-        here, count = mode.update_replica, mode.strategy.extended.num_local_replicas
-    elif mode.replica_context is not None:
-        here = mode.replica_context.local_replica_id
-        count = mode.replica_context.num_local_replicas
-    else:
-        return None
-    return here if count == replicas else None
+    return mode.replica if mode.strategy.extended.num_local_replicas == replicas else None
 
 
 class entered:

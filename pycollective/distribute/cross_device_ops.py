@@ -6,6 +6,7 @@ Here are the base class and `ReductionToOneDevice`; those that run schedules of 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections import defaultdict
@@ -64,6 +65,11 @@ class ReplicaReduction:
     def add(self, place: int, array: Array) -> None:
         """Give one of the arrays, which must be left alone until `finish` has returned."""
         raise NotImplementedError
+
+    def add_all(self, arrays: Sequence[Array]) -> None:
+        """Give all arrays, in order."""
+        for place, array in enumerate(arrays):
+            self.add(place, array)
 
     def flush(self) -> None:
         """Begin all that has been given, and not been begun; `finish` does it, too."""
@@ -424,6 +430,7 @@ def _sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
     return finished(total, dtype, reduce_op, len(arrays))
 
 
+@functools.lru_cache(maxsize=256)
 def work_dtype(dtype: np.dtype[Any], reduce_op: ReduceOp) -> np.dtype[Any]:
     """Return in which dtype arrays of a dtype are reduced."""
     names = _REDUCED_FOR_MEAN_AS if reduce_op is ReduceOp.MEAN else _REDUCED_AS

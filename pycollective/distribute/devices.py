@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pycollective import array_backend, config
 from pycollective.array_backend import Array
 from pycollective.nccl.device import Upload
@@ -64,10 +66,14 @@ class Device:
     @property
     def memory(self) -> Device:
         """The device that stands for the memory of its processor, the first one there."""
+        if self.kind == "CPU":
+            return _HOST
         return Device(self.kind, config.first_on(self.kind, self.processor))
 
     def place(self, array: Array) -> Array:
         """Return an array in this device's memory: itself if it lies there."""
+        if self.kind == "CPU" and array.__class__ is np.ndarray:
+            return array
         return array_backend.placed(array, self.kind, self.processor)
 
     def in_use(self) -> AbstractContextManager[Any]:
@@ -77,6 +83,10 @@ class Device:
     def __str__(self) -> str:
         """Return the canonical name."""
         return f"/job:localhost/replica:0/task:0/device:{self.kind}:{self.index}"
+
+
+#: What stands for the host's memory, whatever CPU devices there are.
+_HOST = Device("CPU", 0)
 
 
 class Uploads:
@@ -143,6 +153,8 @@ def parse_device(name: str | Device) -> Device:
 
 def in_memory_of(array: Any) -> Device:
     """Return the device that stands for the memory in which a value lies, as `Device.memory`."""
+    if array.__class__ is np.ndarray:
+        return _HOST
     kind, processor = array_backend.device_of(array)
     return Device(kind, config.first_on(kind, processor))
 

@@ -393,7 +393,7 @@ class StrategyExtended:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a function for one replica in this thread."""
-        mode = Mode(self.strategy, ReplicaContext(self.strategy, replica, run))
+        mode = Mode(self.strategy, ReplicaContext(self.strategy, replica, run), replica)
         # Running in this thread, outside the strategy's scope, is being in it.
         creator = self.create_variable if run is None and not has_strategy() else None
         with entered(mode, creator), self.replica_device(replica):

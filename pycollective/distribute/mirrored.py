@@ -140,8 +140,9 @@ class MirroredExtended(StrategyExtended):
             communicator = self._communicator_of(context)
             reduction = ops.begin_all_reduce(communicator, reduce_op, arrays, options, False)
             assert reduction is not None
-            for place, array in enumerate(arrays):
-                reduction.add(place, array_backend.to_numpy(array) if self._mixed else array)
+            reduction.add_all(
+                [array_backend.to_numpy(array) for array in arrays] if self._mixed else arrays
+            )
             return reduction.finish()
 
     def begin_all_reduce(

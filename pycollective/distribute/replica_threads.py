@@ -16,8 +16,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from pycollective.errors import AbortedError, CollectiveTimeoutError
@@ -116,25 +116,9 @@ class ReplicaRun:
 
     # Meetings -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def collective(self, replica: int) -> Iterator[None]:
+    def collective(self, replica: int) -> AbstractContextManager[None]:
         """Bracket one collective call of a replica."""
-        with self._changed:
-            self._check_alive()
-            self._collectives[replica] += 1
-            self._enter(replica, _State.COLLECTIVE)
-        begin = time.monotonic()
-        try:
-            yield
-        except CollectiveTimeoutError as error:
-            with self._changed:
-                if _State.RUNNING in self._states:
-                    self._expire(time.monotonic() - begin)
-                    self._check_alive(error)
-            raise
-        finally:
-            with self._changed:
-                self._states[replica] = _State.RUNNING
+        return _Collective(self, replica)
 
     def merge(
         self,
@@ -291,6 +275,34 @@ class ReplicaRun:
                 "create: every replica must create the same variables in the same order"
             )
         return ""
+
+
+class _Collective:
+    """One collective call of a replica, from its beginning to its end."""
+
+    __slots__ = ("_begin", "_replica", "_run")
+
+    def __init__(self, run: ReplicaRun, replica: int) -> None:
+        self._run = run
+        self._replica = replica
+
+    def __enter__(self) -> None:
+        run, replica = self._run, self._replica
+        with run._changed:
+            run._check_alive()
+            run._collectives[replica] += 1
+            run._enter(replica, _State.COLLECTIVE)
+        self._begin = time.monotonic()
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        run = self._run
+        with run._changed:
+            try:
+                if isinstance(error, CollectiveTimeoutError) and _State.RUNNING in run._states:
+                    run._expire(time.monotonic() - self._begin)
+                    run._check_alive(error)
+            finally:
+                run._states[self._replica] = _State.RUNNING
 
 
 class ReplicaThreads:

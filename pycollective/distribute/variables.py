@@ -113,8 +113,7 @@ class DistributedVariable(Variable, DistributedValues):
         mode = current_mode()
         if mode is None or mode.strategy is not self._distribute_strategy:
             return None
-        context = mode.replica_context
-        return mode.update_replica if context is None else context.local_replica_id
+        return mode.replica
 
     def _here(self) -> int | None:
         """Return what `_replica` does, for an assignment: there must be no other strategy."""
@@ -151,7 +150,10 @@ class DistributedVariable(Variable, DistributedValues):
         values = self._values
         found: Variable = values[0]
         if len(values) > 1:
-            found = values[self._replica() or 0]
+            # As `_replica`, which would be half of what reading a variable takes.
+            mode = current_mode()
+            if mode is not None and mode.replica and mode.strategy is self._distribute_strategy:
+                found = values[mode.replica]
         return found
 
     def _current(self) -> Tensor:

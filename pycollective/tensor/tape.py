@@ -491,7 +491,9 @@ def _array_of(gradient: Any) -> Array:
 
 def _result(parts: list[Array], targets: tuple[Tensor, ...]) -> Tensor:
     """Make the tensor of a gradient, and see that outer tapes do not take it for a constant."""
-    array = _array_of(parts[0])
+    array = parts[0]
+    if array.__class__ is not np.ndarray:
+        array = _array_of(array)
     for part in parts[1:]:
         array = asarray(_sum(array, part))
     # A broadcast view would surprise who sends its bytes; everything else is handed out as it is.

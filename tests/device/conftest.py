@@ -6,11 +6,6 @@ import pytest
 from emulated import make_devices
 
 
-@pytest.fixture(autouse=True)
-def _by_the_core(without_nccl):
-    """What is tested here are the core's own kernels."""
-
-
 @pytest.fixture
 def devices(monkeypatch):
     """Four devices that reach each other."""

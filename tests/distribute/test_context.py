@@ -201,7 +201,7 @@ def test_an_update_is_a_context_of_its_own(two):
     with two.scope():
         v = Variable(1.0)
     seen = []
-    two.extended.update(v, lambda c: seen.append((facts(), current_mode().update_replica)))
+    two.extended.update(v, lambda c: seen.append((facts(), current_mode().replica)))
     assert seen == [((two, None, True, True), r) for r in (0, 1)]
 
 

@@ -306,7 +306,7 @@ def test_central_storage_heeds_input_options():
 # Descriptions ---------------------------------------------------------------------------------
 
 
-def test_describe(monkeypatch, without_nccl):
+def test_describe(monkeypatch):
     from pycollective.distribute import blas_threads, describe
 
     monkeypatch.setattr(describe, "available_cores", lambda: 4)

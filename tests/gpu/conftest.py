@@ -11,6 +11,11 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in ("core", "keras", "nn")]
 
 
+@pytest.fixture(autouse=True)
+def without_nccl():
+    """Leave the library that there is to the tests."""
+
+
 @pytest.fixture
 def cupy():
     module = pytest.importorskip("cupy")

@@ -13,6 +13,11 @@ from pycollective.nccl import loading
 sys.path.append(str(Path(__file__).parents[1] / "distribute"))  # its workers are processes
 
 
+@pytest.fixture(autouse=True)
+def without_nccl():
+    """Leave the library that there is to the tests."""
+
+
 @pytest.fixture(scope="session")
 def fake_path(tmp_path_factory):
     """Path of a libnccl of host memory; skips without a C compiler."""

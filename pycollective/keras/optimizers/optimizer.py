@@ -152,6 +152,8 @@ class Optimizer(Trackable):
         self._stepped: dict[
             int | None, tuple[tuple[int, ...], Strategy | None, list[Sequence[Variable]]]
         ] = {}
+        #: Of the last step: each variable, and its gradient's shape and dtype.
+        self._before: list[tuple[Variable, tuple[int, ...], Any]] = []
         self._warned: set[tuple[str, ...]] = set()
         self._rate: Any = None
         self._creation = build_scope_of_new()
@@ -162,7 +164,7 @@ class Optimizer(Trackable):
             rate = self._finite(learning_rate)
             self._rate = self._make("learning_rate", lambda: np.asarray(rate), floatx())
 
-    _untracked = frozenset({"_slots", "_stepped"})
+    _untracked = frozenset({"_slots", "_stepped", "_before"})
 
     # What an optimizer is --------------------------------------------------------------------
 
@@ -410,13 +412,14 @@ class Optimizer(Trackable):
             context, extended = mode.replica_context, mode.strategy.extended
             assert context is not None
             require_copies(mode, [*variables, self._iterations])
-            tensors = [Tensor(g) for g in gradients]
             if extended.updates_variables_once:
+                tensors = [Tensor(g) for g in gradients]
                 context.merge_call(self._update_once, args=(tensors, variables, aggregate))
                 return self._iterations
             if aggregate:
-                reduced = context.all_reduce("SUM", tensors, extended.gradient_options)
-                gradients = [tensor.array for tensor in reduced]
+                gradients = extended.all_reduce_in_replica(
+                    context, ReduceOp.SUM, gradients, extended.gradient_options
+                )
         self._step(gradients, variables)
         return self._iterations
 
@@ -433,7 +436,7 @@ class Optimizer(Trackable):
 
     def _step(self, gradients: list[Array], variables: list[Variable]) -> None:
         """Update this replica's copies by the gradients of all replicas."""
-        if any(id(variable) not in self._slots for variable in variables):
+        if False in [id(variable) in self._slots for variable in variables]:
             self.build(variables)
         if self.loss_scale_factor is not None:
             gradients = [g / g.dtype.type(self.loss_scale_factor) for g in gradients]
@@ -574,6 +577,9 @@ class Optimizer(Trackable):
 
     def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:
         """Return gradients and variables, without the pairs that have no gradient."""
+        gradients, variables = self._as_before(pairs)
+        if variables:
+            return gradients, variables
         if None in [gradient if gradient is None else 0 for gradient, _ in pairs]:
             missing = tuple(variable.name for gradient, variable in pairs if gradient is None)
             pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
@@ -592,7 +598,6 @@ class Optimizer(Trackable):
                 )
         if not pairs:
             raise ValueError("No gradients provided for any variable: apply_gradients got no pairs")
-        gradients, variables = [], []
         for gradient, variable in pairs:
             array = as_tensor(gradient).array
             current = variable._local()._current()
@@ -608,7 +613,28 @@ class Optimizer(Trackable):
             names = [variable.name for variable in variables]
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"{self.name}: variables {twice} are there more than once")
+        self._before = [
+            (variable, array.shape, array.dtype)
+            for variable, array in zip(variables, gradients, strict=True)
+        ]
         return gradients, variables
+
+    def _as_before(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:
+        """Return gradients and variables if they fit each other as in the step before, or nothing."""
+        gradients: list[Array] = []
+        if len(pairs) == len(self._before):
+            for (gradient, variable), (known, shape, dtype) in zip(
+                pairs, self._before, strict=True
+            ):
+                if variable is not known or gradient.__class__ is not Tensor:
+                    break
+                array = gradient.array
+                if array.shape != shape or array.dtype != dtype:
+                    break
+                gradients.append(array)
+            else:
+                return gradients, [variable for _, variable in pairs]
+        return [], []
 
     def _within_limits(self, gradients: list[Array]) -> list[Array]:
         return clipped(gradients, self.clipvalue, self.clipnorm, self.global_clipnorm)
@@ -638,10 +664,7 @@ class Optimizer(Trackable):
     def _copies_with_slots(self, variables: list[Variable]) -> list[Sequence[Variable]]:
         """Return copies of variables, each followed by its slots: the same ones step after step."""
         mode = current_mode()
-        place = None
-        if mode is not None:
-            context = mode.replica_context
-            place = mode.update_replica if context is None else context.local_replica_id
+        place = None if mode is None else mode.replica
         known = tuple(map(id, variables))
         stepped = self._stepped.get(place)
         if stepped is None or stepped[0] != known or stepped[1] is not (mode and mode.strategy):

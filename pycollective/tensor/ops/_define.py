@@ -52,9 +52,9 @@ def _takes_dtype(value: Any) -> bool:
 
 def check_dtypes(name: str, *tensors: Tensor) -> None:
     """Raise ``TypeError`` unless all tensors have one dtype."""
-    first = tensors[0].dtype
+    first = tensors[0].array.dtype
     for tensor in tensors:
-        if tensor.dtype != first:
+        if tensor.array.dtype != first:
             raise TypeError(
                 f"{name}: operands have different dtypes, {first} and {tensor.dtype}; use cast() "
                 "on one of them"

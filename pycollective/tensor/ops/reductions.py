@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...array_backend import Array, array_module, asarray, filled, on_host
+from ...array_backend import Array, array_module, asarray, filled
 from ...workspace import workspace
 from ..tape import record
 from ..tensor import Tensor, as_tensor
@@ -227,11 +227,14 @@ def add_n(inputs: Any) -> Tensor:
     if not tensors:
         raise ValueError("add_n needs at least one tensor")
     check_dtypes("add_n", *tensors)
-    for tensor in tensors:
-        if tensor.shape != tensors[0].shape:
-            raise ValueError(f"add_n: shapes {tensors[0].shape} and {tensor.shape} differ")
+    arrays = [tensor.array for tensor in tensors]
+    shape = arrays[0].shape
+    for array in arrays:
+        if array.shape != shape:
+            raise ValueError(f"add_n: shapes {shape} and {array.shape} differ")
     # Numbers add up without the machinery for arrays.
-    arrays = [t.array if t.array.ndim or not on_host(t.array) else t.array[()] for t in tensors]
+    if not shape:
+        arrays = [x[()] if x.__class__ is np.ndarray else x for x in arrays]
     total = functools.reduce(operator.add, arrays)
 
     def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
