@@ -18,6 +18,7 @@ void bind_schedule(pybind11::module_& m);
 void bind_group(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_measure(pybind11::module_& m);
+void bind_arrivals(pybind11::module_& m);
 void bind_fast_all_reduce(pybind11::module_& m);
 void bind_reduce(pybind11::module_& m);
 void bind_nn(pybind11::module_& m);

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import enum
+import itertools
 import logging
 import queue
 import threading
@@ -20,6 +21,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from pycollective._core import Arrivals
+from pycollective.distribute.blas_threads import available_cores
 from pycollective.errors import AbortedError, CollectiveTimeoutError
 
 __all__ = ["ReplicaRun", "ReplicaThreads"]
@@ -316,9 +319,17 @@ class ReplicaThreads:
         self._jobs: list[queue.SimpleQueue[Job | None]] = [
             queue.SimpleQueue() for _ in range(size - 1)
         ]
+        #: Counts of jobs and of ends, to look out for where each replica has a core of its own.
+        looks_out = size <= available_cores()
+        self._begun = Arrivals() if looks_out else None
+        self._ended = Arrivals() if looks_out else None
+        self._runs = 0
         for number, jobs in enumerate(self._jobs, start=1):
             threading.Thread(
-                target=_serve, args=(jobs,), name=f"pycollective-replica-{number}", daemon=True
+                target=_serve,
+                args=(jobs, self._begun),
+                name=f"pycollective-replica-{number}",
+                daemon=True,
             ).start()
         self.close = weakref.finalize(self, _stop, self._jobs)
 
@@ -356,14 +367,21 @@ class ReplicaThreads:
                     context.run(replica, number)
                 finally:
                     run.end(number)
+                    if self._ended is not None:
+                        self._ended.add()
 
             return work
 
         for number, jobs in enumerate(self._jobs, start=1):
             # The caller's context variables (NumPy's error state is one) hold in every replica.
             jobs.put(job(number, contextvars.copy_context()))
+        self._runs += 1
+        if self._begun is not None:
+            self._begun.add()
         replica(0)
         run.end(0)
+        if self._ended is not None:
+            self._ended.look_out(self._runs * len(self._jobs))
         try:
             if not run.wait_for_ends():
                 self.close()
@@ -375,8 +393,13 @@ class ReplicaThreads:
         return results
 
 
-def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
-    while (job := jobs.get()) is not None:
+def _serve(jobs: queue.SimpleQueue[Job | None], begun: Arrivals | None) -> None:
+    for number in itertools.count(1):
+        if begun is not None:
+            begun.look_out(number)
+        job = jobs.get()
+        if job is None:
+            return
         job()
         del job  # holds the user's function and its data
 
