@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -15,6 +16,9 @@ namespace {
 // Whether the last of our threads that had the lock has let go of it, and none has come for it
 // since. Only a hint: Python's other threads take and leave the lock without a word here.
 std::atomic<bool> vacant{false};
+
+// How often this thread yields while it looks out for it.
+[[maybe_unused]] thread_local int yields = kLockYields;
 
 // Threads that look out for it.
 [[maybe_unused]] std::atomic<int> seekers{0};
@@ -80,13 +84,25 @@ InterpreterRelease::~InterpreterRelease() {
       pause();
       taken = take();
     }
-    for (int i = 0; !taken && i < kLockYields; ++i) {
+    for (int i = 0; !taken && i < yields; ++i) {
       std::this_thread::yield();
       taken = take();
     }
     seekers.fetch_sub(1);
+    if (!taken) {
+      const auto begin = std::chrono::steady_clock::now();
+      restore();
+      const bool was_free = std::chrono::steady_clock::now() - begin < kLockWasFree;
+      yields = was_free ? std::max(kLeastLockYields, yields / 4) : kLockYields;
+      return;
+    }
+    yields = kLockYields;
   }
 #endif
+  restore();
+}
+
+void InterpreterRelease::restore() {
   Asking asks;
   PyEval_RestoreThread(state_);
 }

@@ -27,6 +27,8 @@ class InterpreterRelease {
   InterpreterRelease& operator=(const InterpreterRelease&) = delete;
 
  private:
+  void restore();
+
   PyThreadState* state_;
 };
 
