@@ -161,11 +161,26 @@ def test_no_gradient_at_all():
     "gradient", [np.ones((2, 3)), np.ones((3, 2), np.float32), np.ones(())], ids=str
 )
 @pytest.mark.parametrize("make", [optimizers.SGD, optimizers.Adam])
-def test_gradient_of_another_shape_or_dtype(gradient, make):
+@pytest.mark.parametrize("step", [1, 2])
+def test_gradient_of_another_shape_or_dtype(gradient, make, step):
     own = variables()
+    optimizer = make()
+    for _ in range(step - 1):  # what fitted before
+        optimizer.apply_gradients([(as_tensor(GRADIENTS[0][0]), own[0])])
+    before = own[0].numpy()
     with pytest.raises(ValueError, match=r"'v0' has shape .*the variable has \(3, 2\) and float64"):
-        make().apply_gradients([(as_tensor(gradient), own[0])])
-    np.testing.assert_array_equal(own[0].numpy(), START[0])
+        optimizer.apply_gradients([(as_tensor(gradient), own[0])])
+    np.testing.assert_array_equal(own[0].numpy(), before)
+
+
+def test_other_variables_in_each_step():
+    own = variables()
+    optimizer = optimizers.SGD(1.0)
+    pairs = [(as_tensor(g), v) for g, v in zip(GRADIENTS[0], own, strict=True)]
+    for chosen in (pairs, pairs[::-1], pairs[1:], pairs[:1], [(GRADIENTS[0][0], own[0])]):
+        optimizer.apply_gradients(chosen)
+    for start, gradient, times, variable in zip(START, GRADIENTS[0], (4, 3), own, strict=True):
+        np.testing.assert_allclose(variable.numpy(), start - times * gradient, rtol=1e-12)
 
 
 def test_a_variable_twice():
