@@ -67,7 +67,13 @@ void bind_nccl(py::module_& m) {
   m.attr("IN_PROGRESS") = static_cast<int>(nccl::Result::in_progress);
 
   py::class_<Library, std::shared_ptr<Library>>(m, "Library", "An opened library of NCCL.")
-      .def(py::init(&Library::open), py::arg("name"), py::arg("loaded") = false, Released())
+      // Let go of the lock inside, here and below: with a call_guard pybind11 would enter the new
+      // instance into its tables without it.
+      .def(py::init([](const std::string& name, bool loaded) {
+             InterpreterRelease release;
+             return Library::open(name, loaded);
+           }),
+           py::arg("name"), py::arg("loaded") = false)
       .def_property_readonly("version", &Library::version, "Such as 22703 for 2.27.3.")
       .def_property_readonly("version_text",
                              [](const Library& self) { return nccl::version_text(self.version()); })
@@ -105,14 +111,15 @@ void bind_nccl(py::module_& m) {
                        int rank, std::optional<bool> blocking, Number cga_cluster_size,
                        Number min_ctas, Number max_ctas, std::optional<bool> split_share) {
              nccl::UniqueId id = unique_id_of(unique_id);
-             return Comm::init(
-                 std::move(library), id, size, rank,
-                 options_of(blocking, cga_cluster_size, min_ctas, max_ctas, split_share));
+             nccl::Options options =
+                 options_of(blocking, cga_cluster_size, min_ctas, max_ctas, split_share);
+             InterpreterRelease release;
+             return Comm::init(std::move(library), id, size, rank, options);
            }),
            py::arg("library"), py::arg("unique_id").none(false), py::arg("size"), py::arg("rank"),
            py::arg("blocking") = py::none(), py::arg("cga_cluster_size") = py::none(),
            py::arg("min_ctas") = py::none(), py::arg("max_ctas") = py::none(),
-           py::arg("split_share") = py::none(), Released())
+           py::arg("split_share") = py::none())
       .def_property_readonly("alive", &Comm::alive, "Whether it is neither destroyed nor aborted.")
       .def("size", &Comm::size, Released())
       .def("rank", &Comm::rank, Released())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -341,3 +342,26 @@ print("well")
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
     assert run.stdout == "well\n", run.stdout + run.stderr
+
+
+def test_several_threads_open_it(fake_path):
+    """Instances are entered into pybind11's tables one after the other; this once ended the process."""
+    program = f"""
+import sys, threading
+from pycollective import _core
+sys.setswitchinterval(1e-6)
+def open_some():
+    for _ in range(20000):
+        _core.nccl.Library({str(fake_path)!r}, False)
+threads = [threading.Thread(target=open_some) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
