@@ -380,9 +380,9 @@ class ReplicaThreads:
             self._begun.add()
         replica(0)
         run.end(0)
-        if self._ended is not None:
-            self._ended.look_out(self._runs * len(self._jobs))
         try:
+            if self._ended is not None:
+                self._ended.look_out(self._runs * len(self._jobs))
             if not run.wait_for_ends():
                 self.close()
         except BaseException as error:  # Ctrl-C, while others still work

@@ -344,7 +344,7 @@ print("well")
     assert run.stdout == "well\n", run.stdout + run.stderr
 
 
-def test_several_threads_open_it(fake_path):
+def test_several_threads_open_it(fake_path, tmp_path):
     """Instances are entered into pybind11's tables one after the other; this once ended the process."""
     program = f"""
 import sys, threading
@@ -359,6 +359,7 @@ for thread in threads: thread.join()
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
