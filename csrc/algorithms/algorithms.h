@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string_view>
-#include <vector>
 
 #include "schedule/step.h"
 
@@ -30,7 +30,7 @@ const Algorithm& direct_all_to_all();
 const Algorithm& dissemination_barrier();
 
 // All algorithms, the default of each collective first.
-const std::vector<const Algorithm*>& all_algorithms();
+std::span<const Algorithm* const> all_algorithms();
 
 const Algorithm& default_algorithm(Collective collective);
 

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -25,9 +26,6 @@ class DisseminationBarrier final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& dissemination_barrier() {
-  static const DisseminationBarrier barrier;
-  return barrier;
-}
+const Algorithm& dissemination_barrier() { return lasting<DisseminationBarrier>(); }
 
 }  // namespace pycollective

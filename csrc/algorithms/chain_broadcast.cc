@@ -5,6 +5,7 @@
 // Cost: 15 + size - 1 rounds of a sixteenth of the buffer; every rank sends the buffer once at
 // most, where the root of a tree sends it log2 size times.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -31,9 +32,6 @@ class ChainBroadcast final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& chain_broadcast() {
-  static const ChainBroadcast algorithm;
-  return algorithm;
-}
+const Algorithm& chain_broadcast() { return lasting<ChainBroadcast>(); }
 
 }  // namespace pycollective

@@ -10,6 +10,7 @@
 //
 // Ranks that share a board do the same without messages: executor/direct.h.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -61,9 +62,6 @@ class Direct final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& direct_all_reduce() {
-  static const Direct direct;
-  return direct;
-}
+const Algorithm& direct_all_reduce() { return lasting<Direct>(); }
 
 }  // namespace pycollective

@@ -2,6 +2,7 @@
 //
 // Cost: one round of size - 1 messages; each rank sends size - 1 parts, the least possible.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -23,9 +24,6 @@ class DirectAllGather final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& direct_all_gather() {
-  static const DirectAllGather algorithm;
-  return algorithm;
-}
+const Algorithm& direct_all_gather() { return lasting<DirectAllGather>(); }
 
 }  // namespace pycollective

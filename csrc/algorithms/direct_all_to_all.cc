@@ -4,6 +4,7 @@
 //
 // Cost: size - 1 turns; each rank sends size - 1 parts, the least possible.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -24,9 +25,6 @@ class DirectAllToAll final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& direct_all_to_all() {
-  static const DirectAllToAll algorithm;
-  return algorithm;
-}
+const Algorithm& direct_all_to_all() { return lasting<DirectAllToAll>(); }
 
 }  // namespace pycollective

@@ -2,6 +2,7 @@
 //
 // Cost: size - 1 messages at the root; each part moves once.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -21,9 +22,6 @@ class DirectGather final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& direct_gather() {
-  static const DirectGather algorithm;
-  return algorithm;
-}
+const Algorithm& direct_gather() { return lasting<DirectGather>(); }
 
 }  // namespace pycollective

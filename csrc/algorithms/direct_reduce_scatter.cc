@@ -3,6 +3,7 @@
 //
 // Cost: one round of size - 1 messages; each rank sends size - 1 parts, the least possible.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -28,9 +29,6 @@ class DirectReduceScatter final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& direct_reduce_scatter() {
-  static const DirectReduceScatter algorithm;
-  return algorithm;
-}
+const Algorithm& direct_reduce_scatter() { return lasting<DirectReduceScatter>(); }
 
 }  // namespace pycollective

@@ -12,6 +12,7 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -86,9 +87,6 @@ class DoubleTree final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& double_tree_all_reduce() {
-  static const DoubleTree double_tree;
-  return double_tree;
-}
+const Algorithm& double_tree_all_reduce() { return lasting<DoubleTree>(); }
 
 }  // namespace pycollective

@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -32,9 +33,6 @@ class DoublingAllGather final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& doubling_all_gather() {
-  static const DoublingAllGather algorithm;
-  return algorithm;
-}
+const Algorithm& doubling_all_gather() { return lasting<DoublingAllGather>(); }
 
 }  // namespace pycollective

@@ -14,6 +14,7 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -74,9 +75,6 @@ class HalvingDoubling final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& halving_doubling_all_reduce() {
-  static const HalvingDoubling halving_doubling;
-  return halving_doubling;
-}
+const Algorithm& halving_doubling_all_reduce() { return lasting<HalvingDoubling>(); }
 
 }  // namespace pycollective

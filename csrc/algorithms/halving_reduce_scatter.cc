@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -58,9 +59,6 @@ class HalvingReduceScatter final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& halving_reduce_scatter() {
-  static const HalvingReduceScatter algorithm;
-  return algorithm;
-}
+const Algorithm& halving_reduce_scatter() { return lasting<HalvingReduceScatter>(); }
 
 }  // namespace pycollective

@@ -14,6 +14,7 @@
 // however many ranks there are; each rank sends about twice the buffer.
 #include "algorithms/algorithms.h"
 #include "algorithms/clique.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -86,9 +87,6 @@ class HierarchicalCopy final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& hierarchical_copy_all_reduce() {
-  static const HierarchicalCopy hierarchical_copy;
-  return hierarchical_copy;
-}
+const Algorithm& hierarchical_copy_all_reduce() { return lasting<HierarchicalCopy>(); }
 
 }  // namespace pycollective

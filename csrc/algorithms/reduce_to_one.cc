@@ -5,6 +5,7 @@
 // the buffer, everyone else twice. Few ranks and small buffers; the order of the sum is plain: 0,
 // 1, 2, ….
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -32,9 +33,6 @@ class ReduceToOne final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& reduce_to_one_all_reduce() {
-  static const ReduceToOne reduce_to_one;
-  return reduce_to_one;
-}
+const Algorithm& reduce_to_one_all_reduce() { return lasting<ReduceToOne>(); }
 
 }  // namespace pycollective

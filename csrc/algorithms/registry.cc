@@ -1,11 +1,12 @@
+#include <array>
 #include <stdexcept>
 
 #include "algorithms/algorithms.h"
 
 namespace pycollective {
 
-const std::vector<const Algorithm*>& all_algorithms() {
-  static const std::vector<const Algorithm*> all = {
+std::span<const Algorithm* const> all_algorithms() {
+  static const std::array all = {
       // all_reduce
       &ring_all_reduce(),
       &hierarchical_copy_all_reduce(),

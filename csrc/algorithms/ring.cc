@@ -9,6 +9,7 @@
 // Cost: 2 (size - 1) turns; each rank sends 2 (size - 1) / size of the buffer, which is the least
 // possible.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -41,9 +42,6 @@ class Ring final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& ring_all_reduce() {
-  static const Ring ring;
-  return ring;
-}
+const Algorithm& ring_all_reduce() { return lasting<Ring>(); }
 
 }  // namespace pycollective

@@ -3,6 +3,7 @@
 //
 // Cost: size - 1 turns; each rank sends size - 1 parts, the least possible.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -25,9 +26,6 @@ class RingAllGather final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& ring_all_gather() {
-  static const RingAllGather algorithm;
-  return algorithm;
-}
+const Algorithm& ring_all_gather() { return lasting<RingAllGather>(); }
 
 }  // namespace pycollective

@@ -5,6 +5,7 @@
 // Cost: size - 1 turns; each rank sends size - 1 parts, the least possible. The sums on their way
 // stand in size - 2 chunks of scratch: nothing tells a rank early that its neighbour has read one.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -32,9 +33,6 @@ class RingReduceScatter final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& ring_reduce_scatter() {
-  static const RingReduceScatter algorithm;
-  return algorithm;
-}
+const Algorithm& ring_reduce_scatter() { return lasting<RingReduceScatter>(); }
 
 }  // namespace pycollective

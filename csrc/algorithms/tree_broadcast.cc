@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -35,9 +36,6 @@ class TreeBroadcast final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& tree_broadcast() {
-  static const TreeBroadcast broadcast;
-  return broadcast;
-}
+const Algorithm& tree_broadcast() { return lasting<TreeBroadcast>(); }
 
 }  // namespace pycollective

@@ -4,6 +4,7 @@
 // Cost: ceil(log2 size) rounds; every rank but the root sends the buffer once. A rank that adds and
 // is not the root has no output, and adds in one chunk of scratch.
 #include "algorithms/algorithms.h"
+#include "support/lasting.h"
 
 namespace pycollective {
 namespace {
@@ -37,9 +38,6 @@ class TreeReduce final : public Algorithm {
 
 }  // namespace
 
-const Algorithm& tree_reduce() {
-  static const TreeReduce algorithm;
-  return algorithm;
-}
+const Algorithm& tree_reduce() { return lasting<TreeReduce>(); }
 
 }  // namespace pycollective

@@ -22,6 +22,7 @@
 #include "bindings/interpreter_release.h"
 #include "executor/communicator.h"
 #include "schedule/tabulated.h"
+#include "support/lasting.h"
 #include "transport/shared_heap.h"
 
 namespace py = pybind11;
@@ -211,10 +212,7 @@ class Gate {
   bool closed_ = false;
 };
 
-Gate& gate() {
-  static Gate the_gate;
-  return the_gate;
-}
+Gate& gate() { return lasting<Gate>(); }
 
 std::function<void(const std::string&)> speaking_to(const py::function& warn) {
   // Let go of where the interpreter is held, wherever that is.

@@ -11,6 +11,7 @@
 
 #include "cuda/device.h"
 #include "cuda/kernels.h"
+#include "support/lasting.h"
 
 namespace pycollective::cuda {
 namespace {
@@ -263,9 +264,6 @@ void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) fail(status, what);
 }
 
-device::Runtime& runtime() {
-  static CudaRuntime& made = *new CudaRuntime;  // events may be freed after all statics
-  return made;
-}
+device::Runtime& runtime() { return lasting<CudaRuntime>(); }
 
 }  // namespace pycollective::cuda

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/lasting.h"
 #include "support/pause.h"
 #include "support/tuning.h"
 
@@ -30,23 +31,10 @@ std::atomic<int> allowed{threads_at_first()};
 // Threads that wait for work, made when they are first needed.
 class Team {
  public:
-  Team() = default;
-  ~Team() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-      calls_.fetch_add(1, std::memory_order_relaxed);
-    }
-    wake_.notify_all();
-    for (std::thread& helper : helpers_) helper.join();
-  }
-  Team(const Team&) = delete;
-  Team& operator=(const Team&) = delete;
-
-  // Returns false, having done nothing, if the team works for somebody else.
+  // Returns false, having done nothing, if the team works for somebody else, or has ended.
   bool run(int parts, const std::function<void(int)>& body) {
     const std::unique_lock mine(busy_, std::try_to_lock);
-    if (!mine) return false;
+    if (!mine || stop_) return false;
     std::unique_lock lock(mutex_);
     while (static_cast<int>(helpers_.size()) < parts - 1) {
       helpers_.emplace_back([this] { help(); });
@@ -62,6 +50,19 @@ class Team {
     if (working_ > 0) look_out(lock, [this] { return working_ == 0; });
     done_.wait(lock, [this] { return working_ == 0; });
     return true;
+  }
+
+  // Ends its threads, after the work that is under way.
+  void end() {
+    const std::lock_guard mine(busy_);
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+      calls_.fetch_add(1, std::memory_order_relaxed);
+    }
+    wake_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
+    helpers_.clear();
   }
 
  private:
@@ -115,29 +116,37 @@ class Team {
   // Changed only by who has the lock; others may look.
   std::atomic<int> working_{0};
   std::atomic<unsigned> calls_{0};
-  bool stop_ = false;
+  bool stop_ = false;  // changed by who has both locks
 };
 
 // After fork() the child has none of the threads: it gets a team of its own, and the old one is
 // left alone.
-struct Holder {
-  std::mutex mutex;
-  Team* team = nullptr;
-  pid_t process = 0;
-  ~Holder() {
-    if (process == getpid()) delete team;
-  }
+class Holder {
+ public:
   Team& get() {
-    const std::lock_guard lock(mutex);
-    if (process != getpid()) {
-      process = getpid();
-      team = new Team;
+    if (process_ != getpid()) {
+      const std::lock_guard lock(mutex_);
+      if (process_ != getpid()) {
+        team_ = new Team;
+        process_ = getpid();
+      }
     }
-    return *team;
+    return *team_;
   }
+  void end() {
+    if (process_ == getpid()) team_->end();
+  }
+
+ private:
+  std::mutex mutex_;
+  Team* team_ = nullptr;
+  std::atomic<pid_t> process_{0};  // whose the team is
 };
 
-Holder holder;
+// Its threads end with the process; itself it stays, for Python's daemon threads may still call.
+const struct AtExit {
+  ~AtExit() { lasting<Holder>().end(); }
+} at_exit;
 
 }  // namespace
 
@@ -145,7 +154,7 @@ int threads() { return allowed.load(std::memory_order_relaxed); }
 void set_threads(int count) { allowed.store(std::max(count, 1), std::memory_order_relaxed); }
 
 void in_parallel(int parts, const std::function<void(int)>& body) {
-  if (parts > 1 && holder.get().run(parts, body)) return;
+  if (parts > 1 && lasting<Holder>().get().run(parts, body)) return;
   for (int part = 0; part < parts; ++part) body(part);
 }
 

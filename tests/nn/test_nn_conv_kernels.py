@@ -340,6 +340,35 @@ def test_threads_are_those_of_the_environment(asked: str, found: int, tmp_path: 
     assert 1 <= int(done.stdout) <= found
 
 
+def test_threads_that_are_in_kernels_when_the_interpreter_ends(tmp_path: Path) -> None:
+    code = """
+import threading, time
+import numpy as np
+from pycollective._core import nn
+nn.set_threads(2)
+def again():
+    x = np.ones(1 << 21, np.float32)
+    while True:
+        nn.relu(x, x)
+for _ in range(3):
+    threading.Thread(target=again, daemon=True).start()
+time.sleep(0.05)
+print("ends", flush=True)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
+
+
 def test_replicas_share_the_threads() -> None:
     before = kernels.threads()
     kernels.set_threads(5)
