@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import namespaces
 import numpy as np
 import pytest
+from ports import free_ports
 
 import pycollective
 from pycollective import array_backend
@@ -20,14 +21,6 @@ from pycollective.cli import doctor, main
 from pycollective.cluster.membership import Membership
 from pycollective.nn import cudnn
 from pycollective.rendezvous.links import Findings
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 import pytest
+from ports import free_ports
 from test_told_to_end import _FIT
-from workers import ended, free_ports, start
+from workers import ended, start
 
 import pycollective as tf
 from pycollective import distribute, keras

@@ -13,7 +13,8 @@ import time
 
 import numpy as np
 import pytest
-from workers import ended, free_ports, run, start
+from ports import free_ports
+from workers import ended, run, start
 
 import pycollective as tf
 from pycollective import array_backend, keras

@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from workers import ended, free_ports, start
+from ports import free_ports
+from workers import ended, start
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+
+from ports import free_ports
 
 PREAMBLE = """
 import json, os, sys
@@ -41,14 +42,6 @@ class Ended:
             lines = [x[5:] for x in output.splitlines() if x.startswith("SAID ")]
             found.append({k: v for line in lines for k, v in json.loads(line).items()})
         return found
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 def start(tmp_path, tasks, body, replicas=1, cluster=None, hosts=False, **more):

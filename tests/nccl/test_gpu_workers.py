@@ -6,7 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from workers import ended, free_ports, start
+from ports import free_ports
+from workers import ended, start
 
 pytestmark = [
     pytest.mark.slow,

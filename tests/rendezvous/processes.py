@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 
 import pytest
+from ports import free_port
 
 SECRET = "0123456789abcdef0123456789abcdef"
 PREAMBLE = "from in_ranks import *\ncomm = pc.init(timeout=20)\n"
@@ -51,11 +51,6 @@ class Ended:
     outputs: list[str]
     """What each rank has written to stdout."""
     errors: str
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def surroundings(**more):

@@ -8,7 +8,8 @@ import sys
 import time
 
 import pytest
-from processes import SECRET, free_port
+from ports import free_port
+from processes import SECRET
 
 from pycollective.rendezvous import RendezvousError, links, probe, protection
 from pycollective.rendezvous.handshake import introduce, key_of

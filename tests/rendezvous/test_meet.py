@@ -8,7 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from processes import SECRET, free_port
+from ports import free_port
+from processes import SECRET
 
 from pycollective import rendezvous
 from pycollective.rendezvous import RendezvousError, handshake, host_and_port, meet, meeting

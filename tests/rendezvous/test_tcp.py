@@ -19,6 +19,7 @@ import time
 import numpy as np
 import pytest
 from in_ranks import connections
+from ports import free_port
 
 import pycollective as pc
 from pycollective import _core
@@ -111,11 +112,6 @@ print(hashlib.sha256(comm.all_reduce(x, reproducible=True).tobytes()).hexdigest(
 
 
 # In this process ------------------------------------------------------------------------------
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def environment(rank, size, port, **more):

@@ -15,7 +15,8 @@ import time
 
 import numpy as np
 import pytest
-from processes import SECRET, free_port, run_on_hosts
+from ports import free_port
+from processes import SECRET, run_on_hosts
 from test_strangers import Recorder
 
 import pycollective as pc

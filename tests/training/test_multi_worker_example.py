@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +45,7 @@ def words(mnist_dir):
 
 @pytest.fixture(scope="module")
 def by_hand(words):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    workers = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
-    for sock in sockets:
-        sock.close()
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     commands = []
     for index in range(2):
         task = {"type": "worker", "index": index}
