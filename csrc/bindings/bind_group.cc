@@ -10,6 +10,7 @@
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
 #include "bindings/interpreter_release.h"
+#include "support/cores.h"
 #include "transport/mixed.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -56,6 +57,8 @@ void bind_group(py::module_& m) {
       .def("abandon", &Group::abandon,
            "Let go of the group without a word to the peers: for a forked child.")
       .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
+      .def_property_readonly("in_crowd", &Group::in_crowd,
+                             "Whether this rank's host has more ranks than cores for them.")
       .def_property_readonly("hosts", &Group::hosts,
                              "Each rank's host, by number: ranks of one number share memory.")
       .def("calls", &Group::calls, py::arg("rank"),
@@ -88,7 +91,15 @@ void bind_group(py::module_& m) {
       .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
       .def("follow", &ShmGroup::follow, py::arg("other"),
            "From now on, a process that is lost to the other group is lost to this one as well.")
-      .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.");
+      .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.")
+      .def_property_readonly(
+          "needing_fences", &ShmGroup::needing_fences,
+          "The ranks whose wake-up costs a fence: not in the group, or without membarrier.");
+
+  m.def("usable_cores", &usable_cores,
+        "Cores that this process may use: of its affinity, within its control groups' CPU quota.");
+  m.def("quota_of_cores", &quota_of_cores, py::arg("root"),
+        "Cores that the CPU quota of the control groups below `root` allows; 0 without a quota.");
 
   py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
       m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")

@@ -192,6 +192,7 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   }
   void* output = py::detail::array_proxy(result.ptr())->data;
   // While the interpreter is kept, peers that are threads cannot come.
+  if (!state.threads) state.looks = communicator.group().in_crowd() ? kCrowdedSpins : kHeldLooks;
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   try {
     if (!brief || !communicator.begin(prepared, x->data, output, state.looks)) {
@@ -294,9 +295,6 @@ PyObject* attach(PyObject* self, PyObject* core) {
     auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
     auto state = std::make_unique<State>();
     state->threads = communicator->group().transport() == "threads";
-    if (!state->threads) {
-      state->looks = crowded(communicator->size()) ? kCrowdedSpins : kHeldLooks;
-    }
     // Without a board there is no short way.
     bool direct = communicator->has_board();
     state->communicator = std::move(communicator);

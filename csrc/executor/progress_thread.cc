@@ -1,7 +1,5 @@
 #include "executor/progress_thread.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
@@ -13,12 +11,12 @@
 namespace pycollective {
 
 Task::Task(std::function<void()> call, std::shared_ptr<void> kept)
-    : call_(std::move(call)), kept_(std::move(kept)), owner_(getpid()), began_(Clock::now()) {}
+    : call_(std::move(call)), kept_(std::move(kept)), began_(Clock::now()) {}
 
 bool Task::wait(Clock::time_point deadline, const Interrupt& interrupt) {
   for (int looks = 0; looks < kSpins && !done(); ++looks) pause();
   while (!done()) {
-    if (getpid() != owner_) {
+    if (!origin_.is_here()) {
       throw std::logic_error(
           "this call belongs to the parent process: a forked child has no part "
           "in it");
@@ -55,9 +53,7 @@ void Task::finish(std::exception_ptr error) noexcept {
   changed_.notify_all();
 }
 
-ProgressThread::ProgressThread() : owner_(getpid()), thread_([this] { run(); }) {}
-
-bool ProgressThread::is_of_parent() const { return getpid() != owner_; }
+ProgressThread::ProgressThread() : thread_([this] { run(); }) {}
 
 void ProgressThread::join() {
   {

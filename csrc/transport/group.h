@@ -42,6 +42,8 @@ class Group {
   virtual std::vector<int> hosts() const {
     return std::vector<int>(static_cast<std::size_t>(size()), 0);
   }
+  // Whether this rank's host has more ranks than cores for them, as far as it is known now.
+  virtual bool in_crowd() const = 0;
   // The numeric address of a rank that is reached at another one than this rank's; else empty.
   virtual std::string address(int /*rank*/) const { return {}; }
   // Collective calls that a rank has begun, as far as this one knows.

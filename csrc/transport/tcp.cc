@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/origin.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
 #include "transport/sockets.h"
@@ -88,11 +88,10 @@ std::string state_of(const Peer& peer) {
 class TcpGroup::Member final : public Endpoint {
  public:
   Member(int rank, const std::vector<std::vector<int>>& streams, bool others)
-      : rank_(rank), size_(static_cast<int>(streams.size())), owner_(getpid()) {
+      : rank_(rank), size_(static_cast<int>(streams.size())) {
     if (rank < 0 || rank >= size_) throw std::invalid_argument("no such rank in the group");
     peers_.resize(streams.size());
     std::size_t most = 0;
-    int here = 1;
     for (int r = 0; r < size_; ++r) {
       const auto& given = streams[static_cast<std::size_t>(r)];
       if (r == rank_ ? !given.empty() : given.size() < (others ? 1U : 2U)) {
@@ -108,21 +107,21 @@ class TcpGroup::Member final : public Endpoint {
       // The control connection may be a relay's (pycollective/rendezvous/relay.py).
       std::string there = address_of(given.back(), true);
       if (there.empty() || there == address_of(given.back(), false)) {
-        ++here;
+        ++here_;
       } else {
         peer.name += " (" + there + ")";
         peer.address = there;
       }
       most = std::max(most, peer.streams.size());
     }
-    spins_ = spins_for(here) == kSpins ? kTcpSpins : kCrowdedSpins;
     polled_.reserve(1 + peers_.size() * (1 + most));
   }
 
   int rank() const override { return rank_; }
   int size() const { return size_; }
-  int spins() const { return spins_; }
-  std::uint64_t moved() const { return moved_; }
+  int here() const { return here_; }
+  int spins() const { return crowded(here_) ? kCrowdedSpins : kTcpSpins; }
+  std::uint64_t moved() const override { return moved_; }
   bool has_failed() const { return failed_.load(); }
 
   // Endpoint -----------------------------------------------------------------------------------
@@ -220,15 +219,13 @@ class TcpGroup::Member final : public Endpoint {
         moved_before = moved_;
         // Bytes that keep coming do not keep a rank from its deadline.
         if (Clock::now() < next_look_up) continue;
-      }
-      ++looks;
-      if (looks <= spins_ && looks % 16 != 0) {
+      } else if (++looks <= spins() && looks % 16 != 0) {
         pause();
         continue;
       }
       bool interrupted = false;
       auto now = Clock::now();
-      if (looks > spins_ + kYields && now < next_look_up) {
+      if (looks > spins() + kYields && now < next_look_up) {
         interrupted = !sleep(next_look_up - now);
         if (interrupted && interrupt) interrupt();  // before what the peers say of theirs
         now = Clock::now();
@@ -241,13 +238,13 @@ class TcpGroup::Member final : public Endpoint {
       }
       check_failure();
       if (now < next_look_up) {
-        if (looks > spins_) std::this_thread::yield();
+        if (looks > spins()) std::this_thread::yield();
         continue;
       }
       next_look_up = now + kWaitSlice;
       say_what_i_call();
-      if (now >= deadline) time_out();
       if (interrupt) interrupt();
+      if (now >= deadline) time_out();
     }
   }
 
@@ -258,7 +255,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void fail(FailureKind kind, const std::string& message) noexcept override {
-    if (getpid() != owner_) return;  // a forked child does not speak for the rank
+    if (!origin_.is_here()) return;  // a forked child does not speak for the rank
     std::lock_guard lock(mutex_);
     fail_locked(kind, message, true);
   }
@@ -266,7 +263,7 @@ class TcpGroup::Member final : public Endpoint {
   // Group --------------------------------------------------------------------------------------
 
   std::optional<Failure> failure() {
-    if (!failed_.load() && getpid() == owner_) read_control();
+    if (!failed_.load()) read_control();
     std::lock_guard lock(mutex_);
     return failure_;
   }
@@ -293,7 +290,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void beat() {
-    if (getpid() != owner_) return;
+    if (!origin_.is_here()) return;
     std::lock_guard lock(mutex_);
     if (closed_) return;
     auto now = Clock::now();
@@ -309,7 +306,7 @@ class TcpGroup::Member final : public Endpoint {
 
   std::vector<int> silent(double seconds) {
     std::vector<int> found;
-    if (getpid() != owner_) return found;
+    if (!origin_.is_here()) return found;
     read_control();  // what has come while nobody looked
     std::lock_guard lock(mutex_);
     auto since = Clock::now() - std::chrono::duration<double>(seconds);
@@ -320,7 +317,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void leave_group() noexcept {
-    if (getpid() != owner_) return close_all();
+    if (!origin_.is_here()) return close_all();
     if (busy_.exchange(true)) {
       // Another thread is in a call: it is to end, and what it uses stays open until it has.
       std::lock_guard lock(mutex_);
@@ -404,6 +401,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void read_control() {
+    if (!origin_.is_here()) return;  // what comes is for the parent
     std::lock_guard lock(mutex_);
     control_read_ = Clock::now();
     if (closed_) return;
@@ -449,7 +447,9 @@ class TcpGroup::Member final : public Endpoint {
   // Writes what there is room for; true when nothing is left to send to this peer.
   bool push(Peer& peer) {
     std::size_t count = peer.streams.size();
-    for (bool more = true; more;) {
+    // The peer may read as fast as this rank writes.
+    const std::uint64_t most = moved_ + kPieceBytes / kTcpPartBytes;
+    for (bool more = true; more && moved_ < most;) {
       more = false;
       while (peer.to_begin && !peer.streams[peer.parts_out % count].sending()) {
         begin_part(peer, peer.streams[peer.parts_out % count]);
@@ -690,8 +690,8 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   const int rank_, size_;
-  const pid_t owner_;
-  int spins_ = 0;
+  const Origin origin_;
+  int here_ = 1;  // ranks at this rank's address
   std::vector<Peer> peers_;
   WakePipe wake_;  // another thread has failed the group
 
@@ -777,7 +777,8 @@ std::vector<int> TcpGroup::hosts() const {
   return hosts;
 }
 
-int TcpGroup::spins() const { return member_->spins(); }
+bool TcpGroup::in_crowd() const { return crowded(member_->here()); }
+int TcpGroup::here() const { return member_->here(); }
 std::uint64_t TcpGroup::moved() const { return member_->moved(); }
 bool TcpGroup::sending() const { return !member_->flushed(); }
 bool TcpGroup::has_failed() const { return member_->has_failed(); }

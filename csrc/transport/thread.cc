@@ -39,9 +39,10 @@ class ThreadBoard final : public Board {
   std::uint64_t place_of(const void* data, std::size_t) const override {
     return reinterpret_cast<std::uintptr_t>(data);
   }
-  std::byte* reach(std::uint64_t place) const override {
+  std::byte* reach(int, std::uint64_t place, std::size_t) override {
     return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(place));
   }
+  bool in_crowd() const override { return group_.in_crowd(); }
   [[noreturn]] void mismatch(int peer) override { group_.throw_mismatch(rank(), peer); }
 
  private:
@@ -73,7 +74,7 @@ class ThreadEndpoint final : public Endpoint {
       // A peer that has begun to read finishes; none begins any more, because it looks at failed_
       // after it has said that it reads.
       for (int peer = 0; peer < group_.size_; ++peer) {
-        while (group_.channel(rank_, peer).reading.load() || reaching(peer)) {
+        while (group_.channel(rank_, peer).reading.load() || board_.is_reached()) {
           std::this_thread::yield();
         }
       }
@@ -132,7 +133,7 @@ class ThreadEndpoint final : public Endpoint {
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
     wait_until_done(
-        attempt, state().bed, group_.spins_, deadline, interrupt,
+        attempt, state().bed, spins_in(group_.in_crowd()), deadline, interrupt,
         [this] { return group_.failed_.load(); }, [this] { group_.check(); },
         [this] { compare_calls(); }, [this] { time_out(); });
   }
@@ -144,9 +145,6 @@ class ThreadEndpoint final : public Endpoint {
   Board* board() override { return &board_; }
 
  private:
-  bool reaching(int peer) const {
-    return peer != rank_ && board_.counters(peer).reaching.load() != 0;
-  }
   ThreadGroup::RankState& state() { return group_.ranks_[rank_]; }
 
   void ring(int peer) { group_.ranks_[peer].bed.ring_if_asleep(); }
@@ -188,7 +186,7 @@ ThreadGroup::ThreadGroup(int size)
   std::size_t room = Board::bytes_for(size, false) + kCacheLine;
   board_ =
       static_cast<std::byte*>(std::align(kCacheLine, Board::bytes_for(size, false), place, room));
-  spins_ = spins_for(size);
+  for (int r = 0; r < size; ++r) ranks_[static_cast<std::size_t>(r)].bed.make();
   for (int r = 0; r < size; ++r) endpoints_.push_back(std::make_unique<ThreadEndpoint>(*this, r));
 }
 

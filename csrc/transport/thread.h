@@ -32,6 +32,7 @@ class ThreadGroup final : public Group {
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override;
   std::string_view transport() const override { return "threads"; }
+  bool in_crowd() const override { return crowded(size_); }
   std::uint64_t calls(int rank) const override;
   std::string describe(int rank) const override;
 
@@ -47,7 +48,6 @@ class ThreadGroup final : public Group {
   std::vector<Bed*> beds() const;
 
   int size_;
-  int spins_;  // how often a waiting rank looks again before it sleeps
   std::unique_ptr<Channel[]> channels_;
   std::unique_ptr<RankState[]> ranks_;
   struct Free {

@@ -87,6 +87,8 @@ class Endpoint {
     return try_receive(peer, remaining);
   }
   virtual void release(int peer) = 0;
+  // Grows whenever a part of a message has come or gone.
+  virtual std::uint64_t moved() const { return 0; }
   // Goes on with messages that did not fit at once.
   virtual void progress() {}
   // Whether peers have read all that was sent; whether one of them has.

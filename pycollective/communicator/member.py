@@ -125,13 +125,7 @@ class Member(_core.CommunicatorBase):
             raise MemoryError(f"no memory has room for {sizes} of {kind} from each rank")
         if device == "gpu":
             return self._empty_on_gpu(sizes, kind, self._seconds(timeout))
-        try:
-            shared: Array | None = self._core.empty(sizes, kind, self._seconds(timeout))
-        except MemoryError:
-            raise MemoryError(
-                f"a rank of the group has no memory for {math.prod(sizes) * kind.itemsize} bytes "
-                "that are shared"
-            ) from None
+        shared: Array | None = self._core.empty(sizes, kind, self._seconds(timeout))
         return np.empty(sizes, kind) if shared is None else shared
 
     def _empty_on_gpu(self, sizes: Sequence[int], kind: np.dtype[Any], seconds: float) -> Array:

@@ -8,7 +8,6 @@ indices.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import nest
+from pycollective import _core, nest
 from pycollective.data.background import Prefetcher
 from pycollective.data.dataset import Dataset, as_element, as_tensors
 from pycollective.data.options import SHARD_HINT, Options
@@ -299,7 +298,7 @@ class Map(Transformed):
             raise TypeError(f"map needs a function, not {type(function).__name__}")
         self._function = function
         if num_parallel_calls == -1:
-            num_parallel_calls = os.cpu_count() or 1
+            num_parallel_calls = _core.usable_cores()
         calls = 1 if num_parallel_calls is None else num_parallel_calls
         self._parallel = at_least(calls, 1, "num_parallel_calls")
 
@@ -541,7 +540,7 @@ class Interleave(Transformed):
             raise TypeError(f"interleave needs a function, not {type(function).__name__}")
         self._function = function
         if cycle_length is None or cycle_length == -1:
-            cycle_length = os.cpu_count() or 1
+            cycle_length = _core.usable_cores()
         self._cycle = at_least(cycle_length, 1, "cycle_length")
         self._block = at_least(block_length, 1, "block_length")
         if num_parallel_calls not in (None, -1):
