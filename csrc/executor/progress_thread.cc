@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/start_thread.h"
 #include "support/thread_name.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
@@ -55,7 +56,7 @@ void Task::finish(std::exception_ptr error) noexcept {
   changed_.notify_all();
 }
 
-ProgressThread::ProgressThread() : owner_(getpid()), thread_([this] { run(); }) {}
+ProgressThread::ProgressThread() : owner_(getpid()), thread_(start_thread([this] { run(); })) {}
 
 bool ProgressThread::is_of_parent() const { return getpid() != owner_; }
 
