@@ -173,6 +173,8 @@ void end(Communicator* communicator) {
   {
     InterpreterRelease release;  // such a call may need it to end
     communicator->stop();
+    // Nobody is to wait for a rank that nobody has any more.
+    communicator->group().leave(communicator->rank());
   }
   delete communicator;
 }

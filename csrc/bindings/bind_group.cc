@@ -1,6 +1,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -20,7 +24,27 @@ namespace py = pybind11;
 
 namespace pycollective {
 
+namespace {
+
+std::atomic<bool> exits_in_failure{false};
+
+}  // namespace
+
 void bind_group(py::module_& m) {
+#ifdef __GLIBC__
+  // Registered when the module is loaded, it is called after what other libraries register later.
+  on_exit(
+      [](int status, void*) {
+        if (status != 0 || !exits_in_failure.load()) return;
+        std::fflush(nullptr);
+        _exit(1);
+      },
+      nullptr);
+#endif
+  m.def(
+      "exit_in_failure", [] { exits_in_failure.store(true); },
+      "Let the process, which is ending, end with status 1 instead of 0.");
+
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
@@ -52,8 +76,20 @@ void bind_group(py::module_& m) {
             if (auto failure = group.failure()) throw *failure;
           },
           "Raise why the group is dead, if it is.")
-      .def("leave", &Group::leave, py::arg("rank"), py::call_guard<InterpreterRelease>(),
-           "Leave the group in good order.")
+      .def(
+          "leave",
+          [](Group& group, int rank) {
+            std::optional<Failure> found;
+            {
+              InterpreterRelease release;
+              found = group.leave(rank);
+            }
+            if (found) throw *found;
+          },
+          py::arg("rank"),
+          "Leave the group in good order. Raise MismatchError if it shows now that this rank's "
+          "calls "
+          "and another rank's differ.")
       .def("abandon", &Group::abandon,
            "Let go of the group without a word to the peers: for a forked child.")
       .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")

@@ -54,9 +54,9 @@ void Meeting::carry_out(const Operations& operations) {
   std::vector<Share> shares;
   for (std::size_t r = 0; r < operations.size(); ++r) {
     const CallRecord& other = operations[r]->record;
-    if (other.fingerprint() != one.record.fingerprint()) {
+    if (other.identity != one.record.identity) {
       group_->fail(FailureKind::mismatch,
-                   describe_mismatch(0, one.record, static_cast<int>(r), other));
+                   describe_mismatch(0, {one.record}, static_cast<int>(r), {other}));
       check();
     }
     shares.push_back(operations[r]->share);

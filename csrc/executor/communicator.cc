@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <system_error>
 #include <thread>
 
 namespace pycollective {
@@ -187,8 +188,13 @@ Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction)
   return buffers;
 }
 
-void Communicator::run(const Algorithm& algorithm, int root, const Buffers& buffers,
+void Communicator::run(const Algorithm& algorithm, int root, Buffers buffers,
                        const CallRecord& call, const Waiting& waiting) {
+  if (buffers.item == 0) {  // however many items there are, there is nothing to move
+    buffers.item = 1;
+    buffers.count = 0;
+    buffers.pairwise = false;
+  }
   LongWait wait(warning_, *group_, rank_, waiting);
   run_blocking(plan(algorithm, root, buffers.pairwise ? 1 : buffers.count), buffers, call,
                endpoint(), waiting.deadline,
@@ -318,7 +324,13 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
                   count);
     };
     std::vector<std::jthread> threads;
-    for (std::size_t part = 1; part < parts; ++part) threads.emplace_back(combine, part);
+    for (std::size_t part = 1; part < parts; ++part) {
+      try {
+        threads.emplace_back(combine, part);
+      } catch (const std::system_error&) {  // the system starts no further thread
+        combine(part);
+      }
+    }
     combine(0);
   } catch (...) {
     for (std::size_t r = 0; r < entered; ++r) {

@@ -154,7 +154,7 @@ class Communicator {
   void run_parts(const Algorithm& algorithm, int root, Buffers buffers,
                  const std::vector<Part>& parts, Part single, const CallRecord& call,
                  const Waiting& waiting);
-  void run(const Algorithm& algorithm, int root, const Buffers& buffers, const CallRecord& call,
+  void run(const Algorithm& algorithm, int root, Buffers buffers, const CallRecord& call,
            const Waiting& waiting);
 
   Endpoint& endpoint();

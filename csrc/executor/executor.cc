@@ -1,10 +1,12 @@
 #include "executor/executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -16,7 +18,8 @@ namespace {
 // Chunks begin at multiples of this many bytes, so that ranks do not write to one cache line.
 constexpr std::size_t kChunkAlignment = 64;
 
-void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
+// Returns false, with nothing done, where the system does not start a thread for each rank.
+bool run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
                     const CallRecord& call, const std::vector<Endpoint*>& endpoints,
                     Clock::time_point deadline, const Interrupt& interrupt) {
   std::size_t ranks = plans.size();
@@ -31,14 +34,35 @@ void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buf
       errors[r] = std::current_exception();
     }
   };
+  enum { undecided, begin, give_up };
+  std::atomic<int> decision{undecided};  // no rank may begin before all of them can
+  auto decide = [&](int what) {
+    decision.store(what);
+    decision.notify_all();
+  };
   {
     std::vector<std::jthread> threads;  // joined before the errors are looked at
-    for (std::size_t r = 1; r < ranks; ++r) threads.emplace_back(run, r, Interrupt());
+    try {
+      for (std::size_t r = 1; r < ranks; ++r) {
+        threads.emplace_back([&, r] {
+          decision.wait(undecided);
+          if (decision.load() == begin) run(r, Interrupt());
+        });
+      }
+    } catch (const std::system_error&) {
+      decide(give_up);
+      return false;
+    } catch (...) {
+      decide(give_up);
+      throw;
+    }
+    decide(begin);
     run(0, interrupt);
   }
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
+  return true;
 }
 
 }  // namespace
@@ -313,8 +337,8 @@ void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffe
                   const CallRecord& call, const std::vector<Endpoint*>& endpoints,
                   Clock::time_point deadline, const Interrupt& interrupt) {
   std::size_t ranks = plans.size();
-  if (buffers[0].count * buffers[0].item >= kTogetherThreadsFrom) {
-    run_on_threads(plans, buffers, call, endpoints, deadline, interrupt);
+  if (buffers[0].count * buffers[0].item >= kTogetherThreadsFrom &&
+      run_on_threads(plans, buffers, call, endpoints, deadline, interrupt)) {
     return;
   }
   std::size_t entered = 0;

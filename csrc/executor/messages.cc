@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/start_thread.h"
 #include "support/thread_name.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
@@ -70,8 +71,7 @@ std::shared_ptr<Task> Messages::send(Message message, std::shared_ptr<void> kept
   Call call = make_call(std::move(message), std::move(kept));
   auto task = call.task;
   std::lock_guard lock(mutex_);
-  if (failed_) throw_failure();
-  finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
+  make_room();
   Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
   if (call.message.peer == rank_) {  // it is there already
     Kept copy{call.envelope, std::make_unique_for_overwrite<std::byte[]>(call.message.bytes)};
@@ -81,9 +81,11 @@ std::shared_ptr<Task> Messages::send(Message message, std::shared_ptr<void> kept
     peer.envelope = call.envelope;
     peer.keeping = std::move(copy);
     end_data(rank_, peer);
+    ++outstanding_;
     done(call, nullptr);
   } else {
     peer.sends.push_back(std::move(call));
+    ++outstanding_;
     advance();
   }
   changed_.notify_all();
@@ -95,8 +97,7 @@ std::shared_ptr<Task> Messages::receive(Message message, std::shared_ptr<void> k
   Call call = make_call(std::move(message), std::move(kept));
   auto task = call.task;
   std::lock_guard lock(mutex_);
-  if (failed_) throw_failure();
-  finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
+  make_room();
   Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
   auto same_tag = [&](const Kept& k) { return k.envelope.tag == call.message.tag; };
   auto found = std::find_if(peer.kept.begin(), peer.kept.end(), same_tag);
@@ -104,14 +105,21 @@ std::shared_ptr<Task> Messages::receive(Message message, std::shared_ptr<void> k
     Kept came = std::move(*found);
     peer.kept.erase(found);
     peer.kept_bytes -= came.envelope.bytes;
+    ++outstanding_;
     take(call, came);
   } else {
     peer.receives.push_back(std::move(call));
+    ++outstanding_;
     advance();
   }
   changed_.notify_all();
   pipes_->wake();
   return task;
+}
+
+void Messages::make_room() {
+  if (failed_) throw_failure();
+  finished_.reserve(finished_.size() + outstanding_ + 1);
 }
 
 void Messages::take(Call& call, const Kept& kept) {
@@ -300,8 +308,9 @@ void Messages::end_data(int, Peer& peer) {
   auto same_tag = [&](const Call& call) { return call.message.tag == came.envelope.tag; };
   auto found = std::find_if(peer.receives.begin(), peer.receives.end(), same_tag);
   if (found == peer.receives.end()) {
-    peer.kept_bytes += came.envelope.bytes;
+    std::size_t bytes = came.envelope.bytes;
     peer.kept.push_back(std::move(came));
+    peer.kept_bytes += bytes;
     return;
   }
   Call call = std::move(*found);
@@ -413,7 +422,7 @@ void Messages::finish(Task& task, const Interrupt& interrupt) {
 void Messages::move_by_itself() {
   std::lock_guard lock(mutex_);
   if (thread_.joinable()) return;
-  thread_ = std::jthread([this] {
+  thread_ = start_thread([this] {
     name_this_thread("pc-messages");
     drive();
   });

@@ -90,7 +90,10 @@ class Messages {
   };
 
   Call make_call(Message message, std::shared_ptr<void> kept);
-  bool advance();  // with the mutex held, as all below
+  // With the mutex held, as all below: makes room for what is known of one more call, so that
+  // done() allocates nothing. It counts only once it is in a list.
+  void make_room();
+  bool advance();
   bool write(int to, Peer& peer);
   bool read(int from, Peer& peer);
   static bool wants(const Peer& peer);

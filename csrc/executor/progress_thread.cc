@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/start_thread.h"
 #include "support/thread_name.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
@@ -53,7 +54,7 @@ void Task::finish(std::exception_ptr error) noexcept {
   changed_.notify_all();
 }
 
-ProgressThread::ProgressThread() : thread_([this] { run(); }) {}
+ProgressThread::ProgressThread() : thread_(start_thread([this] { run(); })) {}
 
 void ProgressThread::join() {
   {

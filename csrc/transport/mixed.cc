@@ -222,11 +222,13 @@ std::optional<Failure> MixedGroup::failure() const {
   return found ? found : tcp_.failure();
 }
 
-void MixedGroup::leave(int rank) noexcept {
+std::optional<Failure> MixedGroup::leave(int rank) noexcept {
   // What this rank has heard through memory, other hosts may not have.
   if (auto failed = shm_->failure()) tcp_.fail(failed->kind, failed->what());
-  tcp_.leave(rank);
-  shm_->leave(place(rank));
+  std::optional<Failure> found = tcp_.leave(rank);
+  if (found) shm_->fail(found->kind, found->what());
+  std::optional<Failure> of_host = shm_->leave(place(rank));
+  return found ? found : of_host;
 }
 
 void MixedGroup::abandon() noexcept { tcp_.abandon(); }

@@ -21,7 +21,8 @@ constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 // Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
 // slots.
-constexpr std::uint64_t kHistory = kShmSlots + 2;
+constexpr std::uint64_t kHistory = CallHistory::kLength;
+static_assert(kHistory >= kShmSlots + 2);
 
 std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -51,6 +52,7 @@ struct alignas(kCacheLine) ShmGroup::RankState {
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
   std::atomic<std::uint64_t> number;               // of the last call
   std::atomic<std::uint64_t> record_of[kHistory];  // by a call's number, before `number` says so
+  std::atomic<std::uint64_t> fingerprint_of[kHistory];
   CallRecord records[kRecords];
 };
 
@@ -108,9 +110,10 @@ class ShmEndpoint final : public Endpoint {
       me.writing.fetch_add(1);
     }
     call_.number = number;
-    fingerprint_ = call_.fingerprint();
+    fingerprint_ = call_.fingerprint = fingerprint_after(fingerprint_, call_.identity);
     board_.fingerprint = fingerprint_;
     me.record_of[number % kHistory].store(record_, std::memory_order_relaxed);
+    me.fingerprint_of[number % kHistory].store(fingerprint_, std::memory_order_relaxed);
     me.number.store(number, std::memory_order_release);
   }
 
@@ -141,7 +144,7 @@ class ShmEndpoint final : public Endpoint {
     if (channel.posted.load(std::memory_order_acquire) == taken) return {};
     const auto& slot = channel.slots[taken % kShmSlots];
     if (slot.fingerprint != fingerprint_ || slot.remaining != remaining || slot.bytes > remaining) {
-      mismatch(peer, group_.call_of(peer, slot.call));
+      mismatch(peer);
     }
     if (slot.bytes <= kShmInlineBytes) return {slot.inline_data, slot.bytes};
     if (slot.place) {
@@ -208,21 +211,29 @@ class ShmEndpoint final : public Endpoint {
     for (int peer = 0; peer < group_.size(); ++peer) {
       if (peer == rank_) continue;
       const auto& other = group_.state(peer);
-      CallRecord theirs = group_.call_of(peer, call_.number);
-      if (theirs.number == call_.number && theirs.fingerprint() != fingerprint_) {
-        mismatch(peer, theirs);
-      }
+      if (differs(peer)) mismatch(peer);
       // A process may have ended in the middle of a call.
       bool gone = other.presence.load() == 2 &&
                   (other.number.load() < call_.number || other.busy.load() != 0);
       if (gone) {
-        group_.fail(FailureKind::peer_lost,
-                    "rank " + std::to_string(group_.name(peer)) + " has left the group after " +
-                        std::to_string(other.number.load()) + " calls, while rank " +
-                        std::to_string(group_.name(rank_)) + " is in " + call_.describe());
+        group_.fail(FailureKind::peer_lost, describe_absence(group_.name(peer), other.number.load(),
+                                                             group_.name(rank_), call_));
         group_.check();
       }
     }
+  }
+
+  // Whether the calls of a peer and of this rank are not the same, as far as both have come.
+  bool differs(int peer) const {
+    std::uint64_t last = std::min(call_.number, group_.calls(peer));
+    if (last == 0) return false;
+    CallRecord mine = group_.call_of(rank_, last), theirs = group_.call_of(peer, last);
+    return mine.number == theirs.number && mine.fingerprint != theirs.fingerprint;
+  }
+
+  std::string describe_mismatch_with(int peer) const {
+    return describe_mismatch(group_.name(rank_), group_.calls_of(rank_), group_.name(peer),
+                             group_.calls_of(peer));
   }
 
  private:
@@ -307,9 +318,8 @@ class ShmEndpoint final : public Endpoint {
     throw std::logic_error("unreachable");
   }
 
-  [[noreturn]] void mismatch(int peer, const CallRecord& theirs) {
-    group_.fail(FailureKind::mismatch,
-                describe_mismatch(group_.name(rank_), call_, group_.name(peer), theirs));
+  [[noreturn]] void mismatch(int peer) {
+    group_.fail(FailureKind::mismatch, describe_mismatch_with(peer));
     group_.check();
     throw std::logic_error("unreachable");
   }
@@ -351,9 +361,7 @@ std::byte* ShmBoard::reach(int peer, std::uint64_t place, std::size_t bytes) {
 
 bool ShmBoard::in_crowd() const { return endpoint_.group_.in_crowd(); }
 
-void ShmBoard::mismatch(int peer) {
-  endpoint_.mismatch(peer, endpoint_.group_.call_of(peer, endpoint_.call_.number));
-}
+void ShmBoard::mismatch(int peer) { endpoint_.mismatch(peer); }
 
 std::size_t ShmGroup::bytes_for(int size) {
   auto n = static_cast<std::size_t>(size);
@@ -468,10 +476,16 @@ void ShmGroup::join(int rank) {
   endpoint_ = std::make_unique<ShmEndpoint>(*this, rank);
 }
 
-void ShmGroup::leave(int rank) noexcept {
-  if (!origin_.is_here()) return;                     // a forked child does not speak for the rank
-  if (state(rank).presence.exchange(2) == 2) return;  // it may never have joined
+std::optional<Failure> ShmGroup::leave(int rank) noexcept {
+  if (!origin_.is_here()) return {};  // a forked child does not speak for the rank
+  if (state(rank).presence.exchange(2) == 2) return {};  // it may never have joined
   for (int r = 0; r < size(); ++r) state(r).bed.ring();
+  for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
+    if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
+    fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
+    return failure();
+  }
+  return {};
 }
 
 // Launchers may give each rank cores of its own: those of all ranks count.
@@ -544,6 +558,7 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
     // A call that has not begun, or is long over: the last one says more.
     if (number > last || last + 1 - number >= kHistory) number = last;
     call = from.records[from.record_of[number % kHistory].load() % kRecords];
+    call.fingerprint = from.fingerprint_of[number % kHistory].load();
     std::atomic_thread_fence(std::memory_order_acquire);
     // The rank may be about to say that it is in the call that takes this one's place.
     bool whole = before % 2 == 0 && from.writing.load() == before;
@@ -556,6 +571,16 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
   call.op[sizeof call.op - 1] = call.dtype[sizeof call.dtype - 1] = 0;
   call.number = number;
   return call;
+}
+
+KnownCalls ShmGroup::calls_of(int rank) const {
+  KnownCalls found;
+  std::uint64_t last = calls(rank);
+  for (std::uint64_t n = last; n > 0 && last - n < kHistory; --n) {
+    CallRecord call = call_of(rank, n);
+    if (call.number == n) found.emplace_back(call);
+  }
+  return found;
 }
 
 std::uint64_t ShmGroup::calls(int rank) const { return state(rank).number.load(); }

@@ -39,7 +39,7 @@ class ShmGroup final : public Group {
   int descriptor() const { return memory_.descriptor(); }
   // Takes the place of a rank; throws std::invalid_argument if it is taken or there is none.
   void join(int rank);
-  void leave(int rank) noexcept override;
+  std::optional<Failure> leave(int rank) noexcept override;
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
   std::string_view transport() const override { return "shared memory"; }
   bool in_crowd() const override;
@@ -86,6 +86,7 @@ class ShmGroup final : public Group {
   std::byte* board() const;
   std::vector<Bed*> beds() const;
   CallRecord call_of(int rank, std::uint64_t number) const;
+  KnownCalls calls_of(int rank) const;
   int name(int rank) const {
     return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)];
   }

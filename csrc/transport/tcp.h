@@ -35,7 +35,7 @@ class TcpGroup final : public Group {
 
   int rank() const;
   // Tells the others that this rank leaves, and closes the connections.
-  void leave(int rank) noexcept override;
+  std::optional<Failure> leave(int rank) noexcept override;
   // Closes the connections: a copy of one in a forked child would keep the peers from seeing that
   // the parent ends.
   void abandon() noexcept override;

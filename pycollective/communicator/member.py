@@ -8,7 +8,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,7 +19,10 @@ from pycollective.communicator.arrays import Array
 from pycollective.communicator.gpu import GpuCore, core_for
 from pycollective.communicator.split import Family, Threads
 from pycollective.communicator.work import Work, nothing
-from pycollective.errors import CollectiveError
+from pycollective.errors import CollectiveError, MismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Member", "live"]
 
@@ -157,7 +160,14 @@ class Member(_core.CommunicatorBase):
     def close(self) -> None:
         """Leave the group in good order; peers that still wait for this rank get PeerLostError.
 
-        Calls that are under way are waited for first, each until its own deadline.
+        Calls that are under way are waited for first, each until its own deadline. A communicator is a
+        context manager that closes itself at the end of the block.
+
+        Raises
+        ------
+        MismatchError
+            This rank's calls and another rank's differ, and no call has found it: nobody had to
+            receive anything in them. Of two ranks, the one that closes later finds it.
         """
         if not isinstance(self._core, _Gone):
             self._core.settle()
@@ -166,8 +176,16 @@ class Member(_core.CommunicatorBase):
             observe.leave(self)
         self._gpu = None
         self._detach()
-        self._group.leave(self.rank)
-        self._core = _Gone("this communicator is closed")
+        try:
+            self._group.leave(self.rank)
+        finally:
+            self._core = _Gone("this communicator is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _close_at_exit(self) -> None:
         """Leave when the process ends: nobody will wait for the calls that are under way."""
@@ -175,7 +193,10 @@ class Member(_core.CommunicatorBase):
             self._gpu.finish()
         if not isinstance(self._core, _Gone) and self._core.outstanding:
             self.abort(f"rank {self.rank} ended while calls of it were under way")
-        self.close()
+        try:
+            self.close()
+        except MismatchError as error:
+            _end_in_vain(error)
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
@@ -233,3 +254,9 @@ class Member(_core.CommunicatorBase):
     def _place(self, whole: Array, count: int) -> Array:
         """Return this rank's part, of ``count`` elements, of a contiguous array of all parts."""
         return whole.reshape(-1)[self.rank * count : (self.rank + 1) * count]
+
+
+def _end_in_vain(error: MismatchError) -> None:
+    """Report at the end of the process that its results are wrong, and let it end with status 1."""
+    print(f"MismatchError at the end of the process: {error}", file=sys.stderr, flush=True)
+    _core.exit_in_failure()

@@ -525,7 +525,7 @@ def pair_with_a_stranger():
     return group, _core.Communicator(group, 0), c1, m1
 
 
-def header(kind=1, remaining=8, size=8, text=0, magic=0x6C6C6F63, version=1, failure=0, call=1):
+def header(kind=1, remaining=8, size=8, text=0, magic=0x6C6C6F63, version=2, failure=0, call=1):
     return struct.pack(
         "=IHHQQQIII20x", magic, version, kind, 5, call, remaining, size, text, failure
     )
