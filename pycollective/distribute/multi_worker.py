@@ -463,7 +463,8 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
         if time.monotonic() - begin < seconds:
             raise
         raise RendezvousError(
-            f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}"
+            f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}. Start the "
+            "missing workers, or all workers again if the job has ended"
         ) from None
 
 

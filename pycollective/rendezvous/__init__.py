@@ -25,6 +25,7 @@ from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
     from pycollective.rendezvous.description import Description
+    from pycollective.rendezvous.ended import Ended
     from pycollective.rendezvous.knocks import Knocks
     from pycollective.rendezvous.links import Findings
     from pycollective.rendezvous.tls import Tls
@@ -228,7 +229,11 @@ def _met(
 
     if not timeout > 0 or not join_timeout > 0:
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
+    rank = about.rank
     group, name, how, host = tcp.connect(about, join_timeout)
+    if about.ended is not None:
+        about.ended.has_met(rank)
+        about.ended = None  # from now on connections tell who has ended
     communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
     communicator._prefer(about.choices.get(group.transport, []))
     trust = "authenticated" if about.secret else "without a secret"
@@ -373,7 +378,17 @@ def _described(
         choices=tuning.tables(env, size) if rank == 0 else {},
         own=own,
         tls=_tls(env),
+        ended=_ended(env, host, port),
     )
+
+
+def _ended(env: Mapping[str, str], host: str, port: int) -> Ended | None:
+    """Return the list of ended ranks, if it is of the group that meets at this address."""
+    from pycollective.rendezvous import ended
+
+    if ended.VARIABLE not in env or env.get(ADDRESS) != f"{host}:{port}":
+        return None
+    return ended.Ended.of_environment(env)
 
 
 def _secret(env: Mapping[str, str]) -> bytes:
