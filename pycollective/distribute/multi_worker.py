@@ -17,13 +17,8 @@ import numpy as np
 
 from pycollective import array_backend, observe, rendezvous
 from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
-from pycollective.cluster.membership import (
-    Membership,
-    Source,
-    checked_membership_of,
-    source_of,
-    sources_of_environment,
-)
+from pycollective.cluster.membership import Membership, checked_membership_of, source_of
+from pycollective.cluster.sources import Source, sources_of_environment
 from pycollective.communicator import Communicator
 from pycollective.distribute.among_workers import (
     AmongWorkers,
@@ -237,7 +232,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ----------
     cluster_resolver : ClusterResolver, optional
         Who the workers are, and which one this is. By default what the environment says, in the order
-        that `pycollective.cluster.membership` lists: ``TF_CONFIG`` first. Where nothing names a
+        that `pycollective.cluster.sources` lists: ``TF_CONFIG`` first. Where nothing names a
         cluster, and for an evaluator, this process trains alone.
     communication_options : CommunicationOptions, optional
         Hints for all reductions. Its timeout is how long workers wait for each other in a call.
@@ -294,7 +289,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             on_mpi = _on_mpi()
             member = _member_of(on_mpi)
         else:
-            member = checked_membership_of(resolver, rendezvous.LISTENER in os.environ)
+            listens = rendezvous.LISTENER in os.environ
+            if cluster_resolver is not None:
+                member = checked_membership_of(resolver, listens)
+            else:
+                found = resolver if sources else None
+                member = checked_membership_of(found, listens, os.environ)
         # Only now: a resolver may have chosen this worker's GPUs among those of the machine.
         local = parse_devices(devices)
         options = _available(options, local)
@@ -463,7 +463,8 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
         if time.monotonic() - begin < seconds:
             raise
         raise RendezvousError(
-            f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}"
+            f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}. Start the "
+            "missing workers, or all workers again if the job has ended"
         ) from None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pycollective import tuning
 
 if TYPE_CHECKING:
+    from pycollective.rendezvous.ended import Ended
     from pycollective.rendezvous.tls import Tls
 
 __all__ = ["MAX_RANKS", "MAX_STREAMS", "Description"]
@@ -36,3 +37,4 @@ class Description:
     least: int = 0  # ranks that are enough when `patience` is over, renumbered; 0: all must come
     patience: float = 0.0  # seconds
     tls: Tls | None = None  # for the connections of the meeting, and control
+    ended: Ended | None = None  # the ranks of which the launcher knows that they have ended

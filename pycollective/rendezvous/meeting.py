@@ -595,6 +595,10 @@ class Meeting:
         for door in self.doors:
             if door.shortage is not None:
                 raise door.shortage
+        if self.about.ended is not None and self.about.ended.text:
+            raise RendezvousError(
+                f"rank {self.about.rank} waits for the others in vain: {self.about.ended.text}"
+            )
         failure = self.old.failure if self.old is not None else None
         if failure:
             raise RendezvousError(f"the group that the new one is made of has failed: {failure}")

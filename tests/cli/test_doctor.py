@@ -40,7 +40,7 @@ def environ(monkeypatch):
 
 def test_alone(environ, capsys):
     assert main(["doctor"]) == 0
-    assert "no variable names one; this process trains alone" in capsys.readouterr().out
+    assert "no variable names one; this process is alone" in capsys.readouterr().out
     environ(["127.0.0.1:1"])
     assert main(["doctor"]) == 0
     assert "worker 0 trains alone" in capsys.readouterr().out
