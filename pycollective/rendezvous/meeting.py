@@ -119,6 +119,8 @@ class Meeting:
             return self._group()
         except RendezvousError as error:
             self.gathering.tell_all({"error": str(error)})
+            if isinstance(error, _BrokenError):
+                raise RendezvousError(str(error)) from None
             raise
 
     def _group(self) -> tuple[_core.Group, str, str, str]:

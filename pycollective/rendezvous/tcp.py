@@ -16,8 +16,8 @@ __all__ = ["Addresses", "connect"]
 
 _ABOUT_SECRETS = {
     True: ". All ranks need the same PYCOLLECTIVE_SECRET",
-    False: ". This rank has none, so only processes of its user on this machine can join it: set the "
-    "same PYCOLLECTIVE_SECRET on every rank to join others, such as those of another container",
+    False: ". This rank has no secret, so it joins only processes of its own user on this machine. To "
+    "join others, such as those of another container, set the same PYCOLLECTIVE_SECRET on every rank",
 }
 
 
