@@ -46,6 +46,7 @@ from pycollective.errors import (
     RendezvousError,
 )
 from pycollective.nccl import device
+from pycollective.rendezvous.description import FirstRankLostError, Roster
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
 
@@ -57,7 +58,7 @@ PATIENCE = 30.0
 _MEETING_SECONDS = 30.0
 _PROBE_SECONDS = 1.0
 _MEETINGS = 10
-"""So often in a row may workers be lost again while those who are left meet."""
+"""Meetings in a row that may fail, besides one for each worker and each new process that is lost."""
 
 
 class MultiWorkerExtended(MirroredExtended):
@@ -391,15 +392,18 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"run_elastic needs an address for each worker, which {member.source} does not give; "
                 "describe the cluster by TF_CONFIG"
             )
+        roster = Roster(member.size)
         while True:
             try:
                 with _open_to_the_lost(member, self.extended.workers):
                     return train_fn(self)
             except (PeerLostError, AbortedError, CollectiveTimeoutError) as error:
                 _log.warning("%s: meets the others again after: %s", self, error)
+            if self.extended.workers.has_saved:
+                roster.has_saved()
             self.extended.workers.close()
             replicas = self.extended.num_local_replicas
-            self.extended.workers = _those_who_are_left(member, least, patience, replicas)
+            self.extended.workers = _those_who_are_left(member, least, patience, replicas, roster)
             self.extended.workers.wait_at_most(self.extended.timeout)
             _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
 
@@ -468,27 +472,32 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
         ) from None
 
 
-def _those_who_are_left(member: Membership, least: int, patience: float, replicas: int) -> Workers:
+def _those_who_are_left(
+    member: Membership, least: int, patience: float, replicas: int, roster: Roster
+) -> Workers:
     """Meet the others; once more if one of them is lost before all is made."""
-    for again in range(_MEETINGS):
-        met = _survivors(member, least, patience)
+    meetings = _MEETINGS + member.size + roster.limit
+    for again in range(meetings):
+        met = _survivors(member, least, patience, roster)
         try:
             return _joined(met, member, replicas, patience + _MEETING_SECONDS)
         except CollectiveError as error:
             met.close()
-            if again == _MEETINGS - 1:
+            if again == meetings - 1:
                 raise
             _log.warning("meets the others once more after: %s", error)
     raise AssertionError("the last meeting returns or raises")
 
 
-def _survivors(member: Membership, least: int, patience: float) -> Communicator:
+def _survivors(member: Membership, least: int, patience: float, roster: Roster) -> Communicator:
     """Meet those who are left, or come back, at the first of their addresses.
 
-    If nobody comes to an address for the length of the patience, its worker is taken for lost.
+    If nobody comes to an address for the length of the patience, its worker is taken for lost. If the
+    worker there is lost while the others meet at its address, they look for the first one again.
     """
-    last = member.size - least
-    for first in range(min(member.rank, last) + 1):
+    last = min(member.rank, member.size - least)
+    first = losses = 0
+    while True:
         try:
             return rendezvous.meet(
                 member.rank - first,
@@ -498,11 +507,18 @@ def _survivors(member: Membership, least: int, patience: float) -> Communicator:
                 join_timeout=patience + _MEETING_SECONDS,
                 least=least,
                 patience=patience,
+                roster=roster,
             )
-        except RendezvousError:
-            if first == min(member.rank, last):
+        except FirstRankLostError as error:
+            losses += 1
+            if losses == _MEETINGS + member.size:
                 raise
-    raise AssertionError("a worker meets at its own address at the latest")
+            _log.warning("meets the others once more after: %s", error)
+            first = 0
+        except RendezvousError:
+            if first == last:
+                raise
+            first += 1
 
 
 @contextlib.contextmanager

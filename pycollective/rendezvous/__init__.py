@@ -13,7 +13,6 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pycollective import _core, observe, tuning
@@ -24,7 +23,7 @@ from pycollective.environment import check, is_number, number
 from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from pycollective.rendezvous.description import Description
+    from pycollective.rendezvous.description import Description, Roster
     from pycollective.rendezvous.ended import Ended
     from pycollective.rendezvous.knocks import Knocks
     from pycollective.rendezvous.links import Findings
@@ -254,6 +253,7 @@ def meet(
     environment: Mapping[str, str] | None = None,
     least: int = 0,
     patience: float = 0.0,
+    roster: Roster | None = None,
 ) -> Communicator:
     """Return this process's communicator in a group whose addresses are given, not looked for.
 
@@ -269,12 +269,15 @@ def meet(
         As of `init`; the environment has the secret and the like.
     least, patience : int, float
         After so many seconds so many ranks are enough, if rank 0 is among them. They are numbered
-        anew, in their order. All must come where ``least`` is 0.
+        anew, in their order. All must come where ``least`` is 0. Where it is not, a group that
+        loses members before it is made is made again by the rest.
+    roster : Roster, optional
+        Limits the new processes that rank 0 lets in.
 
     Raises
     ------
     RendezvousError
-        As `init`.
+        As `init`; `FirstRankLostError` if rank 0 is lost, or leaves this rank out.
     """
     observe.settings()
     env = os.environ if environment is None else environment
@@ -284,7 +287,7 @@ def meet(
         about = _described(env, rank, size, host, port, own)
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
-    about.least, about.patience = least, patience
+    about.least, about.patience, about.roster = least, patience, roster
     return _met(about, source, timeout, join_timeout)
 
 
@@ -395,13 +398,17 @@ def _secret(env: Mapping[str, str]) -> bytes:
     if SECRET in env:
         secret, source = env[SECRET].strip().encode(), SECRET
     elif SECRET_FILE in env:
+        from pycollective.rendezvous.secret import of_file
+
         source = SECRET_FILE
         try:
-            secret = Path(env[SECRET_FILE]).read_bytes().strip()
+            secret = of_file(env[SECRET_FILE])
         except OSError as error:
             raise ValueError(
                 f"{SECRET_FILE}={env[SECRET_FILE]!r} cannot be read: {error.strerror}"
             ) from None
+        except ValueError as error:
+            raise ValueError(f"{SECRET_FILE}={error}") from None
     else:
         return b""
     if len(secret) < SHORTEST_SECRET:
@@ -431,7 +438,7 @@ def protection(environment: Mapping[str, str] | None = None) -> str:
         return f"secret: of {SECRET if SECRET in env else SECRET_FILE}; {tls}"
     if insecure:
         return f"secret: none, and everybody on the network is trusted ({INSECURE}=1); {tls}"
-    return f"secret: none, so only loopback addresses are accepted; {tls}"
+    return f"secret: none, so only processes of this user on this machine are accepted; {tls}"
 
 
 def _tls(env: Mapping[str, str]) -> Tls | None:

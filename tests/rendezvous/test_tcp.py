@@ -248,6 +248,7 @@ def test_a_secret_in_a_file(tmp_path):
     """As good as one in a variable, which comes first; the end of the file's line is no part of it."""
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
     port = free_port()
     by_file = environment(1, 2, port, SECRET_FILE=str(file))
     del by_file["PYCOLLECTIVE_SECRET"]
@@ -274,6 +275,7 @@ def test_without_a_secret_only_loopback():
 def test_bad_descriptions(tmp_path):
     short = tmp_path / "secret"
     short.write_text("short\n")
+    short.chmod(0o600)
     for broken, text in (
         ({"RANK": "2"}, "PYCOLLECTIVE_RANK=2 is not among the 2 tasks"),
         ({"RANK": "one"}, "PYCOLLECTIVE_RANK='one'"),
