@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.array_backend import Array
+from pycollective.atomic_files import locked
 from pycollective.distribute.context import Mode, current_mode, entered
 from pycollective.distribute.workers import Workers
 from pycollective.errors import CheckpointError
@@ -109,7 +110,7 @@ class Checkpoint(Trackable):
         return self._save(prefix)
 
     def _save(self, prefix: str, after: Callable[[], None] | None = None) -> str:
-        """Save; who has written calls ``after``, before the other workers go on."""
+        """Save; the worker that writes calls ``after`` while it holds the lock of the folder."""
         self._begin_together("save", prefix)
         counter = self.save_counter
         counter.assign_add(1)
@@ -171,11 +172,12 @@ class Checkpoint(Trackable):
         contents = _collect(self)
 
         def write() -> None:
-            write_files(path, contents)
-            if note:
-                add_to_state(path)
-            if after is not None:
-                after()
+            with locked(os.path.dirname(path) or "."):
+                write_files(path, contents)
+                if note:
+                    add_to_state(path)
+                if after is not None:
+                    after()
 
         workers.write_once(path, write, begins_anew)
 
@@ -190,10 +192,15 @@ class Checkpoint(Trackable):
         Raises
         ------
         CheckpointError
-            If the files are missing, truncated or damaged, a variable has another shape or dtype
-            than its saved value (then nothing is changed), or nothing in the checkpoint has the
-            name of anything here. On every worker if they restore different values, or not all
-            restore something: each of them makes this call.
+            If the files are missing, truncated or damaged, or a variable has another shape or dtype
+            than its saved value (then nothing is changed). On every worker if they restore different
+            values, or not all restore something: each of them makes this call.
+
+        Notes
+        -----
+        Parts may be missing on either side; the log has a warning for variables without a value. To
+        demand that all is restored, call a method of the status that is returned, such as
+        `CheckpointStatus.assert_consumed`, when all objects are made.
         """
         return self._read("restore", save_path)
 
@@ -227,14 +234,14 @@ class Checkpoint(Trackable):
 
 
 class CheckpointStatus:
-    """What became of a restored checkpoint; its methods raise if something is missing."""
+    """The state of a restored checkpoint; its methods raise if something is missing now."""
 
     def __init__(self, restoration: _Restoration | None, root: Checkpoint) -> None:
         self._restoration = restoration
         self._root = root
 
     def assert_consumed(self) -> CheckpointStatus:
-        """Raise unless all that was saved has been restored, and nothing here is without a value.
+        """Raise unless all saved values are in use by now, and each variable here has got one.
 
         Raises
         ------
@@ -267,6 +274,24 @@ class CheckpointStatus:
             )
         return self
 
+    def assert_nontrivial_match(self) -> CheckpointStatus:
+        """Raise unless at least one variable here has been restored, besides the save counter.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            A `CheckpointError` and ``AssertionError`` with the names on both sides.
+        """
+        restoration = self._require()
+        if not restoration.matched(self._root):
+            saved, present = restoration.names_on_both_sides(self._root)
+            raise CheckpointMismatchError(
+                f"checkpoint {restoration.path!r} does not belong to these objects: it has "
+                f"{_listed(saved)}, here are {_listed(present)}. Restore it into the objects that "
+                "it was saved from, under the same names"
+            )
+        return self
+
     def expect_partial(self) -> CheckpointStatus:
         """Say that parts may be missing; for compatibility, as nothing complains about them."""
         return self
@@ -294,20 +319,23 @@ class _Restoration:
 
     def start(self, root: Checkpoint) -> None:
         """Restore what exists; what is missing is noted in the objects that lack it."""
-        saved, present = (
-            [name for name in children if name != "save_counter"]
-            for children in (self._nodes[0].children, children_of(root))
-        )
-        if saved and present and not set(saved) & set(present):
-            raise CheckpointError(
-                f"checkpoint {self.path!r} does not belong to these objects: it has "
-                f"{_listed(saved)}, here are {_listed(present)}. Restore it into the objects that "
-                "it was saved from, under the same names"
-            )
         self._apply(root, 0)
         missing = self.without_value(root)
         if missing:
             _log.warning("checkpoint %r has no values for %s", self.path, _listed(missing))
+
+    def names_on_both_sides(self, root: Checkpoint) -> tuple[list[str], list[str]]:
+        """Return the names of the checkpoint's parts, and those of the parts of ``root``."""
+        saved, present = (
+            [name for name in children if name != "save_counter"]
+            for children in (self._nodes[0].children, children_of(root))
+        )
+        return saved, present
+
+    def matched(self, root: Checkpoint) -> bool:
+        """Return True if a variable other than the save counter has been restored."""
+        counter = root._variables.get("save_counter")
+        return any(v is not counter for variables in self._restored.values() for v in variables)
 
     def unused(self) -> list[str]:
         """Return the saved values that no variable has taken."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.atomic_files import locked
 from pycollective.distribute.preemption import PreemptionCheckpointHandler
 from pycollective.distribute.termination import TerminationConfig
 from pycollective.keras.callbacks.base import Callback
@@ -277,12 +278,13 @@ class BackupAndRestore(Callback):
             handler._end_watch()
 
     def _delete(self) -> None:
-        for path in self._manager.checkpoints:
-            remove_files(path)
-        with suppress(OSError):
-            os.remove(os.path.join(self.backup_dir, STATE_FILE))
-            # Not if there is something of somebody else's.
-            os.rmdir(self.backup_dir)
+        with locked(self.backup_dir):
+            for path in self._manager.checkpoints:
+                remove_files(path)
+            with suppress(OSError):
+                os.remove(os.path.join(self.backup_dir, STATE_FILE))
+                # Not if there is something of somebody else's.
+                os.rmdir(self.backup_dir)
 
 
 def _check_frequency(save_freq: Any) -> None:

@@ -20,7 +20,7 @@ from pycollective.keras.saving.objects import (
 )
 from pycollective.keras.saving.weights import read_weights, write_weights
 from pycollective.train.checkpoint import require_same
-from pycollective.train.files import write_atomically
+from pycollective.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from pycollective.distribute.workers import Workers

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pycollective.keras.layers import Layer
-from pycollective.train.files import write_atomically
+from pycollective.atomic_files import write_atomically
 
 __all__ = ["model_to_dot", "plot_model"]
 
