@@ -6,7 +6,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointMismatchError",
     "CheckpointStatus",
+    "Restoration",
+    "contents_of",
     "require_same",
     "workers_of",
 ]
@@ -169,7 +171,7 @@ class Checkpoint(Trackable):
         It returns when all files are written, or raises on every worker.
         """
         workers = workers_of(self)
-        contents = _collect(self)
+        contents = contents_of(self)
 
         def write() -> None:
             with locked(os.path.dirname(path) or "."):
@@ -228,7 +230,7 @@ class Checkpoint(Trackable):
         require_same(others)
         if path is None or contents is None:
             return CheckpointStatus(None, self)
-        restoration = _Restoration(path, contents)
+        restoration = Restoration(path, contents)
         restoration.start(self)
         return CheckpointStatus(restoration, self)
 
@@ -236,7 +238,7 @@ class Checkpoint(Trackable):
 class CheckpointStatus:
     """The state of a restored checkpoint; its methods raise if something is missing now."""
 
-    def __init__(self, restoration: _Restoration | None, root: Checkpoint) -> None:
+    def __init__(self, restoration: Restoration | None, root: Checkpoint) -> None:
         self._restoration = restoration
         self._root = root
 
@@ -296,7 +298,7 @@ class CheckpointStatus:
         """Say that parts may be missing; for compatibility, as nothing complains about them."""
         return self
 
-    def _require(self) -> _Restoration:
+    def _require(self) -> Restoration:
         if self._restoration is None:
             raise CheckpointMismatchError(
                 "No checkpoint specified (save_path=None); nothing is being restored."
@@ -304,8 +306,37 @@ class CheckpointStatus:
         return self._restoration
 
 
-class _Restoration:
-    """A checkpoint on its way into objects, some of which may not exist yet."""
+class Plan(NamedTuple):
+    """What a restoration will do to an object and its parts.
+
+    Attributes
+    ----------
+    pairs
+        Variables, and the nodes that have their values.
+    holders
+        Objects that lack parts, and the nodes that have them.
+    problems
+        Variables whose saved values have another shape or dtype, for messages.
+    complete
+        Whether every saved value has its variable.
+    """
+
+    pairs: list[tuple[Variable, int]]
+    holders: list[tuple[Trackable, int]]
+    problems: list[str]
+    complete: bool
+
+
+class Restoration:
+    """A checkpoint on its way into objects, some of which may not exist yet.
+
+    Parameters
+    ----------
+    path
+        The name of the checkpoint, for messages.
+    contents
+        The saved objects and values.
+    """
 
     def __init__(self, path: str, contents: Contents) -> None:
         self.path = path
@@ -380,18 +411,32 @@ class _Restoration:
 
     def _apply(self, owner: Any, node: int) -> bool:
         """Restore ``owner`` and its parts from a node; return whether everything was there."""
+        found = self.plan(owner, node)
+        if found.problems:
+            raise self._mismatch(found.problems)
+        self.carry_out(found)
+        return found.complete
+
+    def plan(self, owner: Any, node: int) -> Plan:
+        """Return what restoring ``owner`` from a node will do."""
         pairs: list[tuple[Variable, int]] = []
         holders: list[tuple[Trackable, int]] = []
         complete = self._match(owner, node, pairs, holders, set())
-        problems = [self._problem(n, v.shape, v.dtype) for v, n in pairs]
-        if any(problems):
-            raise self._mismatch([problem for problem in problems if problem])
-        for holder, number in holders:
+        problems = {id(v): self._problem(n, v.shape, v.dtype) for v, n in pairs}
+        return Plan(
+            [(v, n) for v, n in pairs if not problems[id(v)]],
+            holders,
+            [problem for problem in problems.values() if problem],
+            complete,
+        )
+
+    def carry_out(self, plan: Plan) -> None:
+        """Assign the values of a plan, and leave the rest of the checkpoint with its objects."""
+        for holder, number in plan.holders:
             object.__setattr__(holder, "_restore", (self, number))
-        for variable, number in pairs:
+        for variable, number in plan.pairs:
             _assign_everywhere(variable, self._value(number))
             self._restored.setdefault(number, []).append(variable)
-        return complete
 
     def _match(
         self,
@@ -454,7 +499,7 @@ def _assign_everywhere(variable: Variable, value: Array) -> None:
         variable.assign(value)
 
 
-def _collect(root: Checkpoint) -> Contents:
+def contents_of(root: Trackable) -> Contents:
     """Return the objects under ``root`` and the values of their variables."""
     objects: list[Any] = [root]
     names = [""]
