@@ -27,6 +27,7 @@ __all__ = [
     "Restoration",
     "contents_of",
     "require_same",
+    "variables_of",
     "workers_of",
 ]
 
@@ -152,7 +153,7 @@ class Checkpoint(Trackable):
                     "save",
                     *(
                         f"{variable.dtype}{variable.shape}"
-                        for _, variable in _variables_of(self)
+                        for _, variable in variables_of(self)
                         if variable.synchronization is VariableSynchronization.ON_READ
                     ),
                 ]
@@ -381,7 +382,7 @@ class Restoration:
         known = {id(v) for variables in self._restored.values() for v in variables}
         return [
             name
-            for name, variable in _variables_of(root)
+            for name, variable in variables_of(root)
             if id(variable) not in known and variable is not root._variables.get("save_counter")
         ]
 
@@ -545,7 +546,7 @@ def _walk_nodes(nodes: list[Node]) -> Iterator[tuple[int, str]]:
                 queue.append((child, f"{name}/{child_name}".lstrip("/")))
 
 
-def _variables_of(root: Checkpoint) -> Iterator[tuple[str, Variable]]:
+def variables_of(root: Trackable) -> Iterator[tuple[str, Variable]]:
     """Yield the variables under ``root`` with their names."""
     # The objects themselves are kept too: an id says nothing once its object is gone.
     queue: deque[tuple[str, Any]] = deque([("", root)])
@@ -593,7 +594,7 @@ def _require_outside_replicas(method: str) -> None:
 
 def workers_of(root: Checkpoint) -> Workers:
     """Return the processes that the variables under ``root`` belong to."""
-    for _, variable in _variables_of(root):
+    for _, variable in variables_of(root):
         strategy = variable._distribute_strategy
         if strategy is not None:
             found: Workers = strategy.extended.workers

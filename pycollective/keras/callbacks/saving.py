@@ -13,6 +13,7 @@ from pycollective.distribute.preemption import PreemptionCheckpointHandler
 from pycollective.distribute.termination import TerminationConfig
 from pycollective.keras.callbacks.base import Callback
 from pycollective.keras.callbacks.control import Monitor
+from pycollective.keras.saving.checkpoints import write_checkpoint
 from pycollective.tensor import Variable
 from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import remove_files
@@ -30,7 +31,7 @@ class ModelCheckpoint(Monitor):
     A path that ends with ``.keras`` is written by `Model.save`. With ``save_weights_only=True`` a path
     that ends with ``.weights.h5`` is written by `Model.save_weights`, and any other one is a
     checkpoint of the model and its optimizer:
-    ``tf.train.Checkpoint(model=model).restore(tf.train.latest_checkpoint(directory))``
+    ``model.load_weights(tf.train.latest_checkpoint(directory))``
 
     Parameters
     ----------
@@ -126,8 +127,7 @@ class ModelCheckpoint(Monitor):
         elif path.endswith(".weights.h5"):
             self.model.save_weights(path)
         else:
-            chief = self.model.distribute_strategy.extended.should_checkpoint
-            Checkpoint(model=self.model)._write_noted(path, chief)
+            write_checkpoint(self.model, path)
         if self.verbose:
             print(f"\nEpoch {self._epoch + 1}: saving model to {path}")
 

@@ -45,7 +45,7 @@ class Parts(NamedTuple):
 
     config: dict[str, Any]
     weights: bytes
-    assets: dict[str, bytes] = {}
+    assets: dict[str, bytes]
 
 
 def pack(parts: Parts) -> bytes:
@@ -135,7 +135,9 @@ def _read(path: str, archive: zipfile.ZipFile, name: str, largest: int) -> bytes
     except KeyError:
         raise CheckpointError(f"{path!r} is no .keras file: there is no {name} in it") from None
     if info.compress_type not in _COMPRESSIONS:
-        raise CheckpointError(f"{path!r} is refused: {name} is compressed in a way that Keras has not")
+        raise CheckpointError(
+            f"{path!r} is refused: {name} is compressed in a way that Keras has not"
+        )
     if info.file_size > largest:
         raise CheckpointError(
             f"{path!r} is refused: {name} has {info.compress_size} bytes and would be "

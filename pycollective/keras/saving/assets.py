@@ -53,7 +53,9 @@ def read_assets(model: Layer, assets: Mapping[str, bytes], where: str) -> None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(data)
         except OSError as error:
-            raise CheckpointError(f"{where} is damaged: its assets have bad names ({error})") from None
+            raise CheckpointError(
+                f"{where} is damaged: its assets have bad names ({error})"
+            ) from None
         for path, owner in owners_of(model):
             load = getattr(owner, "load_assets", None)
             folder = os.path.join(root, path)

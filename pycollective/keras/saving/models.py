@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pycollective.atomic_files import write_atomically
 from pycollective.distribute.context import current_mode, get_strategy
 from pycollective.errors import CheckpointError
 from pycollective.keras.saving.archive import Parts, pack, unpack
@@ -23,7 +24,6 @@ from pycollective.keras.saving.objects import (
 from pycollective.keras.saving.weights import read_weights, write_weights
 from pycollective.train.checkpoint import require_same
 from pycollective.train.files import INDEX_SUFFIX, read_files
-from pycollective.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from pycollective.distribute.workers import Workers
@@ -40,8 +40,8 @@ def save_model(
     """Write a model to a ``.keras`` file, in the format of Keras 3, which Keras loads.
 
     The file has the layers, the weights, what `compile` was given, the optimizer's variables, and the
-    files of layers with ``save_assets(folder)``. It appears under its name when all of it is written. Strategies are not stored: a model is loaded
-    with any number of replicas.
+    files of layers with ``save_assets(folder)``. It appears under its name when all of it is written.
+    Strategies are not stored: a model is loaded with any number of replicas.
 
     Parameters
     ----------

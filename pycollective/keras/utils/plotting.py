@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pycollective.keras.layers import Layer
 from pycollective.atomic_files import write_atomically
+from pycollective.keras.layers import Layer
 
 __all__ = ["model_to_dot", "plot_model"]
 
