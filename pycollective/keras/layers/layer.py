@@ -18,6 +18,7 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.graph.symbols import Node, has_symbols
 from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
@@ -64,7 +65,7 @@ _calls = _Calls()
 _any_added_loss = False
 
 
-class Layer(Trackable):
+class Layer(CopiedByConfig, Trackable):
     """A function with variables.
 
     A layer of one's own overrides `call`, and `build` to make its variables once the input's shape
@@ -208,7 +209,7 @@ class Layer(Trackable):
         """Return what the constructor gets, as values that JSON can hold, by Keras 3's names.
 
         A class of one's own that takes only numbers, texts, and lists or dicts of them need not
-        override it.
+        override it. The name is left out where the constructor of such a class takes none.
 
         Raises
         ------
@@ -228,6 +229,10 @@ class Layer(Trackable):
             },
             **own,
         }
+        if "_arguments" in self.__dict__:
+            taken = inspect.signature(type(self).__init__).parameters
+            if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
+                config = {name: value for name, value in config.items() if name in taken}
         if self.activity_regularizer is not None:
             config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
         return config

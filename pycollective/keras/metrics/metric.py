@@ -14,6 +14,7 @@ from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
 from pycollective.keras import configs, initializers
 from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.losses.loss import broadcast_weights
 from pycollective.tensor import (
     Tensor,
@@ -28,7 +29,7 @@ from pycollective.train.trackable import Trackable
 __all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sums", "ratio"]
 
 
-class Metric(Trackable):
+class Metric(CopiedByConfig, Trackable):
     """Base class of metrics.
 
     One of your own makes its sums with `add_weight`, and overrides `update_state` and `result`.

@@ -18,6 +18,7 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.optimizers import schedules
 from pycollective.keras.optimizers.clipping import clipped
 from pycollective.keras.optimizers.copies import (
@@ -40,7 +41,7 @@ from pycollective.train.trackable import Trackable
 __all__ = ["Optimizer"]
 
 
-class Optimizer(Trackable):
+class Optimizer(CopiedByConfig, Trackable):
     """Base class of optimizers.
 
     One of your own overrides two methods: `slot_names`, which numbers it keeps for each number of a

@@ -135,7 +135,12 @@ def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
         if name not in layers:
             raise ValueError(f'the config of a model refers to a layer "{name}" that is not in it')
         first = 1 if _is_functional(layers[name]) else 0
-        return _result(layers[name], number - first, index)
+        try:
+            return _result(layers[name], number - first, index)
+        except _NotThereYetError:
+            raise ValueError(
+                f'the config of a model refers to call {number} of layer "{name}", which is not in it'
+            ) from None
 
     def tensors(structure: Any) -> Any:
         if isinstance(structure, Mapping):
