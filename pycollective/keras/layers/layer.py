@@ -19,6 +19,7 @@ from pycollective.keras import activations, constraints, initializers, regulariz
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.graph.symbols import Node, has_symbols
+from pycollective.keras.metrics.metric import Metric
 from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
@@ -31,9 +32,9 @@ from pycollective.tensor import (
 from pycollective.tensor.tape import thread_state
 from pycollective.train.trackable import (
     Trackable,
-    children_of,
     containers_of,
     is_trackable,
+    parts_of,
     structure_changed,
     structure_stamp,
 )
@@ -288,7 +289,7 @@ class Layer(Trackable):
         name: str | None = None,
         shape: Sequence[int] = (),
         dtype: Any = None,
-        initializer: Any = "glorot_uniform",
+        initializer: Any = None,
         regularizer: Any = None,
         constraint: Any = None,
         trainable: bool = True,
@@ -304,7 +305,8 @@ class Layer(Trackable):
         shape, dtype
             What it holds; by default a scalar of the layer's dtype.
         initializer
-            A name or a ``callable(shape, dtype)`` for the values to start from.
+            A name or a ``callable(shape, dtype)`` for the values to start from; by default
+            ``"glorot_uniform"`` for floating-point numbers, and zeros for other dtypes.
         regularizer
             A name or a ``callable(variable)`` whose result is one of `losses`.
         constraint
@@ -316,7 +318,9 @@ class Layer(Trackable):
         """
         sizes = tuple(int(n) for n in shape)
         kind = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
-        start = initializers.get("glorot_uniform" if initializer is None else initializer)
+        if initializer is None:
+            initializer = "glorot_uniform" if kind.kind in "fV" else "zeros"
+        start = initializers.get(initializer)
         assert start is not None
         short = "weight" if name is None else name
         if synchronization is VariableSynchronization.ON_READ:
@@ -672,6 +676,23 @@ class Layer(Trackable):
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
+    # Metrics ---------------------------------------------------------------------------------
+
+    def _own_metrics(self) -> list[Metric]:
+        """Return the metrics that are attributes of this layer and of the layers inside."""
+        inside = [part for layer in self._flatten_layers() for part in parts_of(layer)]
+        return list({id(part): part for part in inside if isinstance(part, Metric)}.values())
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that are attributes of this layer and of the layers inside."""
+        return self._own_metrics()
+
+    @property
+    def metrics_variables(self) -> list[Variable]:
+        """The variables of `metrics`, which are not among `variables`."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
     # Losses ----------------------------------------------------------------------------------
 
     def add_loss(self, loss: Any) -> None:
@@ -712,17 +733,12 @@ class _Inside:
     def __init__(self, layer: Layer) -> None:
         found: dict[int, Layer] = {}
         self.variables: list[Variable] = []
-        self._collect(layer, found)
+        for part in parts_of(layer):
+            if isinstance(part, Layer):
+                found.setdefault(id(part), part)
+            elif isinstance(part, Variable):
+                self.variables.append(part)
         self.layers = list(found.values())
-
-    def _collect(self, value: Any, layers: dict[int, Layer]) -> None:
-        for child in children_of(value).values():
-            if isinstance(child, Layer):
-                layers.setdefault(id(child), child)
-            elif isinstance(child, Variable):
-                self.variables.append(child)
-            elif not isinstance(child, Trackable):
-                self._collect(child, layers)
 
 
 class _Walk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pycollective import nest
@@ -18,7 +18,6 @@ from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.share import reports, share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, ops
-from pycollective.train.trackable import children_of
 
 __all__ = ["Learner", "Logs"]
 
@@ -315,9 +314,8 @@ class Learner(Layer):
 
         `fit` and `evaluate` let them begin anew.
         """
-        found = [] if self._compiled is None else self._compiled.all_metrics
-        for layer in self._flatten_layers():
-            found += _metrics_in(layer)
+        compiled = [] if self._compiled is None else self._compiled.all_metrics
+        found = [*compiled, *self._own_metrics()]
         return list({id(metric): metric for metric in found}.values())
 
     @property
@@ -361,12 +359,3 @@ def _not_created_in(strategy: Strategy, what: Any) -> ValueError:
         "distribution strategy scope. Try to make sure your code looks similar to the following.\n"
         "with strategy.scope():\n  model=_create_model()\n  model.compile(...)"
     )
-
-
-def _metrics_in(value: Any) -> Iterable[Metric]:
-    """Return the metrics among a layer's attributes, and in lists and dicts there."""
-    for child in children_of(value).values():
-        if isinstance(child, Metric):
-            yield child
-        elif isinstance(child, (list, tuple, dict)):
-            yield from _metrics_in(child)
