@@ -794,7 +794,7 @@ def _built_once(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]
     """Let ``layer.build(shape)`` count as building the layer, wherever it is called."""
 
     @functools.wraps(build)
-    def building(self: Layer, input_shape: Any) -> None:
+    def building(self: Layer, input_shape: Any = None) -> None:
         if self._building:
             build(self, input_shape)
         else:
