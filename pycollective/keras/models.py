@@ -268,7 +268,7 @@ class Model(Trainer):
         def zeros(shape: Shape) -> Tensor:
             return Tensor(np.zeros([1 if n is None else n for n in shape], self.dtype))
 
-        self(map_shapes(zeros, input_shape))
+        self._called_dry(map_shapes(zeros, input_shape))
 
     def summary(
         self,

@@ -18,6 +18,7 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.dry_run import dry_run, in_dry_run, keep_values
 from pycollective.keras.graph.symbols import Node, has_symbols
 from pycollective.keras.metrics.metric import Metric
 from pycollective.keras.policy import DTypePolicy, policy_of
@@ -364,6 +365,8 @@ class Layer(Trackable):
             finally:
                 self._building = False
             self._resume_restore()
+            if in_dry_run():
+                keep_values(_variables_in(self))
             if input_shape is not None:
                 self._built_shapes = map_shapes(_without_batch, input_shape)
             self.built = True
@@ -491,7 +494,13 @@ class Layer(Trackable):
         def zeros(shape: Shape) -> Tensor:
             return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
 
-        return map_shapes(_without_batch, _shapes(self(map_shapes(zeros, input_shape))))
+        return map_shapes(_without_batch, _shapes(self._called_dry(map_shapes(zeros, input_shape))))
+
+    def _called_dry(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the results of a call that leaves variables, metrics and losses as they are."""
+        layers = self._flatten_layers()
+        with dry_run([variable for layer in layers for variable in _variables_in(layer)]):
+            return self(*args, **kwargs)
 
     @property
     def input(self) -> Any:
@@ -702,6 +711,8 @@ class Layer(Trackable):
         model around it, again.
         """
         global _any_added_loss
+        if in_dry_run():
+            return
         _any_added_loss = True
         values = loss if isinstance(loss, (list, tuple)) else [loss]
         kept = self._added_losses.__dict__.setdefault("values", [])
@@ -725,6 +736,13 @@ class Layer(Trackable):
             if layer._trainable and layer._regularized:
                 found += [penalty(variable) for penalty, variable in layer._regularized]
         return found
+
+
+def _variables_in(layer: Layer) -> list[Variable]:
+    """Return the variables of a layer and of its metrics, without those of the layers inside."""
+    parts = list(parts_of(layer))
+    own = [part for part in parts if isinstance(part, Variable)]
+    return [*own, *(v for part in parts if isinstance(part, Metric) for v in part.variables)]
 
 
 class _Inside:
