@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from pycollective.array_backend import Array
@@ -15,6 +15,7 @@ __all__ = [
     "children_of",
     "containers_of",
     "is_trackable",
+    "parts_of",
     "structure_changed",
     "structure_stamp",
 ]
@@ -157,6 +158,15 @@ def children_of(value: Any) -> dict[str, Any]:
     mapping = value.__class__ is not list and isinstance(value, Mapping)
     items = value.items() if mapping else enumerate(value)
     return {str(key): item for key, item in items if is_trackable(item)}
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """Yield the variables and trackable objects among a value's parts, and in lists and dicts there."""
+    for child in children_of(value).values():
+        if isinstance(child, (Trackable, Variable)):
+            yield child
+        else:
+            yield from parts_of(child)
 
 
 def containers_of(owner: Trackable) -> list[Any]:

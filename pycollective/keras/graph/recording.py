@@ -80,4 +80,4 @@ def _called_on_zeros(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
     def zeros(tensor: KerasTensor) -> Tensor:
         return Tensor(np.zeros([1 if n is None else n for n in tensor.shape], tensor.dtype))
 
-    return layer(*map_symbols(zeros, args), **map_symbols(zeros, kwargs))
+    return layer._called_dry(*map_symbols(zeros, args), **map_symbols(zeros, kwargs))

@@ -201,10 +201,10 @@ class Embedding(Layer):
             )
         self.mask_zero = False
         if weights is not None:
-            self.build((None,))
+            self.build()
             self.set_weights(weights if isinstance(weights, (list, tuple)) else [weights])
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Any = None) -> None:
         """Make ``embeddings``; the shape does not matter."""
         self.embeddings = self.add_weight(
             "embeddings",

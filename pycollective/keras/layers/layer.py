@@ -19,7 +19,9 @@ from pycollective.keras import activations, constraints, initializers, regulariz
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
 from pycollective.keras.copying import CopiedByConfig
+from pycollective.keras.dry_run import dry_run, in_dry_run, keep_values
 from pycollective.keras.graph.symbols import Node, has_symbols
+from pycollective.keras.metrics.metric import Metric
 from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
@@ -32,9 +34,9 @@ from pycollective.tensor import (
 from pycollective.tensor.tape import thread_state
 from pycollective.train.trackable import (
     Trackable,
-    children_of,
     containers_of,
     is_trackable,
+    parts_of,
     structure_changed,
     structure_stamp,
 )
@@ -293,7 +295,7 @@ class Layer(CopiedByConfig, Trackable):
         name: str | None = None,
         shape: Sequence[int] = (),
         dtype: Any = None,
-        initializer: Any = "glorot_uniform",
+        initializer: Any = None,
         regularizer: Any = None,
         constraint: Any = None,
         trainable: bool = True,
@@ -309,7 +311,8 @@ class Layer(CopiedByConfig, Trackable):
         shape, dtype
             What it holds; by default a scalar of the layer's dtype.
         initializer
-            A name or a ``callable(shape, dtype)`` for the values to start from.
+            A name or a ``callable(shape, dtype)`` for the values to start from; by default
+            ``"glorot_uniform"`` for floating-point numbers, and zeros for other dtypes.
         regularizer
             A name or a ``callable(variable)`` whose result is one of `losses`.
         constraint
@@ -321,7 +324,9 @@ class Layer(CopiedByConfig, Trackable):
         """
         sizes = tuple(int(n) for n in shape)
         kind = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
-        start = initializers.get("glorot_uniform" if initializer is None else initializer)
+        if initializer is None:
+            initializer = "glorot_uniform" if kind.kind in "fV" else "zeros"
+        start = initializers.get(initializer)
         assert start is not None
         short = "weight" if name is None else name
         if synchronization is VariableSynchronization.ON_READ:
@@ -365,6 +370,8 @@ class Layer(CopiedByConfig, Trackable):
             finally:
                 self._building = False
             self._resume_restore()
+            if in_dry_run():
+                keep_values(_variables_in(self))
             if input_shape is not None:
                 self._built_shapes = map_shapes(_without_batch, input_shape)
             self.built = True
@@ -492,7 +499,13 @@ class Layer(CopiedByConfig, Trackable):
         def zeros(shape: Shape) -> Tensor:
             return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
 
-        return map_shapes(_without_batch, _shapes(self(map_shapes(zeros, input_shape))))
+        return map_shapes(_without_batch, _shapes(self._called_dry(map_shapes(zeros, input_shape))))
+
+    def _called_dry(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the results of a call that leaves variables, metrics and losses as they are."""
+        layers = self._flatten_layers()
+        with dry_run([variable for layer in layers for variable in _variables_in(layer)]):
+            return self(*args, **kwargs)
 
     @property
     def input(self) -> Any:
@@ -677,6 +690,23 @@ class Layer(CopiedByConfig, Trackable):
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
+    # Metrics ---------------------------------------------------------------------------------
+
+    def _own_metrics(self) -> list[Metric]:
+        """Return the metrics that are attributes of this layer and of the layers inside."""
+        inside = [part for layer in self._flatten_layers() for part in parts_of(layer)]
+        return list({id(part): part for part in inside if isinstance(part, Metric)}.values())
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that are attributes of this layer and of the layers inside."""
+        return self._own_metrics()
+
+    @property
+    def metrics_variables(self) -> list[Variable]:
+        """The variables of `metrics`, which are not among `variables`."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
     # Losses ----------------------------------------------------------------------------------
 
     def add_loss(self, loss: Any) -> None:
@@ -686,6 +716,8 @@ class Layer(CopiedByConfig, Trackable):
         model around it, again.
         """
         global _any_added_loss
+        if in_dry_run():
+            return
         _any_added_loss = True
         values = loss if isinstance(loss, (list, tuple)) else [loss]
         kept = self._added_losses.__dict__.setdefault("values", [])
@@ -711,23 +743,25 @@ class Layer(CopiedByConfig, Trackable):
         return found
 
 
+def _variables_in(layer: Layer) -> list[Variable]:
+    """Return the variables of a layer and of its metrics, without those of the layers inside."""
+    parts = list(parts_of(layer))
+    own = [part for part in parts if isinstance(part, Variable)]
+    return [*own, *(v for part in parts if isinstance(part, Metric) for v in part.variables)]
+
+
 class _Inside:
     """The layers, each once, and the variables directly inside a layer, or a container in it."""
 
     def __init__(self, layer: Layer) -> None:
         found: dict[int, Layer] = {}
         self.variables: list[Variable] = []
-        self._collect(layer, found)
+        for part in parts_of(layer):
+            if isinstance(part, Layer):
+                found.setdefault(id(part), part)
+            elif isinstance(part, Variable):
+                self.variables.append(part)
         self.layers = list(found.values())
-
-    def _collect(self, value: Any, layers: dict[int, Layer]) -> None:
-        for child in children_of(value).values():
-            if isinstance(child, Layer):
-                layers.setdefault(id(child), child)
-            elif isinstance(child, Variable):
-                self.variables.append(child)
-            elif not isinstance(child, Trackable):
-                self._collect(child, layers)
 
 
 class _Walk:
@@ -783,7 +817,7 @@ def _built_once(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]
     """Let ``layer.build(shape)`` count as building the layer, wherever it is called."""
 
     @functools.wraps(build)
-    def building(self: Layer, input_shape: Any) -> None:
+    def building(self: Layer, input_shape: Any = None) -> None:
         if self._building:
             build(self, input_shape)
         else:

@@ -24,7 +24,7 @@ from pycollective.tensor import (
     as_tensor,
 )
 from pycollective.tensor.variable import update_together
-from pycollective.train.trackable import Trackable
+from pycollective.train.trackable import Trackable, parts_of
 
 __all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sums", "ratio"]
 
@@ -33,6 +33,8 @@ class Metric(CopiedByConfig, Trackable):
     """Base class of metrics.
 
     One of your own makes its sums with `add_weight`, and overrides `update_state` and `result`.
+    Attributes that are metrics, or lists, tuples and dicts of metrics, belong to the metric:
+    `reset_state` resets them too.
 
     Parameters
     ----------
@@ -123,9 +125,12 @@ class Metric(CopiedByConfig, Trackable):
         raise NotImplementedError(f"{type(self).__name__} must override result()")
 
     def reset_state(self) -> None:
-        """Forget what was taken in, in every replica."""
-        for variable in self.variables:
-            variable.assign(np.zeros(variable.shape, variable.dtype))
+        """Set the sums to zero in every replica, and reset the metrics inside."""
+        for part in self._parts():
+            if isinstance(part, Metric):
+                part.reset_state()
+            else:
+                part.assign(np.zeros(part.shape, part.dtype))
 
     def reset_states(self) -> None:
         """Do what `reset_state` does; the older name."""
@@ -136,10 +141,18 @@ class Metric(CopiedByConfig, Trackable):
         self.update_state(*args, **kwargs)
         return self.result()
 
+    def _parts(self) -> list[Variable | Metric]:
+        """Return the variables and metrics directly inside, each once."""
+        found = {id(part): part for part in parts_of(self)}
+        return [part for part in found.values() if isinstance(part, (Variable, Metric))]
+
     @property
     def variables(self) -> list[Variable]:
-        """The sums."""
-        return list(self._variables.values())
+        """The sums: those of this metric, then those of the metrics inside."""
+        parts = self._parts()
+        own = [part for part in parts if isinstance(part, Variable)]
+        inside = [v for part in parts if isinstance(part, Metric) for v in part.variables]
+        return list({id(variable): variable for variable in [*own, *inside]}.values())
 
     weights = variables
 
@@ -158,11 +171,11 @@ class Metric(CopiedByConfig, Trackable):
 
 def _beside(metric: Metric) -> AbstractContextManager[Any]:
     """Return the context in which a metric's result is computed where its sums lie."""
-    variables = metric.variables
-    if not variables:
+    first = next(iter(metric._variables.values()), None)
+    if first is None:
         return nullcontext()
-    first = getattr(variables[0], "values", variables)[0]
-    return beside(first._current().array)
+    copy = first.values[0] if hasattr(first, "values") else first
+    return beside(copy._current().array)
 
 
 def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:

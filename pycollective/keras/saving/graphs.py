@@ -147,7 +147,7 @@ def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
             return {key: tensors(value) for key, value in structure.items()}
         if len(structure) == 3 and isinstance(structure[0], str):
             return tensor(structure)
-        return [tensors(item) for item in structure]
+        return nest.rebuild(structure, map(tensors, structure))
 
     return tensors(config["input_layers"]), tensors(config["output_layers"])
 
