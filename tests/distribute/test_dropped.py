@@ -11,6 +11,7 @@ import weakref
 import numpy as np
 import pytest
 from strategies import mirrored, workers
+from workers import run
 
 import pycollective as tf
 from pycollective import data, distribute
@@ -249,3 +250,37 @@ def test_preemption_handler_that_is_dropped_ends_its_thread_at_once(tmp_path):
     del handler
     wait_for(lambda: dropped() is None, lambda: "the handler is still there")
     check_all_end(before)
+
+
+DROPS = """
+import gc, threading, time, weakref
+gc.disable()
+strategy = strategy_of()
+with strategy.scope():
+    v = tf.Variable(np.ones((64, 64), np.float32))
+    optimizer = tf.keras.optimizers.SGD(0.1)
+strategy.extended.sums_early = True
+
+def step():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(v * v)
+    optimizer.minimize(loss, [v], tape)
+
+strategy.run(step)
+began = strategy.extended._both is not None
+strategy.extended.workers.total(1)  # nobody leaves while others still need it
+dropped = weakref.ref(strategy)
+del strategy, v, optimizer, step
+def left():
+    return [t.name for t in threading.enumerate() if t.name.startswith("pycollective")]
+end = time.monotonic() + 20
+while left() and time.monotonic() < end:
+    time.sleep(0.01)
+say(began=began, gone=dropped() is None, left=left())
+"""
+
+
+@pytest.mark.slow
+def test_strategy_of_several_workers_that_is_dropped_ends_its_threads_at_once(tmp_path):
+    for said in run(tmp_path, 2, DROPS, replicas=2).said:
+        assert said == {"began": True, "gone": True, "left": []}
