@@ -7,6 +7,7 @@ indices.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections import deque
@@ -167,9 +168,13 @@ class Take(Transformed):
         super().__init__(source)
         self._count = at_least(count, -1, "count")
 
+    def _takes_all(self) -> bool:
+        """Return True if no element is left out; then the end is looked for, as caches need it."""
+        return self._count < 0 or 0 <= self._source.cardinality() <= self._count
+
     def _rows(self) -> Rows | None:
         rows = self._source._rows()
-        if rows is None or self._count < 0:
+        if rows is None or self._takes_all():
             return rows
         source = rows.blocks
 
@@ -187,7 +192,7 @@ class Take(Transformed):
 
     def _iter(self) -> Iterator[Any]:
         elements = self._source._iter()
-        return elements if self._count < 0 else itertools.islice(elements, self._count)
+        return elements if self._takes_all() else itertools.islice(elements, self._count)
 
     def cardinality(self) -> int:
         """Return the number of elements that are left."""
@@ -621,6 +626,9 @@ def reduced(dataset: Dataset, initial_state: Any, function: Callable[[Any, Any],
     return state
 
 
+_END = object()
+
+
 class Zip(Dataset):
     """Elements of several datasets side by side."""
 
@@ -649,9 +657,21 @@ class Zip(Dataset):
         return sizes.pop() if len(sizes) == 1 else None
 
     def _iter(self) -> Iterator[Any]:
-        # Shortest wins, hence not strict.
-        for elements in zip(*(d._iter() for d in self._datasets), strict=False):
+        turns = [d._iter() for d in self._datasets]
+        while True:
+            elements: list[Any] = []
+            for turn in turns:
+                element = next(turn, _END)
+                if element is _END:
+                    break
+                elements.append(element)
+            if len(elements) < len(turns):
+                break
             yield nest.pack_as(self._structure, elements)
+        # All are asked equally often, as in TensorFlow: a cache is complete when its end was seen.
+        for turn in turns[len(elements) + 1 :]:
+            with contextlib.suppress(Exception):  # of an element that nobody gets
+                next(turn, None)
 
     def cardinality(self) -> int:
         """Return the smallest number of elements."""
