@@ -18,7 +18,14 @@ from leftovers import assert_no_threads, threads
 from test_dataset import values
 
 import pycollective as tf
-from pycollective.data import UNKNOWN_CARDINALITY, Dataset, Options, TensorSpec, TextLineDataset
+from pycollective.data import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Dataset,
+    Options,
+    TensorSpec,
+    TextLineDataset,
+)
 from pycollective.data.experimental import (
     SHARD_HINT,
     AutoShardPolicy,
@@ -266,7 +273,10 @@ def test_unbatch_and_batch_make_no_rows() -> None:
     assert values(dropped.batch(20)) == [list(range(18))]
     assert dropped.cardinality() == 18
     assert Dataset.range(20).batch(6).unbatch().cardinality() == 20
-    assert Dataset.from_tensors(np.zeros((4, 2))).repeat(3).unbatch().cardinality() == 12
+    for times, rows in ((0, 0), (1, 4), (3, 12), (-1, INFINITE_CARDINALITY)):
+        batches = Dataset.from_tensors(np.zeros((4, 2))).repeat(times)
+        assert batches.unbatch().cardinality() == rows
+    assert Dataset.range(4).batch(4, drop_remainder=True).unbatch().cardinality() == 4
     whole = np.arange(12)
     mapped = Dataset.from_tensors(whole).unbatch().batch(4)
     assert all(np.shares_memory(batch, whole) for batch in mapped._iter())
