@@ -24,6 +24,7 @@ from pycollective.distribute.cross_device_ops import (
     CommunicationOptions,
     CrossDeviceOps,
     ReplicaReduction,
+    check_not_empty,
     checked_pairs,
     component_of,
     slices_beside,
@@ -654,3 +655,4 @@ class StrategyExtended:
 def _check_destinations(destinations: Any) -> None:
     if isinstance(destinations, (list, tuple)):
         raise AssertionError("destinations must be one value or device, not a list or tuple")
+    check_not_empty(destinations)
