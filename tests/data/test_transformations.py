@@ -572,3 +572,18 @@ def test_a_prefetching_thread_waits_without_polling() -> None:
     iterator.close()
     worker.join(10)
     assert not worker.is_alive()
+
+
+def test_map_that_returns_a_list_makes_a_tuple() -> None:
+    ds = Dataset.range(3).map(lambda x: [x, x * 2])
+    assert ds.element_spec == (TensorSpec((), np.int64), TensorSpec((), np.int64))
+    assert [tuple(map(int, pair)) for pair in ds] == [(0, 0), (1, 2), (2, 4)]
+    assert all(type(pair) is tuple for pair in ds)
+    summed = ds.map(lambda one, two: one + two, num_parallel_calls=2)
+    assert values(summed) == [0, 3, 6]
+    ragged = Dataset.range(2).map(lambda x: [x, tf.zeros([3])])
+    assert [[p.shape for p in pair] for pair in ragged] == [[(), (3,)]] * 2
+    stacked = Dataset.range(2).map(lambda x: tf.stack([x, x]))
+    assert values(stacked) == [[0, 0], [1, 1]]
+    inner = Dataset.range(2).map(lambda x: {"pair": [x, x]})  # only what it returns is a tuple
+    assert [element["pair"].numpy().tolist() for element in inner] == [[0, 0], [1, 1]]
