@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
     else:
         for module in ("tensor", "dtypes", "data"):
             value = getattr(importlib.import_module(f"pycollective.{module}"), name, None)
-            if value is not None:
+            if value is not None or name == "newaxis":
                 break
         else:
             raise AttributeError(f"module 'pycollective' has no attribute {name!r}")

@@ -359,7 +359,8 @@ class Dataset:
         """Apply a function to every element; tuples become its arguments.
 
         With ``num_parallel_calls`` (-1: one for each core) it runs in threads; the order stays.
-        Arrays that the function returns are copied. `element_spec` calls it with zeros.
+        A list that the function returns is a tuple of components, as in TensorFlow. Arrays that the
+        function returns are copied. `element_spec` calls it with zeros.
         """
         return transformations.Map(self, map_func, num_parallel_calls)
 

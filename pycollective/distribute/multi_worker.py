@@ -206,7 +206,7 @@ class MultiWorkerExtended(MirroredExtended):
             return None
         both = None
         if context.local_replica_id == 0:
-            both = self._both = BothLevels(own, self.workers, self._side_stream)
+            both = self._both = BothLevels(own, self.workers, partial(_side_stream, self._sides))
         reduction = self.cross_device_ops.begin_all_reduce(
             own if both is None else cast(Communicator, both), reduce_op, likes, merged, True
         )
@@ -214,12 +214,17 @@ class MultiWorkerExtended(MirroredExtended):
             return None
         return OnBothLevels(context, reduction, both, likes, merged.timeout_seconds)
 
-    def _side_stream(self, gpu: int) -> Any:
-        """Return the stream of a GPU in which sums wait for each other."""
-        if gpu not in self._sides:
-            with device.on(gpu):
-                self._sides[gpu] = device.stream()
-        return self._sides[gpu]
+
+def _side_stream(streams: dict[int, Any], gpu: int) -> Any:
+    """Return the stream of a GPU in which sums wait for each other.
+
+    This is no method: the strategy keeps the last reduction, which keeps this function, and a method
+    would close a cycle.
+    """
+    if gpu not in streams:
+        with device.on(gpu):
+            streams[gpu] = device.stream()
+    return streams[gpu]
 
 
 class MultiWorkerMirroredStrategy(Strategy):
