@@ -5,11 +5,12 @@ Every fault over every transport; what a rank may be in is `in_ranks.CALLS`.
 
 from __future__ import annotations
 
+import platform
 import re
 import sys
 
 import pytest
-from in_ranks import CALLS
+from in_ranks import CALLS, MEMBARRIER
 from processes import TRANSPORTS, run, some_fast
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -322,6 +323,114 @@ print("met", met)
 """
     done = run(tmp_path, transport, 2, body, seconds=120)
     assert done.outputs == ["met 2\n"] * 2, done
+
+
+# A rank that may not do all that others may ---------------------------------------------------
+
+knows_membarrier = pytest.mark.skipif(
+    platform.machine() not in MEMBARRIER, reason="the number of the system call"
+)
+
+
+@knows_membarrier
+@pytest.mark.parametrize("transport", some_fast([("shm",), ("host",)], [("shm",)]))
+def test_rank_without_membarrier_is_woken_by_a_fence(tmp_path, transport):
+    """The others are told, whose light barrier it cannot do its part of."""
+    preamble = """
+from in_ranks import *
+if os.environ["PYCOLLECTIVE_RANK"] == "1":
+    no_membarrier()
+comm = pc.init(timeout=20)
+"""
+    body = """
+comm.barrier()
+print(comm._group.needing_fences)
+for turn in range(300):
+    if turn % 100 == comm.rank:
+        time.sleep(0.02)  # the others sleep
+    assert comm.all_reduce(np.ones(3))[0] == 3
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    assert done.outputs == ["[1]\n"] * 3, done
+
+
+@knows_membarrier
+@pytest.mark.parametrize("transport", ["shm", "mixed"])
+def test_rank_that_sleeps_passes_the_heavy_barrier(tmp_path, transport):
+    """Whoever wakes it passes none that would do in its place."""
+    body = """
+comm.barrier()
+heard = []
+if comm.rank == 0:
+    no_membarrier(heard)
+comm.barrier()
+if comm.rank != 0:  # so that rank 0 waits for memory, which rank 1 shares with it
+    time.sleep(0.3)
+comm.all_reduce(np.ones(100_000))
+print(len(heard) > 0)
+comm.barrier()
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert done.outputs == ["True\n", "False\n", "False\n"], done
+
+
+# Calls that take long --------------------------------------------------------------------------
+
+SLOWLY = """
+from in_ranks import *
+os.environ["PYCOLLECTIVE_WARN_AFTER"] = "1.2"
+import logging
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+comm = pc.init(timeout=40)
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+
+def slowly(call):
+    # Rank 1 works for some milliseconds at a time, so that the call goes on all the time.
+    began, over = time.monotonic(), threading.Event()
+    def hold_up():
+        while not over.is_set():
+            os.kill(pids[1], signal.SIGSTOP)
+            time.sleep(0.15)
+            os.kill(pids[1], signal.SIGCONT)
+            time.sleep(0.005)
+    if comm.rank == 0:
+        thread = threading.Thread(target=hold_up)
+        thread.start()
+    call()
+    over.set()
+    if comm.rank == 0:
+        thread.join()
+    return time.monotonic() - began
+
+def long_enough(make):
+    items = 4_000_000
+    while True:
+        call = make(items)
+        comm.barrier()
+        seconds = slowly(call)
+        comm.barrier()
+        if comm.broadcast(np.array([seconds]), 0)[0] > 2.5:
+            return
+        items *= 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    "call", ["comm.all_reduce(x, 'max', out=x)", "comm.all_reduce(x, 'max', out=x, algorithm='ring')",
+             "comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)"],
+)  # fmt: skip
+def test_long_call_in_which_bytes_move_does_not_warn(tmp_path, transport, call):
+    body = f"""
+def make(items):
+    x = np.ones(items)
+    return lambda: {call}
+long_enough(make)
+"""
+    done = run(tmp_path, transport, 2, body, SLOWLY, seconds=120)
+    assert done.outputs == ["", ""], done
+    assert done.codes == [0], done
 
 
 # What a process may run out of -----------------------------------------------------------------
