@@ -70,6 +70,8 @@ def whole(name: str, value: Any, low: int = -(2**31), high: int = 2**31 - 1) -> 
         found = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if high == sys.maxsize and found < low:
+        raise ValueError(f"{name} must be {low} or more, not {found}")
     if not low <= found <= high:
         raise ValueError(f"{name} must be a number from {low} to {high}, not {found}")
     return found

@@ -205,8 +205,8 @@ def check_counts(name: str, counts: Sequence[int], size: int) -> list[int]:
     """Return the numbers of rows, one for each rank."""
     if not np.iterable(counts) or isinstance(counts, (str, bytes)):
         raise TypeError(f"{name} must be {size} numbers of rows, one for each rank, not {counts!r}")
-    found = [whole(f"a number of {name}", n, 0, sys.maxsize) for n in counts]
-    if len(found) != size:
+    found = [whole(f"a number of {name}", n, -sys.maxsize, sys.maxsize) for n in counts]
+    if len(found) != size or any(n < 0 for n in found):
         raise ValueError(f"{name} must be {size} numbers of rows, one for each rank, not {found}")
     return found
 

@@ -199,7 +199,7 @@ def test_zero_items(on_ranks):
 
 def test_errors(on_ranks):
     (alone,) = local_group(1)
-    with pytest.raises(ValueError, match="no negative"):
+    with pytest.raises(ValueError, match="must be 0 or more"):
         alone.empty((2, -1))
     with pytest.raises(TypeError, match="Python objects"):
         alone.empty(2, object)
