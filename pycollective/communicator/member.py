@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from pycollective import _core, array_backend, observe, tuning
+from pycollective import _core, arguments, array_backend, observe, tuning
 from pycollective.algorithms import Algorithm
+from pycollective.arguments import switch
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.gpu import GpuCore, core_for
 from pycollective.communicator.split import Family, Threads
@@ -117,19 +117,16 @@ class Member(_core.CommunicatorBase):
         """
         if device not in ("cpu", "gpu"):
             raise ValueError(f"device is 'cpu' or 'gpu', not {device!r}")
-        sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
-        sizes = [operator.index(n) for n in sizes]
+        lengths = arguments.sizes(shape)
         kind = np.dtype(dtype)
-        if any(n < 0 for n in sizes):
-            raise ValueError(f"a shape has no negative numbers, as {sizes} does")
         if kind.hasobject:
             raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
-        if math.prod(sizes) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
-            raise MemoryError(f"no memory has room for {sizes} of {kind} from each rank")
+        if math.prod(lengths) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
+            raise MemoryError(f"no memory has room for {lengths} of {kind} from each rank")
         if device == "gpu":
-            return self._empty_on_gpu(sizes, kind, self._seconds(timeout))
-        shared: Array | None = self._core.empty(sizes, kind, self._seconds(timeout))
-        return np.empty(sizes, kind) if shared is None else shared
+            return self._empty_on_gpu(lengths, kind, self._seconds(timeout))
+        shared: Array | None = self._core.empty(lengths, kind, self._seconds(timeout))
+        return np.empty(lengths, kind) if shared is None else shared
 
     def _empty_on_gpu(self, sizes: Sequence[int], kind: np.dtype[Any], seconds: float) -> Array:
         like = array_backend.empty_on_gpu(0, np.uint8)
@@ -139,11 +136,12 @@ class Member(_core.CommunicatorBase):
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
         """Return when every rank has called it; with ``async_op``, a `Work` at once."""
-        return nothing(self._core.barrier(self._seconds(timeout), async_op))
+        later = switch("async_op", async_op)
+        return nothing(self._core.barrier(self._seconds(timeout), later))
 
     def abort(self, reason: str) -> None:
         """Fail the group: every rank's present or next call raises ``AbortedError(reason)``."""
-        self._group.abort(reason)
+        self._group.abort(str(reason))
 
     @property
     def hosts(self) -> list[int]:
@@ -224,6 +222,12 @@ class Member(_core.CommunicatorBase):
     def _how(self, algorithm: str | Algorithm, ragged: bool = False) -> str | _core.Algorithm:
         if isinstance(algorithm, str):
             return algorithm
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(
+                "algorithm must be a name, of which pycollective.algorithms.names() lists those of a "
+                "collective, or what pycollective.algorithms.algorithm makes of a function, not "
+                f"{algorithm!r}"
+            )
         if ragged and algorithm.num_scratch(self.size):
             raise ValueError(
                 f"{algorithm.name} has scratch, of which no step says how long a part in it is: parts "
@@ -246,10 +250,7 @@ class Member(_core.CommunicatorBase):
             raise
 
     def _seconds(self, timeout: float | None) -> float:
-        seconds = self.timeout if timeout is None else float(timeout)
-        if not seconds > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-        return seconds
+        return self.timeout if timeout is None else arguments.seconds("timeout", timeout)
 
     def _place(self, whole: Array, count: int) -> Array:
         """Return this rank's part, of ``count`` elements, of a contiguous array of all parts."""

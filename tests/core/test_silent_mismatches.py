@@ -1,4 +1,4 @@
-"""Calls that differ although no rank receives anything in them: found in the next call, or at the end."""
+"""Calls that differ although no rank receives anything in them, and ranks that leave."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def test_bad_descriptions(tmp_path):
         ({"ADDRESS": "h:99999"}, "is not host:port"),
         ({"SECRET": "short"}, "can be guessed"),
         ({"SOCKET_IFNAME": "=none0"}, "matches none of the interfaces"),
-        ({"SOCKET_STREAMS": "99"}, "SOCKET_STREAMS='99'"),
+        ({"SOCKET_STREAMS": "9"}, "SOCKET_STREAMS='9' is not a number from 1 to 8"),
         ({"INSECURE": "maybe"}, "INSECURE='maybe'"),
     ):
         with pytest.raises(RendezvousError, match=text):
