@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = ["VARIABLES", "check", "enumerated", "is_number", "number"]
+__all__ = ["VARIABLES", "check", "enumerated", "is_number", "number", "shown"]
 
 _log = logging.getLogger("pycollective")
 
@@ -79,6 +80,12 @@ def check(environ: Mapping[str, str]) -> None:
             _log.warning("%s is set, and pycollective reads no such variable", name)
 
 
+def shown(value: Any) -> str:
+    """Return a value as an error message shows it: as `repr`, but not longer than a line."""
+    text = repr(value[:200] if isinstance(value, (str, list)) else value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
 def is_number(text: str) -> bool:
     """Return True for a whole number of ASCII digits that is short enough to be meant as one."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
@@ -96,8 +103,7 @@ def number(environ: Mapping[str, str], name: str, low: int, high: int | None = N
     value = int(text) if is_number(text) else low - 1
     if value < low or (high is not None and value > high):
         to = "" if high is None else f" to {high}"
-        shown = repr(text if len(text) <= 40 else f"{text[:40]}…")
-        raise ValueError(f"{name}={shown} is not a number from {low}{to}")
+        raise ValueError(f"{name}={shown(text)} is not a number from {low}{to}")
     return value
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pycollective.cluster.spec import ClusterSpec
-from pycollective.environment import is_number
+from pycollective.environment import is_number, shown
 
 __all__ = ["Examined", "NoAddress", "Place", "address_problems", "places_of", "tried_here"]
 
@@ -113,9 +113,9 @@ def address_problems(places: Sequence[Place]) -> list[str]:
         where = parted(place.address)
         if where is None:
             scheme = place.address.partition("://")[0] + "://"
-            hint = f" (leave out {scheme!r})" if place.address.startswith(scheme) else ""
+            hint = f" (leave out {shown(scheme)})" if place.address.startswith(scheme) else ""
             found.append(
-                f"{place.key} is {place.address!r}, which is not host:port with a port from 1 to "
+                f"{place.key} is {shown(place.address)}, which is not host:port with a port from 1 to "
                 f"65535{hint}"
             )
             continue

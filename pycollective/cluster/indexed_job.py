@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
-from pycollective.environment import number
+from pycollective.environment import number, shown
 
 __all__ = ["KubernetesJobClusterResolver"]
 
@@ -107,11 +107,11 @@ class KubernetesJobClusterResolver(ClusterResolver):
                 f"each pod ({LOCAL_SIZE})"
             )
         host, dot, domain = socket.getfqdn(env.get("HOSTNAME", "")).partition(".")
-        match = re.fullmatch(r"(.*)-(\d+)", host)
+        match = re.fullmatch(r"(.*)-([0-9]{1,9})", host)
         if match is None or int(match[2]) != index:
             raise ValueError(
-                f"the name of this host, {host!r}, does not end with -{index}, as that of a pod of an "
-                "indexed job does: set TF_CONFIG"
+                f"the name of this host, {shown(host)}, does not end with -{index}, as that of a pod "
+                "of an indexed job does: set TF_CONFIG"
             )
         if JOBS in env:
             pods = _pods_of_jobs(match[1], env[JOBS])
@@ -125,7 +125,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
         if host not in pods:
             named = f"{JOBS}={env[JOBS]!r}" if JOBS in env else f"{SIZE}={size}"
             some = ", ".join(pods[:8]) + ", …" * (len(pods) > 8)
-            raise ValueError(f"this host, {host!r}, is not among the pods of {named}: {some}")
+            raise ValueError(f"this host, {shown(host)}, is not among the pods of {named}: {some}")
         return pods.index(host) * processes + local, [f"{pod}{dot}{domain}" for pod in pods]
 
     def _local(self) -> tuple[int, int]:

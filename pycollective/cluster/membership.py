@@ -126,7 +126,7 @@ def _examined(
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         return None, [str(error.args[0]) if isinstance(error, KeyError) else str(error)], []
     if len(places) > MAX_RANKS:
-        return None, [*wrong, f"{len(places)} workers are too many: {MAX_RANKS} are the most"], []
+        return None, [f"{len(places)} workers are too many: {MAX_RANKS} are the most", *wrong], []
     doubtful: list[str] = []
     sound = [i for i, place in enumerate(places) if parted(place.address)]
     alone = len(places) == 1 if member is None else member.size == 1

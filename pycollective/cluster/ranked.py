@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
-from pycollective.environment import is_number, number
+from pycollective.environment import is_number, number, shown
 
 __all__ = [
     "KubeflowClusterResolver",
@@ -143,7 +143,7 @@ class KubeflowClusterResolver(RankedClusterResolver):
         least, _, most = text.partition(":")
         if not is_number(least) or int(least) < 1 or most not in ("", least):
             raise ValueError(
-                f"PET_NNODES={text!r}: the number of workers must be one number; elastic jobs "
+                f"PET_NNODES={shown(text)}: the number of workers must be one number; elastic jobs "
                 "(least:most) are not supported"
             )
         return int(least)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
+from pycollective.environment import shown
 
 __all__ = ["SageMakerClusterResolver"]
 
@@ -46,7 +47,7 @@ class SageMakerClusterResolver(ClusterResolver):
         """This host's number among all."""
         hosts, here = self._hosts(), self._environ.get("SM_CURRENT_HOST")
         if here not in hosts:
-            raise ValueError(f"SM_CURRENT_HOST={here!r} is not among SM_HOSTS: {hosts}")
+            raise ValueError(f"SM_CURRENT_HOST={shown(here)} is not among SM_HOSTS: {shown(hosts)}")
         return hosts.index(here)
 
     @task_id.setter
@@ -65,5 +66,5 @@ class SageMakerClusterResolver(ClusterResolver):
         except (ValueError, RecursionError):
             hosts = None
         if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
-            raise ValueError(f"SM_HOSTS={text[:100]!r} is not a JSON list of names")
+            raise ValueError(f"SM_HOSTS={shown(text)} is not a JSON list of names")
         return sorted(hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -11,11 +12,13 @@ from typing import Any
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
-from pycollective.environment import is_number, number
+from pycollective.environment import is_number, number, shown
 
 __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MOST = 100_000
+"""A list of more hosts is a mistake, and would fill the memory."""
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -169,6 +172,8 @@ def expand_hostlist(hostlist: str) -> list[str]:
         choices = [
             _numbers(hostlist, piece) if i % 2 else [piece] for i, piece in enumerate(pieces)
         ]
+        if len(hosts) + math.prod(map(len, choices)) > _MOST:
+            raise _invalid("hostlist", hostlist, part)
         hosts += ["".join(chosen) for chosen in itertools.product(*choices)]
     return hosts
 
@@ -176,8 +181,8 @@ def expand_hostlist(hostlist: str) -> list[str]:
 def _numbers(hostlist: str, ranges: str) -> list[str]:
     numbers = []
     for span in ranges.split(","):
-        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+        ends = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", span)
+        if ends is None or not 0 <= int(ends[2] or ends[1]) - int(ends[1]) < _MOST:
             raise _invalid("hostlist", hostlist, span)
         width = len(ends[1])
         numbers += [f"{n:0{width}d}" for n in range(int(ends[1]), int(ends[2] or ends[1]) + 1)]
@@ -191,15 +196,16 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     """
     numbers = []
     for part in tasks_per_node.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        if match is None or len(numbers) + int(match[2] or 1) > _MOST:
             raise _invalid("tasks-per-node list", tasks_per_node, part)
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
 
 
 def _invalid(what: str, text: str, part: str) -> ValueError:
-    return ValueError(f'Invalid {what} format "{text}": Invalid part: {part!r}')
+    text = text if len(text) <= 200 else f"{text[:200]}…"
+    return ValueError(f'Invalid {what} format "{text}": Invalid part: {shown(part)}')
 
 
 def _tasks_of_hosts(

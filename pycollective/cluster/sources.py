@@ -230,7 +230,8 @@ def unheeded(environ: Mapping[str, str]) -> list[str]:
 
 
 def _several(environ: Mapping[str, str], name: str) -> str:
-    return f"{name}={environ[name][:60]} speaks of several processes"
+    text = environ[name]
+    return f"{name}={text if len(text) <= 60 else f'{text[:60]}…'} speaks of several processes"
 
 
 def _count(environ: Mapping[str, str], name: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from pycollective.cluster.examined import Examined, NoAddress
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
-from pycollective.environment import is_number
+from pycollective.environment import is_number, shown
 
 __all__ = ["TFConfigClusterResolver"]
 
@@ -71,7 +71,7 @@ class TFConfigClusterResolver(ClusterResolver):
             return None if value is None else int(value)
         except (TypeError, ValueError):
             raise ValueError(
-                f"TF_CONFIG's task['index'] is {_shown(value)}, which is no number of a task"
+                f"TF_CONFIG's task['index'] is {shown(value)}, which is no number of a task"
             ) from None
 
     @task_id.setter
@@ -124,25 +124,25 @@ class TFConfigClusterResolver(ClusterResolver):
             problems.append(f"no JSON: {error}, near {text[max(0, where - 20) : where + 20]!r}")
             return Examined(ClusterSpec({}), None, None, problems, knows_task=False)
         if not isinstance(config, dict):
-            problems.append(f"TF_CONFIG must be a JSON object, not {_shown(config)}")
+            problems.append(f"TF_CONFIG must be a JSON object, not {shown(config)}")
             return Examined(ClusterSpec({}), None, None, problems, knows_task=False)
         cluster, knows_task = _examined_cluster(config.get("cluster", {}), problems)
         task = config.get("task", {})
         if not isinstance(task, dict):
-            problems.append(f"TF_CONFIG's task must be a JSON object, not {_shown(task)}")
+            problems.append(f"TF_CONFIG's task must be a JSON object, not {shown(task)}")
             knows_task, task = False, {}
         task_type, task_id = self._task_type, self._task_id
         if task_type is None:
             task_type = task.get("type")
             if not isinstance(task_type, (str, type(None))):
                 problems.append(
-                    f"task['type'] must be a text such as 'worker', not {_shown(task_type)}"
+                    f"task['type'] must be a text such as 'worker', not {shown(task_type)}"
                 )
                 knows_task = False
         if task_id is None:
             task_id = task.get("index")
             if not _is_index(task_id) and task_id is not None:
-                problems.append(f"task['index'] must be a number from 0, not {_shown(task_id)}")
+                problems.append(f"task['index'] must be a number from 0, not {shown(task_id)}")
                 knows_task = False
         if not knows_task:
             return Examined(cluster, None, None, problems, knows_task=False)
@@ -176,7 +176,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def _text(self, key: str) -> str | None:
         value = self._config().get(key)
         if not isinstance(value, (str, type(None))):
-            raise ValueError(f"TF_CONFIG's {key} must be a text, not {_shown(value)}")
+            raise ValueError(f"TF_CONFIG's {key} must be a text, not {shown(value)}")
         return value
 
 
@@ -186,11 +186,6 @@ def _loaded(environ: Mapping[str, str], hook: Any = None) -> Any:
         return json.loads(environ.get("TF_CONFIG") or "{}", object_pairs_hook=hook)
     except RecursionError:
         raise ValueError("lists and objects are nested too deeply") from None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _is_index(value: Any) -> bool:
@@ -207,7 +202,7 @@ def _examined_cluster(cluster: Any, problems: list[str]) -> tuple[ClusterSpec, b
     whole = True
     if not isinstance(cluster, dict):
         problems.append(
-            f"cluster must be a JSON object, from jobs to lists of addresses, not {_shown(cluster)}"
+            f"cluster must be a JSON object, from jobs to lists of addresses, not {shown(cluster)}"
         )
         return ClusterSpec({}), False
     jobs: dict[str, dict[int, str]] = {}
@@ -219,17 +214,17 @@ def _examined_cluster(cluster: Any, problems: list[str]) -> tuple[ClusterSpec, b
             if wrong:
                 whole = False
                 problems.append(
-                    f"cluster[{job!r}] has {', '.join(map(_shown, wrong))} for a task's number: tasks "
+                    f"cluster[{job!r}] has {', '.join(map(shown, wrong))} for a task's number: tasks "
                     "are numbered from 0"
                 )
             numbered = {int(n): address for n, address in tasks.items() if _is_index(n)}
         else:
-            problems.append(f"cluster[{job!r}] must be a list of addresses, not {_shown(tasks)}")
+            problems.append(f"cluster[{job!r}] must be a list of addresses, not {shown(tasks)}")
             numbered, whole = {}, False
         for number, address in numbered.items():
             if not isinstance(address, str):
                 problems.append(
-                    f"cluster[{job!r}][{number}] must be a text, host:port, not {_shown(address)}"
+                    f"cluster[{job!r}][{number}] must be a text, host:port, not {shown(address)}"
                 )
                 numbered[number] = NoAddress()
         jobs[job] = numbered
@@ -238,5 +233,5 @@ def _examined_cluster(cluster: Any, problems: list[str]) -> tuple[ClusterSpec, b
 
 def _object(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be a JSON object, not {_shown(value)}")
+        raise ValueError(f"{what} must be a JSON object, not {shown(value)}")
     return value

@@ -378,6 +378,18 @@ def test_worker_of_ray_that_is_alone_says_so():
     assert (one["PYCOLLECTIVE_RANK"], one["PYCOLLECTIVE_SIZE"]) == ("0", "1")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_worker_started_again_after_the_job_has_ended_ends_with_an_error(environ, rank):
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    environ({"TF_CONFIG": tf_config(addresses, rank)})
+    with pytest.raises(
+        RendezvousError,
+        match=r"timeout is 0.5 seconds: rank . (did not reach rank 0|waited 0.5 s for rank 1).*\. Start "
+        "the missing workers, or all workers again if the job has ended",
+    ):
+        multi_worker.MultiWorkerMirroredStrategy(devices=["cpu:0"], rendezvous_timeout=0.5)
+
+
 def test_strategy_with_a_given_resolver_heeds_no_variable(environ):
     environ({"WORLD_SIZE": "4"})
     resolver = pc.cluster.SimpleClusterResolver(pc.cluster.ClusterSpec({}))
