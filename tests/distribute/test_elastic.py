@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from workers import ended, start
 import pycollective as tf
 from pycollective import distribute, keras
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.rendezvous import handshake, secret
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -87,8 +92,8 @@ def begin(tmp_path, workers, lost, **more):
         processes += start(
             tmp_path, [("worker", index)], _TRAINING, cluster=cluster, **more, **dies
         )
-    return processes, lambda: start(
-        tmp_path, [("worker", lost)], _TRAINING, cluster=cluster, **more
+    return processes, lambda **own: start(
+        tmp_path, [("worker", lost)], _TRAINING, cluster=cluster, **more, **own
     )
 
 
@@ -128,6 +133,67 @@ def test_a_replacement_is_waited_for(tmp_path, alone):
     said = ended(processes).said
     assert said[0] == said[1] == said[2]
     check(said[0], alone, 3)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_at_the_same_step_again_and_again(tmp_path, alone):
+    """It is let in a few times; then the other one goes on as far as the next checkpoint."""
+    more = {"LEAST": "1", "PATIENCE": "30", "GROWS": "1"}
+    processes, again = begin(tmp_path, 2, 1, **more)
+    deaths = 0
+    while processes[1].wait(60) == -9:
+        processes[1].communicate()
+        deaths += 1
+        assert deaths < 8, "the other worker makes no progress"
+        processes[1:] = again(DIES="1")
+    assert deaths >= 2
+    said = ended(processes).said
+    assert said[0] == said[1]
+    check(said[0], alone, 2, begun=said[0]["begun"])
+
+
+@pytest.mark.slow
+def test_processes_that_join_and_die_leave_the_others_training(tmp_path, alone):
+    """They die when they have heard who the members are, as fast as they can."""
+    ports = free_ports(3)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    more = {"LEAST": "2", "PATIENCE": "1", "ALL": "3"}
+    processes = []
+    for index in range(3):
+        dies = {"DIES": "1"} if index == 2 else {}
+        processes += start(
+            tmp_path, [("worker", index)], _TRAINING, cluster=cluster, **more, **dies
+        )
+    assert processes[2].wait(60) == -9
+    processes.pop().communicate()
+    over, heard = threading.Event(), []
+    joins = threading.Thread(target=_join_and_die, args=(ports[0], 2, 3, over, heard))
+    joins.start()
+    try:
+        said = ended(processes, 100).said
+    finally:
+        over.set()
+        joins.join(30)
+    assert said[0] == said[1]
+    check(said[0], alone, 2, begun=said[0]["begun"])
+    assert sum("ranks" in word for word in heard) >= 2, "it was never a member"
+
+
+def _join_and_die(port, rank, size, over, heard):
+    """Join again and again as a rank does; close the connection when rank 0 has said anything."""
+    key = handshake.key_of(secret.of_user())
+    while not over.wait(0.05):
+        soon = time.monotonic() + 10
+        with contextlib.suppress(OSError, handshake.HandshakeError):
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
+                hello = {"purpose": "join", "rank": rank, "size": size}
+                channel = handshake.introduce(sock, key, hello, soon)
+                if "welcome" not in channel.receive(soon):
+                    continue
+                process = f"process {len(heard)}"
+                place = {"host": "127.0.0.1", "port": 9, "claim": "", "process": process}
+                channel.send(place, soon)
+                heard.append(channel.receive(soon))
 
 
 _FITS = """
