@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import sys
@@ -18,7 +19,11 @@ from workers import ended, start
 import pycollective as tf
 from pycollective import distribute, keras
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.cluster.membership import Membership
+from pycollective.distribute import multi_worker
+from pycollective.errors import RendezvousError
 from pycollective.rendezvous import handshake, secret
+from pycollective.rendezvous.description import FirstRankLostError, Roster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -247,6 +252,43 @@ def test_fit_goes_on_from_its_backup_alone_and_with_the_lost_one(tmp_path):
         assert own == pytest.approx(values[len(values) - len(own) :], rel=1e-9), name
     weights = np.concatenate([np.ravel(w) for w in model.get_weights()])
     assert said[0]["weights"] == pytest.approx(weights, rel=1e-9, abs=1e-12)
+
+
+def meetings(monkeypatch, outcomes):
+    """Let meetings end in the given ways; return the list of the addresses where they were."""
+    places = []
+
+    def meet(rank, size, addresses, source, **options):
+        places.append(addresses[0])
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(multi_worker.rendezvous, "meet", meet)
+    return places
+
+
+def survivors():
+    """Meet as worker 2 of 3."""
+    names = ("worker 0", "worker 1", "worker 2")
+    member = Membership("a test", 2, 3, ("a:1", "b:1", "c:1"), names)
+    return multi_worker._survivors(member, 1, 0.1, Roster(3))
+
+
+def test_survivors_first_rank_lost_look_for_the_first_address_again(monkeypatch):
+    nobody, lost = RendezvousError("nobody is there"), FirstRankLostError("it is gone")
+    places = meetings(monkeypatch, iter([nobody, lost, nobody, nobody, "the group"]))
+    assert survivors() == "the group"
+    assert places == ["a:1", "b:1", "a:1", "b:1", "c:1"]
+
+
+@pytest.mark.parametrize(("error", "tries"), [(RendezvousError, 3), (FirstRankLostError, 13)])
+def test_survivors_that_never_meet_raise(monkeypatch, error, tries):
+    places = meetings(monkeypatch, itertools.repeat(error("in vain")))
+    with pytest.raises(RendezvousError, match="in vain"):
+        survivors()
+    assert len(places) == tries
 
 
 def test_numbers_that_do_not_fit():
