@@ -7,7 +7,6 @@ import copy
 import importlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -56,7 +55,6 @@ JOIN_TIMEOUT = rendezvous.JOIN_TIMEOUT
 
 PATIENCE = 30.0
 _MEETING_SECONDS = 30.0
-_PROBE_SECONDS = 1.0
 _MEETINGS = 10
 """Meetings in a row that may fail, besides one for each worker and each new process that is lost."""
 
@@ -548,16 +546,8 @@ def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
         finally:
             knocks.close()
     else:
-        workers.somebody_waits = partial(_listens, member.addresses[0])
+        workers.somebody_waits = partial(rendezvous.is_there, member.addresses)
         yield
-
-
-def _listens(address: str) -> bool:
-    try:
-        socket.create_connection(rendezvous.host_and_port(address), _PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _joined(

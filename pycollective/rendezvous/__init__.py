@@ -34,6 +34,7 @@ __all__ = [
     "again",
     "host_and_port",
     "init",
+    "is_there",
     "launched_environment",
     "listen_for_knocks",
     "meet",
@@ -343,6 +344,25 @@ def listen_for_knocks(
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
     return Knocks(about)
+
+
+def is_there(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
+    """Return True if a process of the group listens at the first of the group's addresses.
+
+    Raises
+    ------
+    RendezvousError
+        As `meet`.
+    """
+    from pycollective.rendezvous import knocks
+
+    env = os.environ if environment is None else environment
+    try:
+        host, port = host_and_port(addresses[0])
+        about = _described(env, 1, len(addresses), host, port, None)
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
+    return knocks.is_there(about)
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Who wants to come into a group that works without them: heard where they look for the others."""
+"""How a group that works notices lost workers that are back, at the address where they look for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from pycollective.rendezvous.door import STRANGER_SECONDS, Door
 from pycollective.rendezvous.handshake import Channel, HandshakeError
 from pycollective.rendezvous.sockets import Sockets
 
-__all__ = ["Knocks"]
+__all__ = ["Knocks", "is_there"]
 
 _FRESH_SECONDS = 3.0
 """Who still waits tries again in less."""
+_LOOK_SECONDS = 2.0
+
+
+def is_there(about: Description) -> bool:
+    """Return True if a process that belongs to the group listens at rank 0's address."""
+    sockets = Sockets(about)
+    soon = time.monotonic() + _LOOK_SECONDS
+    try:
+        sock = sockets.connected(*sockets.resolve(), soon)
+        sockets.introduced(sock, {"purpose": "look"}, soon).close()
+    except (OSError, HandshakeError):
+        return False
+    return True
 
 
 class Knocks:

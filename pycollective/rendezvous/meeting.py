@@ -630,7 +630,7 @@ class Meeting:
             if now >= until:
                 seconds = self.seconds if until == self.deadline else now - begun
                 raise _BrokenError(
-                    f"rank {self.about.rank} waited {seconds:.3g} s for {who} {what}{strangers}"
+                    f"rank {self.about.rank} waited {round(seconds, 1):g} s for {who} {what}{strangers}"
                 )
             if now >= say:
                 self._say(f"rank {self.about.rank} waits for {who} {what}{strangers}")
@@ -671,7 +671,7 @@ class Meeting:
             who = f"{_ranks(waiting)} to connect"
             if now >= self.attempt_ends:
                 seconds = self.seconds if self.attempt_ends == self.deadline else now - begun
-                raise _BrokenError(f"rank 0 waited {seconds:.3g} s for {who}")
+                raise _BrokenError(f"rank 0 waited {round(seconds, 1):g} s for {who}")
             if now >= say:
                 self._say(f"rank 0 waits for {who}")
                 say = now + LOG_EVERY

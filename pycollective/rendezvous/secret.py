@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pycollective.errors import RendezvousError
 
-__all__ = ["is_same_user", "of_file", "of_user"]
+__all__ = ["check_private", "is_same_user", "of_file", "of_user"]
 
 _NAME = "pycollective.key"
 _BYTES = 64
@@ -40,14 +40,18 @@ def of_file(path: str) -> bytes:
         If other users may read it.
     """
     with open(path, "rb") as file:
-        found = os.fstat(file.fileno())
-        mode = stat.S_IMODE(found.st_mode)
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and mode & 0o077:
-            raise ValueError(
-                f"{path!r} has mode {mode:04o}, so other users can use the secret in it: "
-                f"chmod 600 {path} (in a Kubernetes volume: defaultMode: 0400)"
-            )
+        check_private(path, os.fstat(file.fileno()))
         return file.read().strip()
+
+
+def check_private(path: str, found: os.stat_result) -> None:
+    """Raise ValueError if other users can use a file of this user's, as `of_file` does."""
+    mode = stat.S_IMODE(found.st_mode)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and mode & 0o077:
+        raise ValueError(
+            f"{path!r} has mode {mode:04o}, so other users can use the secret in it: "
+            f"chmod 600 {path} (in a Kubernetes volume: defaultMode: 0400)"
+        )
 
 
 def of_user() -> bytes:

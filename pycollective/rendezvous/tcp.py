@@ -99,6 +99,9 @@ class Addresses:
             port=int(port),
             listener=listener.detach() if listener else -1,
             own=None,
+            least=0,  # of a split, all ranks must come
+            patience=0.0,
+            roster=None,
         )
         group, _, _, own = connect(about, min(seconds, 300.0), self._group)
         return group, Addresses(about, own if size > 1 else self._host, group)

@@ -11,7 +11,14 @@ from ports import free_ports
 from processes import SECRET
 from test_meet import ENVIRONMENT, Rank, call
 
-from pycollective.rendezvous import RendezvousError, handshake, listen_for_knocks, meeting
+from pycollective.rendezvous import (
+    RendezvousError,
+    handshake,
+    listen_for_knocks,
+    meet,
+    meeting,
+    tcp,
+)
 from pycollective.rendezvous.description import Description, FirstRankLostError, Roster
 from pycollective.rendezvous.gathering import Gathering
 
@@ -145,6 +152,29 @@ def test_meet_member_lost_all_needed_raises(on_ranks):
     for error in (first, last):
         assert isinstance(error, RendezvousError)
         assert "rank 1 is gone before the group was made" in str(error)
+
+
+def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
+    """The patience of the group's own rendezvous does not hold for groups that are made of it."""
+    accept = tcp.Addresses.accept
+
+    def late(addresses, offer, rank, size, seconds):
+        time.sleep(0.6 * rank)
+        return accept(addresses, offer, rank, size, seconds)
+
+    monkeypatch.setattr(tcp.Addresses, "accept", late)
+    addresses = at(free_ports(2))
+
+    def work(rank):
+        some = {"least": 1, "patience": 0.3, "environment": ENVIRONMENT}
+        comm = meet(rank, 2, addresses, "a test", join_timeout=20.0, **some)
+        part = comm.split(0)
+        size = part.size
+        part.close()
+        comm.close()
+        return size
+
+    assert on_ranks([0, 1], work) == [2, 2]
 
 
 # Who is chosen --------------------------------------------------------------------------------

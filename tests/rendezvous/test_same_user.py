@@ -14,7 +14,8 @@ from ports import free_port
 from processes import SECRET, surroundings
 
 from pycollective.errors import RendezvousError
-from pycollective.rendezvous import init, secret
+from pycollective.rendezvous import handshake, init, secret
+from pycollective.rendezvous.door import Door
 
 KEY_FILE = "pycollective.key"
 
@@ -175,13 +176,17 @@ def test_init_without_a_secret_process_with_another_key_is_refused(runtime, tmp_
     """As one of another user, or in another container, has."""
     theirs = tmp_path / "theirs"
     theirs.mkdir(mode=0o700)
-    port = free_port()
-    process = other(port, 1.5, XDG_RUNTIME_DIR=str(theirs))
+    entered = []
+    server = socket.create_server(("127.0.0.1", 0))
+    key = handshake.key_of(secret.of_user())
+    rank_0 = Door(server, key, 2, lambda channel, hello: entered.append(hello))
+    port = rank_0.address[1]
     try:
-        with pytest.raises(RendezvousError, match="could not prove that they belong here"):
-            init(environment=description(0, port), join_timeout=3)
+        out, err = said(other(port, 1.5, XDG_RUNTIME_DIR=str(theirs)))
     finally:
-        out, err = said(process)
+        rank_0.close()
+    assert not entered
+    assert rank_0.turned_away
     assert f"ERROR rank 1 was refused at 127.0.0.1:{port}: the secrets differ" in out, err
     assert "it joins only processes of its own user on this machine" in out
     assert "set the same PYCOLLECTIVE_SECRET on every rank" in out

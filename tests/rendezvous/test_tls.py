@@ -363,6 +363,17 @@ def test_variables_that_do_not_fit(certificates, tmp_path):
         met([own, {}], total)[0]()
 
 
+def test_tls_key_that_others_can_read_raises(certificates, tmp_path):
+    own, key = certificates(), tmp_path / "node.key"
+    shutil.copy(own["PYCOLLECTIVE_TLS_KEY"], key)
+    own["PYCOLLECTIVE_TLS_KEY"] = str(key)
+    key.chmod(0o640)
+    with pytest.raises(RendezvousError, match="PYCOLLECTIVE_TLS_KEY='.*' has mode 0640.*chmod 600"):
+        protection(own)
+    key.chmod(0o600)
+    assert protection(own).endswith("control connections in TLS")
+
+
 def test_links_are_tried_in_tls(on_ranks, certificates):
     """And one that has no TLS is told so."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
