@@ -112,7 +112,11 @@ class Dense(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Compute the result: the input's shape with ``units`` as its last length."""
         shape = inputs.array.shape
-        if not shape or shape[-1] != self._inputs:
+        if len(shape) < 2:
+            raise self._incompatible(
+                shape, "at least two axes, of which the first one has the examples"
+            )
+        if shape[-1] != self._inputs:
             raise self._incompatible(
                 shape,
                 f"axis -1 of input shape to have value {self._inputs} (the kernel has shape "

@@ -63,6 +63,8 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
+#: Stands for inputs that were not given.
+_MISSING: Any = object()
 #: Set by the first add_loss of the process: until then no call looks for values to forget.
 _any_added_loss = False
 
@@ -108,6 +110,10 @@ class Layer(CopiedByConfig, Trackable):
     _converts = True
     #: Set in classes whose `build` does nothing but call the layer.
     _build_calls = False
+    #: The arguments of `build`, if it takes the shapes of several arguments of `call`.
+    _build_names: tuple[str, ...] | None = None
+    #: The inputs that calls take: an `InputSpec`, or a list or dict of them; None: any.
+    input_spec: Any = None
     #: Whether a list of inputs is refused.
     _takes_one = False
     #: Whether integers that come in also come out.
@@ -118,6 +124,8 @@ class Layer(CopiedByConfig, Trackable):
         cls._takes_training = "training" in inspect.signature(cls.call).parameters
         if "build" in cls.__dict__ and not cls.__dict__.get("_build_calls", False):
             cls._has_build = True
+            names = tuple(inspect.signature(cls.build).parameters)[1:]
+            cls._build_names = names if len(names) > 1 else None
             type.__setattr__(cls, "build", _built_once(cls.build))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -288,12 +296,16 @@ class Layer(CopiedByConfig, Trackable):
     # Building --------------------------------------------------------------------------------
 
     def build(self, input_shape: Any) -> None:
-        """Make the variables; called once, before the first `call`."""
+        """Make the variables; called once, before the first `call`.
+
+        A layer of one's own whose `call` takes several tensors, such as ``query`` and ``value``, may
+        take their shapes as ``query_shape`` and ``value_shape``.
+        """
 
     def add_weight(
         self,
-        name: str | None = None,
-        shape: Sequence[int] = (),
+        name: Any = None,
+        shape: Any = (),
         dtype: Any = None,
         initializer: Any = None,
         regularizer: Any = None,
@@ -321,7 +333,14 @@ class Layer(CopiedByConfig, Trackable):
             Whether it is trained.
         synchronization, aggregation
             How a strategy keeps its copies.
+
+        Notes
+        -----
+        Arguments without names may also be in Keras 3's order: shape, initializer, dtype.
         """
+        if isinstance(name, (list, tuple)):
+            name, shape, given = None, name, shape
+            initializer = initializer if given == () else given
         sizes = tuple(int(n) for n in shape)
         kind = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
         if initializer is None:
@@ -359,7 +378,7 @@ class Layer(CopiedByConfig, Trackable):
             try:
                 if self._has_build:
                     with self._creation_scope():
-                        self.build(input_shape)
+                        self._build_for(input_shape)
             except BaseException:
                 # What a failed build has made would be there twice after the next one.
                 self._variables.clear()
@@ -376,15 +395,33 @@ class Layer(CopiedByConfig, Trackable):
                 self._built_shapes = map_shapes(_without_batch, input_shape)
             self.built = True
 
+    def _build_for(self, shapes: Any) -> None:
+        """Call `build` with one nest of shapes, or with those of several arguments by name."""
+        if self._build_names is None:
+            self.build(shapes)
+        elif isinstance(shapes, Mapping) and set(shapes) <= set(self._build_names):
+            self.build(**shapes)
+        else:
+            self.build(**{self._build_names[0]: shapes})
+
+    def _shapes_to_build(self, inputs: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return what the layer is built for by a call with these arguments."""
+        if self._build_names is None:
+            return _shapes(inputs)
+        given = inspect.signature(self.call).bind_partial(inputs, *args, **kwargs).arguments
+        arguments = {name: given.get(name.removesuffix("_shape")) for name in self._build_names}
+        return {name: _shapes(value) for name, value in arguments.items() if value is not None}
+
     def get_build_config(self) -> dict[str, Any] | None:
         """Return the shapes that the layer was built for, or None if it has nothing to build."""
         known = self.built and self._built_shapes is not None
         builds = self._has_build or any(self._sublayers())
-        return {"input_shape": self._built_shapes} if known and builds else None
+        key = "input_shape" if self._build_names is None else "shapes_dict"
+        return {key: self._built_shapes} if known and builds else None
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Build the layer, and those inside, for the shapes that `get_build_config` returned."""
-        shapes = config.get("input_shape")
+        shapes = config.get("input_shape", config.get("shapes_dict"))
         if shapes is None:
             return
         shapes = map_shapes(tuple, shapes)
@@ -404,25 +441,38 @@ class Layer(CopiedByConfig, Trackable):
         """Compute the result from the inputs; layers override it."""
         raise NotImplementedError(f"{type(self).__name__} must override call()")
 
-    def __call__(self, inputs: Any, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
+    def __call__(
+        self, inputs: Any = _MISSING, *args: Any, training: bool | None = None, **kwargs: Any
+    ) -> Any:
         """Build the layer if need be, and `call` it.
 
         Parameters
         ----------
         inputs
-            A tensor or what can be made one, or a nest of these.
+            A tensor or what can be made one, or a nest of these. It may also be given by the name
+            that it has in `call`.
         *args, **kwargs
-            Handed to `call`.
+            Handed to `call`; arrays in them become tensors, as ``inputs`` does.
         training
             Whether this is a step of training; by default what holds for the layer around this one.
         """
+        if inputs is _MISSING:
+            inputs = self._first_of(kwargs)
         if inputs.__class__ is not Tensor or inputs.array.dtype is not self._dtype:
             if has_symbols(inputs):
                 return self._recorded(inputs, args, kwargs, training)
             inputs = self._to_inputs(inputs)
+        if args or kwargs:
+            if has_symbols((args, kwargs)):
+                return self._recorded(inputs, args, kwargs, training)
+            args = nest.map_structure(self._to_argument, args)
+            kwargs = nest.map_structure(self._to_argument, kwargs)
+        # The batch of a dry run has one example, whatever is declared.
+        if self.input_spec is not None and not in_dry_run():
+            self._check_inputs(inputs)
         first = not self.built
         if first:
-            self._ensure_built(_shapes(inputs))
+            self._ensure_built(self._shapes_to_build(inputs, args, kwargs))
         calls = _calls
         outside = calls.training
         if not calls.depth and _any_added_loss:
@@ -474,6 +524,38 @@ class Layer(CopiedByConfig, Trackable):
         if self._converts and dtype != self._dtype and dtype.kind in "fV":
             tensor = ops.cast(tensor, self._dtype)
         return tensor
+
+    def _to_argument(self, value: Any) -> Any:
+        return self._to_input(value) if isinstance(value, (Tensor, np.ndarray)) else value
+
+    def _first_of(self, kwargs: dict[str, Any]) -> Any:
+        """Take the first argument of `call` out of those given by name."""
+        first = next(iter(inspect.signature(self.call).parameters), None)
+        if first not in kwargs:
+            raise TypeError(
+                f"layer {self._name!r} was called without inputs; give {first!r}, the first argument "
+                f"of {type(self).__name__}.call()"
+            )
+        return kwargs.pop(first)
+
+    def _check_inputs(self, inputs: Any) -> None:
+        """Raise ``ValueError`` unless the inputs are what `input_spec` says."""
+        specs, given = self.input_spec, inputs
+        if isinstance(specs, Mapping):
+            specs, given = zip(*[(specs[key], inputs.get(key)) for key in specs], strict=True)
+        specs, given = nest.flatten(specs), nest.flatten(given)
+        if len(specs) != len(given):
+            raise ValueError(
+                f'Layer "{self._name}" expects {len(specs)} input(s), but it received {len(given)} '
+                "input tensors"
+            )
+        for number, (spec, value) in enumerate(zip(specs, given, strict=True)):
+            refusal = None if spec is None else spec.refusal(value)
+            if refusal is not None:
+                raise ValueError(
+                    f'Input {number} of layer "{self._name}" is incompatible with the layer: '
+                    f"{refusal}. Full shape received: {tuple(value.shape)}"
+                )
 
     def _penalize(self, outputs: Any) -> None:
         """Add the penalty on the results of a call to `losses`."""
@@ -690,6 +772,19 @@ class Layer(CopiedByConfig, Trackable):
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
+    def add_variable(
+        self,
+        shape: Any,
+        initializer: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        **options: Any,
+    ) -> Variable:
+        """Make a variable of this layer; as `add_weight`, with ``name`` and others as ``options``."""
+        return self.add_weight(
+            options.pop("name", None), shape, dtype, initializer, trainable=trainable, **options
+        )
+
     # Metrics ---------------------------------------------------------------------------------
 
     def _own_metrics(self) -> list[Metric]:
@@ -813,15 +908,18 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _built_once(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def _built_once(build: Callable[..., None]) -> Callable[..., None]:
     """Let ``layer.build(shape)`` count as building the layer, wherever it is called."""
 
     @functools.wraps(build)
-    def building(self: Layer, input_shape: Any = None) -> None:
+    def building(self: Layer, *args: Any, **kwargs: Any) -> None:
         if self._building:
-            build(self, input_shape)
+            build(self, *args, **kwargs)
+        elif self._build_names is None:
+            self._ensure_built(next(iter((*args, *kwargs.values())), None))
         else:
-            self._ensure_built(input_shape)
+            given = inspect.signature(build).bind(self, *args, **kwargs).arguments
+            self._ensure_built(dict(list(given.items())[1:]))
 
     return building
 
@@ -848,7 +946,7 @@ def _shapes(values: Any) -> Any:
         return {key: _shapes(value) for key, value in values.items()}
     if isinstance(values, (list, tuple)):
         return [_shapes(value) for value in values]
-    return tuple(values.shape)
+    return tuple(np.shape(values) if not hasattr(values, "shape") else values.shape)
 
 
 def _without_batch(shape: Shape) -> Shape:

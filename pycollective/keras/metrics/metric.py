@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -234,8 +235,15 @@ class Mean(Metric):
         self.count = self.add_weight(name="count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Take values in; parameters as those of `Sum.update_state`."""
-        add_to_sums((self.total, self.count), _weighted_sum(values, sample_weight, self._dtype))
+        """Take values in; parameters as those of `Sum.update_state`.
+
+        Several values of one example count as their mean, as in Keras 3.
+        """
+        total, count = _weighted_sum(values, sample_weight, self._dtype)
+        each = math.prod(as_tensor(values).shape[1:])
+        if each > 1:
+            total, count = total / total.dtype.type(each), count / each
+        add_to_sums((self.total, self.count), (total, count))
 
     def result(self) -> Tensor:
         """Return the mean: a scalar."""

@@ -52,6 +52,15 @@ class Trainer(Learner):
     _initial_epoch: int = 0
     _initial_step: int = 0
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for kind in ("train", "test", "predict"):
+            if f"make_{kind}_function" in cls.__dict__:
+                raise TypeError(
+                    f"{cls.__name__} overrides make_{kind}_function(), which pycollective never "
+                    f"calls; override {kind}_step() instead"
+                )
+
     # Training --------------------------------------------------------------------------------
 
     def fit(
