@@ -70,8 +70,6 @@ def __getattr__(name: str) -> Any:
         from pycollective.rendezvous import init
 
         value: Any = init
-    elif name == "random":
-        value = importlib.import_module("pycollective.tensor.random")
     elif importlib.util.find_spec(f"pycollective.{name}") is not None:
         value = importlib.import_module(f"pycollective.{name}")
     else:
