@@ -16,6 +16,7 @@ import numpy as np
 from ..array_backend import Array, array_module, asarray, beside, copy, to_numpy
 from ..errors import InvalidArgumentError
 from .indexed_slices import IndexedSlices
+from .shape import TensorShape
 from .tape import new_key, thread_state
 from .tensor import Operators, Tensor, as_tensor
 
@@ -269,7 +270,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self._local()._current().dtype
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> TensorShape:
         """The lengths of the axes."""
         return self._local()._current().shape
 
@@ -398,7 +399,7 @@ class Variable(Operators, metaclass=_VariableMeta):
             raise TypeError(f"{method}: sparse_delta is not IndexedSlices: {slices!r}")
         own = self._current()
         index, rows = slices.indices.array, slices.values.array
-        if not own.shape or rows.shape[1:] != own.shape[1:] or rows.dtype != own.dtype:
+        if not own.ndim or rows.shape[1:] != own.shape[1:] or rows.dtype != own.dtype:
             raise ValueError(
                 f"{method}: variable {self._name!r} has shape {own.shape} and dtype {own.dtype}, "
                 f"the rows have shape {rows.shape} and dtype {rows.dtype}"

@@ -87,7 +87,7 @@ class Dense(Layer):
 
     def build(self, input_shape: Any) -> None:
         """Make ``kernel`` and ``bias`` for inputs of this shape."""
-        if not input_shape or not input_shape[-1]:
+        if len(input_shape) == 0 or not input_shape[-1]:
             raise self._incompatible(
                 tuple(input_shape), "a last axis of a known length of at least 1"
             )

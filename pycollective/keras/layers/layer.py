@@ -764,7 +764,7 @@ class Layer(CopiedByConfig, Trackable):
         """
         variables = self._stored_variables()
         values = [np.asarray(store[key]) for key in sorted(store, key=int)]
-        expected, found = ([each.shape for each in group] for group in (variables, values))
+        expected, found = ([tuple(each.shape) for each in group] for group in (variables, values))
         if expected != found:
             raise ValueError(
                 f"layer {self._name!r} has variables of shapes {expected}, the stored ones have {found}"

@@ -745,7 +745,7 @@ class Optimizer(CopiedByConfig, Trackable):
         variables = self.variables
         values = [np.asarray(store[key]) for key in sorted(store, key=int)]
         shapes = [value.shape for value in values]
-        expected = [variable.shape for variable in variables]
+        expected = [tuple(variable.shape) for variable in variables]
         if shapes != expected:
             raise ValueError(
                 f"optimizer {self.name!r} has variables of shapes {expected}, the stored ones have "

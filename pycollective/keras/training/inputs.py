@@ -263,7 +263,7 @@ def share_of_element(strategy: Strategy, element: Any) -> Share:
     x, _, _ = unpack_x_y_sample_weight(element)
     first = nest.flatten(x)[0]
     parts = first.values if isinstance(first, DistributedValues) else (first,)
-    rows = [int(part.shape[0]) if part.shape else 1 for part in parts]
+    rows = [int(part.shape[0]) if part.ndim else 1 for part in parts]
     total = strategy.extended.sum_over_workers(sum(rows))
     return Share(rows[0] if len(rows) == 1 else PerReplica(rows), total)  # type: ignore[arg-type]
 
