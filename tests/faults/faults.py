@@ -39,8 +39,8 @@ class Fault:
     """Each of the other ranks must get one of them."""
     own: tuple[str, ...] = ()
     """Classes of errors that the victim itself may get."""
-    named: bool = True
-    """Every error of another rank must name the victim."""
+    link: bool = False
+    """The fault hits a connection: both of its ends take the other one for lost."""
     dies: bool = False
     """The victim's process ends without a last word."""
     waits: bool = False
@@ -60,6 +60,8 @@ class Fault:
     """The range of `Trial.seconds`, as a share of the timeout."""
     large: bool = False
     """Most calls have large arrays, so that the fault hits a call."""
+    shared: bool = False
+    """Most calls have arrays of `Communicator.empty`."""
     repeats: bool = False
     """The call of the moment is often repeated, so that the fault hits a call."""
     needs_blocking: bool = False
@@ -103,7 +105,7 @@ def _close(rank: Any) -> None:
 def _abort(rank: Any) -> None:
     def abort() -> None:
         time.sleep(rank.trial.delay)
-        rank.abort(f"rank {rank.number(rank.step.group)} ends the group on purpose")
+        rank.abort("ends the group on purpose")
         rank.struck = True
 
     threading.Thread(target=abort).start()
@@ -170,7 +172,7 @@ def _no_memory(rank: Any) -> None:
 
 
 def _fork(rank: Any) -> None:
-    for _ in range(2):
+    for _ in range(rank.trial.ranks):
         child = os.fork()
         if child == 0:
             rank.be_a_child()
@@ -225,7 +227,8 @@ FAULTS: dict[str, Fault] = {
         _kill, _GONE, dies=True, waits=True, repeats=True, setups=PROCESSES,
         variants=("SIGKILL", "SIGKILL", "SIGTERM", "exit 0", "exit 3"),
     ),
-    "leave": Fault(_leave, _GONE, variants=("return", "sys.exit", "raise")),
+    # The end of a process aborts the calls that are under way.
+    "leave": Fault(_leave, (*_GONE, "AbortedError"), variants=("return", "sys.exit", "raise")),
     "close": Fault(_close, _GONE),
     "abort": Fault(_abort, ("AbortedError",), own=("AbortedError",), waits=True, repeats=True),
     "stop briefly": Fault(_stop, large=True, repeats=True, waits=True),
@@ -238,8 +241,8 @@ FAULTS: dict[str, Fault] = {
         in_main_thread=True, variants=("abort", "leave", "close"),
     ),
     "descriptor": Fault(
-        _descriptor, _GONE, certain=False, own=_ANY, waits=True, soft=True, setups=PROCESSES,
-        variants=("close", "shutdown"),
+        _descriptor, _GONE, certain=False, own=_ANY, waits=True, soft=True, link=True,
+        setups=PROCESSES, variants=("close", "shutdown"),
     ),
     "no descriptors": Fault(
         _no_descriptors, soft=True, timeout=3.0, variants=("0", "0", "1", "2", "4"),
@@ -248,7 +251,7 @@ FAULTS: dict[str, Fault] = {
         _no_memory, ("AbortedError", "PeerLostError"), certain=False, own=_ANY, soft=True,
         large=True, variants=("0 MiB", "1 MiB", "4 MiB", "16 MiB"), setups=PROCESSES,
     ),
-    "fork": Fault(_fork, variants=("drop", "exit", "keep", "use")),
+    "fork": Fault(_fork, variants=("drop", "exit", "keep", "use"), repeats=True, shared=True),
     "mismatch": Fault(
         _mismatch, ("MismatchError",), own=("MismatchError",), within_group=True,
         needs_blocking=True, variants_of=mismatch_variants,

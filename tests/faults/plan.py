@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from calls import CALLS, DTYPES, INTEGERS, Step, ops
-from faults import FAULTS
+from faults import FAULTS, Fault
 
 SETUPS = ("threads", "run-shm", "run-tcp", "address-shm", "address-tcp", "mixed")
 
@@ -78,10 +78,10 @@ def make(seed: int, setup: str = "", fault: str = "", planted: str = "") -> Tria
     if setup not in kind.setups:
         raise ValueError(f"the fault {fault!r} is not for the set-up {setup!r}: {kind.setups}")
     ranks = random_.choice((3, 3, 4) if setup == "mixed" else (2, 2, 3, 3, 4))
-    steps = _steps(random_, ranks, kind.large)
+    steps = _steps(random_, ranks, kind)
     moment = random_.randrange(len(steps))
     if kind.needs_blocking:
-        moment = random_.choice([i for i, s in enumerate(steps) if not s.later])
+        steps[moment] = replace(steps[moment], later=0)
     if kind.repeats and random_.random() < 0.7:
         again = [replace(steps[moment], salt=steps[moment].salt + i, pauses=()) for i in range(20)]
         steps[moment + 1 : moment + 1] = again
@@ -109,28 +109,30 @@ def make(seed: int, setup: str = "", fault: str = "", planted: str = "") -> Tria
     )
 
 
-def _steps(random_: random.Random, ranks: int, large: bool) -> list[Step]:
+def _steps(random_: random.Random, ranks: int, kind: Fault) -> list[Step]:
     """Return steps of the whole group, and in half of the trials steps of its parts behind them."""
     count = random_.randrange(3, 9)
     in_parts = random_.randrange(1, 5) if random_.random() < 0.5 else 0
     salts = random_.sample(range(1000), count + in_parts)
     groups = ["world"] * count + ["part"] * in_parts
     return [
-        _step(random_, ranks, group, 100 * salt, large)
+        _step(random_, ranks, group, 100 * salt, kind)
         for group, salt in zip(groups, salts, strict=True)
     ]
 
 
-def _step(random_: random.Random, ranks: int, group: str, salt: int, large: bool) -> Step:
+def _step(random_: random.Random, ranks: int, group: str, salt: int, kind: Fault) -> Step:
     name = random_.choice([*CALLS, "all_reduce", "all_reduce"])
     call = CALLS[name]
     dtype = random_.choice(DTYPES)
     op = random_.choice(ops(dtype)) if call.reduces else "sum"
     algorithm = "auto" if random_.random() < 0.6 else _algorithm(random_, call.collective)
     memory = random_.choice(("ordinary", "ordinary", "strided", "shared", "shared"))
+    if kind.shared and random_.random() < 0.7:
+        memory = "shared"
     if memory == "shared" and not call.shared:
         memory = "ordinary"
-    rows = random_.choice(_LARGE_ROWS if large and random_.random() < 0.7 else _ROWS)
+    rows = random_.choice(_LARGE_ROWS if kind.large and random_.random() < 0.7 else _ROWS)
     if call.collective in ("all_to_all", "reduce_scatter", "scatter"):
         rows //= 4
     pauses = (0.0,) * ranks

@@ -67,7 +67,7 @@ def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]]) -> list[str
         allowed = fault.others if concerned else ()
         if not _is_one_of(error, allowed):
             found.append(f"error: rank {rank} got {_shown(error)}, not one of {allowed}")
-        elif fault.named and not names_victim(trial, rank, error):
+        elif not names_victim(trial, rank, error):
             found.append(f"blame: rank {rank} does not hear of rank {trial.victim}: {_shown(error)}")
     return found
 
@@ -102,7 +102,7 @@ def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
         return bool(re.search(rf"rank {victim} (called|receives|sent)", text)) or bool(
             re.search(rf"from rank {victim}\b", text)
         )
-    if error["error"] == "PeerLostError":
+    if error["error"] == "PeerLostError" and not FAULTS[trial.fault].link:
         # "rank 1 has left the group, while rank 0 is in …": the first one is the culprit.
         first = re.search(r"ranks? (\d+(?:, \d+)*)", text)
         return first is not None and str(victim) in first.group(1).split(", ")

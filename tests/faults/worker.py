@@ -113,6 +113,7 @@ class Rank:
         self._folder = folder
         self._pid = os.getpid()
         self._arrays: dict[Any, np.ndarray] = {}
+        self._contents: dict[Any, np.ndarray] = {}
         self._results: list[np.ndarray] = []
         self._pending: list[tuple[int, int, Step, Any, Any]] = []
         self._before: dict[str, int] = {}
@@ -124,8 +125,9 @@ class Rank:
         return self.trial.members(self.rank, group).index(self.rank)
 
     def abort(self, reason: str) -> None:
-        for comm in list(self.groups.values()):
-            comm.abort(reason)
+        """End all groups, and tell the others why: "rank 1", and the reason."""
+        for name, comm in list(self.groups.items()):
+            comm.abort(f"rank {self.number(name)} {reason}")
 
     def close(self) -> None:
         for name in sorted(self.groups):  # the part, then the world
@@ -158,10 +160,7 @@ class Rank:
                         pass
             elif variant == "keep":
                 time.sleep(self.trial.seconds)
-            self._arrays.clear()
-            self._results.clear()
-            self._pending.clear()
-            self.groups.clear()
+            self.forget()
             gc.collect()
             if variant == "exit":
                 import atexit
@@ -202,11 +201,14 @@ class Rank:
                 time.sleep(step.pauses[self.rank] if step.pauses else 0.0)
                 if self.is_victim and i == self.trial.moment and not self.fault.meets:
                     self.fault.strike(self)
+                self._check_contents()
                 if step.group in self.groups:
                     self._make(i)
             self._flush(name)
+            name = "world"
             self._wait_for_the_fault()
             self._last_barrier()
+            self._check_contents()
         except LeftError:
             raise
         except BaseException as error:
@@ -238,16 +240,13 @@ class Rank:
 
     def _victim_failed(self, error: BaseException) -> None:
         self.struck = True
-        if isinstance(error, (KeyboardInterrupt, MemoryError, OSError)) and not isinstance(
-            error, pc.CollectiveError
-        ):
+        if not isinstance(error, pc.CollectiveError):
             if self.trial.variant == "leave":
                 raise LeftError
             if self.trial.variant == "close":
                 self.close()
                 raise LeftError
-            for name, comm in self.groups.items():
-                comm.abort(f"rank {self.number(name)} has had an error: {type(error).__name__}")
+            self.abort(f"has had an error: {type(error).__name__}")
 
     def _last_barrier(self) -> None:
         self.step = Step("barrier")
@@ -295,6 +294,7 @@ class Rank:
         else:
             self._check(number, step, place, found, x)
         self._flush(step.group, number)
+        self._keep_contents()
 
     def _flush(self, group: str, until: int = 1 << 30) -> None:
         """Wait for the works that are due."""
@@ -318,6 +318,15 @@ class Rank:
             out = self._array("out", step, values, comm, number)
             out.view(np.uint8)[...] = _SENTINEL
         return x, out
+
+    def _keep_contents(self) -> None:
+        """Remember what the arrays hold after a call; nobody may change it until the next one."""
+        self._contents = {} if self._pending else {key: array.copy() for key, array in self._arrays.items()}
+
+    def _check_contents(self) -> None:
+        for key, content in self._contents.items():
+            if not np.array_equal(_bytes(self._arrays[key]), _bytes(content)):
+                self.say(wrong=f"the array {key} was changed after the calls")
 
     def _array(
         self, role: str, step: Step, like: np.ndarray, comm: Any, number: int
@@ -406,6 +415,7 @@ class Rank:
     def forget(self) -> None:
         """Drop all that the rank still has of the library."""
         self._arrays.clear()
+        self._contents.clear()
         self._results.clear()
         self._watched = []
         self._pending.clear()
