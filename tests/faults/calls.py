@@ -81,7 +81,9 @@ def combined(step: Step, contributions: list[np.ndarray]) -> np.ndarray:
     for other in contributions[1:]:
         total = functions[step.op](total, other)
     if step.op == "mean":
-        total = total // len(contributions) if step.dtype in INTEGERS else total / len(contributions)
+        total = (
+            total // len(contributions) if step.dtype in INTEGERS else total / len(contributions)
+        )
     return total.astype(step.dtype)
 
 
@@ -157,9 +159,7 @@ def _one_after_the_other(step: Step, place: Place) -> np.ndarray:
 
 
 def _ragged_parts(step: Step, place: Place) -> np.ndarray:
-    return np.concatenate(
-        [numbers(step, r, step.rows + r, place.size) for r in range(place.size)]
-    )
+    return np.concatenate([numbers(step, r, step.rows + r, place.size) for r in range(place.size)])
 
 
 def _from_root(step: Step, place: Place) -> np.ndarray:

@@ -1,11 +1,12 @@
 """What can go wrong in a trial, and what the ranks must then report.
 
 To add a fault, write a function that makes it happen (`strike`) and add a `Fault` to the table.
-`strike` runs on the victim, in front of the step `Trial.moment`. It gets the `worker.Rank`.
+`strike` runs on the victim, in front of the step `Trial.moment`. Its argument is the `worker.Rank`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -44,7 +45,8 @@ class Fault:
     dies: bool = False
     """The victim's process ends without a last word."""
     waits: bool = False
-    """The fault comes at a time of its own: the victim waits for it before the last barrier."""
+    """The fault comes at a time of its own, which counts from the moment's call itself; the victim
+    waits for it before the last barrier."""
     soft: bool = False
     """`split` and `empty` may be refused, by all ranks; the group then goes on."""
     meets: bool = False
@@ -59,7 +61,7 @@ class Fault:
     stopped: tuple[float, float] = (0.02, 0.1)
     """The range of `Trial.seconds`, as a share of the timeout."""
     large: bool = False
-    """Most calls have large arrays, so that the fault hits a call."""
+    """Most calls are all-reduces of large arrays, so that the fault hits them."""
     shared: bool = False
     """Most calls have arrays of `Communicator.empty`."""
     repeats: bool = False
@@ -122,7 +124,9 @@ def _descriptor(rank: Any) -> None:
     def strike() -> None:
         time.sleep(rank.trial.delay)
         if found:
-            _break(found[number % len(found)], rank.trial.variant)
+            descriptor = found[number % len(found)]
+            rank.say(breaks=os.readlink(f"/proc/self/fd/{descriptor}"), number=descriptor)
+            _break(descriptor, rank.trial.variant)
         rank.struck = True
 
     threading.Thread(target=strike).start()
@@ -134,11 +138,14 @@ def _break(descriptor: int, how: str) -> None:
         with socket.socket(socket.AF_UNIX) as unconnected:
             os.dup2(unconnected.fileno(), descriptor, inheritable=False)
         return
+    copy = os.dup(descriptor)
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # no connected socket
+        sock = socket.socket(fileno=copy)
+    except OSError:  # memory
+        os.close(copy)
+        return
+    with sock, contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _no_descriptors(rank: Any) -> None:
@@ -233,8 +240,8 @@ FAULTS: dict[str, Fault] = {
     "abort": Fault(_abort, ("AbortedError",), own=("AbortedError",), waits=True, repeats=True),
     "stop briefly": Fault(_stop, large=True, repeats=True, waits=True),
     "stop": Fault(
-        _stop, ("CollectiveTimeoutError",), own=_ANY, waits=True, large=True, repeats=True,
-        setups=PROCESSES, timeout=1.0, stopped=(1.6, 2.2),
+        _stop, ("CollectiveTimeoutError",), own=_ANY, waits=True, large=True, shared=True,
+        repeats=True, setups=PROCESSES, timeout=1.0, stopped=(2.0, 2.6),
     ),
     "interrupt": Fault(
         _interrupt, ("AbortedError", "PeerLostError"), own=_ANY, waits=True, repeats=True,

@@ -7,6 +7,7 @@ failed. Each failure is printed with the command that repeats it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -108,14 +109,20 @@ def _be_a_job(folder: Path) -> int:
 
 def evidence(trial: Any, outcome: Any) -> str:
     """Return what a reader needs to understand a failure."""
-    lines = [repr(trial), f"exit codes: {outcome.codes}"]
+    steps = [f"step {i}: {step}" for i, step in enumerate(trial.steps)]
+    lines = [repr(dataclasses.replace(trial, steps=())), *steps, f"exit codes: {outcome.codes}"]
     for rank, said in enumerate(outcome.said):
         lines += [f"rank {rank} said: {json.dumps(line)}" for line in said if "ok" not in line]
     return "\n".join([*lines, outcome.errors[-6000:]])
 
 
 def run_trials(
-    seeds: range, setup: str = "", fault: str = "", planted: str = "", jobs: int = 1, tell: Any = None
+    seeds: range,
+    setup: str = "",
+    fault: str = "",
+    planted: str = "",
+    jobs: int = 1,
+    tell: Any = None,
 ) -> list[dict[str, Any]]:
     """Run the trials of several seeds; return what came of each, in their order.
 
@@ -146,7 +153,8 @@ def run_trials(
                         seed = next(waiting, None)
                     if seed is None:
                         return
-                    result = job.run(seed, setup, fault, planted) | {"seed": seed}
+                    given = seed, setup, fault, planted
+                    result = job.run(*given) | {"given": given}
                     with lock:
                         results[seed] = result
                         if tell is not None:
@@ -167,9 +175,10 @@ def run_trials(
     return [results[seed] for seed in seeds]
 
 
-def _again(result: dict[str, Any], setup: str, fault: str, planted: str) -> str:
+def again(result: dict[str, Any]) -> str:
     """Return the command that repeats a trial."""
-    words = [f"python tests/faults/trials.py --seed {result['seed']} --count 1"]
+    seed, setup, fault, planted = result["given"]
+    words = [f"python tests/faults/trials.py --seed {seed} --count 1"]
     words += [f"--setup {setup}"] if setup else []
     words += [f'--fault "{fault}"'] if fault else []
     words += [f'--plant "{planted}"'] if planted else []
@@ -199,9 +208,9 @@ def _table(results: list[dict[str, Any]]) -> str:
 class _Progress:
     """A progress bar where tqdm is installed, lines where not."""
 
-    def __init__(self, count: int, again: Any, verbose: bool) -> None:
+    def __init__(self, count: int, verbose: bool) -> None:
         self._done, self._failed, self._count = 0, 0, count
-        self._again, self._verbose = again, verbose
+        self._verbose = verbose
         self._bar: Any = None
         try:
             from tqdm import tqdm
@@ -217,13 +226,13 @@ class _Progress:
             self._bar.set_postfix(failed=self._failed)
             self._bar.update()
         if result["problems"]:
-            self._say(f"FAILED {result['setup']}, {result['fault']}: {self._again(result)}")
+            self._say(f"FAILED {result['setup']}, {result['fault']}: {again(result)}")
             for problem in result["problems"]:
                 self._say(f"    {problem}")
             if self._verbose:
                 self._say(result["evidence"])
         elif self._verbose:
-            self._say(f"ok {result['seed']} {result['setup']}, {result['fault']}: "
+            self._say(f"ok {result['given'][0]} {result['setup']}, {result['fault']}: "
                       f"{result['seconds']:.2f} s")  # fmt: skip
         elif not sys.stderr.isatty() and self._done % 100 == 0:
             self._say(f"{self._done} of {self._count} trials, {self._failed} failed")
@@ -248,13 +257,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fault", default="", choices=list(FAULTS), help="only this fault")
     parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1),
                         help="trials at the same time (twice the number of cores)")  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="say what each rank of a failure said")
+    parser.add_argument(
+        "--verbose", action="store_true", help="say what each rank of a failure said"
+    )
     parser.add_argument("--plant", default="", help="a fault of the worker itself, for tests")
     options = parser.parse_args(arguments)
     if options.count < 1 or options.jobs < 1:
         parser.error("--count and --jobs must be 1 or more")
     given = options.setup, options.fault, options.plant
-    progress = _Progress(options.count, lambda r: _again(r, *given), options.verbose)
+    progress = _Progress(options.count, options.verbose)
     began = time.monotonic()
     seeds = range(options.seed, options.seed + options.count)
     results = run_trials(seeds, *given, min(options.jobs, options.count), progress.tell)

@@ -68,7 +68,9 @@ def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]]) -> list[str
         if not _is_one_of(error, allowed):
             found.append(f"error: rank {rank} got {_shown(error)}, not one of {allowed}")
         elif not names_victim(trial, rank, error):
-            found.append(f"blame: rank {rank} does not hear of rank {trial.victim}: {_shown(error)}")
+            found.append(
+                f"blame: rank {rank} does not hear of rank {trial.victim}: {_shown(error)}"
+            )
     return found
 
 

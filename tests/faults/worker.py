@@ -28,6 +28,7 @@ from plan import Trial
 import pycollective as pc
 
 _SENTINEL = 0xA5
+_COMPARED_BYTES = 1 << 20
 _JOIN_SECONDS = 4.0
 _SETTLE_SECONDS = 5.0
 
@@ -108,6 +109,7 @@ class Rank:
         self.groups: dict[str, Any] = {}
         self.step: Step = trial.steps[0]
         self.struck = False
+        self._due = False
         self.lift: Callable[[], None] = lambda: None
         self.children: list[int] = []
         self._folder = folder
@@ -115,6 +117,7 @@ class Rank:
         self._arrays: dict[Any, np.ndarray] = {}
         self._contents: dict[Any, np.ndarray] = {}
         self._results: list[np.ndarray] = []
+        self._watched: list[np.ndarray] = []
         self._pending: list[tuple[int, int, Step, Any, Any]] = []
         self._before: dict[str, int] = {}
 
@@ -199,11 +202,13 @@ class Rank:
                     self._split()
                 self.step, name = step, step.group
                 time.sleep(step.pauses[self.rank] if step.pauses else 0.0)
-                if self.is_victim and i == self.trial.moment and not self.fault.meets:
-                    self.fault.strike(self)
+                self._due = self.is_victim and i == self.trial.moment and not self.fault.meets
+                if not self.fault.waits:
+                    self._strike()
                 self._check_contents()
                 if step.group in self.groups:
                     self._make(i)
+                self._strike()
             self._flush(name)
             name = "world"
             self._wait_for_the_fault()
@@ -213,6 +218,12 @@ class Rank:
             raise
         except BaseException as error:
             self._failed(error, name)
+
+    def _strike(self) -> None:
+        """Have the fault happen, or begin its time, if this is the moment."""
+        if self._due:
+            self._due = False
+            self.fault.strike(self)
 
     def _failed(self, error: BaseException, name: str) -> None:
         self.lift()
@@ -288,6 +299,7 @@ class Rank:
         how: dict[str, Any] = {"algorithm": step.algorithm}
         if step.later:
             how["async_op"] = True
+        self._strike()
         found = call.run(comm, x, out, step, how)
         if step.later:
             self._pending.append((number + step.later, number, step, found, (x, place)))
@@ -321,16 +333,16 @@ class Rank:
 
     def _keep_contents(self) -> None:
         """Remember what the arrays hold after a call; nobody may change it until the next one."""
-        self._contents = {} if self._pending else {key: array.copy() for key, array in self._arrays.items()}
+        self._contents = (
+            {} if self._pending else {key: array.copy() for key, array in self._arrays.items()}
+        )
 
     def _check_contents(self) -> None:
         for key, content in self._contents.items():
             if not np.array_equal(_bytes(self._arrays[key]), _bytes(content)):
                 self.say(wrong=f"the array {key} was changed after the calls")
 
-    def _array(
-        self, role: str, step: Step, like: np.ndarray, comm: Any, number: int
-    ) -> np.ndarray:
+    def _array(self, role: str, step: Step, like: np.ndarray, comm: Any, number: int) -> np.ndarray:
         """Return an array of the step's kind; blocking calls of one kind use one array again."""
         key = (role, step.group, step.memory, like.dtype, like.shape, number if step.later else -1)
         if key not in self._arrays:
@@ -382,8 +394,6 @@ class Rank:
         for array in self._watched:
             _bytes(array)[...] = _SENTINEL
 
-    _watched: list[np.ndarray] = []
-
     def finish(self) -> None:
         """Wait for the word that all ranks are done, then look at what is left."""
         if self.rank == 0:
@@ -425,9 +435,7 @@ class Rank:
 def same(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, list):
         return (
-            isinstance(found, list)
-            and len(found) == len(wanted)
-            and all(map(same, found, wanted))
+            isinstance(found, list) and len(found) == len(wanted) and all(map(same, found, wanted))
         )
     if wanted is None or found is None:
         return found is wanted
