@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from calls import CALLS, INTEGERS, Step, ops
 
 PROCESSES = ("run-shm", "run-tcp", "address-shm", "address-tcp", "mixed")
@@ -42,6 +43,8 @@ class Fault:
     """Classes of errors that the victim itself may get."""
     link: bool = False
     """The fault hits a connection: both of its ends take the other one for lost."""
+    all_die: bool = False
+    """All processes end without a last word."""
     dies: bool = False
     """The victim's process ends without a last word."""
     waits: bool = False
@@ -99,11 +102,6 @@ def _leave(rank: Any) -> None:
     raise LeftError
 
 
-def _close(rank: Any) -> None:
-    rank.close()
-    raise LeftError
-
-
 def _abort(rank: Any) -> None:
     def abort() -> None:
         time.sleep(rank.trial.delay)
@@ -111,6 +109,53 @@ def _abort(rank: Any) -> None:
         rank.struck = True
 
     threading.Thread(target=abort).start()
+
+
+def _drop(rank: Any) -> None:
+    if rank.trial.variant == "drop":
+        rank.forget()
+    else:
+        rank.close()
+    raise LeftError
+
+
+def _kill_launcher(rank: Any) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+def _signals(rank: Any) -> None:
+    """Interrupt the victim's system calls all the time; the handler does nothing."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0005)
+        rank.lift = lambda: signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _bad_argument(rank: Any) -> None:
+    """Make a call that raises because of its arguments; nobody else may notice."""
+    comm = rank.groups[rank.step.group]
+    x, before = np.ones(5, "float32"), comm.timeout
+    calls: dict[str, Callable[[], Any]] = {
+        "op": lambda: comm.all_reduce(x, "no such op"),
+        "op of dtype": lambda: comm.all_reduce(x, "xor"),
+        "algorithm": lambda: comm.all_reduce(x, algorithm="no such algorithm"),
+        "root": lambda: comm.broadcast(x, comm.size),
+        "objects": lambda: comm.all_gather(np.array([None, 1])),
+        "timeout": lambda: comm.all_reduce(x, timeout=-1.0),
+        "timeout of the communicator": lambda: comm.all_reduce(x),
+        "out": lambda: comm.all_reduce(x, out=np.ones(6, "float32")),
+        "rank": lambda: comm.send(x, -1),
+        "tag": lambda: comm.send(x, 0, 2**31),
+    }
+    if rank.trial.variant == "timeout of the communicator":
+        comm.timeout = None
+    try:
+        calls[rank.trial.variant]()
+        rank.say(wrong=f"the bad argument {rank.trial.variant!r} was accepted")
+    except (TypeError, ValueError, LookupError):
+        pass
+    finally:
+        comm.timeout = before
 
 
 def _sleep(rank: Any) -> None:
@@ -230,13 +275,23 @@ _ANY = ("CollectiveError", "KeyboardInterrupt", "MemoryError", "OSError")
 FAULTS: dict[str, Fault] = {
     "none": Fault(_nothing),
     "delay": Fault(_sleep),
+    "come late": Fault(_sleep, meets=True, setups=PROCESSES),
     "kill": Fault(
         _kill, _GONE, dies=True, waits=True, repeats=True, setups=PROCESSES,
         variants=("SIGKILL", "SIGKILL", "SIGTERM", "exit 0", "exit 3"),
     ),
     # The end of a process aborts the calls that are under way.
     "leave": Fault(_leave, (*_GONE, "AbortedError"), variants=("return", "sys.exit", "raise")),
-    "close": Fault(_close, _GONE),
+    "close": Fault(_drop, (*_GONE, "AbortedError"), variants=("close", "close", "drop")),
+    "kill the launcher": Fault(
+        _kill_launcher, all_die=True, setups=("run-shm", "run-tcp"), variants=("SIGKILL",)
+    ),
+    "signals": Fault(_signals, in_main_thread=True),
+    "bad argument": Fault(
+        _bad_argument,
+        variants=("op", "op of dtype", "algorithm", "root", "objects", "timeout", "out", "rank",
+                  "tag", "timeout of the communicator"),
+    ),
     "abort": Fault(_abort, ("AbortedError",), own=("AbortedError",), waits=True, repeats=True),
     "stop briefly": Fault(_stop, large=True, repeats=True, waits=True),
     "stop": Fault(
@@ -266,6 +321,10 @@ FAULTS: dict[str, Fault] = {
     "absent": Fault(
         _leave, ("RendezvousError", "PeerLostError"), meets=True, setups=MEETINGS,
         variants=("return", "raise"),
+    ),
+    "stop in the rendezvous": Fault(
+        _stop, ("RendezvousError",), own=_ANY, meets=True, setups=MEETINGS, certain=False,
+        waits=True, stopped=(0.01, 2.0),
     ),
     "kill in the rendezvous": Fault(
         _kill, ("RendezvousError", "PeerLostError"), meets=True, dies=True, waits=True,

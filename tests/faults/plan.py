@@ -101,9 +101,7 @@ def make(seed: int, setup: str = "", fault: str = "", planted: str = "") -> Tria
         timeout=kind.timeout,
         victim=victim,
         moment=moment,
-        delay=random_.choice(
-            (0.0, random_.uniform(0, 0.001), random_.uniform(0, 0.01), random_.uniform(0, 0.1))
-        ),  # fmt: skip
+        delay=random_.choice([random_.uniform(0, most) for most in (0.0, 0.001, 0.01, 0.1)]),
         variant=random_.choice(variants),
         seconds=kind.timeout * random_.uniform(*kind.stopped),
         colors=tuple(random_.randrange(2) for _ in range(ranks)),

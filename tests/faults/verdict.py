@@ -44,6 +44,8 @@ def _has(said: list[dict[str, Any]], key: str) -> bool:
 
 def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]]) -> list[str]:
     fault = FAULTS[trial.fault]
+    if fault.all_die:
+        return []
     errors = [line for line in said if "error" in line]
     if rank == trial.victim:
         allowed = (*fault.own, *fault.others) if fault.own else ()
