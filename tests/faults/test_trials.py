@@ -1,0 +1,75 @@
+"""Some trials of the fault harness, and the proof that its verdict can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import plan
+import pytest
+import trials
+from faults import FAULTS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and memfd")
+
+# One quick trial in each set-up.
+_QUICK = {
+    "threads": "none", "run-shm": "kill", "run-tcp": "leave", "address-shm": "mismatch",
+    "address-tcp": "abort", "mixed": "close",
+}  # fmt: skip
+
+# What is planted, under which fault, and how the problem that the verdict finds begins.
+_PLANTED = {
+    "wrong number": ("none", "wrong: rank 0: step 1,"),
+    "late write": ("kill", "wrong: rank"),
+    "wrong blame": ("kill", "blame: rank"),
+    "crash": ("none", "crash: 0 ended by SIGABRT"),
+    "file": ("none", "left behind: home/left behind"),
+    "process": ("none", "left behind: process"),
+    "descriptor": ("none", "left behind: rank 0: {'/dev/null': 1}"),
+    "hang": ("none", "hang: after"),
+}
+_TAKES_LONG = ("process", "descriptor", "hang")
+
+
+def problems(results):
+    return {trials.again(result): result["problems"] for result in results if result["problems"]}
+
+
+@pytest.mark.parametrize("setup", plan.SETUPS)
+def test_a_trial_of_each_setup_has_no_problems(setup):
+    assert not problems(trials.run_trials(range(1), setup, _QUICK[setup]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_trials_of_each_fault_have_no_problems(fault):
+    assert not problems(trials.run_trials(range(5), fault=fault, jobs=2))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [pytest.param(p, marks=pytest.mark.slow if p in _TAKES_LONG else []) for p in _PLANTED],
+)
+def test_a_planted_fault_is_found(planted):
+    fault, begins = _PLANTED[planted]
+    (result,) = trials.run_trials(range(1), "address-shm", fault, planted)
+    assert any(problem.startswith(begins) for problem in result["problems"]), result
+
+
+def test_a_failed_trial_gives_exit_code_1_and_the_command_that_repeats_it(capfd):
+    options = "--seed 7 --count 1 --setup threads --fault none --plant".split()
+    assert trials.main([*options, "wrong number"]) == 1
+    command = 'trials.py --seed 7 --count 1 --setup threads --fault "none" --plant "wrong number"'
+    assert command in capfd.readouterr().out
+
+
+def test_a_trial_follows_from_its_seed():
+    for fault in FAULTS:
+        assert plan.make(5, fault=fault) == plan.make(5, fault=fault)
+    assert plan.make(5) != dataclasses.replace(plan.make(6), seed=5)
+
+
+def test_a_fault_that_a_setup_cannot_have_is_refused():
+    with pytest.raises(ValueError, match="'kill' is not for the set-up 'threads'"):
+        plan.make(0, "threads", "kill")

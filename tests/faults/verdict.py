@@ -1,0 +1,113 @@
+"""What is wrong with the outcome of a trial: nothing, if the list is empty."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+from faults import FAULTS
+from plan import Trial
+from runner import Outcome
+
+_CRASHES = {
+    signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS,
+}  # fmt: skip
+
+
+def judge(trial: Trial, outcome: Outcome) -> list[str]:
+    """Return one line for each thing that is wrong."""
+    found = []
+    if outcome.hung:
+        still = [
+            f"rank {rank} (last said {said[-1] if said else 'nothing'})"
+            for rank, said in enumerate(outcome.said)
+            if not _has(said, "final") and not _has(said, "left")
+        ]
+        found.append(f"hang: after {trial.bound:.0f} s there still run {'; '.join(still)}")
+    for name, code in outcome.codes.items():
+        number = -code if code < 0 else code - 128
+        if number in _CRASHES and not outcome.hung:
+            found.append(f"crash: {name} ended by {signal.Signals(number).name}")
+    for rank, said in enumerate(outcome.said):
+        found += [f"wrong: rank {rank}: {line['wrong']}" for line in said if "wrong" in line]
+        if not outcome.hung:
+            found += _judge_rank(trial, rank, said)
+        if grown := next((line["grown"] for line in said if line.get("grown")), None):
+            found.append(f"left behind: rank {rank}: {grown}")
+    return found + [f"left behind: {what}" for what in outcome.left]
+
+
+def _has(said: list[dict[str, Any]], key: str) -> bool:
+    return any(key in line for line in said)
+
+
+def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]]) -> list[str]:
+    fault = FAULTS[trial.fault]
+    if fault.all_die:
+        return []
+    errors = [line for line in said if "error" in line]
+    if rank == trial.victim:
+        allowed = (*fault.own, *fault.others) if fault.own else ()
+        found = [
+            f"error: the victim, rank {rank}, got {_shown(e)}, not one of {allowed}"
+            for e in errors
+            if not _is_one_of(e, allowed)
+        ]
+        if not fault.dies and not (_has(said, "done") or _has(said, "left")):
+            found.append(f"crash: the victim, rank {rank}, ended without a word")
+        return found
+    found = []
+    if not _has(said, "done"):
+        found.append(f"crash: rank {rank} ended without a word")
+    elif not _ends(trial, said):
+        found.append(f"crash: rank {rank} ended after its calls, without a last word")
+    concerned = not fault.within_group or trial.victim in trial.members(rank, _group(trial))
+    if fault.others and fault.certain and concerned and not errors:
+        found.append(f"silence: rank {rank} has not heard of the fault")
+    for error in errors:
+        allowed = fault.others if concerned else ()
+        if not _is_one_of(error, allowed):
+            found.append(f"error: rank {rank} got {_shown(error)}, not one of {allowed}")
+        elif not names_victim(trial, rank, error):
+            found.append(
+                f"blame: rank {rank} does not hear of rank {trial.victim}: {_shown(error)}"
+            )
+    return found
+
+
+def _ends(trial: Trial, said: list[dict[str, Any]]) -> bool:
+    """Return whether a rank has said its last word; of threads only rank 0 does, for all."""
+    return trial.setup == "threads" or _has(said, "final")
+
+
+def _group(trial: Trial) -> str:
+    return trial.steps[trial.moment].group
+
+
+def _is_one_of(error: dict[str, Any], allowed: tuple[str, ...]) -> bool:
+    return any(name in error["classes"] for name in allowed)
+
+
+def _shown(error: dict[str, Any]) -> str:
+    return f"{error['error']} in {error['where']} of the {error['group']}: {error['text']}"
+
+
+def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
+    """Return whether an error names the victim, by its number in the group of the call."""
+    if error["group"] == "part":
+        victim = trial.members(rank, "part").index(trial.victim)
+    else:
+        victim = trial.victim
+    if error["ranks"] is not None:
+        return victim in error["ranks"]
+    text = error["text"]
+    if error["error"] == "MismatchError":
+        return bool(re.search(rf"rank {victim} (called|receives|sent)", text)) or bool(
+            re.search(rf"from rank {victim}\b", text)
+        )
+    if error["error"] == "PeerLostError" and not FAULTS[trial.fault].link:
+        # "rank 1 has left the group, while rank 0 is in …": the first one is the culprit.
+        first = re.search(r"ranks? (\d+(?:, \d+)*)", text)
+        return first is not None and str(victim) in first.group(1).split(", ")
+    return re.search(rf"\branks? (?:\d+, )*{victim}\b", text) is not None
