@@ -490,14 +490,14 @@ std::optional<Failure> ShmGroup::leave(int rank) noexcept {
 
 // Launchers may give each rank cores of its own: those of all ranks count.
 bool ShmGroup::in_crowd() const {
-  if (crowd_ >= 0) return crowd_ != 0;
+  if (int known = crowd_.load(std::memory_order_relaxed); known >= 0) return known != 0;
   bool all = true;
   for (int r = 0; r < size(); ++r) all = all && state(r).presence.load() != 0;
   CoreSet cores;
   for (std::size_t word = 0; word < cores.size(); ++word) cores[word] = header().cores[word].load();
   static const double quota = quota_of_cores();
   bool crowd = size() > within_quota(count_of(cores), quota);
-  if (all) crowd_ = crowd;
+  if (all) crowd_.store(crowd, std::memory_order_relaxed);
   return crowd;
 }
 
