@@ -116,7 +116,10 @@ void Communicator::finish(const PreparedAllReduce& prepared, const Waiting& wait
   try {
     LongWait wait(warning_, *group_, rank_, waiting);
     end.wait([&] { return begun_->advance(); }, waiting.deadline,
-             [&] { wait.look(begun_->awaited()); });
+             [&] {
+               end.note_awaited(begun_->awaited());
+               wait.look(end.awaited());
+             });
   } catch (...) {
     abandon(end, prepared.call);
     throw;

@@ -300,7 +300,10 @@ void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& ca
     Execution execution(plan, buffers, endpoint);
     if (execution.advance() != Progress::done) {
       endpoint.wait([&] { return execution.advance(); }, deadline,
-                    [&] { look_up(execution.awaited()); });
+                    [&] {
+                      endpoint.note_awaited(execution.awaited());
+                      look_up(endpoint.awaited());
+                    });
     }
   } catch (...) {
     abandon(endpoint, call);

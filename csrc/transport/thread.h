@@ -34,6 +34,7 @@ class ThreadGroup final : public Group {
   std::string_view transport() const override { return "threads"; }
   std::uint64_t calls(int rank) const override;
   std::string describe(int rank) const override;
+  void tell_message(int rank, const std::string& message) noexcept override;
   bool has_left(int rank) const override;
   std::optional<Failure> leave(int rank) noexcept override;
 
