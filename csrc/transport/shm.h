@@ -62,6 +62,7 @@ class ShmGroup final : public Group {
   void beat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
+  void tell_message(int rank, const std::string& message) noexcept override;
 
   // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
   Bed& bed() const;
