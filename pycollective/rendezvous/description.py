@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pycollective import tuning
+from pycollective.environment import MAX_RANKS
 
 if TYPE_CHECKING:
     from pycollective.rendezvous.ended import Ended
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_RANKS", "MAX_STREAMS", "Description"]
 
-MAX_RANKS = 1024
 MAX_STREAMS = 8
 
 

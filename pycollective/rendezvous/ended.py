@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from collections.abc import Mapping
 
 __all__ = ["VARIABLE", "Ended"]
@@ -35,6 +34,7 @@ class Ended:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._is_ours = False
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._ranks = len(self._memory) - len(_MARK) - _TEXT
         if self._ranks < 1 or self._memory[: len(_MARK)] != _MARK:
@@ -43,10 +43,14 @@ class Ended:
     @classmethod
     def create(cls, size: int) -> Ended:
         """Make the file for a number of ranks."""
+        import tempfile
+
         with tempfile.TemporaryFile() as file:
             file.write(_MARK + bytes(_TEXT + size))
             file.flush()
-            return cls(os.dup(file.fileno()))
+            made = cls(os.dup(file.fileno()))
+            made._is_ours = True
+            return made
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str]) -> Ended | None:
@@ -76,9 +80,10 @@ class Ended:
         return text.rstrip(b"\0").decode(errors="replace") if text[0] else ""
 
     def close(self) -> None:
-        """Give back the memory and the descriptor."""
+        """Give back the memory, and the descriptor where `create` has made it."""
         self._memory.close()
-        os.close(self.descriptor)
+        if self._is_ours:
+            os.close(self.descriptor)
 
     def _place(self, rank: int) -> int:
         return len(_MARK) + _TEXT + rank
