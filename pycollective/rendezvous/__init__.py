@@ -288,8 +288,7 @@ def meet(
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
     about.least, about.patience = least, patience
-    if env.get(ADDRESS) == addresses[0]:  # the list is of the launched group, which meets there
-        about.ended = Ended.of_environment(env)
+    about.ended = Ended.of_environment(env, size, addresses[0])
     return _met(about, source, timeout, join_timeout)
 
 
