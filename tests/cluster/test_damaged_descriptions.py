@@ -120,6 +120,14 @@ def test_tf_config_that_cannot_be_read_is_named(tf_config, text):
         pc.init()
 
 
+@pytest.mark.parametrize("text", DAMAGED[:5])
+def test_strategy_of_one_process_ignores_a_damaged_tf_config(tf_config, caplog, text):
+    tf_config(text)
+    caplog.set_level("INFO", "pycollective")
+    pc.distribute.MirroredStrategy(["cpu:0"])
+    assert "TF_CONFIG will be ignored" in caplog.text
+
+
 def test_tf_config_too_deep_says_so(tf_config):
     tf_config('{"cluster": ' * DEEP)
     with pytest.raises(ValueError, match="TF_CONFIG: no JSON: .* nested too deeply"):
