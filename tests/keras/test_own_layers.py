@@ -222,3 +222,13 @@ def test_dense_one_axis_is_refused():
 def test_model_overrides_what_is_never_called_is_refused(kind):
     with pytest.raises(TypeError, match=f"overrides make_{kind}_function.*override {kind}_step"):
         type("Own", (keras.Model,), {f"make_{kind}_function": lambda self, force=False: None})
+
+
+def test_dtype_policy_may_be_set():
+    layer = layers.Dense(2)
+    layer.dtype_policy = "float64"
+    assert (layer(X).dtype, layer.kernel.dtype) == (np.float64, np.float64)
+    layer = layers.Dense(2)
+    layer(X)
+    layer.dtype_policy = "mixed_float16"
+    assert (layer(X).dtype, layer.kernel.dtype) == (np.float16, np.float32)
