@@ -6,7 +6,12 @@ from fitting import mirrored
 
 from pycollective import keras
 from pycollective.keras import layers, metrics
-from pycollective.tensor import Variable, as_tensor
+from pycollective.tensor import (
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    as_tensor,
+)
 
 X = np.arange(12.0).reshape(4, 3)
 Y = np.ones((4, 1))
@@ -134,6 +139,61 @@ def test_evaluate_metrics_in_layers_begin_anew():
     model.fit(10 * X, Y, verbose=0)
     found = model.evaluate(X, Y, verbose=0, return_dict=True)
     assert [found[name] for name in ("plain", "listed", "deep", "nested")] == [X.mean()] * 4
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_evaluate_metrics_in_layers_and_made_late_count_all_replicas(replicas):
+    class Late(metrics.Metric):
+        def __init__(self):
+            super().__init__(name="late")
+            self.parts = []
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            if not self.parts:
+                self.parts.append(metrics.Sum())
+            self.parts[0].update_state(y_true)
+
+        def result(self):
+            return self.parts[0].result()
+
+    class Summing(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.parts = {"a": [metrics.Sum(name="rows")]}
+
+        def call(self, inputs):
+            self.parts["a"][0].update_state(inputs[:, 0] * 0 + 1)
+            return inputs
+
+    with mirrored(replicas).scope():
+        model = keras.Sequential([Summing(), layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Late()])
+    model.fit(X, Y, batch_size=3, verbose=0)
+    for _ in range(2):
+        found = model.evaluate(X, Y, batch_size=3, verbose=0, return_dict=True)
+        assert (found["late"], found["rows"]) == (4.0, 4.0)
+
+
+@pytest.mark.parametrize("container", [lambda v: v, lambda v: [v]])
+def test_metric_variable_of_which_only_one_copy_is_read_is_refused(container):
+    class Own(metrics.Metric):
+        def __init__(self, **options):
+            super().__init__(name="own")
+            self.total = container(Variable(np.zeros(()), trainable=False, **options))
+
+    summed = {"synchronization": VariableSynchronization.ON_READ}
+    for replicas, options in ((1, {}), (2, {**summed, "aggregation": VariableAggregation.SUM})):
+        with mirrored(replicas).scope():
+            assert len(Own(**options).variables) == 1
+    with mirrored(2).scope():
+        own = Own()
+        model = keras.Sequential([layers.Dense(1, input_shape=(3,))])
+        with pytest.raises(
+            ValueError, match="metric 'own' has the variable 'Variable' with aggregat"
+        ):
+            model.compile("sgd", "mse", metrics=[own])
+    with pytest.raises(ValueError, match="Make the variable with add_weight"):
+        own.reset_state()
 
 
 # Initial values -----------------------------------------------------------------------------------

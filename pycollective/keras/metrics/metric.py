@@ -142,9 +142,23 @@ class Metric(Trackable):
         return self.result()
 
     def _parts(self) -> list[Variable | Metric]:
-        """Return the variables and metrics directly inside, each once."""
+        """Return the variables and metrics directly inside, each once.
+
+        Raises
+        ------
+        ValueError
+            If the replicas would count in a variable of which only the first copy is read.
+        """
         found = {id(part): part for part in parts_of(self)}
-        return [part for part in found.values() if isinstance(part, (Variable, Metric))]
+        parts = [part for part in found.values() if isinstance(part, (Variable, Metric))]
+        for part in parts:
+            if isinstance(part, Variable) and _loses_counts(part):
+                raise ValueError(
+                    f"metric {self.name!r} has the variable {part.name!r} with aggregation NONE: each "
+                    "replica would count in its own copy, and only the first copy would be read. "
+                    "Make the variable with add_weight()"
+                )
+        return parts
 
     @property
     def variables(self) -> list[Variable]:
@@ -167,6 +181,17 @@ class Metric(Trackable):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
+
+
+def _loses_counts(variable: Variable) -> bool:
+    """Whether what the replicas add to a variable is not added up when it is read."""
+    strategy = variable._distribute_strategy
+    return (
+        strategy is not None
+        and strategy.num_replicas_in_sync > 1
+        and variable.aggregation is VariableAggregation.NONE
+        and variable.synchronization is not VariableSynchronization.ON_READ
+    )
 
 
 def _beside(metric: Metric) -> AbstractContextManager[Any]:
