@@ -215,3 +215,32 @@ def test_add_weight_without_initializer_floating_starts_random(dtype):
     weight = layers.Layer().add_weight(shape=(30, 2), dtype=dtype)
     assert weight.dtype == dtype
     assert 0 < np.abs(as_tensor(weight).numpy()).max() <= np.sqrt(6 / 32) + 1e-3
+
+
+def test_losses_penalties_on_weights_that_are_not_trained_do_not_count():
+    layer = layers.Layer()
+    for trainable in (False, True):
+        layer.add_weight(shape=(2,), initializer="ones", regularizer="l2", trainable=trainable)
+    assert [float(loss) for loss in layer.losses] == [pytest.approx(0.02)]
+
+
+# Means, by the numbers of Keras 3 -----------------------------------------------------------------
+
+BATCHES = {
+    "several values of an example": ([([1.0, 2, 3], [0.0, 1, 1]), ([[4.0, 5]], [[1.0, 0]])], 2.8),
+    "sequences of two lengths": ([([[1.0, 0, 1], [1, 1, 1]], None), ([[0.0], [0]], None)], 5 / 12),
+    "one weight for all": ([([[0.0, 1], [2, 3], [4, 5]], 0.5), ([0.0, 1, 2, 3], None)], 7.25 / 4.5),
+    "a weight for each value": (
+        [([[[1.0, 2], [3, 4]]], [[1.0, 0]]), ([2.0], None)],
+        (1.5 * 0.5 + 2) / 1.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_mean_weighs_examples_as_keras(case):
+    batches, expected = BATCHES[case]
+    mean = metrics.Mean()
+    for values, weights in batches:
+        mean.update_state(values, sample_weight=weights)
+    assert float(mean.result()) == pytest.approx(expected)

@@ -836,7 +836,8 @@ class Layer(Trackable):
             if _any_added_loss:
                 found += layer._added_losses.__dict__.get("values", ())
             if layer._trainable and layer._regularized:
-                found += [penalty(variable) for penalty, variable in layer._regularized]
+                kept = [(penalty, v) for penalty, v in layer._regularized if v.trainable]
+                found += [penalty(variable) for penalty, variable in kept]
         return found
 
 

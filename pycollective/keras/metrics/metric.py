@@ -261,10 +261,13 @@ class Mean(Metric):
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Take values in; parameters as those of `Sum.update_state`.
 
-        Several values of one example count as their mean, as in Keras 3.
+        Several values of one example count as their mean, as in Keras 3, and with one weight for all
+        values so do these.
         """
         total, count = _weighted_sum(values, sample_weight, self._dtype)
-        each = math.prod(as_tensor(values).shape[1:])
+        shape = as_tensor(values).shape
+        one_weight = sample_weight is not None and not as_tensor(sample_weight).ndim
+        each = math.prod(shape if one_weight else shape[1:])
         if each > 1:
             total, count = total / total.dtype.type(each), count / each
         add_to_sums((self.total, self.count), (total, count))
