@@ -106,14 +106,14 @@ class TensorShape(tuple[Any, ...]):
         ValueError
             If the shapes are not compatible.
         """
-        other = TensorShape(other)
+        that = TensorShape(other)
         if not self._known:
-            return other
-        if not other._known:
+            return that
+        if not that._known:
             return self
-        if not self.is_compatible_with(other):
-            raise ValueError(f"Shapes {self} and {other} are not compatible")
-        pairs = zip(tuple.__iter__(self), tuple.__iter__(other), strict=True)
+        if not self.is_compatible_with(that):
+            raise ValueError(f"Shapes {self} and {that} are not compatible")
+        pairs = zip(tuple.__iter__(self), tuple.__iter__(that), strict=True)
         return TensorShape([m if n is None else n for n, m in pairs])
 
     def most_specific_compatible_shape(self, other: Any) -> TensorShape:
