@@ -205,6 +205,8 @@ def _padded_shape(
     """Return the lengths to fill up to; None: as long as the longest."""
     if shape is None:
         shape = [None] * len(found[0])
+    elif np.ndim(shape) == 0:  # of one axis
+        shape = [shape]
     lengths = [None if n is None or int(n) == -1 else int(n) for n in shape]
     for one in found:
         if len(one) != len(lengths):
