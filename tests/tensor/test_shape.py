@@ -19,7 +19,7 @@ UNKNOWN = S(None)
 def test_shape_of_tensor_and_variable_is_a_tensor_shape():
     for x in (tf.zeros([2, 3]), tf.Variable(np.zeros((2, 3)))):
         shape = x.shape
-        assert type(shape) is S
+        assert type(shape) is type(tf.convert_to_tensor(x).get_shape()) is S
         assert shape == (2, 3) and shape == [2, 3] and shape == S([2, 3])
         assert shape != (2, 4) and shape != [2] and shape != S([2, None])
         assert (shape.rank, shape.ndims, shape.as_list(), shape.dims) == (2, 2, [2, 3], [2, 3])
@@ -152,3 +152,9 @@ def test_newaxis_is_there():
     assert "newaxis" in dir(tf)
     assert tf.zeros([2])[:, tf.newaxis].shape == (2, 1)
     assert tf.zeros([2])[tf.newaxis, ..., tf.newaxis].shape == (1, 2, 1)
+
+
+def test_bool_is_there():
+    assert tf.bool == np.bool_ and "bool" in dir(tf)
+    assert tf.cast(tf.constant([0.0, 2.0]), tf.bool).numpy().tolist() == [False, True]
+    assert isinstance(True, bool)
