@@ -370,7 +370,10 @@ class Unbatch(Transformed):
             return count
         if isinstance(self._source, Batch) and not self._source._drop:
             return self._source._source.cardinality()
-        lengths = {s.shape[0] if s.shape else None for s in nest.flatten(self._source.element_spec)}
+        lengths = {
+            s.shape[0] if s.shape is not None and len(s.shape) else None
+            for s in nest.flatten(self._source.element_spec)
+        }
         length = lengths.pop() if len(lengths) == 1 else None
         return UNKNOWN_CARDINALITY if length is None else count * length
 

@@ -190,11 +190,11 @@ class TensorShape(tuple[Any, ...]):
             return TensorShape(None)
         return TensorShape([None] * max(0, stop - start))
 
-    def __add__(self, other: Any) -> TensorShape:
-        return self.concatenate(other)
+    def __add__(self, other: Any) -> Any:
+        return _joined(self, other) if isinstance(other, (tuple, list)) else self.concatenate(other)
 
-    def __radd__(self, other: Any) -> TensorShape:
-        return TensorShape(other).concatenate(self)
+    def __radd__(self, other: Any) -> Any:
+        return _joined(other, self)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, TensorShape):
@@ -221,6 +221,17 @@ class TensorShape(tuple[Any, ...]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TensorShape, (self.dims,)
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Return the lengths of two shapes, one after the other.
+
+    The result is a plain tuple if a length is negative: -1, which `reshape` takes, is no length.
+    """
+    try:
+        return TensorShape(one).concatenate(other)
+    except ValueError:
+        return (*one, *other)
 
 
 def shape_of_array(lengths: tuple[int | None, ...]) -> TensorShape:
