@@ -70,14 +70,14 @@ def __getattr__(name: str) -> Any:
         from pycollective.rendezvous import init
 
         value: Any = init
-    elif name == "random":
-        value = importlib.import_module("pycollective.tensor.random")
+    elif name == "device":
+        value = importlib.import_module("pycollective.distribute.devices").device
     elif importlib.util.find_spec(f"pycollective.{name}") is not None:
         value = importlib.import_module(f"pycollective.{name}")
     else:
         for module in ("tensor", "dtypes", "data"):
             value = getattr(importlib.import_module(f"pycollective.{module}"), name, None)
-            if value is not None:
+            if value is not None or name == "newaxis":
                 break
         else:
             raise AttributeError(f"module 'pycollective' has no attribute {name!r}")
@@ -88,4 +88,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     tensor = importlib.import_module("pycollective.tensor")
     dtypes = importlib.import_module("pycollective.dtypes")
-    return sorted({*__all__, *_ROOMS, *tensor.__all__, *dtypes.__all__})
+    return sorted({*__all__, "device", *_ROOMS, *tensor.__all__, *dtypes.__all__})

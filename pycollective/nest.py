@@ -22,7 +22,7 @@ def is_nested(value: Any) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _is_container(kind: type) -> bool:
     # Asking whether something is a Mapping takes long, and is done for every leaf.
-    return issubclass(kind, (list, tuple, Mapping))
+    return issubclass(kind, (list, tuple, Mapping)) and not getattr(kind, "is_leaf_of_nests", False)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -34,7 +34,7 @@ def run(
     min_workers: int | None = None,
     placement_timeout: float = _PLACEMENT_TIMEOUT,
 ) -> list[Any]:
-    """Call a function in several Ray actors, in which `MultiWorkerMirroredStrategy` finds its cluster.
+    """Call a function in several Ray actors, in which `init` and strategies find their group.
 
     The actors are placed together (one placement group); each one's address, and a secret for all, are
     handed out through Ray, as ``TF_CONFIG`` and ``PYCOLLECTIVE_SECRET``. Ray is started on this machine
@@ -98,6 +98,16 @@ def run(
         return workers.call(train_fn, tuple(args), dict(kwargs or {}), max_failures, least)
     finally:
         workers.end()
+
+
+def _environment(addresses: list[str], rank: int, secret: str) -> dict[str, str]:
+    """Return the variables by which a worker finds the others."""
+    task = {"type": "worker", "index": rank}
+    config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
+    if len(addresses) == 1:  # alone, also where a launcher of several processes has started Ray
+        environment |= {"PYCOLLECTIVE_RANK": "0", "PYCOLLECTIVE_SIZE": "1"}
+    return environment
 
 
 class _Worker:
@@ -177,12 +187,10 @@ class _Workers:
         deadlines = [math.inf] * count
 
         def begin(ranks: Iterable[int]) -> None:
-            cluster = {"worker": [address for _, address in places]}
+            addresses = [address for _, address in places]
             for rank in ranks:
                 results.pop(rank, None)
-                task = {"type": "worker", "index": rank}
-                config = json.dumps({"cluster": cluster, "task": task})
-                environment = {"TF_CONFIG": config, "PYCOLLECTIVE_SECRET": secret}
+                environment = _environment(addresses, rank, secret)
                 call = self._actors[rank].call.remote(environment, function, args, kwargs)
                 under_way[call] = rank
 

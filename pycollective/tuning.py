@@ -115,7 +115,7 @@ def given(environment: Mapping[str, str], transport: str, size: int) -> Rows:
         return rows(transport, size, environment)
     try:
         return checked(json.loads(environment[CHOICES]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{CHOICES}={environment[CHOICES]!r}: {error}") from None
 
 
@@ -219,7 +219,7 @@ def _kept(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
         if content["format"] == FORMAT and content["host"] == host():
             return dict(content["tables"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return {}
 

@@ -173,6 +173,8 @@ void end(Communicator* communicator) {
   {
     InterpreterRelease release;  // such a call may need it to end
     communicator->stop();
+    // Nobody is to wait for a rank that nobody has any more.
+    communicator->group().leave(communicator->rank());
   }
   delete communicator;
 }
@@ -235,6 +237,14 @@ double seconds_at(Clock::time_point time) {
 }  // namespace
 
 void bind_communicator(py::module_& m) {
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const NoSharedMemory& found) {
+      PyErr_SetString(PyExc_MemoryError, found.what());
+    }
+  });
+
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { gate().close(); }, py::call_guard<InterpreterRelease>()));
 

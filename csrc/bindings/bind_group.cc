@@ -1,6 +1,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -10,6 +14,7 @@
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
 #include "bindings/interpreter_release.h"
+#include "support/cores.h"
 #include "transport/mixed.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -19,7 +24,27 @@ namespace py = pybind11;
 
 namespace pycollective {
 
+namespace {
+
+std::atomic<bool> exits_in_failure{false};
+
+}  // namespace
+
 void bind_group(py::module_& m) {
+#ifdef __GLIBC__
+  // Registered when the module is loaded, it is called after what other libraries register later.
+  on_exit(
+      [](int status, void*) {
+        if (status != 0 || !exits_in_failure.load()) return;
+        std::fflush(nullptr);
+        _exit(1);
+      },
+      nullptr);
+#endif
+  m.def(
+      "exit_in_failure", [] { exits_in_failure.store(true); },
+      "Let the process, which is ending, end with status 1 instead of 0.");
+
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
@@ -51,11 +76,25 @@ void bind_group(py::module_& m) {
             if (auto failure = group.failure()) throw *failure;
           },
           "Raise why the group is dead, if it is.")
-      .def("leave", &Group::leave, py::arg("rank"), py::call_guard<InterpreterRelease>(),
-           "Leave the group in good order.")
+      .def(
+          "leave",
+          [](Group& group, int rank) {
+            std::optional<Failure> found;
+            {
+              InterpreterRelease release;
+              found = group.leave(rank);
+            }
+            if (found) throw *found;
+          },
+          py::arg("rank"),
+          "Leave the group in good order. Raise MismatchError if it shows now that this rank's "
+          "calls "
+          "and another rank's differ.")
       .def("abandon", &Group::abandon,
            "Let go of the group without a word to the peers: for a forked child.")
       .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
+      .def_property_readonly("in_crowd", &Group::in_crowd,
+                             "Whether this rank's host has more ranks than cores for them.")
       .def_property_readonly("hosts", &Group::hosts,
                              "Each rank's host, by number: ranks of one number share memory.")
       .def("calls", &Group::calls, py::arg("rank"),
@@ -88,7 +127,15 @@ void bind_group(py::module_& m) {
       .def("join", &ShmGroup::join, py::arg("rank"), "Take the place of a rank.")
       .def("follow", &ShmGroup::follow, py::arg("other"),
            "From now on, a process that is lost to the other group is lost to this one as well.")
-      .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.");
+      .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.")
+      .def_property_readonly(
+          "needing_fences", &ShmGroup::needing_fences,
+          "The ranks whose wake-up costs a fence: not in the group, or without membarrier.");
+
+  m.def("usable_cores", &usable_cores,
+        "Cores that this process may use: of its affinity, within its control groups' CPU quota.");
+  m.def("quota_of_cores", &quota_of_cores, py::arg("root"),
+        "Cores that the CPU quota of the control groups below `root` allows; 0 without a quota.");
 
   py::class_<TcpGroup, Group, std::shared_ptr<TcpGroup>>(
       m, "TcpGroup", "One rank of a group of processes on any hosts, over TCP.")

@@ -52,6 +52,7 @@ struct State {
 
 struct Base {
   PyObject_HEAD State* state;  // nullptr: not attached, or closed
+  double timeout;              // seconds that it waits unless a call says otherwise; checked
 };
 
 struct Method {
@@ -157,11 +158,6 @@ bool overlap(const ArrayStruct& a, const ArrayStruct& b, std::size_t bytes) {
   return a.data < b.data + bytes && b.data < a.data + bytes;
 }
 
-// Seconds that the communicator waits unless a call says otherwise.
-double timeout_of(PyObject* self) {
-  return py::reinterpret_borrow<py::object>(self).attr("timeout").cast<double>();
-}
-
 // The array with the result; nullptr with a Python error; Py_None (borrowed) where the call is none
 // for the short way.
 PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
@@ -192,12 +188,13 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   }
   void* output = py::detail::array_proxy(result.ptr())->data;
   // While the interpreter is kept, peers that are threads cannot come.
+  if (!state.threads) state.looks = communicator.group().in_crowd() ? kCrowdedSpins : kHeldLooks;
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   try {
     if (!brief || !communicator.begin(prepared, x->data, output, state.looks)) {
       std::shared_ptr<Communicator> kept = state.communicator;
       PreparedAllReduce copy = prepared;  // another thread may use the place
-      Waiting waiting = waiting_for(timeout_of(self));
+      Waiting waiting = waiting_for(reinterpret_cast<Base*>(self)->timeout);
       InterpreterRelease release;
       if (brief || !kept->begin(copy, x->data, output, 1)) kept->finish(copy, waiting);
     }
@@ -267,7 +264,14 @@ PyObject* method_attribute(PyObject* self, PyObject* name) {
   return PyObject_GetAttr(general, name);
 }
 
+// Python's help looks for the documentation past method_attribute().
+PyObject* method_documentation(PyObject* self, void*) {
+  return PyObject_GetAttrString(reinterpret_cast<Method*>(self)->general, "__doc__");
+}
+
 PyTypeObject* make_method_type() {
+  static PyGetSetDef properties[] = {{"__doc__", method_documentation, nullptr, nullptr, nullptr},
+                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyMemberDef members[] = {
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(Method, call), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr}};
@@ -278,6 +282,7 @@ PyTypeObject* make_method_type() {
                                 {Py_tp_clear, reinterpret_cast<void*>(clear_method)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(free_method)},
                                 {Py_tp_members, members},
+                                {Py_tp_getset, properties},
                                 {0, nullptr}};
   static PyType_Spec spec = {"pycollective._core.FastMethod", sizeof(Method), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
@@ -294,9 +299,6 @@ PyObject* attach(PyObject* self, PyObject* core) {
     auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
     auto state = std::make_unique<State>();
     state->threads = communicator->group().transport() == "threads";
-    if (!state->threads) {
-      state->looks = crowded(communicator->size()) ? kCrowdedSpins : kHeldLooks;
-    }
     // Without a board there is no short way.
     bool direct = communicator->has_board();
     state->communicator = std::move(communicator);
@@ -313,6 +315,24 @@ PyObject* detach(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* get_timeout(PyObject* self, void*) {
+  return PyFloat_FromDouble(reinterpret_cast<Base*>(self)->timeout);
+}
+
+// What is wrong is refused here: an error in the middle of a call would leave the peers waiting.
+int set_timeout(PyObject* self, PyObject* value, void*) {
+  double seconds = value ? PyFloat_AsDouble(value) : -1;
+  bool is_number = !PyErr_Occurred();
+  if (is_number && seconds > 0) {
+    reinterpret_cast<Base*>(self)->timeout = seconds;
+    return 0;
+  }
+  PyErr_Clear();
+  PyErr_Format(is_number ? PyExc_ValueError : PyExc_TypeError,
+               "timeout must be a positive number of seconds, not %R", value ? value : Py_None);
+  return -1;
+}
+
 void free_base(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<Base*>(self)->state;
@@ -325,7 +345,12 @@ PyTypeObject* make_base_type() {
       {"_attach", attach, METH_O, "_attach($self, core, /)\n--\n\nGo the short way to this core."},
       {"_detach", detach, METH_NOARGS, "_detach($self, /)\n--\n\nGo it no more."},
       {nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef properties[] = {
+      {"timeout", get_timeout, set_timeout,
+       "Seconds that a call waits for the other ranks, unless the call says otherwise.", nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyType_Slot slots[] = {
+      {Py_tp_getset, properties},
       {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
       {Py_tp_dealloc, reinterpret_cast<void*>(free_base)},
       {Py_tp_methods, methods},

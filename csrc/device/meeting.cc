@@ -54,9 +54,9 @@ void Meeting::carry_out(const Operations& operations) {
   std::vector<Share> shares;
   for (std::size_t r = 0; r < operations.size(); ++r) {
     const CallRecord& other = operations[r]->record;
-    if (other.fingerprint() != one.record.fingerprint()) {
+    if (other.identity != one.record.identity) {
       group_->fail(FailureKind::mismatch,
-                   describe_mismatch(0, one.record, static_cast<int>(r), other));
+                   describe_mismatch(0, {one.record}, static_cast<int>(r), {other}));
       check();
     }
     shares.push_back(operations[r]->share);
@@ -210,7 +210,7 @@ void Caller::wait(Operation& operation, const Interrupt& interrupt) {
   bool late = false;
   auto look = [&] {
     std::vector<int> absent = meeting_->absent(operation);
-    wait.look(absent);
+    wait.look(absent, false);
     // Once more, after the endpoint has compared the ranks' calls: that says more.
     if (absent.empty() || Clock::now() < operation.deadline || !std::exchange(late, true)) return;
     std::string text = "rank " + std::to_string(rank) + " waited until its deadline for " +

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <system_error>
 #include <thread>
 
 namespace pycollective {
@@ -114,8 +115,9 @@ void Communicator::finish(const PreparedAllReduce& prepared, const Waiting& wait
   Endpoint& end = endpoint();
   try {
     LongWait wait(warning_, *group_, rank_, waiting);
-    end.wait([&] { return begun_->advance(); }, waiting.deadline,
-             [&] { wait.look(begun_->awaited()); });
+    wait_for(
+        end, [&] { return begun_->advance(); }, waiting.deadline, [&] { return begun_->awaited(); },
+        [&](const std::vector<int>& awaited, bool moved) { wait.look(awaited, moved); });
   } catch (...) {
     abandon(end, prepared.call);
     throw;
@@ -186,12 +188,17 @@ Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction)
   return buffers;
 }
 
-void Communicator::run(const Algorithm& algorithm, int root, const Buffers& buffers,
+void Communicator::run(const Algorithm& algorithm, int root, Buffers buffers,
                        const CallRecord& call, const Waiting& waiting) {
+  if (buffers.item == 0) {  // however many items there are, there is nothing to move
+    buffers.item = 1;
+    buffers.count = 0;
+    buffers.pairwise = false;
+  }
   LongWait wait(warning_, *group_, rank_, waiting);
   run_blocking(plan(algorithm, root, buffers.pairwise ? 1 : buffers.count), buffers, call,
                endpoint(), waiting.deadline,
-               [&](const std::vector<int>& awaited) { wait.look(awaited); });
+               [&](const std::vector<int>& awaited, bool moved) { wait.look(awaited, moved); });
 }
 
 void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffers,
@@ -245,19 +252,21 @@ void Communicator::meet(const char* what, const Array& array, const Waiting& wai
 
 std::byte* Communicator::allocate(SharedHeap& heap, std::size_t bytes, const Waiting& waiting) {
   std::byte* part = nullptr;
+  std::string why;
   try {
     part = heap.allocate(bytes);
-  } catch (const std::bad_alloc&) {
-    // The others are told first.
+  } catch (const std::exception& error) {
+    why = error.what();  // the others are told first
   }
-  std::uint8_t found = part != nullptr;
-  reduce(direct_all_reduce(), {&found, &found, {}, 1, 1, "uint8"}, {DType::u8, Op::min}, 0,
+  const std::int32_t nobody = size();
+  std::int32_t failed = part ? nobody : rank_;
+  reduce(direct_all_reduce(), {&failed, &failed, {}, 1, 4, "int32"}, {DType::i32, Op::min}, 0,
          waiting);
-  if (!found) {
-    if (part) heap.take_back(part);
-    throw std::bad_alloc();
-  }
-  return part;
+  if (failed == nobody) return part;
+  if (part) heap.take_back(part);
+  std::string text = "no shared array of " + std::to_string(bytes) + " bytes: ";
+  throw NoSharedMemory(
+      text + (part ? "rank " + std::to_string(failed) + " had an error of its own" : why));
 }
 
 void Communicator::barrier(const Waiting& waiting) {
@@ -315,7 +324,13 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
                   count);
     };
     std::vector<std::jthread> threads;
-    for (std::size_t part = 1; part < parts; ++part) threads.emplace_back(combine, part);
+    for (std::size_t part = 1; part < parts; ++part) {
+      try {
+        threads.emplace_back(combine, part);
+      } catch (const std::system_error&) {  // the system starts no further thread
+        combine(part);
+      }
+    }
     combine(0);
   } catch (...) {
     for (std::size_t r = 0; r < entered; ++r) {

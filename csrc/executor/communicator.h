@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,12 @@ struct PreparedAllReduce {
   DirectCall data;  // without the arrays
 };
 
+// A rank has found no memory that ranks share.
+class NoSharedMemory : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 class Communicator {
  public:
   Communicator(std::shared_ptr<Group> group, int rank);
@@ -76,7 +83,7 @@ class Communicator {
   void meet(const char* what, const Array& array, const Waiting& waiting);
 
   // This rank's part of memory that all ranks reach. Where one of them finds none left, all throw
-  // std::bad_alloc.
+  // NoSharedMemory.
   std::byte* allocate(SharedHeap& heap, std::size_t bytes, const Waiting& waiting);
 
   // Whether all ranks share a board, so that all-reduce has a direct path.
@@ -147,7 +154,7 @@ class Communicator {
   void run_parts(const Algorithm& algorithm, int root, Buffers buffers,
                  const std::vector<Part>& parts, Part single, const CallRecord& call,
                  const Waiting& waiting);
-  void run(const Algorithm& algorithm, int root, const Buffers& buffers, const CallRecord& call,
+  void run(const Algorithm& algorithm, int root, Buffers buffers, const CallRecord& call,
            const Waiting& waiting);
 
   Endpoint& endpoint();

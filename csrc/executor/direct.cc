@@ -52,6 +52,7 @@ DirectAllReduce::DirectAllReduce(Endpoint& endpoint, const DirectCall& call)
                    shift_of(call_.input), shift_of(call_.output)};
     mappable_ = note.places.input && note.places.output;
     if (!mappable_) mode_ = Mode::staged;
+    if (mappable_) board_.written = {call_.output, bytes_};
     staging_.input_end = board_.input_position;
     staging_.output_end = board_.output_position;
     lay_out(staging_);
@@ -93,8 +94,7 @@ Progress DirectAllReduce::advance() {
       mode_ = mappable_ ? Mode::mapped : Mode::staged;
       return Progress::moved;
     case Mode::mapped:
-      reduce_mapped();
-      mode_ = Mode::mapped_written;
+      if (reduce_mapped()) mode_ = Mode::mapped_written;
       return Progress::moved;
     case Mode::mapped_written:
       return reached(&Board::Counters::finished, turn_, seen_finished_) ? Progress::done
@@ -122,7 +122,7 @@ std::byte* DirectAllReduce::shot(int rank) const {
   return board_.input_staging(rank) + staging_.input_at % board_.input_bytes();
 }
 
-void DirectAllReduce::reduce_mapped() {
+bool DirectAllReduce::reduce_mapped() {
   auto& mine = board_.counters(board_.rank());
   // After a failure peers wait until nobody reaches into their memory, and nobody begins to.
   mine.reaching.store(1);
@@ -130,20 +130,28 @@ void DirectAllReduce::reduce_mapped() {
     std::atomic<std::uint32_t>& flag;
     ~Reaching() { flag.store(0, std::memory_order_release); }
   } reaching{mine.reaching};
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   endpoint_.check();
   auto size = static_cast<std::size_t>(board_.size());
   Block whole;
   whole.bytes = bytes_;
   whole.chunk = round_up((bytes_ + size - 1) / size, kCacheLine);
   Span own = chunk_of(whole, board_.rank());
+  std::size_t first = own.offset + mapped_, bytes = std::min(own.bytes - mapped_, kPieceBytes);
   for (int r = 0; r < board_.size(); ++r) {
     const auto& places = board_.note(r, turn_).places;
-    board_.sources[static_cast<std::size_t>(r)] = board_.reach(places.input) + own.offset;
-    board_.targets[static_cast<std::size_t>(r)] = board_.reach(places.output) + own.offset;
+    board_.sources[static_cast<std::size_t>(r)] = board_.reach(r, places.input, bytes_) + first;
+    board_.targets[static_cast<std::size_t>(r)] = board_.reach(r, places.output, bytes_) + first;
   }
-  combine(board_.targets.data(), size, board_.sources.data(), own.bytes);
+  combine(board_.targets.data(), size, board_.sources.data(), bytes);
+  mapped_ += bytes;
+  if (mapped_ < own.bytes) return false;
+  // A peer that gave up may have changed what was read here. It fails the group first.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  endpoint_.check();
   mine.finished.store(turn_, std::memory_order_release);
   board_.ring_others();
+  return true;
 }
 
 std::vector<int> DirectAllReduce::awaited() const {
@@ -217,7 +225,9 @@ DirectAllReduce::Span DirectAllReduce::chunk_of(const Block& block, int rank) co
 
 Progress DirectAllReduce::advance_staged() {
   Progress progress = Progress::blocked;
+  std::size_t until = taking_.begin + kPieceBytes;
   while (taking_.bytes) {
+    if (taking_.begin >= until) return Progress::moved;
     bool moved = try_stage();
     moved = try_reduce() || moved;
     moved = try_take() || moved;

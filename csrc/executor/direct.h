@@ -44,7 +44,7 @@ class DirectAllReduce {
   // Posts this rank's note; the endpoint has entered the call.
   DirectAllReduce(Endpoint& endpoint, const DirectCall& call);
 
-  // Does what can be done without waiting.
+  // Does what can be done without waiting, or some megabytes of it.
   Progress advance();
   // The ranks without which it does not go on.
   [[gnu::cold]] std::vector<int> awaited() const;
@@ -68,7 +68,7 @@ class DirectAllReduce {
   bool all_have_come();
   void reduce_one_shot();
   std::byte* shot(int rank) const;  // where a rank's array lies, if not in its note
-  void reduce_mapped();
+  bool reduce_mapped();             // a piece; whether it was the last
   Progress advance_staged();
   bool try_stage();
   bool try_reduce();
@@ -95,6 +95,7 @@ class DirectAllReduce {
   Mode mode_ = Mode::undecided;
   int come_ = 0;  // ranks whose notes are known to be there
   bool mappable_ = false;
+  std::size_t mapped_ = 0;  // bytes of this rank's chunk that are combined
   Block staging_, reducing_, taking_;
   std::uint64_t seen_staged_ = 0, seen_reduced_ = 0, seen_taken_ = 0, seen_finished_ = 0;
   int staged_ahead_ = 0,

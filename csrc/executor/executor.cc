@@ -1,11 +1,14 @@
 #include "executor/executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "support/round_up.h"
 
@@ -15,7 +18,8 @@ namespace {
 // Chunks begin at multiples of this many bytes, so that ranks do not write to one cache line.
 constexpr std::size_t kChunkAlignment = 64;
 
-void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
+// Returns false, with nothing done, where the system does not start a thread for each rank.
+bool run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
                     const CallRecord& call, const std::vector<Endpoint*>& endpoints,
                     Clock::time_point deadline, const Interrupt& interrupt) {
   std::size_t ranks = plans.size();
@@ -23,21 +27,42 @@ void run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buf
   auto run = [&](std::size_t r, const Interrupt& check) {
     try {
       run_blocking(*plans[r], buffers[r], call, *endpoints[r], deadline,
-                   [&check](const std::vector<int>&) {
+                   [&check](const std::vector<int>&, bool) {
                      if (check) check();
                    });
     } catch (...) {
       errors[r] = std::current_exception();
     }
   };
+  enum { undecided, begin, give_up };
+  std::atomic<int> decision{undecided};  // no rank may begin before all of them can
+  auto decide = [&](int what) {
+    decision.store(what);
+    decision.notify_all();
+  };
   {
     std::vector<std::jthread> threads;  // joined before the errors are looked at
-    for (std::size_t r = 1; r < ranks; ++r) threads.emplace_back(run, r, Interrupt());
+    try {
+      for (std::size_t r = 1; r < ranks; ++r) {
+        threads.emplace_back([&, r] {
+          decision.wait(undecided);
+          if (decision.load() == begin) run(r, Interrupt());
+        });
+      }
+    } catch (const std::system_error&) {
+      decide(give_up);
+      return false;
+    } catch (...) {
+      decide(give_up);
+      throw;
+    }
+    decide(begin);
     run(0, interrupt);
   }
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
+  return true;
 }
 
 }  // namespace
@@ -151,10 +176,12 @@ std::byte* Execution::memory(Buffer buffer) const {
 
 Progress Execution::advance() {
   Progress progress = Progress::blocked;
+  worked_ = 0;
   endpoint_.progress();
   for (;;) {
     while (next_ < plan_.steps.size()) {
-      if (!try_step(plan_.steps[next_])) return progress;
+      if (worked_ >= kPieceBytes) return Progress::moved;
+      if (!try_step(plan_.steps[next_])) return worked_ ? Progress::moved : progress;
       ++next_;
       progress = Progress::moved;
     }
@@ -181,6 +208,7 @@ bool Execution::try_step(const Step& step) {
     case Verb::copy:
     case Verb::reduce:
       work(step, 0, bytes, nullptr);
+      worked_ += bytes;
   }
   return true;
 }
@@ -200,12 +228,14 @@ bool Execution::try_send(const Step& step, std::size_t bytes) {
   if (!endpoint_.try_send(step.peer, data, bytes)) return false;
   if (is_packed_) packed_ += bytes;
   is_packed_ = false;
+  worked_ += bytes;
   return true;
 }
 
 bool Execution::try_receive(const Step& step, std::size_t bytes) {
   // A message may come in parts; what was received of it is kept from call to call.
   do {
+    if (worked_ >= kPieceBytes) return false;
     std::size_t left = bytes - received_;
     Bytes place = locate(step.target, received_);
     Piece part = step.verb == Verb::recv && place.count >= left
@@ -215,6 +245,7 @@ bool Execution::try_receive(const Step& step, std::size_t bytes) {
     work(step, received_, part.bytes, part.data);
     endpoint_.release(step.peer);
     received_ += part.bytes;
+    worked_ += part.bytes;
   } while (received_ < bytes);
   received_ = 0;
   return true;
@@ -268,6 +299,22 @@ std::vector<int> Execution::awaited() const {
   return found;
 }
 
+void wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
+              Clock::time_point deadline, const std::function<std::vector<int>()>& awaited,
+              const LookUp& look_up) {
+  bool moved = false;
+  std::uint64_t before = endpoint.moved();
+  auto watched = [&] {
+    Progress progress = attempt();
+    moved = moved || progress == Progress::moved;
+    return progress;
+  };
+  endpoint.wait(watched, deadline, [&] {
+    std::uint64_t now = endpoint.moved();
+    look_up(awaited(), std::exchange(moved, false) || now != std::exchange(before, now));
+  });
+}
+
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
                   Endpoint& endpoint, Clock::time_point deadline, const LookUp& look_up) {
   endpoint.check();
@@ -275,8 +322,9 @@ void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& ca
   try {
     Execution execution(plan, buffers, endpoint);
     if (execution.advance() != Progress::done) {
-      endpoint.wait([&] { return execution.advance(); }, deadline,
-                    [&] { look_up(execution.awaited()); });
+      wait_for(
+          endpoint, [&] { return execution.advance(); }, deadline,
+          [&] { return execution.awaited(); }, look_up);
     }
   } catch (...) {
     abandon(endpoint, call);
@@ -289,8 +337,8 @@ void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffe
                   const CallRecord& call, const std::vector<Endpoint*>& endpoints,
                   Clock::time_point deadline, const Interrupt& interrupt) {
   std::size_t ranks = plans.size();
-  if (buffers[0].count * buffers[0].item >= kTogetherThreadsFrom) {
-    run_on_threads(plans, buffers, call, endpoints, deadline, interrupt);
+  if (buffers[0].count * buffers[0].item >= kTogetherThreadsFrom &&
+      run_on_threads(plans, buffers, call, endpoints, deadline, interrupt)) {
     return;
   }
   std::size_t entered = 0;

@@ -55,7 +55,7 @@ struct Buffers {
   Scratch* scratch = nullptr;  // nullptr where the plan needs none
 };
 
-// A call in progress. advance() does what can be done without waiting.
+// A call in progress. advance() does what can be done without waiting, or some megabytes of it.
 class Execution {
  public:
   Execution(const Plan& plan, const Buffers& buffers, Endpoint& endpoint,
@@ -100,13 +100,20 @@ class Execution {
   std::size_t chunk_items_ = 0;  // items of a chunk in this block; the last chunks may be short
   std::size_t next_ = 0;         // next step
   std::size_t received_ = 0;     // bytes of the next step's message
+  std::size_t worked_ = 0;       // bytes that the present advance() has sent, received or combined
 };
 
 // After an error in the middle of a call: nobody is to wait for this rank.
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept;
 
-// Called now and then by a waiting rank, with those that it waits for; may throw to end the wait.
-using LookUp = std::function<void(const std::vector<int>& awaited)>;
+// Called now and then by a waiting rank: for whom it waits, and whether anything has moved since
+// the last time. May throw to end the wait.
+using LookUp = std::function<void(const std::vector<int>& awaited, bool moved)>;
+
+// Waits until `attempt` is done; `awaited` says for whom.
+void wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
+              Clock::time_point deadline, const std::function<std::vector<int>()>& awaited,
+              const LookUp& look_up);
 
 // Runs a plan of one rank to its end, waiting for the peers. Any exception leaves the group failed.
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,

@@ -1,13 +1,12 @@
 #include "executor/messages.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 #include <utility>
 
+#include "support/start_thread.h"
 #include "support/thread_name.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
@@ -30,14 +29,11 @@ std::string in_words(const std::string& type, const std::int64_t* shape, int dim
 Messages::Messages(std::shared_ptr<Group> group, int rank, const Warning& warning)
     : group_(std::move(group)),
       rank_(rank),
-      owner_(getpid()),
       warning_(warning),
       pipes_(group_->pipes(rank)),
       peers_(static_cast<std::size_t>(group_->size())) {}
 
 Messages::~Messages() { stop(); }
-
-bool Messages::is_of_parent() const { return getpid() != owner_; }
 
 void Messages::stop() {
   {
@@ -65,6 +61,7 @@ Messages::Call Messages::make_call(Message message, std::shared_ptr<void> kept) 
        ++i) {
     call.envelope.shape[i] = message.shape[i];
   }
+  call.since = message.began;
   call.message = std::move(message);
   call.task = std::make_shared<Task>(std::function<void()>(), std::move(kept));
   return call;
@@ -74,8 +71,7 @@ std::shared_ptr<Task> Messages::send(Message message, std::shared_ptr<void> kept
   Call call = make_call(std::move(message), std::move(kept));
   auto task = call.task;
   std::lock_guard lock(mutex_);
-  if (failed_) throw_failure();
-  finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
+  make_room();
   Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
   if (call.message.peer == rank_) {  // it is there already
     Kept copy{call.envelope, std::make_unique_for_overwrite<std::byte[]>(call.message.bytes)};
@@ -85,9 +81,11 @@ std::shared_ptr<Task> Messages::send(Message message, std::shared_ptr<void> kept
     peer.envelope = call.envelope;
     peer.keeping = std::move(copy);
     end_data(rank_, peer);
+    ++outstanding_;
     done(call, nullptr);
   } else {
     peer.sends.push_back(std::move(call));
+    ++outstanding_;
     advance();
   }
   changed_.notify_all();
@@ -99,8 +97,7 @@ std::shared_ptr<Task> Messages::receive(Message message, std::shared_ptr<void> k
   Call call = make_call(std::move(message), std::move(kept));
   auto task = call.task;
   std::lock_guard lock(mutex_);
-  if (failed_) throw_failure();
-  finished_.reserve(finished_.size() + ++outstanding_);  // done() allocates nothing
+  make_room();
   Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
   auto same_tag = [&](const Kept& k) { return k.envelope.tag == call.message.tag; };
   auto found = std::find_if(peer.kept.begin(), peer.kept.end(), same_tag);
@@ -108,14 +105,21 @@ std::shared_ptr<Task> Messages::receive(Message message, std::shared_ptr<void> k
     Kept came = std::move(*found);
     peer.kept.erase(found);
     peer.kept_bytes -= came.envelope.bytes;
+    ++outstanding_;
     take(call, came);
   } else {
     peer.receives.push_back(std::move(call));
+    ++outstanding_;
     advance();
   }
   changed_.notify_all();
   pipes_->wake();
   return task;
+}
+
+void Messages::make_room() {
+  if (failed_) throw_failure();
+  finished_.reserve(finished_.size() + outstanding_ + 1);
 }
 
 void Messages::take(Call& call, const Kept& kept) {
@@ -203,6 +207,7 @@ bool Messages::advance() {
 
 bool Messages::write(int to, Peer& peer) {
   bool moved = false;
+  std::size_t gone = 0;
   while (!peer.sends.empty()) {
     Call& call = peer.sends.front();
     std::size_t whole = sizeof(Envelope) + call.message.bytes;
@@ -217,7 +222,9 @@ bool Messages::write(int to, Peer& peer) {
       }
       if (count == 0) return moved;
       call.moved += count;
+      gone += count;
       moved = true;
+      if (gone >= kPieceBytes && call.moved < whole) return moved;
     }
     done(call, nullptr);
     peer.sends.pop_front();
@@ -233,7 +240,8 @@ bool Messages::wants(const Peer& peer) {
 
 bool Messages::read(int from, Peer& peer) {
   bool moved = false;
-  for (;;) {
+  // The peer may write as fast as this rank reads.
+  for (std::size_t came = 0; came < kPieceBytes;) {
     if (peer.envelope_read < sizeof(Envelope)) {
       if (!wants(peer)) return moved;
       std::size_t count =
@@ -241,6 +249,7 @@ bool Messages::read(int from, Peer& peer) {
                            sizeof(Envelope) - peer.envelope_read);
       if (count == 0) return moved;
       moved = true;
+      came += count;
       peer.envelope_read += count;
       if (peer.envelope_read < sizeof(Envelope)) continue;
       begin_data(from, peer);
@@ -251,10 +260,13 @@ bool Messages::read(int from, Peer& peer) {
           pipes_->try_read(from, target + peer.data_read, peer.envelope.bytes - peer.data_read);
       if (count == 0) return moved;
       moved = true;
+      came += count;
       peer.data_read += count;
+      if (came >= kPieceBytes) break;
     }
-    end_data(from, peer);
+    if (peer.data_read == peer.envelope.bytes) end_data(from, peer);
   }
+  return moved;
 }
 
 void Messages::begin_data(int from, Peer& peer) {
@@ -296,8 +308,9 @@ void Messages::end_data(int, Peer& peer) {
   auto same_tag = [&](const Call& call) { return call.message.tag == came.envelope.tag; };
   auto found = std::find_if(peer.receives.begin(), peer.receives.end(), same_tag);
   if (found == peer.receives.end()) {
-    peer.kept_bytes += came.envelope.bytes;
+    std::size_t bytes = came.envelope.bytes;
     peer.kept.push_back(std::move(came));
+    peer.kept_bytes += bytes;
     return;
   }
   Call call = std::move(*found);
@@ -317,7 +330,7 @@ std::string Messages::describe(const Call& call, bool sends) const {
 void Messages::look_up(Clock::time_point now, bool moved) {
   if (auto failure = group_->failure()) throw *failure;
   for (Peer& peer : peers_) {
-    auto look_at = [&](Call& call, bool sends) {
+    auto look_at = [&](Call& call, bool sends, std::size_t bytes) {
       std::string me = "rank " + std::to_string(rank_);
       if (!moved && peer.left && call.message.peer != rank_) {
         fail_group(FailureKind::peer_lost, "rank " + std::to_string(call.message.peer) +
@@ -325,24 +338,26 @@ void Messages::look_up(Clock::time_point now, bool moved) {
                                                describe(call, sends));
       }
       if (now < call.message.deadline) {
-        warn(call, sends, now);
+        warn(call, sends, bytes, now);
         return;
       }
       fail_group(FailureKind::timeout, me + " waited until its deadline in " +
                                            describe(call, sends) + ". " + group_->describe_ranks());
     };
-    for (Call& call : peer.sends) look_at(call, true);
-    for (Call& call : peer.receives) look_at(call, false);
-    if (peer.receiving) look_at(*peer.receiving, false);
+    for (Call& call : peer.sends) look_at(call, true, call.moved);
+    for (Call& call : peer.receives) look_at(call, false, 0);
+    if (peer.receiving) look_at(*peer.receiving, false, peer.data_read);
   }
 }
 
-void Messages::warn(Call& call, bool sends, Clock::time_point now) {
+void Messages::warn(Call& call, bool sends, std::size_t moved, Clock::time_point now) {
   const Message& message = call.message;
-  if (call.warned || !is_long(warning_, message.began, message.deadline, now)) return;
+  if (std::exchange(call.seen, moved) != moved) call.since = now;
+  Clock::time_point deadline = call.since + (message.deadline - message.began);
+  if (call.warned || !is_long(warning_, call.since, deadline, now)) return;
   call.warned = true;
   warnings_.push_back("rank " + std::to_string(rank_) + " has waited " +
-                      in_seconds(now - message.began) + " in " + describe(call, sends) + ": " +
+                      in_seconds(now - call.since) + " in " + describe(call, sends) + ": " +
                       group_->describe(message.peer) + ". It gives up in " +
                       in_seconds(message.deadline - now) + ".");
 }
@@ -407,7 +422,7 @@ void Messages::finish(Task& task, const Interrupt& interrupt) {
 void Messages::move_by_itself() {
   std::lock_guard lock(mutex_);
   if (thread_.joinable()) return;
-  thread_ = std::jthread([this] {
+  thread_ = start_thread([this] {
     name_this_thread("pc-messages");
     drive();
   });

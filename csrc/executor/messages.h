@@ -51,7 +51,7 @@ class Messages {
   std::size_t outstanding();
   // Ends the thread.
   void stop();
-  bool is_of_parent() const;
+  bool is_of_parent() const { return !origin_.is_here(); }
 
  private:
   struct Envelope {
@@ -67,8 +67,10 @@ class Messages {
     Message message;
     Envelope envelope;
     std::shared_ptr<Task> task;
-    bool warned = false;    // that it takes long
-    std::size_t moved = 0;  // bytes of envelope and data; of a receive, of the data
+    bool warned = false;      // that it takes long
+    std::size_t moved = 0;    // bytes of envelope and data; of a receive, of the data
+    std::size_t seen = 0;     // how many had moved at the last look,
+    Clock::time_point since;  // and since when no more have
   };
   // A message that has come, or is coming, and that nobody has asked for.
   struct Kept {
@@ -88,7 +90,10 @@ class Messages {
   };
 
   Call make_call(Message message, std::shared_ptr<void> kept);
-  bool advance();  // with the mutex held, as all below
+  // With the mutex held, as all below: makes room for what is known of one more call, so that
+  // done() allocates nothing. It counts only once it is in a list.
+  void make_room();
+  bool advance();
   bool write(int to, Peer& peer);
   bool read(int from, Peer& peer);
   static bool wants(const Peer& peer);
@@ -102,14 +107,15 @@ class Messages {
   [[noreturn]] void throw_failure();
   [[noreturn]] void fail_group(FailureKind kind, const std::string& message);
   std::string describe(const Call& call, bool sends) const;
-  void warn(Call& call, bool sends, Clock::time_point now);
+  void warn(Call& call, bool sends, std::size_t moved, Clock::time_point now);
   void drive();
   bool look();  // advances, once
   void wait_for_peers(int& looks);
   void collect();
 
   const std::shared_ptr<Group> group_;
-  const int rank_, owner_;
+  const int rank_;
+  const Origin origin_;
   const Warning& warning_;
   const std::shared_ptr<Pipes> pipes_;
   std::mutex mutex_;

@@ -1,11 +1,10 @@
 #include "executor/progress_thread.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
 
+#include "support/start_thread.h"
 #include "support/thread_name.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
@@ -13,12 +12,12 @@
 namespace pycollective {
 
 Task::Task(std::function<void()> call, std::shared_ptr<void> kept)
-    : call_(std::move(call)), kept_(std::move(kept)), owner_(getpid()), began_(Clock::now()) {}
+    : call_(std::move(call)), kept_(std::move(kept)), began_(Clock::now()) {}
 
 bool Task::wait(Clock::time_point deadline, const Interrupt& interrupt) {
   for (int looks = 0; looks < kSpins && !done(); ++looks) pause();
   while (!done()) {
-    if (getpid() != owner_) {
+    if (!origin_.is_here()) {
       throw std::logic_error(
           "this call belongs to the parent process: a forked child has no part "
           "in it");
@@ -55,9 +54,7 @@ void Task::finish(std::exception_ptr error) noexcept {
   changed_.notify_all();
 }
 
-ProgressThread::ProgressThread() : owner_(getpid()), thread_([this] { run(); }) {}
-
-bool ProgressThread::is_of_parent() const { return getpid() != owner_; }
+ProgressThread::ProgressThread() : thread_(start_thread([this] { run(); })) {}
 
 void ProgressThread::join() {
   {

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "support/origin.h"
 #include "transport/transport.h"
 
 namespace pycollective {
@@ -40,7 +41,7 @@ class Task {
 
   std::function<void()> call_;
   std::shared_ptr<void> kept_;
-  const int owner_;
+  const Origin origin_;
   std::exception_ptr error_;
   Clock::time_point began_, ended_;
   std::atomic<bool> done_{false};
@@ -62,13 +63,13 @@ class ProgressThread {
   // Waits until all are done.
   void drain(const Interrupt& interrupt);
   // Whether this process was forked from the one that has the thread.
-  bool is_of_parent() const;
+  bool is_of_parent() const { return !origin_.is_here(); }
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
   void run();
 
-  const int owner_;
+  const Origin origin_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<std::shared_ptr<Task>> queue_, finished_;  // the first in the queue is running

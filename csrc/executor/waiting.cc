@@ -33,10 +33,14 @@ bool is_long(const Warning& warning, Clock::time_point began, Clock::time_point 
   return warning.tell && now - began >= std::min(warning.after, (deadline - began) / 2);
 }
 
-void LongWait::look(const std::vector<int>& awaited) {
+void LongWait::look(const std::vector<int>& awaited, bool moved) {
   if (waiting_.interrupt) waiting_.interrupt();
   auto now = Clock::now();
-  if (said_ || !is_long(warning_, waiting_.began, waiting_.deadline, now)) return;
+  if (moved) since_ = now;
+  if (now >= waiting_.deadline) return;  // it is given up at once
+  // Half of the time there is remains half of the call's whole time.
+  if (said_ || !is_long(warning_, since_, since_ + (waiting_.deadline - waiting_.began), now))
+    return;
   said_ = true;
   std::vector<int> absent, present;
   std::uint64_t number = group_.calls(rank_);
@@ -47,7 +51,7 @@ void LongWait::look(const std::vector<int>& awaited) {
     if (std::find(absent.begin(), absent.end(), r) == absent.end()) present.push_back(r);
   }
   std::string text =
-      group_.describe(rank_) + " and has waited " + in_seconds(now - waiting_.began) + " for ";
+      group_.describe(rank_) + " and has waited " + in_seconds(now - since_) + " for ";
   if (absent.empty()) {
     text += present.empty() ? "the other ranks" : list_of(present);
     text += ", although all ranks have come to this call";

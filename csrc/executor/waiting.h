@@ -1,5 +1,5 @@
-// How a call waits; and that a rank which has waited long says once for whom, well before its
-// deadline.
+// How a call waits; and that a rank which has waited long, while nothing moved, says once for whom,
+// well before its deadline.
 #pragma once
 
 #include <functional>
@@ -26,20 +26,22 @@ struct Warning {
 class LongWait {
  public:
   LongWait(const Warning& warning, const Group& group, int rank, const Waiting& waiting)
-      : warning_(warning), group_(group), rank_(rank), waiting_(waiting) {}
+      : warning_(warning), group_(group), rank_(rank), waiting_(waiting), since_(waiting.began) {}
 
-  // `awaited`: the ranks without which the call does not go on. Throws what the interrupt throws.
-  [[gnu::cold]] void look(const std::vector<int>& awaited);
+  // `awaited`: the ranks without which the call does not go on. `moved`: whether it has gone on
+  // since the last time. Throws what the interrupt throws.
+  [[gnu::cold]] void look(const std::vector<int>& awaited, bool moved);
 
  private:
   const Warning& warning_;
   const Group& group_;
   const int rank_;
   const Waiting& waiting_;
+  Clock::time_point since_;  // nothing has moved
   bool said_ = false;
 };
 
-// Whether it is time to say so.
+// Whether it is time to say that a call has waited since it began.
 bool is_long(const Warning& warning, Clock::time_point began, Clock::time_point deadline,
              Clock::time_point now);
 // "10 s" for a duration.

@@ -1,7 +1,5 @@
 #include "nn/parallel.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -11,7 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "support/cores.h"
 #include "support/lasting.h"
+#include "support/origin.h"
 #include "support/pause.h"
 #include "support/tuning.h"
 
@@ -22,7 +22,7 @@ namespace {
 int threads_at_first() {
   const char* asked = std::getenv("OMP_NUM_THREADS");
   const int number = asked ? std::atoi(asked) : 0;
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int cores = usable_cores();
   return number > 0 ? std::min(number, cores) : cores;
 }
 
@@ -31,6 +31,8 @@ std::atomic<int> allowed{threads_at_first()};
 // Threads that wait for work, made when they are first needed.
 class Team {
  public:
+  const Origin origin;
+
   // Returns false, having done nothing, if the team works for somebody else, or has ended.
   bool run(int parts, const std::function<void(int)>& body) {
     const std::unique_lock mine(busy_, std::try_to_lock);
@@ -124,23 +126,20 @@ class Team {
 class Holder {
  public:
   Team& get() {
-    if (process_ != getpid()) {
-      const std::lock_guard lock(mutex_);
-      if (process_ != getpid()) {
-        team_ = new Team;
-        process_ = getpid();
-      }
-    }
-    return *team_;
+    Team* team = team_.load(std::memory_order_acquire);
+    if (team && team->origin.is_here()) return *team;
+    Team* made = new Team;
+    if (team_.compare_exchange_strong(team, made)) return *made;
+    delete made;  // another thread was first
+    return *team;
   }
   void end() {
-    if (process_ == getpid()) team_->end();
+    Team* team = team_.load();
+    if (team && team->origin.is_here()) team->end();
   }
 
  private:
-  std::mutex mutex_;
-  Team* team_ = nullptr;
-  std::atomic<pid_t> process_{0};  // whose the team is
+  std::atomic<Team*> team_{nullptr};
 };
 
 // Its threads end with the process; itself it stays, for Python's daemon threads may still call.

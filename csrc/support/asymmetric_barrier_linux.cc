@@ -11,15 +11,15 @@ long membarrier(int command) { return syscall(SYS_membarrier, command, 0, 0); }
 
 }  // namespace
 
-bool has_light_barrier() {
-  static const bool registered = membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0;
-  return registered;
+bool can_interrupt() {
+  static const bool can = membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0 &&
+                          membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0;
+  return can;
 }
 
-void heavy_barrier() {
+bool heavy_barrier() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // Without it the peers, on the same kernel, have no light barrier either.
-  (void)membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+  return membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0;
 }
 
 }  // namespace pycollective

@@ -2,8 +2,11 @@
 
 namespace pycollective {
 
-bool has_light_barrier() { return false; }
+bool can_interrupt() { return false; }
 
-void heavy_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+bool heavy_barrier() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return false;
+}
 
 }  // namespace pycollective

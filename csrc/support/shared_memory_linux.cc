@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -12,68 +13,31 @@
 namespace pycollective {
 namespace {
 
+constexpr std::size_t kPage = 4096;
+// F_SEAL_SEAL, so that no process adds others: F_SEAL_GROW would end the heap.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_SEAL;
+
 [[noreturn]] void fail(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-[[noreturn]] void fail_to_duplicate() {
-  fail(errno == EBADF ? "not a descriptor of shared memory" : "cannot duplicate a descriptor");
-}
-
 }  // namespace
 
-SharedMemory SharedMemory::create(std::size_t bytes) {
-  int descriptor = memfd_create("pycollective", MFD_CLOEXEC);
-  if (descriptor < 0) fail("cannot make shared memory (memfd_create)");
-  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
-    int error = errno;
-    close(descriptor);
-    errno = error;
-    fail("cannot size shared memory");
-  }
-  return SharedMemory(descriptor, 0, bytes);
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(other.size_), begin_(other.begin_) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(begin_, other.begin_);
+  return *this;
 }
 
-SharedMemory SharedMemory::open(int descriptor) {
-  int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) fail_to_duplicate();
-  struct stat facts;
-  if (fstat(copy, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_size <= 0) {
-    close(copy);
-    errno = EINVAL;
-    fail("not a descriptor of shared memory");
-  }
-  return SharedMemory(copy, 0, static_cast<std::size_t>(facts.st_size));
+Mapping::~Mapping() {
+  if (data_) munmap(data_, size_);
 }
 
-SharedMemory SharedMemory::part(int descriptor, std::size_t begin, std::size_t bytes) {
-  int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) fail_to_duplicate();
-  struct stat facts;
-  auto needed = static_cast<off_t>(begin + bytes);
-  if (fstat(copy, &facts) != 0 || (facts.st_size < needed && ftruncate(copy, needed) != 0)) {
-    int error = errno;
-    close(copy);
-    errno = error;
-    fail("cannot enlarge shared memory");
-  }
-  return SharedMemory(copy, begin, bytes);
-}
-
-SharedMemory::SharedMemory(int descriptor, std::size_t begin, std::size_t size)
-    : descriptor_(descriptor), begin_(begin), size_(size) {
-  void* place = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
-                     static_cast<off_t>(begin));
-  if (place == MAP_FAILED) {
-    int error = errno;
-    close(descriptor);
-    errno = error;
-    fail("cannot map shared memory");
-  }
-  data_ = static_cast<std::byte*>(place);
-}
-
-void SharedMemory::populate(std::byte* begin, std::size_t bytes) noexcept {
+void Mapping::populate(std::byte* begin, std::size_t bytes) noexcept {
 #ifdef MADV_POPULATE_WRITE                           // Linux 5.14
   (void)madvise(begin, bytes, MADV_POPULATE_WRITE);  // begin is on a page; a hint, in any case
 #else
@@ -81,35 +45,88 @@ void SharedMemory::populate(std::byte* begin, std::size_t bytes) noexcept {
 #endif
 }
 
-void SharedMemory::reserve(std::byte* begin, std::size_t bytes) {
-  auto at = static_cast<off_t>(begin_ + static_cast<std::size_t>(begin - data_));
-  if (fallocate(descriptor_, 0, at, static_cast<off_t>(bytes)) != 0) fail("no memory to share");
-  populate(begin, bytes);
+SharedMemory SharedMemory::create(std::size_t bytes) {
+  SharedMemory made(memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (made.descriptor_ < 0) fail("cannot make shared memory (memfd_create)");
+  if (ftruncate(made.descriptor_, static_cast<off_t>(bytes)) != 0) {
+    fail("cannot size shared memory");
+  }
+  if (fcntl(made.descriptor_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal shared memory");
+  return made;
 }
 
-void SharedMemory::discard(std::byte* begin, std::size_t bytes) const noexcept {
-  auto at = static_cast<off_t>(begin_ + static_cast<std::size_t>(begin - data_));
+SharedMemory SharedMemory::open(int descriptor) {
+  SharedMemory found(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+  if (found.descriptor_ < 0) {
+    fail(errno == EBADF ? "not a descriptor of shared memory" : "cannot duplicate a descriptor");
+  }
+  int seals = fcntl(found.descriptor_, F_GET_SEALS);
+  if (seals < 0) fail("not a descriptor of shared memory");
+  if ((seals & kSeals) != kSeals) {
+    errno = EPERM;
+    fail("shared memory that is not sealed: another process could make it shorter");
+  }
+  return found;
+}
+
+std::size_t SharedMemory::size() const {
+  struct stat facts;
+  if (fstat(descriptor_, &facts) != 0) fail("cannot ask for the size of shared memory");
+  return static_cast<std::size_t>(facts.st_size);
+}
+
+Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
+  // Ranks grow the memory at the same time: it never gets shorter by that, because it is sealed.
+  if (size() < begin + bytes && ftruncate(descriptor_, static_cast<off_t>(begin + bytes)) != 0 &&
+      size() < begin + bytes) {
+    fail("cannot enlarge shared memory");
+  }
+  void* place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_,
+                     static_cast<off_t>(begin));
+  if (place == MAP_FAILED) {
+    fail("cannot map shared memory (memory, `ulimit -v` and vm.max_map_count bound it)");
+  }
+  return Mapping(static_cast<std::byte*>(place), bytes, begin);
+}
+
+void SharedMemory::reserve(Mapping& mapping, std::byte* begin, std::size_t bytes) const {
+  auto at = static_cast<off_t>(mapping.begin() + static_cast<std::size_t>(begin - mapping.data()));
+  while (fallocate(descriptor_, 0, at, static_cast<off_t>(bytes)) != 0) {
+    if (errno != EINTR) fail("cannot reserve shared memory");
+  }
+  mapping.populate(begin, bytes);
+}
+
+void SharedMemory::discard(const Mapping& mapping, std::byte* begin,
+                           std::size_t bytes) const noexcept {
+  auto at = static_cast<off_t>(mapping.begin() + static_cast<std::size_t>(begin - mapping.data()));
   (void)fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at,
                   static_cast<off_t>(bytes));
 }
 
+void SharedMemory::detach(std::uint64_t place, std::byte* begin, std::size_t bytes) const noexcept {
+  void* copy = mmap(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, descriptor_,
+                    static_cast<off_t>(place));
+  if (copy == MAP_FAILED) return;  // no memory for a copy: it stays shared
+  // A private page shows what others write until this process has written to it.
+  for (std::size_t at = 0; at < bytes; at += kPage) {
+    reinterpret_cast<volatile std::atomic<unsigned char>*>(begin + at)->fetch_or(0);
+  }
+}
+
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)),
-      begin_(other.begin_),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(other.size_) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
-  std::swap(begin_, other.begin_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
   return *this;
 }
 
 SharedMemory::~SharedMemory() {
-  if (data_) munmap(data_, size_);
-  if (descriptor_ >= 0) close(descriptor_);
+  if (descriptor_ < 0) return;
+  int error = errno;  // of what made an exception that passes here
+  close(descriptor_);
+  errno = error;
 }
 
 }  // namespace pycollective

@@ -7,23 +7,26 @@
 
 namespace pycollective {
 
+Mapping::Mapping(Mapping&& other) noexcept = default;
+Mapping& Mapping::operator=(Mapping&& other) noexcept = default;
+Mapping::~Mapping() = default;
+void Mapping::populate(std::byte*, std::size_t) noexcept {}
+
 SharedMemory SharedMemory::create(std::size_t) {
   throw std::runtime_error("groups of processes through shared memory need Linux");
 }
-
 SharedMemory SharedMemory::open(int) { return create(0); }
 
-SharedMemory SharedMemory::part(int, std::size_t, std::size_t) { return create(0); }
-
-SharedMemory::SharedMemory(int descriptor, std::size_t begin, std::size_t size)
-    : descriptor_(descriptor), begin_(begin), size_(size) {}
-
-void SharedMemory::populate(std::byte*, std::size_t) noexcept {}
-void SharedMemory::reserve(std::byte*, std::size_t) {}
-void SharedMemory::discard(std::byte*, std::size_t) const noexcept {}
+std::size_t SharedMemory::size() const { return 0; }
+Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
+  return Mapping(nullptr, bytes, begin);
+}
+void SharedMemory::reserve(Mapping&, std::byte*, std::size_t) const {}
+void SharedMemory::discard(const Mapping&, std::byte*, std::size_t) const noexcept {}
+void SharedMemory::detach(std::uint64_t, std::byte*, std::size_t) const noexcept {}
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), begin_(other.begin_), size_(other.size_) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);

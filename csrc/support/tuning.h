@@ -13,6 +13,10 @@ inline constexpr std::size_t kCacheLine = 64;
 // among two threads, 128 KiB took 1.4 times as long as one segment.
 inline constexpr std::size_t kSegmentBytes = 4096 * 1024;
 
+// A rank looks at its deadline, at the user's interrupt and at the group's failure between pieces
+// of so many bytes.
+inline constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
+
 // What several sources are combined through at once: small enough that the result so far, and what
 // halves are widened to, stay in the first-level cache.
 inline constexpr std::size_t kReduceBlockBytes = 8 * 1024;
@@ -39,6 +43,9 @@ inline constexpr std::size_t kShmInlineBytes = 224;
 //   ring      11    11     15    20     41    40     163   133     3090   938
 //   2 x 2    179   153    223   213    576   292    4944  4046    27461 18701
 inline constexpr std::size_t kShmLentBytes = 128 * 1024;
+
+// Arrays of Communicator.empty() of at most half of this share a region with others.
+inline constexpr std::size_t kHeapBlockBytes = 64 * 1024;
 
 // What a message between two ranks of one host can have under way before its sender waits: of all
 // pairs together, and of one pair. Only what is used is ever there.
@@ -118,7 +125,14 @@ inline constexpr int kCrowdedSpins = 3;
 inline constexpr int kYields = 200;
 inline constexpr int kHostYields = 2000;
 
-// How often a sleeping rank looks at its deadline and at the user's interrupt.
+// How long a rank that leaves a failed call waits for a peer to end its piece of work in this
+// rank's memory.
+inline constexpr auto kWithdrawal = std::chrono::milliseconds(200);
+
+// After how many steps forward in a row a rank looks at the clock.
+inline constexpr unsigned kMovesPerLook = 16;
+
+// How often a waiting rank looks at its deadline and at the user's interrupt.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
 
 }  // namespace pycollective

@@ -12,8 +12,7 @@ Board::Board(std::byte* memory, int rank, std::vector<Bed*> beds, bool with_stag
       input_bytes_(with_staging ? kInputStagingBytes : 4 * kOneShotBytes),
       rank_(rank),
       beds_(std::move(beds)),
-      own_bed_(beds_[static_cast<std::size_t>(rank)]),
-      lookahead_(crowded(static_cast<int>(beds_.size())) ? kCrowdedLookahead : kLookahead) {}
+      own_bed_(beds_[static_cast<std::size_t>(rank)]) {}
 
 std::size_t Board::bytes_for(int size, bool with_staging) {
   std::size_t staging = with_staging ? kInputStagingBytes + kOutputStagingBytes : 4 * kOneShotBytes;

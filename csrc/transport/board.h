@@ -7,6 +7,7 @@
 // its staging the others will look without being told.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -62,18 +63,36 @@ class Board {
 
   // Wakes the peers that sleep.
   void ring_others() const {
-    light_barrier();  // as in Bed::ring_if_asleep
+    bool interrupt = std::all_of(beds_.begin(), beds_.end(), [](const Bed* bed) {
+      return bed->interrupts.load(std::memory_order_relaxed) != 0;
+    });
+    light_barrier(interrupt);  // as in Bed::ring_if_asleep
     for (Bed* bed : beds_) {
       if (bed != own_bed_ && bed->sleeping.load(std::memory_order_relaxed)) bed->ring();
     }
   }
 
-  // How peers name a rank's array, 0 if they cannot reach it; and what another rank's name means.
+  // How peers name a rank's array, 0 if they cannot reach it; and what another rank's name means,
+  // which fails the group if there is no such memory.
   virtual std::uint64_t place_of(const void* data, std::size_t bytes) const = 0;
-  virtual std::byte* reach(std::uint64_t place) const = 0;
+  virtual std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) = 0;
+  // This rank's own array of the present call that peers write to, if they do.
+  struct Written {
+    const std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  } written;
+  // Whether a peer reads or writes memory of its peers now.
+  bool is_reached() const {
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank_ && counters(r).reaching.load() != 0) return true;
+    }
+    return false;
+  }
 
   // How many blocks a rank goes ahead of its peers: far, where they do not all run at once.
-  int lookahead() const { return lookahead_; }
+  int lookahead() const { return in_crowd() ? kCrowdedLookahead : kLookahead; }
+  // Whether there are more ranks than cores for them.
+  virtual bool in_crowd() const = 0;
 
   // Room for an address in each rank's memory.
   std::vector<const void*> sources;
@@ -97,7 +116,6 @@ class Board {
   int rank_;
   std::vector<Bed*> beds_;
   Bed* own_bed_;
-  int lookahead_;
 };
 
 }  // namespace pycollective

@@ -64,6 +64,25 @@ void CallRecord::seal() {
   identity = mix(hash, detail);
 }
 
-std::uint64_t CallRecord::fingerprint() const { return mix(identity, number); }
+std::uint64_t fingerprint_after(std::uint64_t before, std::uint64_t identity) {
+  return mix(before, identity);
+}
+
+void CallHistory::add(const CallRecord& call) {
+  ++number_;
+  fingerprint_ = fingerprint_after(fingerprint_, call.identity);
+  if (number_ == 1 || records_[record_ % kLength].identity != call.identity) {
+    records_[++record_ % kLength] = call;
+  }
+  entries_[number_ % kLength] = {fingerprint_, record_};
+}
+
+CallRecord CallHistory::record_of(std::uint64_t number) const {
+  const Entry& entry = entries_[number % kLength];
+  CallRecord call = records_[entry.record % kLength];
+  call.number = number;
+  call.fingerprint = entry.fingerprint;
+  return call;
+}
 
 }  // namespace pycollective

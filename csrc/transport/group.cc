@@ -1,5 +1,7 @@
 #include "transport/group.h"
 
+#include <algorithm>
+
 namespace pycollective {
 
 std::string Group::describe_ranks() const {
@@ -18,16 +20,56 @@ std::string describe_rank(int rank, bool busy, const CallRecord& call) {
   return text + " has finished " + call.describe() + " and called nothing since";
 }
 
-std::string describe_mismatch(int rank, const CallRecord& call, int peer, const CallRecord& other) {
-  return describe_mismatch(rank, call.describe(), peer, other.describe());
+std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call) {
+  return "rank " + std::to_string(peer) + " has left the group after " + std::to_string(calls) +
+         (calls == 1 ? " call" : " calls") + ", while rank " + std::to_string(rank) + " is in " +
+         call.describe();
 }
 
-std::string describe_mismatch(int rank, const std::string& call, int peer,
-                              const std::string& other) {
-  if (peer < rank) return describe_mismatch(peer, other, rank, call);
-  return "ranks made calls that do not belong together: rank " + std::to_string(rank) + " called " +
-         call + ", rank " + std::to_string(peer) + " called " + other +
-         ". All ranks must make the same calls in the same order, with equal shape, dtype, op, "
+KnownCalls known_calls(const CallHistory& history) {
+  KnownCalls calls;
+  for (std::uint64_t n = history.number(); history.has(n); --n) {
+    calls.emplace_back(history.record_of(n));
+  }
+  return calls;
+}
+
+Difference find_difference(const KnownCalls& mine, const KnownCalls& theirs) {
+  Difference found;
+  std::uint64_t agreed = 0;  // the last call before it that is known to agree
+  for (const KnownCall& call : mine) {
+    for (const KnownCall& other : theirs) {
+      if (call.number != other.number) continue;
+      if (call.fingerprint == other.fingerprint) {
+        agreed = std::max(agreed, call.number);
+      } else if (!found.mine || call.number < found.mine->number) {
+        found.mine = &call;
+        found.theirs = &other;
+      }
+    }
+  }
+  found.is_first = found.mine && agreed + 1 == found.mine->number;
+  return found;
+}
+
+std::string describe_mismatch(int rank, const KnownCalls& mine, int peer,
+                              const KnownCalls& theirs) {
+  if (peer < rank) return describe_mismatch(peer, theirs, rank, mine);
+  Difference found = find_difference(mine, theirs);
+  auto last_of = [](const KnownCalls& calls) {
+    auto earlier = [](const KnownCall& a, const KnownCall& b) { return a.number < b.number; };
+    auto last = std::max_element(calls.begin(), calls.end(), earlier);
+    return last == calls.end() ? std::string("something unknown") : last->text;
+  };
+  std::string text = "ranks made calls that do not belong together: rank " + std::to_string(rank) +
+                     " called " + (found.mine ? found.mine->text : last_of(mine)) + ", rank " +
+                     std::to_string(peer) + " called " +
+                     (found.mine ? found.theirs->text : last_of(theirs)) + ". ";
+  if (found.mine && !found.is_first && found.mine->text == found.theirs->text) {
+    text += "These are equal: an earlier call differed, of which nothing is known any more. ";
+  }
+  return text +
+         "All ranks must make the same calls in the same order, with equal shape, dtype, op, "
          "algorithm and root.";
 }
 

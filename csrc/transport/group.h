@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "transport/pipes.h"
@@ -29,8 +30,9 @@ class Group {
   virtual bool has_left(int /*rank*/) const { return false; }
   // Why the group is dead, if it is.
   virtual std::optional<Failure> failure() const = 0;
-  // Leaves in good order: not a failure, unless somebody still waits for this rank.
-  virtual void leave(int /*rank*/) noexcept {}
+  // Leaves in good order: not a failure, unless somebody still waits for this rank. Returns the
+  // mismatch where it shows only now that this rank's calls and a peer's differ.
+  virtual std::optional<Failure> leave(int rank) noexcept = 0;
   // Lets go of what a forked child has inherited, without a word to the peers.
   virtual void abandon() noexcept {}
   // What moves the bytes, in words.
@@ -42,6 +44,8 @@ class Group {
   virtual std::vector<int> hosts() const {
     return std::vector<int>(static_cast<std::size_t>(size()), 0);
   }
+  // Whether this rank's host has more ranks than cores for them, as far as it is known now.
+  virtual bool in_crowd() const = 0;
   // The numeric address of a rank that is reached at another one than this rank's; else empty.
   virtual std::string address(int /*rank*/) const { return {}; }
   // Collective calls that a rank has begun, as far as this one knows.
@@ -61,10 +65,32 @@ class Group {
 // "rank 1 is in all_reduce #3 (…)", from what is recorded of a rank's last call.
 std::string describe_rank(int rank, bool busy, const CallRecord& call);
 
-// The text of a mismatch between two ranks' calls.
-std::string describe_mismatch(int rank, const CallRecord& call, int peer, const CallRecord& other);
-// The same where what the peer called is known in words only.
-std::string describe_mismatch(int rank, const std::string& call, int peer,
-                              const std::string& other);
+// "rank 1 has left the group after 2 calls, while rank 0 is in …".
+std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call);
+
+// A call of a rank as it is told to others.
+struct KnownCall {
+  KnownCall(const CallRecord& call)
+      : number(call.number), fingerprint(call.fingerprint), text(call.describe()) {}
+  KnownCall(std::uint64_t number, std::uint64_t fingerprint, std::string text)
+      : number(number), fingerprint(fingerprint), text(std::move(text)) {}
+  std::uint64_t number, fingerprint;
+  std::string text;
+};
+// Calls of a rank, in any order.
+using KnownCalls = std::vector<KnownCall>;
+// All that a history has, the last call first.
+KnownCalls known_calls(const CallHistory& history);
+
+// The first call in which two ranks are known to differ.
+struct Difference {
+  const KnownCall *mine = nullptr, *theirs = nullptr;  // nullptr: none is known
+  bool is_first = false;  // no call before it differs, as far as hashes tell
+};
+Difference find_difference(const KnownCalls& mine, const KnownCalls& theirs);
+
+// The text of a mismatch between two ranks' calls. It names the first calls that differ, else the
+// last ones.
+std::string describe_mismatch(int rank, const KnownCalls& mine, int peer, const KnownCalls& theirs);
 
 }  // namespace pycollective

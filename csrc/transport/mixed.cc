@@ -60,6 +60,8 @@ class MixedEndpoint final : public Endpoint {
     place < 0 ? tcp_.release(peer) : shm_.release(place);
   }
 
+  std::uint64_t moved() const override { return shm_.moved() + tcp_.moved(); }
+
   void progress() override {
     shm_.progress();
     tcp_.progress();
@@ -134,11 +136,10 @@ class MixedEndpoint final : public Endpoint {
     return wanted_ == Wanted::memory || group_.shm_->sending() || !waits_for_tcp();
   }
 
-  // A look at a connection is a system call. Addresses tell of more ranks that share the cores than
-  // the memory does: those of other containers.
+  // A look at a connection is a system call.
   int spins_now() const {
-    int spins = group_.tcp_.spins();
-    return spins == kCrowdedSpins || waits_for_tcp() ? spins : kSpins;
+    if (group_.in_crowd()) return kCrowdedSpins;
+    return waits_for_tcp() ? kTcpSpins : kSpins;
   }
 
   Progress sleep(const std::function<Progress()>& attempt, Clock::time_point until,
@@ -150,16 +151,14 @@ class MixedEndpoint final : public Endpoint {
       return Progress::blocked;
     }
     Bed& bed = group_.shm_->bed();
-    std::uint32_t heard = bed.bell.load();
-    bed.sleeping.store(1);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    std::uint32_t heard = bed.lie_down();
     Progress progress = attempt();
     if (progress == Progress::blocked && !group_.shm_->has_failed()) {
       // The bell does not ring for connections.
       futex_wait(bed.bell, heard,
                  waits_for_tcp() ? std::min<Clock::duration>(limit, kMixedSlice) : limit);
     }
-    bed.sleeping.store(0);
+    bed.get_up();
     return progress;
   }
 
@@ -202,9 +201,7 @@ MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
   endpoint_ = std::make_unique<MixedEndpoint>(*this, rank);
 }
 
-MixedGroup::~MixedGroup() {
-  if (!abandoned_) leave(tcp_.rank());
-}
+MixedGroup::~MixedGroup() { leave(tcp_.rank()); }
 
 Endpoint& MixedGroup::endpoint(int rank) {
   if (rank != tcp_.rank()) throw std::logic_error("this process has another rank of the group");
@@ -212,7 +209,6 @@ Endpoint& MixedGroup::endpoint(int rank) {
 }
 
 void MixedGroup::fail(FailureKind kind, const std::string& message) noexcept {
-  if (abandoned_) return;
   // The first reason is everybody's.
   std::optional<Failure> before = failure();
   const std::string reason = before ? before->what() : message;
@@ -226,18 +222,16 @@ std::optional<Failure> MixedGroup::failure() const {
   return found ? found : tcp_.failure();
 }
 
-void MixedGroup::leave(int rank) noexcept {
+std::optional<Failure> MixedGroup::leave(int rank) noexcept {
   // What this rank has heard through memory, other hosts may not have.
   if (auto failed = shm_->failure()) tcp_.fail(failed->kind, failed->what());
-  tcp_.leave(rank);
-  shm_->leave(place(rank));
+  std::optional<Failure> found = tcp_.leave(rank);
+  if (found) shm_->fail(found->kind, found->what());
+  std::optional<Failure> of_host = shm_->leave(place(rank));
+  return found ? found : of_host;
 }
 
-void MixedGroup::abandon() noexcept {
-  abandoned_ = true;
-  shm_->abandon();
-  tcp_.abandon();
-}
+void MixedGroup::abandon() noexcept { tcp_.abandon(); }
 
 std::string_view MixedGroup::transport() const {
   return one_host() ? "shared memory" : "shared memory and TCP";

@@ -31,9 +31,14 @@ class MixedGroup final : public Group {
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override { return tcp_.pipes(rank); }
   bool has_left(int rank) const override { return tcp_.has_left(rank); }
-  void leave(int rank) noexcept override;
+  std::optional<Failure> leave(int rank) noexcept override;
   void abandon() noexcept override;
   std::string_view transport() const override;
+  // Addresses may tell of more ranks that share the cores than the memory does: those of other
+  // containers.
+  bool in_crowd() const override {
+    return shm_->in_crowd() || (tcp_.here() > shm_->size() && tcp_.in_crowd());
+  }
   std::shared_ptr<SharedHeap> heap() override { return shm_->heap(); }
   std::vector<int> hosts() const override { return hosts_; }
   std::string address(int rank) const override { return tcp_.address(rank); }
@@ -54,7 +59,6 @@ class MixedGroup final : public Group {
   std::vector<int> hosts_, places_;
   TcpGroup tcp_;
   std::unique_ptr<Endpoint> endpoint_;
-  bool abandoned_ = false;
 };
 
 }  // namespace pycollective

@@ -16,12 +16,13 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 5;
+constexpr std::uint32_t kVersion = 6;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 // Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
 // slots.
-constexpr std::uint64_t kHistory = kShmSlots + 2;
+constexpr std::uint64_t kHistory = CallHistory::kLength;
+static_assert(kHistory >= kShmSlots + 2);
 
 std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -35,7 +36,8 @@ struct ShmGroup::Header {
   std::uint32_t version;
   std::int32_t size;
   std::uint64_t bytes;
-  std::atomic<std::uint32_t> failed;  // 0: no, 1: being written, 2: yes
+  std::atomic<std::uint64_t> cores[std::tuple_size_v<CoreSet>];  // of all ranks that have joined
+  std::atomic<std::uint32_t> failed;                             // 0: no, 1: being written, 2: yes
   std::uint32_t kind;
   char message[2000];
 };
@@ -48,8 +50,9 @@ struct alignas(kCacheLine) ShmGroup::RankState {
   std::atomic<std::uint64_t> beats;
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
-  std::atomic<std::uint64_t> number;  // of the last call
-  std::uint64_t record_of[kHistory];  // by a call's number
+  std::atomic<std::uint64_t> number;               // of the last call
+  std::atomic<std::uint64_t> record_of[kHistory];  // by a call's number, before `number` says so
+  std::atomic<std::uint64_t> fingerprint_of[kHistory];
   CallRecord records[kRecords];
 };
 
@@ -73,7 +76,8 @@ class ShmBoard final : public Board {
  public:
   explicit ShmBoard(ShmEndpoint& endpoint);
   std::uint64_t place_of(const void* data, std::size_t bytes) const override;
-  std::byte* reach(std::uint64_t place) const override;
+  std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) override;
+  bool in_crowd() const override;
   [[noreturn]] void mismatch(int peer) override;
 
  private:
@@ -106,18 +110,21 @@ class ShmEndpoint final : public Endpoint {
       me.writing.fetch_add(1);
     }
     call_.number = number;
-    fingerprint_ = call_.fingerprint();
+    fingerprint_ = call_.fingerprint = fingerprint_after(fingerprint_, call_.identity);
     board_.fingerprint = fingerprint_;
-    me.record_of[number % kHistory] = record_;
+    me.record_of[number % kHistory].store(record_, std::memory_order_relaxed);
+    me.fingerprint_of[number % kHistory].store(fingerprint_, std::memory_order_relaxed);
     me.number.store(number, std::memory_order_release);
   }
 
   void leave() noexcept override {
+    if (group_.has_failed()) withdraw();
     if (unsent_ > 0) {  // after a failure
       for (Pending& pending : pending_) pending = {};
       unsent_ = 0;
     }
     lends_ = false;
+    board_.written = {};
     state().busy.store(0, std::memory_order_release);
   }
 
@@ -137,10 +144,14 @@ class ShmEndpoint final : public Endpoint {
     if (channel.posted.load(std::memory_order_acquire) == taken) return {};
     const auto& slot = channel.slots[taken % kShmSlots];
     if (slot.fingerprint != fingerprint_ || slot.remaining != remaining || slot.bytes > remaining) {
-      mismatch(peer, group_.call_of(peer, slot.call));
+      mismatch(peer);
     }
     if (slot.bytes <= kShmInlineBytes) return {slot.inline_data, slot.bytes};
-    if (slot.place) return {group_.heap_->reach(slot.place), slot.bytes};
+    if (slot.place) {
+      const std::byte* lent = group_.heap_->reach(slot.place, slot.bytes);
+      if (!lent) lose(peer);
+      return {lent, slot.bytes};
+    }
     return {group_.slots(peer, rank_) + taken % kShmSlots * kShmSlotBytes, slot.bytes};
   }
 
@@ -154,8 +165,11 @@ class ShmEndpoint final : public Endpoint {
       group_.check();
     }
     channel.taken.store(taken + 1, std::memory_order_release);
+    ++moved_;
     ring(peer);
   }
+
+  std::uint64_t moved() const override { return moved_; }
 
   void progress() override {
     for (int peer = 0; unsent_ > 0 && peer < group_.size(); ++peer) {
@@ -179,7 +193,7 @@ class ShmEndpoint final : public Endpoint {
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
     wait_until_done(
-        attempt, state().bed, group_.spins_, deadline, interrupt,
+        attempt, state().bed, spins_in(group_.in_crowd()), deadline, interrupt,
         [this] { return group_.header().failed.load() != 0; }, [this] { group_.check(); },
         [this] { look_up(); }, [this] { time_out(); });
   }
@@ -197,21 +211,29 @@ class ShmEndpoint final : public Endpoint {
     for (int peer = 0; peer < group_.size(); ++peer) {
       if (peer == rank_) continue;
       const auto& other = group_.state(peer);
-      CallRecord theirs = group_.call_of(peer, call_.number);
-      if (theirs.number == call_.number && theirs.fingerprint() != fingerprint_) {
-        mismatch(peer, theirs);
-      }
+      if (differs(peer)) mismatch(peer);
       // A process may have ended in the middle of a call.
       bool gone = other.presence.load() == 2 &&
                   (other.number.load() < call_.number || other.busy.load() != 0);
       if (gone) {
-        group_.fail(FailureKind::peer_lost,
-                    "rank " + std::to_string(group_.name(peer)) + " has left the group after " +
-                        std::to_string(other.number.load()) + " calls, while rank " +
-                        std::to_string(group_.name(rank_)) + " is in " + call_.describe());
+        group_.fail(FailureKind::peer_lost, describe_absence(group_.name(peer), other.number.load(),
+                                                             group_.name(rank_), call_));
         group_.check();
       }
     }
+  }
+
+  // Whether the calls of a peer and of this rank are not the same, as far as both have come.
+  bool differs(int peer) const {
+    std::uint64_t last = std::min(call_.number, group_.calls(peer));
+    if (last == 0) return false;
+    CallRecord mine = group_.call_of(rank_, last), theirs = group_.call_of(peer, last);
+    return mine.number == theirs.number && mine.fingerprint != theirs.fingerprint;
+  }
+
+  std::string describe_mismatch_with(int peer) const {
+    return describe_mismatch(group_.name(rank_), group_.calls_of(rank_), group_.name(peer),
+                             group_.calls_of(peer));
   }
 
  private:
@@ -238,8 +260,10 @@ class ShmEndpoint final : public Endpoint {
     Pending& pending = pending_[static_cast<std::size_t>(peer)];
     auto& channel = group_.channel(rank_, peer);
     std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
-    bool moved = false;
-    while (pending.active &&
+    const std::uint64_t before = posted;
+    // The peer may take parts as fast as this rank posts them.
+    const std::uint64_t most = posted + std::max<std::uint64_t>(kPieceBytes / kShmSlotBytes, 1);
+    while (pending.active && posted < most &&
            posted - channel.taken.load(std::memory_order_acquire) < std::uint64_t{kShmSlots}) {
       auto& slot = channel.slots[posted % kShmSlots];
       std::size_t part = pending.place ? pending.bytes : std::min(pending.bytes, kShmSlotBytes);
@@ -259,19 +283,43 @@ class ShmEndpoint final : public Endpoint {
         std::memcpy(target, pending.data, part);
       }
       channel.posted.store(++posted, std::memory_order_release);
-      moved = true;
       pending.data += part;
       pending.bytes -= part;
       pending.active = pending.bytes > 0;
     }
-    if (moved) ring(peer);
-    if (moved && !pending.active) --unsent_;
+    if (posted == before) return !pending.active;
+    moved_ += posted - before;
+    ring(peer);
+    if (!pending.active) --unsent_;
     return !pending.active;
   }
 
-  [[noreturn]] void mismatch(int peer, const CallRecord& theirs) {
-    group_.fail(FailureKind::mismatch,
-                describe_mismatch(group_.name(rank_), call_, group_.name(peer), theirs));
+  // After a failure the memory is the caller's again: none of the peers may write to it any more.
+  // A peer that says that it writes goes on for one piece at most. If it does not end that in time,
+  // it was stopped or killed, and what it may still write is to reach nobody.
+  void withdraw() noexcept {
+    if (!board_.written.bytes) return;
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with reduce_mapped()
+    auto patience = Clock::now() + kWithdrawal;
+    while (board_.is_reached()) {
+      if (Clock::now() > patience) {
+        group_.heap_->detach(board_.written.data, board_.written.bytes);
+        break;
+      }
+      std::this_thread::yield();
+    }
+  }
+
+  [[noreturn]] void lose(int peer) {
+    group_.fail(FailureKind::peer_lost, "rank " + std::to_string(group_.name(peer)) +
+                                            " names memory that the group does not have, to rank " +
+                                            std::to_string(group_.name(rank_)));
+    group_.check();
+    throw std::logic_error("unreachable");
+  }
+
+  [[noreturn]] void mismatch(int peer) {
+    group_.fail(FailureKind::mismatch, describe_mismatch_with(peer));
     group_.check();
     throw std::logic_error("unreachable");
   }
@@ -287,6 +335,7 @@ class ShmEndpoint final : public Endpoint {
   CallRecord call_;
   std::uint64_t record_ = 0;  // the last that was written
   std::uint64_t fingerprint_ = 0;
+  std::uint64_t moved_ = 0;  // parts, of messages that came or went
   std::vector<Pending> pending_;
   int unsent_ = 0;  // peers with something pending
   // Parts of each channel that must be taken before all is read that was lent to the peer; whether
@@ -304,13 +353,15 @@ std::uint64_t ShmBoard::place_of(const void* data, std::size_t bytes) const {
   return endpoint_.group_.heap_->place_of(data, bytes);
 }
 
-std::byte* ShmBoard::reach(std::uint64_t place) const {
-  return endpoint_.group_.heap_->reach(place);
+std::byte* ShmBoard::reach(int peer, std::uint64_t place, std::size_t bytes) {
+  std::byte* found = endpoint_.group_.heap_->reach(place, bytes);
+  if (!found) endpoint_.lose(peer);
+  return found;
 }
 
-void ShmBoard::mismatch(int peer) {
-  endpoint_.mismatch(peer, endpoint_.group_.call_of(peer, endpoint_.call_.number));
-}
+bool ShmBoard::in_crowd() const { return endpoint_.group_.in_crowd(); }
+
+void ShmBoard::mismatch(int peer) { endpoint_.mismatch(peer); }
 
 std::size_t ShmGroup::bytes_for(int size) {
   auto n = static_cast<std::size_t>(size);
@@ -320,7 +371,7 @@ std::size_t ShmGroup::bytes_for(int size) {
 }
 
 std::byte* ShmGroup::board() const {
-  return memory_.data() + bytes_for(size()) - page_up(RingPipes::bytes_for(size())) -
+  return mapping_.data() + bytes_for(size()) - page_up(RingPipes::bytes_for(size())) -
          Board::bytes_for(size(), /*with_staging=*/true);
 }
 
@@ -336,55 +387,59 @@ std::shared_ptr<ShmGroup> ShmGroup::create(int size) {
                                 " ranks, not " + std::to_string(size));
   }
   SharedMemory memory = SharedMemory::create(bytes_for(size));
+  Mapping mapping = memory.map(0, bytes_for(size));
   // The memory is zero: what the atomics start with.
-  auto* header = new (memory.data()) Header;
+  auto* header = new (mapping.data()) Header;
   header->version = kVersion;
   header->size = size;
-  header->bytes = memory.size();
+  header->bytes = bytes_for(size);
   header->failed.store(0);
   header->magic = kMagic;
-  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory)));
+  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size));
 }
 
 std::shared_ptr<ShmGroup> ShmGroup::open(int descriptor) {
-  SharedMemory memory = SharedMemory::open(descriptor);
-  const auto* header = reinterpret_cast<const Header*>(memory.data());
-  bool whole = memory.size() >= sizeof(Header) && header->magic == kMagic &&
-               header->version == kVersion && header->size >= 1 && header->size <= kMaxRanks &&
-               header->bytes == memory.size() && bytes_for(header->size) == memory.size();
-  if (!whole) {
+  auto refuse = [descriptor] {
     throw std::invalid_argument("descriptor " + std::to_string(descriptor) +
                                 " is not the memory of a group of this version of pycollective");
-  }
-  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory)));
+  };
+  SharedMemory memory = SharedMemory::open(descriptor);
+  std::size_t bytes = memory.size();
+  if (bytes < sizeof(Header)) refuse();
+  Mapping mapping = memory.map(0, bytes);
+  const auto* header = reinterpret_cast<const Header*>(mapping.data());
+  // Kept as it was checked: another process may write to the header.
+  const int size = header->size;
+  bool whole = header->magic == kMagic && header->version == kVersion && size >= 1 &&
+               size <= kMaxRanks && header->bytes == bytes && bytes_for(size) == bytes;
+  if (!whole) refuse();
+  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size));
 }
 
-ShmGroup::ShmGroup(SharedMemory memory)
-    : memory_(std::move(memory)), spins_(spins_for(header().size)) {}
+ShmGroup::ShmGroup(SharedMemory memory, Mapping mapping, int size)
+    : memory_(std::move(memory)), mapping_(std::move(mapping)), size_(size) {}
 
 ShmGroup::~ShmGroup() {
   if (rank_ >= 0) leave(rank_);
 }
 
-int ShmGroup::size() const { return header().size; }
-
-ShmGroup::Header& ShmGroup::header() const { return *reinterpret_cast<Header*>(memory_.data()); }
+ShmGroup::Header& ShmGroup::header() const { return *reinterpret_cast<Header*>(mapping_.data()); }
 
 ShmGroup::RankState& ShmGroup::state(int rank) const {
-  auto* states = reinterpret_cast<RankState*>(memory_.data() + page_up(sizeof(Header)));
+  auto* states = reinterpret_cast<RankState*>(mapping_.data() + page_up(sizeof(Header)));
   return states[rank];
 }
 
 ShmGroup::Channel& ShmGroup::channel(int from, int to) const {
   auto n = static_cast<std::size_t>(size());
-  auto* channels = reinterpret_cast<Channel*>(memory_.data() + page_up(sizeof(Header)) +
+  auto* channels = reinterpret_cast<Channel*>(mapping_.data() + page_up(sizeof(Header)) +
                                               page_up(n * sizeof(RankState)));
   return channels[static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to)];
 }
 
 std::byte* ShmGroup::slots(int from, int to) const {
   auto n = static_cast<std::size_t>(size());
-  return memory_.data() + page_up(sizeof(Header)) + page_up(n * sizeof(RankState)) +
+  return mapping_.data() + page_up(sizeof(Header)) + page_up(n * sizeof(RankState)) +
          page_up(n * n * sizeof(Channel)) +
          (static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to)) * kShmSlots *
              kShmSlotBytes;
@@ -392,7 +447,7 @@ std::byte* ShmGroup::slots(int from, int to) const {
 
 // The pipes are the last in the memory.
 std::shared_ptr<Pipes> ShmGroup::pipes(int rank) {
-  std::byte* begin = memory_.data() + bytes_for(size()) - page_up(RingPipes::bytes_for(size()));
+  std::byte* begin = mapping_.data() + bytes_for(size()) - page_up(RingPipes::bytes_for(size()));
   return std::make_shared<RingPipes>(begin, size(), rank);
 }
 
@@ -409,17 +464,49 @@ void ShmGroup::join(int rank) {
                                 " of the group is taken: every process needs a rank of its own");
   }
   rank_ = rank;
+  state(rank).bed.make();
+  const CoreSet cores = affinity();
+  for (std::size_t word = 0; word < cores.size(); ++word)
+    header().cores[word].fetch_or(cores[word]);
   // Pages that are touched for the first time in a call would make it slow.
   std::size_t bytes = Board::bytes_for(size(), /*with_staging=*/true);
-  if (bytes <= kPopulatedBytes) memory_.populate(board(), bytes);
+  if (bytes <= kPopulatedBytes) mapping_.populate(board(), bytes);
   heap_ =
       std::make_shared<SharedHeap>(memory_.descriptor(), page_up(bytes_for(size())), size(), rank);
   endpoint_ = std::make_unique<ShmEndpoint>(*this, rank);
 }
 
-void ShmGroup::leave(int rank) noexcept {
-  if (abandoned_ || state(rank).presence.exchange(2) == 2) return;  // it may never have joined
+std::optional<Failure> ShmGroup::leave(int rank) noexcept {
+  if (!origin_.is_here()) return {};  // a forked child does not speak for the rank
+  if (state(rank).presence.exchange(2) == 2) return {};  // it may never have joined
   for (int r = 0; r < size(); ++r) state(r).bed.ring();
+  for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
+    if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
+    fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
+    return failure();
+  }
+  return {};
+}
+
+// Launchers may give each rank cores of its own: those of all ranks count.
+bool ShmGroup::in_crowd() const {
+  if (crowd_ >= 0) return crowd_ != 0;
+  bool all = true;
+  for (int r = 0; r < size(); ++r) all = all && state(r).presence.load() != 0;
+  CoreSet cores;
+  for (std::size_t word = 0; word < cores.size(); ++word) cores[word] = header().cores[word].load();
+  static const double quota = quota_of_cores();
+  bool crowd = size() > within_quota(count_of(cores), quota);
+  if (all) crowd_ = crowd;
+  return crowd;
+}
+
+std::vector<int> ShmGroup::needing_fences() const {
+  std::vector<int> found;
+  for (int r = 0; r < size(); ++r) {
+    if (state(r).bed.interrupts.load() == 0) found.push_back(r);
+  }
+  return found;
 }
 
 bool ShmGroup::is_in(int rank) const { return state(rank).presence.load() == 1; }
@@ -431,7 +518,7 @@ Endpoint& ShmGroup::endpoint(int rank) {
 
 void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
   std::uint32_t whole = 0;
-  if (abandoned_ || !header().failed.compare_exchange_strong(whole, 1)) return;
+  if (!origin_.is_here() || !header().failed.compare_exchange_strong(whole, 1)) return;
   header().kind = static_cast<std::uint32_t>(kind);
   set_name(header().message, message);
   header().failed.store(2);
@@ -469,10 +556,13 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
   for (int tries = 0;; ++tries) {
     std::uint64_t before = from.writing.load(), last = from.number.load();
     // A call that has not begun, or is long over: the last one says more.
-    if (number > last || last - number >= kHistory) number = last;
-    call = from.records[from.record_of[number % kHistory] % kRecords];
+    if (number > last || last + 1 - number >= kHistory) number = last;
+    call = from.records[from.record_of[number % kHistory].load() % kRecords];
+    call.fingerprint = from.fingerprint_of[number % kHistory].load();
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (before % 2 == 0 && from.writing.load() == before) break;
+    // The rank may be about to say that it is in the call that takes this one's place.
+    bool whole = before % 2 == 0 && from.writing.load() == before;
+    if (whole && from.number.load() + 1 - number < kHistory) break;
     if (tries == 1000) break;  // a process that was stopped while it wrote: what there is must do
     std::this_thread::yield();
   }
@@ -483,10 +573,20 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
   return call;
 }
 
+KnownCalls ShmGroup::calls_of(int rank) const {
+  KnownCalls found;
+  std::uint64_t last = calls(rank);
+  for (std::uint64_t n = last; n > 0 && last - n < kHistory; --n) {
+    CallRecord call = call_of(rank, n);
+    if (call.number == n) found.emplace_back(call);
+  }
+  return found;
+}
+
 std::uint64_t ShmGroup::calls(int rank) const { return state(rank).number.load(); }
 
 void ShmGroup::beat() {
-  if (rank_ < 0) return;
+  if (rank_ < 0 || !origin_.is_here()) return;
   auto now = Clock::now();
   for (int r = static_cast<int>(heard_.size()); r < size(); ++r) {
     heard_.push_back({state(r).beats.load(), now});

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/origin.h"
 #include "support/shared_memory.h"
 #include "transport/board.h"
 #include "transport/group.h"
@@ -34,17 +35,16 @@ class ShmGroup final : public Group {
   static std::shared_ptr<ShmGroup> open(int descriptor);
   ~ShmGroup() override;
 
-  int size() const override;
+  int size() const override { return size_; }
   int descriptor() const { return memory_.descriptor(); }
   // Takes the place of a rank; throws std::invalid_argument if it is taken or there is none.
   void join(int rank);
-  void leave(int rank) noexcept override;
+  std::optional<Failure> leave(int rank) noexcept override;
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
-  void abandon() noexcept override {
-    rank_ = -1;
-    abandoned_ = true;
-  }
   std::string_view transport() const override { return "shared memory"; }
+  bool in_crowd() const override;
+  // The ranks whose wake-up costs their peers a fence, because they may not interrupt them.
+  std::vector<int> needing_fences() const;
   // What messages call the ranks, where they are part of a larger group; in ascending order.
   void name_ranks(std::vector<int> names) { names_ = std::move(names); }
   // A process that is lost to another group is lost to this one as well.
@@ -77,7 +77,7 @@ class ShmGroup final : public Group {
   struct RankState;
   struct Channel;
 
-  explicit ShmGroup(SharedMemory memory);
+  ShmGroup(SharedMemory memory, Mapping mapping, int size);
   static std::size_t bytes_for(int size);
   Header& header() const;
   RankState& state(int rank) const;
@@ -86,12 +86,16 @@ class ShmGroup final : public Group {
   std::byte* board() const;
   std::vector<Bed*> beds() const;
   CallRecord call_of(int rank, std::uint64_t number) const;
+  KnownCalls calls_of(int rank) const;
   int name(int rank) const {
     return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)];
   }
 
+  const Origin origin_;
   SharedMemory memory_;
-  int spins_;
+  Mapping mapping_;
+  int size_;
+  mutable int crowd_ = -1;  // whether it is one, once all ranks have joined
   std::shared_ptr<SharedHeap> heap_;
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
@@ -101,7 +105,6 @@ class ShmGroup final : public Group {
     Clock::time_point at;
   };
   std::vector<Heard> heard_;  // of each rank, since this one's first beat
-  bool abandoned_ = false;    // a forked child does not speak for the rank
   std::shared_ptr<ShmGroup> followed_;
 };
 

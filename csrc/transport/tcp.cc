@@ -2,17 +2,18 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
 
+#include "support/origin.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
 #include "transport/sockets.h"
@@ -31,8 +32,8 @@ constexpr auto kGrace = std::chrono::milliseconds(300);
 // A rank that never waits looks at its control connections this often.
 constexpr auto kControlEvery = std::chrono::milliseconds(100);
 
-// Calls of this rank that are remembered.
-constexpr std::uint64_t kHistory = 16;
+// A rank that leaves waits so long for a frame of a rank of another host that leaves just now.
+constexpr auto kLinger = std::chrono::milliseconds(50);
 
 struct Peer {
   std::string name;     // "rank 1 (10.0.0.2)"
@@ -53,15 +54,12 @@ struct Peer {
   std::string control_out;
   std::vector<char> control_in;
   bool left = false;
-  std::uint64_t calls = 0;  // when it left
-  struct Call {
-    std::uint64_t number = 0;
-    std::uint64_t fingerprint = 0;
-    std::string text;
-  };
-  Call heard;    // the last call of which a message came
-  Call waiting;  // the last that it said it is in
-  Call over;     // the last that it said it has finished, being in none
+  std::uint64_t calls = 0;       // when it left
+  KnownCall heard{0, 0, ""};     // the last call of which a message came
+  KnownCall waiting{0, 0, ""};   // the last that it said it is in
+  KnownCall over{0, 0, ""};      // the last that it said it has finished, being in none
+  KnownCalls told_of;            // all of its last calls, if it has said so
+  Clock::time_point asked_at{};  // when this rank told it all of its own
   bool beats = false;
   Clock::time_point heard_at{};  // what came last over the control connection
 };
@@ -82,17 +80,55 @@ std::string state_of(const Peer& peer) {
   return peer.name + " was last heard of in " + clean(peer.heard.text);
 }
 
+// What is known of a peer's calls.
+KnownCalls calls_of(const Peer& peer) {
+  KnownCalls calls = peer.told_of;
+  for (const KnownCall* call : {&peer.heard, &peer.waiting, &peer.over}) {
+    if (call->number > 0) calls.emplace_back(call->number, call->fingerprint, clean(call->text));
+  }
+  return calls;
+}
+
+// Calls as lines of a control frame, as many of the last ones as fit; and back.
+std::string lines_of(const KnownCalls& calls) {
+  std::string lines;
+  for (const KnownCall& call : calls) {
+    std::string line = std::to_string(call.number) + ' ' + std::to_string(call.fingerprint) + ' ' +
+                       call.text.substr(0, kCallText) + '\n';
+    if (lines.size() + line.size() > kControlText) break;
+    lines += line;
+  }
+  return lines;
+}
+
+KnownCalls calls_in(std::string_view lines) {
+  KnownCalls calls;
+  for (std::size_t end; (end = lines.find('\n')) != std::string_view::npos;) {
+    std::string_view line = lines.substr(0, end);
+    std::uint64_t number = 0, fingerprint = 0;
+    auto read = std::from_chars(line.data(), line.data() + line.size(), number);
+    if (read.ec == std::errc() && read.ptr < line.data() + line.size()) {
+      read = std::from_chars(read.ptr + 1, line.data() + line.size(), fingerprint);
+      auto text = line.substr(static_cast<std::size_t>(read.ptr - line.data()));
+      if (read.ec == std::errc() && text.size() > 1) {
+        calls.emplace_back(number, fingerprint, clean(text.substr(1)));
+      }
+    }
+    lines.remove_prefix(end + 1);
+  }
+  return calls;
+}
+
 }  // namespace
 
 // This process's rank: its connections, and its endpoint.
 class TcpGroup::Member final : public Endpoint {
  public:
   Member(int rank, const std::vector<std::vector<int>>& streams, bool others)
-      : rank_(rank), size_(static_cast<int>(streams.size())), owner_(getpid()) {
+      : rank_(rank), size_(static_cast<int>(streams.size())) {
     if (rank < 0 || rank >= size_) throw std::invalid_argument("no such rank in the group");
     peers_.resize(streams.size());
     std::size_t most = 0;
-    int here = 1;
     for (int r = 0; r < size_; ++r) {
       const auto& given = streams[static_cast<std::size_t>(r)];
       if (r == rank_ ? !given.empty() : given.size() < (others ? 1U : 2U)) {
@@ -108,21 +144,21 @@ class TcpGroup::Member final : public Endpoint {
       // The control connection may be a relay's (pycollective/rendezvous/relay.py).
       std::string there = address_of(given.back(), true);
       if (there.empty() || there == address_of(given.back(), false)) {
-        ++here;
+        ++here_;
       } else {
         peer.name += " (" + there + ")";
         peer.address = there;
       }
       most = std::max(most, peer.streams.size());
     }
-    spins_ = spins_for(here) == kSpins ? kTcpSpins : kCrowdedSpins;
     polled_.reserve(1 + peers_.size() * (1 + most));
   }
 
   int rank() const override { return rank_; }
   int size() const { return size_; }
-  int spins() const { return spins_; }
-  std::uint64_t moved() const { return moved_; }
+  int here() const { return here_; }
+  int spins() const { return crowded(here_) ? kCrowdedSpins : kTcpSpins; }
+  std::uint64_t moved() const override { return moved_; }
   bool has_failed() const { return failed_.load(); }
 
   // Endpoint -----------------------------------------------------------------------------------
@@ -137,11 +173,9 @@ class TcpGroup::Member final : public Endpoint {
                         "call at a time");
     }
     std::lock_guard lock(mutex_);
-    std::uint64_t number = call_.number + 1;
-    call_ = call;
-    call_.number = number;
-    history_[number % kHistory] = call_;
-    fingerprint_ = call_.fingerprint();
+    history_.add(call);
+    call_ = history_.last();
+    fingerprint_ = call_.fingerprint;
     text_.clear();
     said_ = false;
   }
@@ -185,7 +219,7 @@ class TcpGroup::Member final : public Endpoint {
     wanted_ = nullptr;
     const Header& header = stream.header();
     if (header.fingerprint != fingerprint_ || header.remaining != remaining) {
-      mismatch(from, header.call, clean(peer.heard.text));
+      mismatch(from);
     }
     return {stream.part(), header.bytes};
   }
@@ -220,15 +254,13 @@ class TcpGroup::Member final : public Endpoint {
         moved_before = moved_;
         // Bytes that keep coming do not keep a rank from its deadline.
         if (Clock::now() < next_look_up) continue;
-      }
-      ++looks;
-      if (looks <= spins_ && looks % 16 != 0) {
+      } else if (++looks <= spins() && looks % 16 != 0) {
         pause();
         continue;
       }
       bool interrupted = false;
       auto now = Clock::now();
-      if (looks > spins_ + kYields && now < next_look_up) {
+      if (looks > spins() + kYields && now < next_look_up) {
         interrupted = !sleep(next_look_up - now);
         if (interrupted && interrupt) interrupt();  // before what the peers say of theirs
         now = Clock::now();
@@ -241,13 +273,13 @@ class TcpGroup::Member final : public Endpoint {
       }
       check_failure();
       if (now < next_look_up) {
-        if (looks > spins_) std::this_thread::yield();
+        if (looks > spins()) std::this_thread::yield();
         continue;
       }
       next_look_up = now + kWaitSlice;
       say_what_i_call();
-      if (now >= deadline) time_out();
       if (interrupt) interrupt();
+      if (now >= deadline) time_out();
     }
   }
 
@@ -258,7 +290,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void fail(FailureKind kind, const std::string& message) noexcept override {
-    if (getpid() != owner_) return;  // a forked child does not speak for the rank
+    if (!origin_.is_here()) return;  // a forked child does not speak for the rank
     std::lock_guard lock(mutex_);
     fail_locked(kind, message, true);
   }
@@ -266,7 +298,7 @@ class TcpGroup::Member final : public Endpoint {
   // Group --------------------------------------------------------------------------------------
 
   std::optional<Failure> failure() {
-    if (!failed_.load() && getpid() == owner_) read_control();
+    if (!failed_.load()) read_control();
     std::lock_guard lock(mutex_);
     return failure_;
   }
@@ -293,7 +325,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void beat() {
-    if (getpid() != owner_) return;
+    if (!origin_.is_here()) return;
     std::lock_guard lock(mutex_);
     if (closed_) return;
     auto now = Clock::now();
@@ -302,14 +334,14 @@ class TcpGroup::Member final : public Endpoint {
     }
     Header header;
     header.kind = busy_.load() ? Kind::in_call : Kind::idle;
-    header.fingerprint = call_.fingerprint();
+    header.fingerprint = call_.fingerprint;
     header.call = call_.number;
     tell_all(header, call_.number ? call_.describe() : "");
   }
 
   std::vector<int> silent(double seconds) {
     std::vector<int> found;
-    if (getpid() != owner_) return found;
+    if (!origin_.is_here()) return found;
     read_control();  // what has come while nobody looked
     std::lock_guard lock(mutex_);
     auto since = Clock::now() - std::chrono::duration<double>(seconds);
@@ -319,12 +351,15 @@ class TcpGroup::Member final : public Endpoint {
     return found;
   }
 
-  void leave_group() noexcept {
-    if (getpid() != owner_) return close_all();
+  std::optional<Failure> leave_group() noexcept {
+    if (!origin_.is_here()) {
+      close_all();
+      return {};
+    }
     if (busy_.exchange(true)) {
       // Another thread is in a call: it is to end, and what it uses stays open until it has.
       std::lock_guard lock(mutex_);
-      if (closed_ || failure_) return;
+      if (closed_ || failure_) return {};
       std::string text =
           "rank " + std::to_string(rank_) + " has left the group in " + call_.describe();
       Header header;
@@ -332,10 +367,11 @@ class TcpGroup::Member final : public Endpoint {
       header.failure = static_cast<std::uint32_t>(FailureKind::peer_lost);  // to the others
       tell_all(header, text);
       fail_locked(FailureKind::aborted, text, false);
-      return;
+      return {};
     }
-    std::lock_guard lock(mutex_);
-    if (closed_) return;
+    std::unique_lock lock(mutex_);
+    if (closed_) return {};
+    std::optional<Failure> found;
     Header header;
     if (failure_) {  // a peer may hear of this end before it hears the reason from whom it began
       header.kind = Kind::failed;
@@ -344,7 +380,8 @@ class TcpGroup::Member final : public Endpoint {
     } else {
       header.kind = Kind::left;
       header.call = call_.number;
-      tell_all(header, "");
+      tell_all(header, lines_of(known_calls(history_)));
+      found = compare_at_end();
     }
     for (Peer& peer : peers_) {
       if (peer.control.get() < 0) continue;
@@ -354,6 +391,7 @@ class TcpGroup::Member final : public Endpoint {
       for (int i = 0; i < 64 && recv(peer.control.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;) ++i;
     }
     close_all();
+    return found;
   }
 
   // Stays busy for ever, so that no call begins.
@@ -404,7 +442,15 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void read_control() {
+    if (!origin_.is_here()) return;  // what comes is for the parent
     std::lock_guard lock(mutex_);
+    read_frames();
+    if (busy_.load() && !failed_.load()) judge_calls();
+  }
+
+ private:
+  // With the mutex held, as the next ones.
+  void read_frames() {
     control_read_ = Clock::now();
     if (closed_) return;
     control_polled_.clear();
@@ -417,25 +463,74 @@ class TcpGroup::Member final : public Endpoint {
     for (std::size_t p = 0; ready > 0 && p < peers_.size(); ++p) {
       if (control_polled_[p].revents) read_control_of(peers_[p]);
     }
-    if (!busy_.load() || failed_.load()) return;
+  }
+
+  // What the peers have said of their calls, against this rank's.
+  void judge_calls() {
     for (int r = 0; r < size_; ++r) {
       Peer& peer = at(r);
       // This rank may be done with a call in which the peer waits in vain.
-      const CallRecord& mine = history_[peer.waiting.number % kHistory];
-      if (peer.left && peer.calls < call_.number) {
+      if (differs(peer)) {
+        fail_mismatch(r);
+      } else if (peer.left && peer.calls < call_.number) {
         fail_locked(
             FailureKind::peer_lost,
             state_of(peer) + ", while rank " + std::to_string(rank_) + " is in " + call_.describe(),
             true);
-      } else if (peer.waiting.number > 0 && peer.waiting.number == mine.number &&
-                 peer.waiting.fingerprint != mine.fingerprint()) {
-        fail_locked(FailureKind::mismatch,
-                    describe_mismatch(rank_, mine.describe(), r, peer.waiting.text), true);
       }
     }
   }
 
- private:
+  // Whether calls of the peer are known that this rank has made differently.
+  bool differs(const Peer& peer) const {
+    auto differ = [this](const KnownCall& call) {
+      return history_.has(call.number) && history_.fingerprint_of(call.number) != call.fingerprint;
+    };
+    return differ(peer.heard) || differ(peer.waiting) || differ(peer.over) ||
+           std::any_of(peer.told_of.begin(), peer.told_of.end(), differ);
+  }
+
+  // Fails the group, because a peer's calls differ from this rank's. Where the
+  // first that differ are not known, the peer, which knows its own, has some time to say.
+  void fail_mismatch(int r) {
+    Peer& peer = at(r);
+    KnownCalls mine = known_calls(history_), theirs = calls_of(peer);
+    Difference found = find_difference(mine, theirs);
+    if (found.mine && !found.is_first && peer.told_of.empty() && !peer.left) {
+      auto now = Clock::now();
+      if (peer.asked_at == Clock::time_point{}) {
+        peer.asked_at = now;
+        Header header;
+        header.kind = Kind::calls;
+        header.call = call_.number;
+        tell(peer, header, lines_of(mine));
+      }
+      if (now - peer.asked_at < kGrace) return;
+    }
+    fail_locked(FailureKind::mismatch, describe_mismatch(rank_, mine, r, theirs), true);
+  }
+
+  // Of a rank that has said that it leaves.
+  std::optional<Failure> compare_at_end() {
+    auto waits_for = [](const Peer& peer) {
+      return peer.control.get() >= 0 && !peer.closed && !peer.left && !peer.address.empty();
+    };
+    auto until = Clock::now() + kLinger;
+    for (;;) {
+      read_frames();
+      bool wait = !failed_.load() && std::any_of(peers_.begin(), peers_.end(), waits_for);
+      if (!wait || Clock::now() >= until) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    for (int r = 0; r < size_ && !failed_.load(); ++r) {
+      if (!differs(at(r))) continue;
+      fail_locked(FailureKind::mismatch,
+                  describe_mismatch(rank_, known_calls(history_), r, calls_of(at(r))), true);
+      return failure_;
+    }
+    return {};
+  }
+
   Peer& at(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
 
   void check_failure() {
@@ -449,7 +544,9 @@ class TcpGroup::Member final : public Endpoint {
   // Writes what there is room for; true when nothing is left to send to this peer.
   bool push(Peer& peer) {
     std::size_t count = peer.streams.size();
-    for (bool more = true; more;) {
+    // The peer may read as fast as this rank writes.
+    const std::uint64_t most = moved_ + kPieceBytes / kTcpPartBytes;
+    for (bool more = true; more && moved_ < most;) {
       more = false;
       while (peer.to_begin && !peer.streams[peer.parts_out % count].sending()) {
         begin_part(peer, peer.streams[peer.parts_out % count]);
@@ -561,13 +658,17 @@ class TcpGroup::Member final : public Endpoint {
 
   // Failing ------------------------------------------------------------------------------------
 
-  // A call that this rank has left already, as a root may, is named by its number.
-  [[noreturn]] void mismatch(int from, std::uint64_t number, const std::string& theirs) {
-    const CallRecord& before = history_[number % kHistory];
-    const CallRecord& mine = before.number == number ? before : call_;
-    fail(FailureKind::mismatch, describe_mismatch(rank_, mine.describe(), from, theirs));
-    check_failure();
-    throw std::logic_error("unreachable");
+  // A message of a peer is none that this rank expects.
+  [[noreturn]] void mismatch(int from) {
+    for (;;) {
+      {
+        std::lock_guard lock(mutex_);
+        if (!failure_) fail_mismatch(from);
+      }
+      check_failure();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      read_control();
+    }
   }
 
   void time_out() {
@@ -651,7 +752,9 @@ class TcpGroup::Member final : public Endpoint {
         return false;
       }
       if (peer.control_in.size() - done < sizeof header + header.text) break;
-      std::string text = clean({peer.control_in.data() + done + sizeof header, header.text});
+      std::string_view raw(peer.control_in.data() + done + sizeof header, header.text);
+      std::string text = clean(raw);
+      if (header.kind == Kind::left || header.kind == Kind::calls) peer.told_of = calls_in(raw);
       done += sizeof header + header.text;
       if (header.kind == Kind::in_call) {
         peer.waiting = {header.call, header.fingerprint, text};
@@ -660,9 +763,13 @@ class TcpGroup::Member final : public Endpoint {
         peer.beats = true;
       } else if (header.kind == Kind::failed) {
         fail_locked(static_cast<FailureKind>(header.failure), text, false);
-      } else {
+      } else if (header.kind == Kind::left) {
         peer.left = true;
         peer.calls = header.call;
+      } else if (differs(peer)) {
+        auto place = static_cast<int>(&peer - peers_.data());
+        fail_locked(FailureKind::mismatch,
+                    describe_mismatch(rank_, known_calls(history_), place, calls_of(peer)), true);
       }
     }
     peer.control_in.erase(peer.control_in.begin(),
@@ -690,15 +797,14 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   const int rank_, size_;
-  const pid_t owner_;
-  int spins_ = 0;
+  const Origin origin_;
+  int here_ = 1;  // ranks at this rank's address
   std::vector<Peer> peers_;
   WakePipe wake_;  // another thread has failed the group
 
   // Of the thread that is in a call.
   std::atomic<bool> busy_{false};
   std::uint64_t fingerprint_ = 0;
-  CallRecord history_[kHistory];
   std::string text_;
   bool said_ = false;  // to the others, what this call is
   int unsent_ = 0;     // peers with something to send
@@ -707,7 +813,8 @@ class TcpGroup::Member final : public Endpoint {
   std::vector<pollfd> polled_;
 
   mutable std::mutex mutex_;  // guards what follows, and the control side of the peers
-  CallRecord call_;           // written by the thread in a call, which reads it without
+  CallHistory history_;       // written by the thread in a call, which reads it without
+  CallRecord call_;           // the last of them
   Clock::time_point control_read_{};
   std::vector<pollfd> control_polled_;
   bool beats_ = false;
@@ -733,9 +840,10 @@ TcpGroup::~TcpGroup() { member_->leave_group(); }
 
 int TcpGroup::rank() const { return member_->rank(); }
 int TcpGroup::size() const { return member_->size(); }
-void TcpGroup::leave(int) noexcept {
-  member_->leave_group();
+std::optional<Failure> TcpGroup::leave(int) noexcept {
+  std::optional<Failure> found = member_->leave_group();
   pipes_.reset();
+  return found;
 }
 void TcpGroup::abandon() noexcept {
   member_->close_all();
@@ -777,7 +885,8 @@ std::vector<int> TcpGroup::hosts() const {
   return hosts;
 }
 
-int TcpGroup::spins() const { return member_->spins(); }
+bool TcpGroup::in_crowd() const { return crowded(member_->here()); }
+int TcpGroup::here() const { return member_->here(); }
 std::uint64_t TcpGroup::moved() const { return member_->moved(); }
 bool TcpGroup::sending() const { return !member_->flushed(); }
 bool TcpGroup::has_failed() const { return member_->has_failed(); }

@@ -35,7 +35,7 @@ class TcpGroup final : public Group {
 
   int rank() const;
   // Tells the others that this rank leaves, and closes the connections.
-  void leave(int rank) noexcept override;
+  std::optional<Failure> leave(int rank) noexcept override;
   // Closes the connections: a copy of one in a forked child would keep the peers from seeing that
   // the parent ends.
   void abandon() noexcept override;
@@ -48,6 +48,7 @@ class TcpGroup final : public Group {
   std::shared_ptr<Pipes> pipes(int rank) override;
   bool has_left(int rank) const override;
   std::string address(int rank) const override;
+  bool in_crowd() const override;
   std::uint64_t calls(int rank) const override;
   void beat() override;
   std::vector<int> silent(double seconds) override;
@@ -56,7 +57,7 @@ class TcpGroup final : public Group {
   std::vector<int> hosts() const override;
 
   // Where it is part of a group (mixed.h): what that one's wait needs to know.
-  int spins() const;
+  int here() const;             // how many ranks have this rank's address
   std::uint64_t moved() const;  // grows whenever bytes have come or gone
   bool sending() const;
   bool has_failed() const;

@@ -14,11 +14,18 @@ inline constexpr std::size_t kPartUnit = 16;
 inline constexpr std::size_t kCallText = 256;
 inline constexpr std::size_t kControlText = 2048;
 
-enum class Kind : std::uint16_t { message = 1, in_call = 2, failed = 3, left = 4, idle = 5 };
+enum class Kind : std::uint16_t {
+  message = 1,
+  in_call = 2,
+  failed = 3,
+  left = 4,  // with the rank's last calls
+  idle = 5,
+  calls = 6,  // the rank's last calls, because one of them differs from the receiver's
+};
 
 struct Header {
   std::uint32_t magic = 0x6c6c6f63;  // "coll"; another byte order shows here
-  std::uint16_t version = 1;
+  std::uint16_t version = 2;
   Kind kind{};
   std::uint64_t fingerprint = 0;
   std::uint64_t call = 0;       // its number; of a rank that leaves, its last call's

@@ -9,7 +9,7 @@
 namespace pycollective {
 
 TcpPipes::TcpPipes(std::vector<Descriptor> sockets)
-    : sockets_(std::move(sockets)), ended_(sockets_.size(), false) {}
+    : sockets_(std::move(sockets)), ended_(new std::atomic<bool>[sockets_.size()]()) {}
 
 // That a peer is gone is for the control connections to say.
 std::size_t TcpPipes::try_write(int peer, const std::byte* data, std::size_t bytes) {

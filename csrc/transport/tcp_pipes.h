@@ -1,6 +1,8 @@
 // Pipes that are connections: one to each peer, of their own.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "transport/pipes.h"
@@ -22,7 +24,7 @@ class TcpPipes final : public Pipes {
 
  private:
   std::vector<Descriptor> sockets_;
-  std::vector<bool> ended_;
+  std::unique_ptr<std::atomic<bool>[]> ended_;  // sleep() looks at it with no lock held
   WakePipe wake_;
 };
 

@@ -26,9 +26,9 @@ struct alignas(kCacheLine) ThreadGroup::Channel {
 struct alignas(kCacheLine) ThreadGroup::RankState {
   Bed bed;
   alignas(kCacheLine) std::atomic<bool> busy{false};
-  mutable std::mutex mutex;  // guards what follows
-  CallRecord call;
-  std::uint64_t fingerprint = 0;
+  std::atomic<bool> left{false};
+  mutable std::mutex mutex;  // guards what follows; the rank itself reads it without
+  CallHistory calls;
 };
 
 class ThreadBoard final : public Board {
@@ -39,9 +39,10 @@ class ThreadBoard final : public Board {
   std::uint64_t place_of(const void* data, std::size_t) const override {
     return reinterpret_cast<std::uintptr_t>(data);
   }
-  std::byte* reach(std::uint64_t place) const override {
+  std::byte* reach(int, std::uint64_t place, std::size_t) override {
     return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(place));
   }
+  bool in_crowd() const override { return group_.in_crowd(); }
   [[noreturn]] void mismatch(int peer) override { group_.throw_mismatch(rank(), peer); }
 
  private:
@@ -62,10 +63,8 @@ class ThreadEndpoint final : public Endpoint {
                              "call at a time");
     }
     std::lock_guard lock(me.mutex);
-    std::uint64_t number = me.call.number + 1;
-    if (me.call.identity != call.identity || number == 1) me.call = call;
-    me.call.number = number;
-    me.fingerprint = board_.fingerprint = me.call.fingerprint();
+    me.calls.add(call);
+    board_.fingerprint = me.calls.fingerprint();
   }
 
   void leave() noexcept override {
@@ -73,7 +72,7 @@ class ThreadEndpoint final : public Endpoint {
       // A peer that has begun to read finishes; none begins any more, because it looks at failed_
       // after it has said that it reads.
       for (int peer = 0; peer < group_.size_; ++peer) {
-        while (group_.channel(rank_, peer).reading.load() || reaching(peer)) {
+        while (group_.channel(rank_, peer).reading.load() || board_.is_reached()) {
           std::this_thread::yield();
         }
       }
@@ -85,7 +84,7 @@ class ThreadEndpoint final : public Endpoint {
     auto& channel = group_.channel(rank_, peer);
     std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
     if (posted - channel.taken.load(std::memory_order_acquire) == kChannelSlots) return false;
-    channel.slots[posted % kChannelSlots] = {data, bytes, state().fingerprint};
+    channel.slots[posted % kChannelSlots] = {data, bytes, state().calls.fingerprint()};
     channel.posted.store(posted + 1, std::memory_order_release);
     ring(peer);
     return true;
@@ -96,7 +95,7 @@ class ThreadEndpoint final : public Endpoint {
     std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
     if (channel.posted.load(std::memory_order_acquire) == taken) return {};
     const auto& message = channel.slots[taken % kChannelSlots];
-    if (message.fingerprint != state().fingerprint || message.bytes != bytes) {
+    if (message.fingerprint != state().calls.fingerprint() || message.bytes != bytes) {
       group_.throw_mismatch(rank_, peer);
     }
     channel.reading.store(true);
@@ -132,9 +131,9 @@ class ThreadEndpoint final : public Endpoint {
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
     wait_until_done(
-        attempt, state().bed, group_.spins_, deadline, interrupt,
-        [this] { return group_.failed_.load(); }, [this] { group_.check(); },
-        [this] { compare_calls(); }, [this] { time_out(); });
+        attempt, state().bed, spins_in(group_.in_crowd()), deadline, interrupt,
+        [this] { return group_.failed_.load(); }, [this] { group_.check(); }, [this] { look_up(); },
+        [this] { time_out(); });
   }
 
   void check() override { group_.check(); }
@@ -144,25 +143,23 @@ class ThreadEndpoint final : public Endpoint {
   Board* board() override { return &board_; }
 
  private:
-  bool reaching(int peer) const {
-    return peer != rank_ && board_.counters(peer).reaching.load() != 0;
-  }
   ThreadGroup::RankState& state() { return group_.ranks_[rank_]; }
 
   void ring(int peer) { group_.ranks_[peer].bed.ring_if_asleep(); }
 
-  // Calls that do not belong together may wait for each other without a message between them.
-  void compare_calls() {
-    auto& me = state();
+  // Calls that do not belong together may wait for each other without a message between them, and
+  // a peer may have left.
+  void look_up() {
+    if (group_.compare(rank_)) group_.check();
+    std::uint64_t number = group_.calls(rank_);
     for (int peer = 0; peer < group_.size_; ++peer) {
-      if (peer == rank_) continue;
       auto& other = group_.ranks_[peer];
-      bool differs;
-      {
-        std::scoped_lock lock(me.mutex, other.mutex);
-        differs = other.call.number == me.call.number && other.fingerprint != me.fingerprint;
-      }
-      if (differs) group_.throw_mismatch(rank_, peer);
+      if (peer == rank_ || !other.left.load()) continue;
+      std::uint64_t calls = group_.calls(peer);
+      if (calls >= number && !other.busy.load()) continue;
+      group_.fail(FailureKind::peer_lost,
+                  describe_absence(peer, calls, rank_, state().calls.last()));
+      group_.check();
     }
   }
 
@@ -188,7 +185,7 @@ ThreadGroup::ThreadGroup(int size)
   std::size_t room = Board::bytes_for(size, false) + kCacheLine;
   board_ =
       static_cast<std::byte*>(std::align(kCacheLine, Board::bytes_for(size, false), place, room));
-  spins_ = spins_for(size);
+  for (int r = 0; r < size; ++r) ranks_[static_cast<std::size_t>(r)].bed.make();
   for (int r = 0; r < size; ++r) endpoints_.push_back(std::make_unique<ThreadEndpoint>(*this, r));
 }
 
@@ -243,25 +240,59 @@ void ThreadGroup::check() const {
 }
 
 void ThreadGroup::throw_mismatch(int rank, int peer) {
-  auto call_of = [this](int r) {
-    std::lock_guard lock(ranks_[static_cast<std::size_t>(r)].mutex);
-    return ranks_[static_cast<std::size_t>(r)].call;
-  };
-  fail(FailureKind::mismatch, describe_mismatch(rank, call_of(rank), peer, call_of(peer)));
+  fail_mismatch(rank, peer);
   check();
   throw std::logic_error("unreachable");
+}
+
+void ThreadGroup::fail_mismatch(int rank, int peer) noexcept {
+  auto calls_of = [this](int r) {
+    std::lock_guard lock(ranks_[static_cast<std::size_t>(r)].mutex);
+    return known_calls(ranks_[static_cast<std::size_t>(r)].calls);
+  };
+  fail(FailureKind::mismatch, describe_mismatch(rank, calls_of(rank), peer, calls_of(peer)));
+}
+
+std::optional<Failure> ThreadGroup::compare(int rank) noexcept {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank) continue;
+    auto& me = ranks_[static_cast<std::size_t>(rank)];
+    auto& other = ranks_[static_cast<std::size_t>(peer)];
+    bool differs;
+    {
+      std::scoped_lock lock(me.mutex, other.mutex);
+      std::uint64_t number = std::min(me.calls.number(), other.calls.number());
+      differs = me.calls.has(number) && other.calls.has(number) &&
+                me.calls.fingerprint_of(number) != other.calls.fingerprint_of(number);
+    }
+    if (!differs || failed_.load()) continue;
+    fail_mismatch(rank, peer);
+    return failure();
+  }
+  return {};
+}
+
+std::optional<Failure> ThreadGroup::leave(int rank) noexcept {
+  RankState& me = ranks_[static_cast<std::size_t>(rank)];
+  if (me.left.exchange(true)) return {};
+  for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].bed.ring();
+  return compare(rank);
+}
+
+bool ThreadGroup::has_left(int rank) const {
+  return ranks_[static_cast<std::size_t>(rank)].left.load();
 }
 
 std::uint64_t ThreadGroup::calls(int rank) const {
   const RankState& of = ranks_[static_cast<std::size_t>(rank)];
   std::lock_guard lock(of.mutex);
-  return of.call.number;
+  return of.calls.number();
 }
 
 std::string ThreadGroup::describe(int rank) const {
   const RankState& of = ranks_[static_cast<std::size_t>(rank)];
   std::lock_guard lock(of.mutex);
-  return describe_rank(rank, of.busy.load(), of.call);
+  return describe_rank(rank, of.busy.load(), of.calls.last());
 }
 
 }  // namespace pycollective

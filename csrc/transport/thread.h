@@ -32,8 +32,11 @@ class ThreadGroup final : public Group {
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override;
   std::string_view transport() const override { return "threads"; }
+  bool in_crowd() const override { return crowded(size_); }
   std::uint64_t calls(int rank) const override;
   std::string describe(int rank) const override;
+  bool has_left(int rank) const override;
+  std::optional<Failure> leave(int rank) noexcept override;
 
  private:
   friend class ThreadEndpoint;
@@ -44,10 +47,12 @@ class ThreadGroup final : public Group {
   Channel& channel(int from, int to);
   void check() const;
   [[noreturn]] void throw_mismatch(int rank, int peer);
+  void fail_mismatch(int rank, int peer) noexcept;
+  // Fails the group, and returns why, where a rank's calls and a peer's are found to differ.
+  std::optional<Failure> compare(int rank) noexcept;
   std::vector<Bed*> beds() const;
 
   int size_;
-  int spins_;  // how often a waiting rank looks again before it sleeps
   std::unique_ptr<Channel[]> channels_;
   std::unique_ptr<RankState[]> ranks_;
   struct Free {

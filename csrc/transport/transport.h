@@ -35,11 +35,44 @@ struct CallRecord {
   std::uint64_t detail = 0;           // a hash of what else must agree
   std::uint64_t identity = 0;         // a hash of all the above: seal()
   std::uint64_t number = 0;           // calls of this rank so far, this one included
+  // Equal on two ranks exactly when this call and all calls before it belong together (up to 64-bit
+  // collisions): calls that differ are found later, even where nobody received anything in them.
+  std::uint64_t fingerprint = 0;
 
   void seal();
   std::string describe() const;
-  // Equal on two ranks exactly when their calls belong together (up to 64-bit collisions).
-  std::uint64_t fingerprint() const;
+};
+
+// The fingerprint of a call that comes after calls with the fingerprint `before`.
+std::uint64_t fingerprint_after(std::uint64_t before, std::uint64_t identity);
+
+// A rank's last calls. Plain data; a call that repeats the last one is not copied.
+class CallHistory {
+ public:
+  static constexpr std::uint64_t kLength = 16;
+
+  // Counts one more call, whose record is sealed.
+  void add(const CallRecord& call);
+  std::uint64_t number() const { return number_; }
+  std::uint64_t fingerprint() const { return fingerprint_; }
+  bool has(std::uint64_t number) const {
+    return number > 0 && number <= number_ && number_ - number < kLength;
+  }
+  // The fingerprint of a call, and its record, of a number that it has.
+  std::uint64_t fingerprint_of(std::uint64_t number) const {
+    return entries_[number % kLength].fingerprint;
+  }
+  CallRecord record_of(std::uint64_t number) const;
+  // The record of the last call; one without a name before the first.
+  CallRecord last() const { return number_ ? record_of(number_) : CallRecord(); }
+
+ private:
+  struct Entry {
+    std::uint64_t fingerprint, record;
+  };
+  std::uint64_t number_ = 0, fingerprint_ = 0, record_ = 0;
+  Entry entries_[kLength] = {};
+  CallRecord records_[kLength];
 };
 
 // Copies a name, or as much of it as there is room for.
@@ -87,6 +120,8 @@ class Endpoint {
     return try_receive(peer, remaining);
   }
   virtual void release(int peer) = 0;
+  // Grows whenever a part of a message has come or gone.
+  virtual std::uint64_t moved() const { return 0; }
   // Goes on with messages that did not fit at once.
   virtual void progress() {}
   // Whether peers have read all that was sent; whether one of them has.

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "support/asymmetric_barrier.h"
+#include "support/cores.h"
 #include "support/futex.h"
 #include "support/pause.h"
 #include "support/tuning.h"
@@ -16,11 +17,25 @@ namespace pycollective {
 struct alignas(kCacheLine) Bed {
   std::atomic<std::uint32_t> bell{0};  // rung when a peer has done something and this rank sleeps
   std::atomic<std::uint32_t> sleeping{0};
+  // Whether the rank that sleeps here can interrupt whoever wakes it (asymmetric_barrier.h); not
+  // until it has said so.
+  std::atomic<std::uint32_t> interrupts{0};
+
+  // Before the first sleep, by the rank that sleeps here, as the two below.
+  void make() { interrupts.store(can_interrupt()); }
+  // Returns what sleep() needs to know. The rank must look once more before it sleeps.
+  std::uint32_t lie_down() {
+    std::uint32_t heard = bell.load();
+    sleeping.store(1);
+    if (!heavy_barrier() && interrupts.load()) interrupts.store(0);  // it may not any more
+    return heard;
+  }
+  void get_up() { sleeping.store(0); }
 
   void ring_if_asleep() {
-    // Pairs with wait_until_done: either we see that the rank sleeps, or it sees what we have done
-    // before this call.
-    light_barrier();
+    // Pairs with lie_down: either we see that the rank sleeps, or it sees what we have done before
+    // this call.
+    light_barrier(interrupts.load(std::memory_order_relaxed) != 0);
     if (sleeping.load(std::memory_order_relaxed)) ring();
   }
   void ring() {
@@ -29,16 +44,11 @@ struct alignas(kCacheLine) Bed {
   }
 };
 
-// Whether there are more ranks than cores.
-inline bool crowded(int ranks_on_this_host) {
-  static const unsigned cores = std::thread::hardware_concurrency();
-  return static_cast<unsigned>(ranks_on_this_host) > cores;
-}
+// Whether there are more ranks than cores for them.
+inline bool crowded(int ranks_on_this_host) { return ranks_on_this_host > usable_cores(); }
 
 // How many looks are worth while: in a crowd, spinning keeps the others from working.
-inline int spins_for(int ranks_on_this_host) {
-  return crowded(ranks_on_this_host) ? kCrowdedSpins : kSpins;
-}
+inline int spins_in(bool crowd) { return crowd ? kCrowdedSpins : kSpins; }
 
 // Calls `attempt` until it is done. `failed()` says whether the group has failed, `check()` then
 // throws; `look_up()` is called every kWaitSlice, and `time_out()`, which throws, at the deadline.
@@ -48,45 +58,44 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
                      Check check, LookUp look_up, TimeOut time_out) {
   const int yields = spins < kSpins ? kYields : kHostYields;
   int looks = 0;  // in vain, since the last progress
+  unsigned moves = 0;
   auto next_look_up = Clock::now() + kWaitSlice;
   for (;;) {
     Progress progress = attempt();
     if (progress == Progress::done) return;
+    Clock::time_point now;
     if (progress == Progress::moved) {
       looks = 0;
-      continue;
-    }
-    ++looks;
-    if (looks <= spins) {
-      pause();
-      continue;
-    }
-    if (failed()) {
-      // A peer that has done its part of this call may have failed in the next one.
-      progress = attempt();
-      if (progress == Progress::done) return;
-      if (progress == Progress::moved) continue;
-      if (interrupt) interrupt();  // Ctrl-C says more than the peers' leaving because of it
-      check();
-    }
-    if (looks <= spins + yields) {
-      std::this_thread::yield();
-      continue;
-    }
-    std::uint32_t heard = bed.bell.load();
-    bed.sleeping.store(1);
-    heavy_barrier();
-    progress = attempt();
-    auto now = Clock::now();
-    if (progress == Progress::blocked && !failed() && now < next_look_up) {
-      futex_wait(bed.bell, heard, next_look_up - now);
+      if (++moves % kMovesPerLook != 0) continue;
       now = Clock::now();
-    }
-    bed.sleeping.store(0);
-    if (progress == Progress::done) return;
-    if (progress == Progress::moved) {
-      looks = 0;
-      continue;
+    } else {
+      ++looks;
+      if (looks <= spins) {
+        pause();
+        continue;
+      }
+      if (failed()) {
+        // A peer that has done its part of this call may have failed in the next one.
+        progress = attempt();
+        if (progress == Progress::done) return;
+        if (progress == Progress::moved) continue;
+        if (interrupt) interrupt();  // Ctrl-C says more than the peers' leaving because of it
+        check();
+      }
+      if (looks <= spins + yields) {
+        std::this_thread::yield();
+        continue;
+      }
+      std::uint32_t heard = bed.lie_down();
+      progress = attempt();
+      now = Clock::now();
+      if (progress == Progress::blocked && !failed() && now < next_look_up) {
+        futex_wait(bed.bell, heard, next_look_up - now);
+        now = Clock::now();
+      }
+      bed.get_up();
+      if (progress == Progress::done) return;
+      if (progress == Progress::moved) looks = 0;
     }
     if (now < next_look_up) continue;
     next_look_up = now + kWaitSlice;

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pycollective._core import (
     Collective,
     Schedule,
@@ -23,6 +25,7 @@ from pycollective.algorithms.clusters import CLUSTERS, Cluster, Link
 from pycollective.algorithms.simulation import (
     Progress,
     Simulation,
+    checked_name,
     collective_of,
     plot,
     simulate,
@@ -41,6 +44,7 @@ from pycollective.algorithms.writing import (
     scratch,
     send,
 )
+from pycollective.arguments import whole
 
 __all__ = [
     "Algorithm",
@@ -97,7 +101,7 @@ def schedule(what: str | Algorithm, size: int, collective: str = "all_reduce") -
     """
     if isinstance(what, Algorithm):
         return what.schedule(size)
-    return make_schedule(collective_of(collective), what, size)
+    return make_schedule(collective_of(collective), checked_name(what), whole("size", size))
 
 
 def hierarchical(hosts: Sequence[int]) -> Schedule:
@@ -110,7 +114,11 @@ def hierarchical(hosts: Sequence[int]) -> Schedule:
     hosts : sequence of int
         For each rank the number of its host, from 0; as `Communicator.hosts`.
     """
-    return make_hierarchical(list(hosts))
+    if not np.iterable(hosts):
+        raise TypeError(
+            f"hosts must be a sequence: the number of each rank's host, as [0, 0, 1, 1], not {hosts!r}"
+        )
+    return make_hierarchical([whole("the number of a rank's host", host) for host in hosts])
 
 
 def verify(
@@ -153,6 +161,7 @@ def verify(
         size = len(what.steps)
     elif size is None:
         raise TypeError("verify(algorithm, size) needs the number of ranks")
+    size = whole("size", size)
     if size <= PROVED_RANKS:
         if isinstance(what, Algorithm):
             what.verify(size)

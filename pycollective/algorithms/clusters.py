@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -202,7 +200,7 @@ class Cluster:
         """
         if ranks < 1 or bytes < 1:
             raise ValueError(f"cannot measure {ranks} ranks with {bytes} bytes")
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        cores = _core.usable_cores()
         part = max(-(-bytes // ranks), 8 << 10)
         iterations = max(5, min(100, (32 << 20) // part))
         turns = [_core.measure_rates(min(ranks, cores), part, iterations) for _ in range(3)]

@@ -17,6 +17,7 @@ from pycollective import _core
 from pycollective._core import Schedule
 from pycollective.algorithms.clusters import Cluster
 from pycollective.algorithms.writing import Algorithm
+from pycollective.arguments import whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -157,9 +158,8 @@ def simulate(
     """
     cluster = size_or_cluster
     if not isinstance(cluster, Cluster):
-        cluster = Cluster.ethernet_10g(cluster)
-    if bytes < 0:
-        raise ValueError(f"a buffer has 0 bytes or more, not {bytes}")
+        cluster = Cluster.ethernet_10g(whole("size_or_cluster", cluster))
+    bytes, root = whole("bytes", bytes, 0, sys.maxsize), whole("root", root)
     made: str | Schedule
     if isinstance(what, Algorithm):
         name, made = what.name, what.schedule(cluster.ranks)
@@ -167,7 +167,7 @@ def simulate(
     elif isinstance(what, Schedule):
         name, made, kind = "schedule", what, what.collective
     else:
-        name, made, kind = what, what, collective_of(collective)
+        name, made, kind = what, checked_name(what), collective_of(collective)
     if kind == _core.Collective.barrier:
         bytes = 0
     if root and kind.name not in ROOTED:
@@ -302,8 +302,17 @@ def plot(
 
 def collective_of(name: str) -> _core.Collective:
     """Return a collective by name."""
-    try:
+    if isinstance(name, str) and name in _core.Collective.__members__:
         return _core.Collective.__members__[name]  # type: ignore[no-any-return]
-    except KeyError:
-        known: Any = ", ".join(_core.Collective.__members__)
-        raise ValueError(f"no collective is called {name!r}; there are {known}") from None
+    known: Any = ", ".join(_core.Collective.__members__)
+    raise ValueError(f"no collective is called {name!r}; there are {known}")
+
+
+def checked_name(what: Any) -> str:
+    """Return the name of an algorithm, which is neither one's own nor a schedule."""
+    if isinstance(what, str):
+        return what
+    raise TypeError(
+        "an algorithm is a name (pycollective.algorithms.names() lists them), or what "
+        f"pycollective.algorithms.algorithm makes of a function, not {what!r}"
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pycollective import _core
 from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb
+from pycollective.arguments import whole
 
 if TYPE_CHECKING:
     from pycollective.algorithms.clusters import Cluster
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 
 #: Up to so many ranks proofs are exact, and schedules of one's own run.
 PROVED_RANKS = 64
+
+
+def _size(size: int) -> int:
+    found = whole("size", size)
+    if found < 1:
+        raise ValueError(f"a group has at least 1 rank, not {found}")
+    return found
 
 
 class Chunks:
@@ -30,8 +38,9 @@ class Chunks:
         if isinstance(place, slice):
             if place.step not in (None, 1) or place.start is None or place.stop is None:
                 raise TypeError("chunks are named by [first:end]")
-            return Span(self._buffer, place.start, place.stop - place.start)
-        return Span(self._buffer, place, 1)
+            first, end = whole("a chunk", place.start), whole("a chunk", place.stop)
+            return Span(self._buffer, first, end - first)
+        return Span(self._buffer, whole("a chunk", place), 1)
 
 
 input = Chunks(Buffer.input)
@@ -39,29 +48,41 @@ output = Chunks(Buffer.output)
 scratch = Chunks(Buffer.scratch)
 
 
+def _span(name: str, span: Span) -> Span:
+    if not isinstance(span, Span):
+        raise TypeError(
+            f"{name} must be chunks such as input[0], output[0:2] or scratch[1], not {span!r}"
+        )
+    return span
+
+
+def _peer(peer: int) -> int:
+    return whole("peer", peer)
+
+
 def send(peer: int, source: Span) -> Step:
     """Send chunks to a rank, which may read them until it has received them."""
-    return Step(Verb.send, peer, source)
+    return Step(Verb.send, _peer(peer), _span("source", source))
 
 
 def recv(peer: int, target: Span) -> Step:
     """Receive chunks from a rank."""
-    return Step(Verb.recv, peer, target=target)
+    return Step(Verb.recv, _peer(peer), target=_span("target", target))
 
 
 def recv_reduce(peer: int, source: Span, target: Span) -> Step:
     """Receive chunks from a rank, and put their reduction with ``source`` into ``target``."""
-    return Step(Verb.recv_reduce, peer, source, target)
+    return Step(Verb.recv_reduce, _peer(peer), _span("source", source), _span("target", target))
 
 
 def copy(source: Span, target: Span) -> Step:
     """Copy chunks of the rank's own."""
-    return Step(Verb.copy, -1, source, target)
+    return Step(Verb.copy, -1, _span("source", source), _span("target", target))
 
 
 def reduce(source: Span, target: Span) -> Step:
     """Reduce chunks of the rank's own into others."""
-    return Step(Verb.reduce, -1, source, target)
+    return Step(Verb.reduce, -1, _span("source", source), _span("target", target))
 
 
 class Algorithm:
@@ -84,10 +105,12 @@ class Algorithm:
         num_scratch: Callable[[int], int] | int = 0,
         collective: str = "all_reduce",
     ) -> None:
-        if collective not in Collective.__members__:
+        if not isinstance(collective, str) or collective not in Collective.__members__:
             raise ValueError(
                 f"no collective is called {collective!r}; there are {', '.join(Collective.__members__)}"
             )
+        if not callable(steps):
+            raise TypeError(f"an algorithm is made of a function steps(rank, size), not {steps!r}")
         self.name = str(getattr(steps, "__name__", "algorithm"))
         self.__doc__ = steps.__doc__
         self._steps = steps
@@ -102,16 +125,33 @@ class Algorithm:
 
     def schedule(self, size: int) -> Schedule:
         """Return the steps of every rank, as they are written."""
-        if size < 1:
-            raise ValueError(f"a group has at least 1 rank, not {size}")
+        size = _size(size)
         chunks = self._num_chunks(size) if callable(self._num_chunks) else self._num_chunks
-        steps = [list(self._steps(rank, size)) for rank in range(size)]
+        chunks = whole(f"num_chunks of {self.name}", chunks)
+        steps = [self._steps_of(rank, size) for rank in range(size)]
         which = Collective.__members__[self.collective]
         return Schedule(which, chunks, steps, self.num_scratch(size))
 
+    def _steps_of(self, rank: int, size: int) -> list[Step]:
+        given = self._steps(rank, size)
+        if not isinstance(given, Iterable):
+            raise TypeError(
+                f"{self.name}({rank}, {size}) must yield steps, and returned {given!r}: write "
+                "`yield send(...)` and the like"
+            )
+        steps = list(given)
+        for number, step in enumerate(steps):
+            if not isinstance(step, Step):
+                raise TypeError(
+                    f"{self.name}({rank}, {size}) yielded {step!r} as its step {number}: yield what "
+                    "send, recv, recv_reduce, copy and reduce return"
+                )
+        return steps
+
     def num_scratch(self, size: int) -> int:
         """Return how many chunks of scratch each of so many ranks has."""
-        return self._num_scratch(size) if callable(self._num_scratch) else self._num_scratch
+        found = self._num_scratch(size) if callable(self._num_scratch) else self._num_scratch
+        return whole(f"num_scratch of {self.name}", found)
 
     def verify(self, size: int) -> None:
         """Prove the schedule for a number of ranks, as `pycollective.algorithms.verify` says.
@@ -151,6 +191,7 @@ class Algorithm:
 
     def for_ranks(self, size: int) -> _core.Algorithm:
         """Return what the core runs for a number of ranks; proved once."""
+        size = _size(size)
         found = self._proved.get(size)
         if found is not None:
             return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
-from pycollective import __version__, _core
+from pycollective import __version__, _core, environment
 from pycollective.cli import bench, doctor, run, simulate, timeline, train
 from pycollective.errors import CheckpointError, CollectiveError, DataError
 
@@ -49,20 +50,26 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
-    What a user can mend (a missing file, a device that is not there, a wrong option) is said in a line
-    and gives status 2; everything else is a traceback.
+    What a user can mend (a file that cannot be read or written, a device that is not there, a wrong
+    option, a misspelt environment variable) is said in a line and gives status 2; everything else is a
+    traceback.
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     args = parser().parse_args(argv)
     args.words = list(sys.argv[1:] if argv is None else argv)
     try:
+        environment.check(os.environ)
+    except ValueError as error:
+        print(f"pycollective: {error}", file=sys.stderr)
+        return 2
+    try:
         return int(args.function(args))
-    except (DataError, CheckpointError, CollectiveError, ImportError) as error:
+    except BrokenPipeError:  # the reader of our output has gone: `pycollective bench | head`
+        sys.stderr.close()
+        return 0
+    except (DataError, CheckpointError, CollectiveError, ImportError, OSError) as error:
         print(f"pycollective: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("pycollective: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone: `pycollective bench | head`
-        sys.stderr.close()
-        return 0

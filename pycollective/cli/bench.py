@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,7 @@ def add_parser(commands: Any) -> None:
         help="what the ranks are and talk through: threads, processes and shared memory, processes "
         "and TCP (default: the group that this process is in, else what PYCOLLECTIVE_TRANSPORT "
         "says, else thread)")  # fmt: skip
-    add("-n", "--ranks", type=options.positive, default=2, metavar="N", help="ranks (2)")
+    add("-n", "--ranks", type=options.ranks, default=2, metavar="N", help="ranks (2)")
     add("-c", "--collective", nargs="+", choices=[*COLLECTIVES, "all"],
         metavar="NAME", help=f"one or several of {', '.join(COLLECTIVES)}, all (all_reduce)",
     )  # fmt: skip
@@ -121,8 +120,8 @@ def add_parser(commands: Any) -> None:
         help="about how long each line takes (0.3)")  # fmt: skip
     add("-w", "--warmup", type=options.positive, default=5, metavar="N",
         help="calls before the timed ones (5)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write the results there too")
-    add("--plot", type=Path, metavar="FILE",
+    add("--json", type=options.file, metavar="FILE", help="write the results there too")
+    add("--plot", type=options.picture, metavar="FILE",
         help="draw them there: .svg, .png or .pdf; needs the extra 'plot'")  # fmt: skip
     add("--tune", action="store_true",
         help="time all algorithms, and let 'auto' mean the fastest from now on")  # fmt: skip
@@ -165,6 +164,12 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(
             f"sizes must grow from at least {item} bytes, not from {args.begin} to {args.end}"
         )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if args.device == "cpu" and args.end > memory:
+        raise ValueError(
+            f"arrays of {args.end} bytes are larger than the memory of this machine ({memory} bytes): "
+            "give a smaller --end"
+        )
     if not _collectives(args):
         raise ValueError("nothing to tune: these collectives have one algorithm each")
     if args.tune:
@@ -176,9 +181,6 @@ def _check(args: argparse.Namespace) -> None:
         (alone,) = local_group(1)
         alone.all_reduce(np.zeros(1, kind_of(args.dtype)), args.op)
     _algorithms(args)
-    for path in (args.json, args.plot):
-        if path and not path.absolute().parent.is_dir():
-            raise ValueError(f"{path}: there is no such folder")
     if args.plot:
         report.need_plot()
 

@@ -14,12 +14,8 @@ from pycollective import _core, array_backend, nccl, rendezvous
 from pycollective.cli import options
 from pycollective.cluster import ClusterResolver
 from pycollective.cluster.examined import are_errors
-from pycollective.cluster.membership import (
-    Membership,
-    examine,
-    source_of,
-    sources_of_environment,
-)
+from pycollective.cluster.membership import Membership, examine, source_of
+from pycollective.cluster.sources import sources_of_environment
 from pycollective.communicator import Communicator, on_device
 from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.multi_worker import join_workers
@@ -32,11 +28,12 @@ from pycollective.rendezvous.links import Findings
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Say what MultiWorkerMirroredStrategy() would use here: where the description of the cluster comes from,
-which worker this is, what is wrong with it, all at once, and what protects the connections. With several
-workers, run the command on each of them, as the training program would be: they try every link that
-they need, and each says which one does not work, what was seen there (a port that is refused, packets
-that are dropped, a route that ends) and what to look at. Where all work, every link is measured.
+Say what pycollective.init() and MultiWorkerMirroredStrategy() would use here: where the description of
+the cluster comes from, which worker this is, what is wrong with it, all at once, and what protects the
+connections. With several workers, run the command on each of them, as the training program would be:
+they try every link that they need, and each says which one does not work, what was seen there (a port
+that is refused, packets that are dropped, a route that ends) and what to look at. Where all work, every
+link is measured.
 """
 
 _EPILOG = """\
@@ -87,10 +84,12 @@ def run(args: argparse.Namespace) -> int:
     except (RuntimeError, ValueError, TypeError) as error:
         print(f"cluster: WRONG: {sources[0]}: {error}")
         return 1
+    member, wrong, doubtful = examine(resolver, listens=LISTENER in os.environ, environ=os.environ)
     if resolver is None:
-        print("cluster: none: no variable names one; this process trains alone")
-        return 0
-    member, wrong, doubtful = examine(resolver, listens=LISTENER in os.environ)
+        print("cluster: none: no variable names one; this process is alone")
+        for line in wrong:
+            print(f"  WRONG: {line}")
+        return 1 if wrong else 0
     task = _task(resolver)
     if member is not None and member.size > 1:
         task = f"{member.size} workers, this is {member.names[member.rank]}"

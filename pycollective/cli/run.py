@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument(
-        "-n", "--ranks", type=options.positive, required=True, metavar="N", help="processes"
+        "-n", "--ranks", type=options.ranks, required=True, metavar="N", help="processes"
     )
     p.add_argument(
         "--transport",

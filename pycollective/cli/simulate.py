@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from pycollective import __version__, algorithms
 from pycollective.algorithms import CLUSTERS, Cluster, Simulation
+from pycollective.benchmark import report
 from pycollective.cli import options
 
 __all__ = ["add_parser"]
@@ -36,8 +36,11 @@ examples:
 """
 
 
+_number_of_ranks = options.whole(1, 1_000_000)
+
+
 def _numbers(text: str) -> list[int]:
-    return [options.positive(part) for part in text.split(",")]
+    return [_number_of_ranks(part) for part in text.split(",")]
 
 
 def _seconds(text: str) -> float:
@@ -79,7 +82,13 @@ def add_parser(commands: Any) -> None:
         "--ranks", type=_numbers, default=[16], metavar="N,…", help="numbers of ranks (16)"
     )
     p.add_argument("--collective", default="all_reduce", help="which collective (all_reduce)")
-    p.add_argument("--root", type=int, default=0, metavar="RANK", help="where there is one (0)")
+    p.add_argument(
+        "--root",
+        type=options.whole(0, 1_000_000),
+        default=0,
+        metavar="RANK",
+        help="where there is one (0)",
+    )
     p.add_argument("--algorithm", default="all", metavar="NAME,…", help="which schedules (all)")
     p.add_argument(
         "--cluster",
@@ -96,8 +105,8 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--reduce-rate", type=_rate, metavar="RATE", help="bytes a second of a rank")
     p.add_argument("--copy-rate", type=_rate, metavar="RATE", help="bytes a second of a rank")
     p.add_argument("--verify", action="store_true", help="prove the schedules first")
-    p.add_argument("--plot", type=Path, metavar="FILE", help="draw .png, .svg or .pdf")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    p.add_argument("--plot", type=options.picture, metavar="FILE", help="draw .png, .svg or .pdf")
+    p.add_argument("--json", type=options.file, metavar="FILE", help="write the results there too")
     p.set_defaults(function=run)
 
 
@@ -129,6 +138,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.collective == "barrier":  # it has no size
         del sizes[1:]
     counts = sorted(set(args.ranks))
+    if args.root >= counts[0]:
+        raise ValueError(f"root {args.root} is not among the {counts[0]} ranks")
+    if args.plot:
+        report.need_plot()
     if args.verify:
         for ranks in counts:
             for name in chosen:
@@ -157,13 +170,13 @@ def _run(args: argparse.Namespace) -> int:
                     flush=True,
                 )
     if args.json:
-        report = {
+        written = {
             "command": "pycollective simulate",
             "version": __version__,
             "cluster": args.cluster,
             "results": rows,
         }
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        args.json.write_text(json.dumps(written, indent=1) + "\n")
         print(f"# written to {args.json}")
     if args.plot:
         algorithms.plot(

@@ -15,6 +15,7 @@ import numpy as np
 from pycollective import data, distribute, keras, nn, tensor
 from pycollective import train as checkpoints
 from pycollective.cli import options
+from pycollective.distribute.blas_threads import available_cores
 from pycollective.errors import DataError
 
 __all__ = ["Epoch", "add_parser", "build_cnn", "evaluate", "load_digits", "train_cnn"]
@@ -88,9 +89,9 @@ def add_parser(commands: Any) -> None:
     )
     p.add_argument(
         "--replicas",
-        type=options.positive,
+        type=options.whole(1, max(16, available_cores())),
         metavar="N",
-        help="replicas of the mirrored strategy (2)",
+        help="replicas of the mirrored strategy, at most 16 or one for each core (2)",
     )
     p.add_argument(
         "--cross-device-ops",
@@ -109,12 +110,18 @@ def add_parser(commands: Any) -> None:
     )
     p.add_argument(
         "--learning-rate",
-        type=float,
+        type=options.positive_real,
         default=2e-3,
         metavar="X",
         help="Adam's at the start; it falls to 0 along a cosine (0.002)",
     )
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and order (0)")
+    p.add_argument(
+        "--seed",
+        type=options.whole(0, 2**32 - 1),
+        default=0,
+        metavar="N",
+        help="of weights and order (0)",
+    )
     p.add_argument(
         "--checkpoint-dir",
         type=Path,
@@ -315,15 +322,20 @@ def _bar(batches: Iterable[Any], epoch: int, steps: int) -> Iterable[Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Train, print a line for each epoch, and check the checkpoint."""
-    what, training, test = load_digits(args.data)
+    if args.batch_size < (args.replicas or 1):
+        raise SystemExit(
+            f"pycollective train: --batch-size {args.batch_size} leaves some of the {args.replicas} "
+            "replicas without examples"
+        )
+    options.need_folder(args.checkpoint_dir)
     strategy = _strategy(args)
+    what, training, test = load_digits(args.data)
     print(f"data: {what}")
     print(
         f"strategy: {type(strategy).__name__.lstrip('_')}, replicas: {strategy.num_replicas_in_sync}, "
         f"all-reduce: {args.cross_device_ops if strategy.num_replicas_in_sync > 1 else 'none'}, "
         f"batch size: {args.batch_size}"
     )
-    args.checkpoint_dir.mkdir(parents=True, exist_ok=True)
     epochs = train_cnn(
         strategy,
         training,

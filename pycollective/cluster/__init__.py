@@ -10,7 +10,6 @@ from __future__ import annotations
 from pycollective.cluster.gce import GCEClusterResolver
 from pycollective.cluster.indexed_job import KubernetesJobClusterResolver
 from pycollective.cluster.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
-from pycollective.cluster.membership import LaunchedClusterResolver
 from pycollective.cluster.ranked import (
     KubeflowClusterResolver,
     OpenMPIClusterResolver,
@@ -21,6 +20,7 @@ from pycollective.cluster.ranked import (
 from pycollective.cluster.resolver import ClusterResolver, SimpleClusterResolver, UnionResolver
 from pycollective.cluster.sagemaker import SageMakerClusterResolver
 from pycollective.cluster.slurm import SlurmClusterResolver
+from pycollective.cluster.sources import LaunchedClusterResolver
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pycollective.cluster.spec import ClusterSpec
+from pycollective.environment import is_number, shown
 
 __all__ = ["Examined", "NoAddress", "Place", "address_problems", "places_of", "tried_here"]
 
@@ -88,7 +89,7 @@ def places_of(cluster: ClusterSpec, jobs: Sequence[str]) -> list[Place]:
 def parted(address: str) -> tuple[str, int] | None:
     """Return host and port; None if it is not ``host:port``."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not colon or not is_number(port) or not 0 < int(port) < 65536:
         return None
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -112,9 +113,9 @@ def address_problems(places: Sequence[Place]) -> list[str]:
         where = parted(place.address)
         if where is None:
             scheme = place.address.partition("://")[0] + "://"
-            hint = f" (leave out {scheme!r})" if place.address.startswith(scheme) else ""
+            hint = f" (leave out {shown(scheme)})" if place.address.startswith(scheme) else ""
             found.append(
-                f"{place.key} is {place.address!r}, which is not host:port with a port from 1 to "
+                f"{place.key} is {shown(place.address)}, which is not host:port with a port from 1 to "
                 f"65535{hint}"
             )
             continue

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
+from pycollective.environment import number, shown
 
 __all__ = ["KubernetesJobClusterResolver"]
 
@@ -17,6 +18,8 @@ SIZE = "PYCOLLECTIVE_SIZE"
 JOBS = "PYCOLLECTIVE_JOBS"
 LOCAL_RANK = "PYCOLLECTIVE_LOCAL_RANK"
 LOCAL_SIZE = "PYCOLLECTIVE_LOCAL_SIZE"
+_MOST_PODS = 100_000
+"""A number above this one is a mistake, and a list of so many names would fill the memory."""
 
 
 class KubernetesJobClusterResolver(ClusterResolver):
@@ -43,6 +46,8 @@ class KubernetesJobClusterResolver(ClusterResolver):
         The port of every pod's first process; the following ones of the others.
     rpc_layer : str, optional
         The protocol in addresses.
+    environ : mapping, optional
+        Instead of ``os.environ``.
 
     Raises
     ------
@@ -52,8 +57,14 @@ class KubernetesJobClusterResolver(ClusterResolver):
     """
 
     def __init__(
-        self, num_tasks: int | None = None, port: int = 8470, rpc_layer: str | None = None
+        self,
+        num_tasks: int | None = None,
+        port: int = 8470,
+        rpc_layer: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        self._environ: Mapping[str, str] = os.environ if environ is None else environ
         self._size = num_tasks
         self._port = port
         super().__init__("worker", None, rpc_layer)
@@ -77,54 +88,71 @@ class KubernetesJobClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster."""
         _, hosts = self._numbered()
+        _, processes = self._local()
         return ClusterSpec(
-            {"worker": [f"{h}:{self._port + i}" for h in hosts for i in range(_local()[1])]}
+            {"worker": [f"{h}:{self._port + i}" for h in hosts for i in range(processes)]}
         )
 
     def _numbered(self) -> tuple[int, list[str]]:
         """Return this process's number, and the hosts by the numbers of their pods."""
-        index = _number(INDEX, 0)
-        local, processes = _local()
+        env = self._environ
+        index = number(env, INDEX, 0)
+        local, processes = self._local()
         size = self._size
-        if size is None and (SIZE in os.environ or JOBS not in os.environ):
-            size = _number(SIZE, 1)
+        if size is None and (SIZE in env or JOBS not in env):
+            size = number(env, SIZE, 1, _MOST_PODS)
         if size is not None and size % processes:
             raise ValueError(
                 f"{SIZE}={size} is the number of all workers, and no multiple of the {processes} in "
                 f"each pod ({LOCAL_SIZE})"
             )
-        host, dot, domain = socket.getfqdn(os.environ.get("HOSTNAME", "")).partition(".")
-        match = re.fullmatch(r"(.*)-(\d+)", host)
+        host, dot, domain = socket.getfqdn(env.get("HOSTNAME", "")).partition(".")
+        match = re.fullmatch(r"(.*)-([0-9]{1,9})", host)
         if match is None or int(match[2]) != index:
             raise ValueError(
-                f"the name of this host, {host!r}, does not end with -{index}, as that of a pod of an "
-                "indexed job does: set TF_CONFIG"
+                f"the name of this host, {shown(host)}, does not end with -{index}, as that of a pod "
+                "of an indexed job does: set TF_CONFIG"
             )
-        if JOBS in os.environ:
-            pods = _pods_of_jobs(match[1])
+        if JOBS in env:
+            pods = _pods_of_jobs(match[1], env[JOBS])
         else:
             assert size is not None
             pods = [f"{match[1]}-{i}" for i in range(size // processes)]
         if size is not None and size != len(pods) * processes:
             raise ValueError(
-                f"{SIZE}={size}, and {JOBS}={os.environ[JOBS]!r} is {len(pods)} pods of {processes}"
+                f"{SIZE}={size}, and {JOBS}={env[JOBS]!r} is {len(pods)} pods of {processes}"
             )
         if host not in pods:
-            named = f"{JOBS}={os.environ[JOBS]!r}" if JOBS in os.environ else f"{SIZE}={size}"
-            raise ValueError(f"this host, {host!r}, is not among the pods of {named}: {pods}")
+            named = f"{JOBS}={env[JOBS]!r}" if JOBS in env else f"{SIZE}={size}"
+            some = ", ".join(pods[:8]) + ", …" * (len(pods) > 8)
+            raise ValueError(f"this host, {shown(host)}, is not among the pods of {named}: {some}")
         return pods.index(host) * processes + local, [f"{pod}{dot}{domain}" for pod in pods]
 
+    def _local(self) -> tuple[int, int]:
+        """Return which process of this pod this is, of how many."""
+        if LOCAL_SIZE not in self._environ:
+            return 0, 1
+        size = number(self._environ, LOCAL_SIZE, 1, _MOST_PODS)
+        rank = number(self._environ, LOCAL_RANK, 0)
+        if rank >= size:
+            raise ValueError(f"{LOCAL_RANK}={rank} is not among the {size} of {LOCAL_SIZE}")
+        return rank, size
 
-def _pods_of_jobs(job: str) -> list[str]:
+
+def _pods_of_jobs(job: str, text: str) -> list[str]:
     """Return the names of a JobSet's pods in their order; ``job`` is this one's job."""
-    text = os.environ[JOBS]
-    jobs = [re.fullmatch(r"\s*([a-z0-9-]+):(\d+)x(\d+)\s*", part) for part in text.split(",")]
+    jobs = [
+        re.fullmatch(r"\s*([a-z0-9-]+):(\d{1,6})x(\d{1,6})\s*", part) for part in text.split(",")
+    ]
     if None in jobs:
         raise ValueError(
             f"{JOBS}={text!r} is not a list of jobs, each <name>:<jobs>x<pods of each>, such as "
             "leader:1x1,workers:2x4"
         )
     named = [(m[1], int(m[2]), int(m[3])) for m in jobs if m]
+    count = sum(jobs * pods for _, jobs, pods in named)
+    if count > _MOST_PODS:
+        raise ValueError(f"{JOBS}={text!r} is {count} pods, and {_MOST_PODS} are the most")
     # A job of a JobSet is called <jobset>-<replicated job>-<index>.
     for name, _, _ in sorted(named, key=lambda job: -len(job[0])):  # one may end with another
         found = re.fullmatch(rf"(.+)-{re.escape(name)}-\d+", job)
@@ -139,20 +167,3 @@ def _pods_of_jobs(job: str) -> list[str]:
         f"this pod's job, {job!r}, is none of {JOBS}={text!r}, whose jobs' names are "
         "<jobset>-<name>-<index>"
     )
-
-
-def _local() -> tuple[int, int]:
-    """Return which process of this pod this is, of how many."""
-    if LOCAL_SIZE not in os.environ:
-        return 0, 1
-    size, rank = _number(LOCAL_SIZE, 1), _number(LOCAL_RANK, 0)
-    if rank >= size:
-        raise ValueError(f"{LOCAL_RANK}={rank} is not among the {size} of {LOCAL_SIZE}")
-    return rank, size
-
-
-def _number(name: str, least: int) -> int:
-    text = os.environ.get(name, "")
-    if not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{name}={text!r} is not a number from {least}")
-    return int(text)

@@ -1,27 +1,13 @@
-"""Which worker this process is, of how many, and where they meet: what a resolver's answer comes to.
-
-`resolver_of_environment` finds the resolver where none is given. Its order, in which the first one
-whose variables are set is taken:
-
-1. ``TF_CONFIG`` with a cluster in it
-2. ``PYCOLLECTIVE_RANK``, ``PYCOLLECTIVE_SIZE``: ``pycollective run``, or set by hand
-3. ``SM_HOSTS``, ``SM_CURRENT_HOST``: SageMaker
-4. ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``: torchrun
-5. ``PET_NODE_RANK``, ``PET_NNODES``: Kubeflow
-6. ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``: Open MPI
-7. ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``: a Slurm step, unless ``PMI_RANK`` and ``PMI_SIZE`` say
-   otherwise (then ``mpirun`` of MPICH runs in it)
-8. ``PMI_RANK``, ``PMI_SIZE``: MPICH, Intel MPI
-9. ``JOB_COMPLETION_INDEX``, ``PYCOLLECTIVE_SIZE``: an indexed job of Kubernetes
-"""
+"""Which worker this process is, of how many, and where they meet: what a resolver's answer comes to."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pycollective import environment
 from pycollective.cluster import rules
 from pycollective.cluster.examined import (
     Examined,
@@ -32,50 +18,23 @@ from pycollective.cluster.examined import (
     places_of,
     tried_here,
 )
-from pycollective.cluster.indexed_job import KubernetesJobClusterResolver
-from pycollective.cluster.ranked import (
-    KubeflowClusterResolver,
-    OpenMPIClusterResolver,
-    PMIClusterResolver,
-    RankedClusterResolver,
-    TorchrunClusterResolver,
-)
+from pycollective.cluster.ranked import RankedClusterResolver
 from pycollective.cluster.resolver import ClusterResolver
-from pycollective.cluster.sagemaker import SageMakerClusterResolver
-from pycollective.cluster.slurm import SlurmClusterResolver
+from pycollective.cluster.sources import resolver_of_environment, unheeded
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
+from pycollective.rendezvous.description import MAX_RANKS
 
 __all__ = [
-    "SOURCES",
-    "LaunchedClusterResolver",
     "Membership",
-    "Source",
     "checked_membership_of",
     "examine",
     "membership_of",
-    "resolver_of_environment",
+    "membership_of_environment",
     "source_of",
-    "sources_of_environment",
 ]
 
 _log = logging.getLogger("pycollective")
-
-
-class LaunchedClusterResolver(RankedClusterResolver):
-    """``PYCOLLECTIVE_RANK`` and ``PYCOLLECTIVE_SIZE``, as ``pycollective run`` sets them.
-
-    Without ``PYCOLLECTIVE_ADDRESS`` the processes have been given memory that they share, and need no
-    address.
-    """
-
-    address_keys = (("PYCOLLECTIVE_ADDRESS",),)
-    needs = ("PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE")
-    launcher = "pycollective run"
-
-    def address(self) -> str:
-        """Return worker 0's address; ``""`` where none is needed."""
-        return self._environ.get("PYCOLLECTIVE_ADDRESS", "")
 
 
 @dataclass(frozen=True)
@@ -101,108 +60,26 @@ class Membership:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Source:
-    """A way in which the environment may describe a cluster.
-
-    Attributes
-    ----------
-    name : str
-        What log lines call it.
-    variables : tuple of str
-        Those by which it is known.
-    applies : callable
-        Whether an environment has it.
-    resolver : callable
-        Makes the resolver for an environment.
-    """
-
-    name: str
-    variables: tuple[str, ...]
-    applies: Callable[[Mapping[str, str]], bool]
-    resolver: Callable[[Mapping[str, str]], ClusterResolver]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({', '.join(self.variables)})"
-
-
-def _launcher(kind: type[RankedClusterResolver]) -> Source:
-    return Source(kind.launcher, kind.needs, kind.applies, kind)
-
-
-def _in_a_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process: not mpirun of MPICH, inside of a step."""
-    pmi = (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
-    slurm = (environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS"))
-    return None not in slurm and pmi in ((None, None), slurm)
-
-
-SOURCES = (
-    Source("TF_CONFIG", ("TF_CONFIG",), TFConfigClusterResolver.applies, lambda _: _tf_config()),
-    _launcher(LaunchedClusterResolver),
-    Source(
-        "SageMaker",
-        ("SM_HOSTS", "SM_CURRENT_HOST"),
-        lambda env: "SM_HOSTS" in env and "SM_CURRENT_HOST" in env,
-        lambda _: SageMakerClusterResolver(),
-    ),
-    _launcher(TorchrunClusterResolver),
-    _launcher(KubeflowClusterResolver),
-    _launcher(OpenMPIClusterResolver),
-    Source(
-        "Slurm",
-        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-        _in_a_slurm_step,
-        lambda _: SlurmClusterResolver(),
-    ),
-    _launcher(PMIClusterResolver),
-    Source(
-        "KubernetesJob",
-        ("JOB_COMPLETION_INDEX", "PYCOLLECTIVE_SIZE"),
-        KubernetesJobClusterResolver.applies,
-        lambda _: KubernetesJobClusterResolver(),
-    ),
-)
-"""In the order of precedence: `docs/multi_worker.md` has the same table."""
-
-
-def _tf_config() -> ClusterResolver:
-    return TFConfigClusterResolver()
-
-
-def sources_of_environment(environ: Mapping[str, str] | None = None) -> list[Source]:
-    """Return all that describe a cluster: the first one counts."""
-    env = os.environ if environ is None else environ
-    return [source for source in SOURCES if source.applies(env)]
-
-
-def resolver_of_environment(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
-    """Return the resolver that the environment asks for, or None where nothing names a cluster.
-
-    Raises
-    ------
-    RuntimeError, ValueError
-        If Slurm's variables cannot be understood.
-    """
-    env = os.environ if environ is None else environ
-    for source in sources_of_environment(env):
-        return source.resolver(env)
-    return None
-
-
 def examine(
-    resolver: ClusterResolver, *, here: bool = True, listens: bool = False
+    resolver: ClusterResolver | None,
+    *,
+    here: bool = True,
+    listens: bool = False,
+    environ: Mapping[str, str] | None = None,
 ) -> tuple[Membership | None, list[str], list[str]]:
     """Return this process's place, and all that is wrong, in sentences.
 
     Parameters
     ----------
-    resolver : ClusterResolver
-        Describes the cluster.
+    resolver : ClusterResolver or None
+        Describes the cluster. None: nothing does.
     here : bool
         Whether names are looked up, and this process's own address is tried.
     listens : bool
         Whether the launcher listens there already.
+    environ : mapping, optional
+        The environment in which the resolver was found. No variable in it may be misspelt, or speak of
+        several processes where this one would be alone.
 
     Returns
     -------
@@ -210,6 +87,25 @@ def examine(
         The place: None for a cluster of nobody, for the evaluator, and where something is wrong; what
         is wrong; and what may be wrong, as `pycollective.cluster.examined` has it.
     """
+    misspelt: list[str] = []
+    if environ is not None:
+        try:
+            environment.check(environ)
+        except ValueError as error:
+            misspelt = [str(error)]
+    if resolver is None:
+        return None, misspelt + ([] if environ is None else unheeded(environ)), []
+    member, wrong, doubtful = _examined(resolver, here, listens)
+    wrong = misspelt + wrong
+    if environ is not None and not wrong:
+        alone = resolver.task_type != "evaluator" if member is None else member.size == 1
+        wrong = unheeded(environ) if alone else []
+    return (None if wrong else member), wrong, doubtful
+
+
+def _examined(
+    resolver: ClusterResolver, here: bool, listens: bool
+) -> tuple[Membership | None, list[str], list[str]]:
     source = source_of(resolver)
     member: Membership | None
     try:
@@ -229,6 +125,8 @@ def examine(
             member, places, own, wrong = _numbered(source, seen)
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         return None, [str(error.args[0]) if isinstance(error, KeyError) else str(error)], []
+    if len(places) > MAX_RANKS:
+        return None, [f"{len(places)} workers are too many: {MAX_RANKS} are the most", *wrong], []
     doubtful: list[str] = []
     sound = [i for i, place in enumerate(places) if parted(place.address)]
     alone = len(places) == 1 if member is None else member.size == 1
@@ -239,8 +137,10 @@ def examine(
     return (None if wrong else member), wrong, doubtful
 
 
-def source_of(resolver: ClusterResolver) -> str:
+def source_of(resolver: ClusterResolver | None) -> str:
     """Return what messages call a resolver."""
+    if resolver is None:
+        return "the environment"
     if isinstance(resolver, RankedClusterResolver):
         return resolver.launcher
     name = type(resolver).__name__.removesuffix("ClusterResolver").removesuffix("Resolver")
@@ -262,16 +162,22 @@ def membership_of(resolver: ClusterResolver) -> Membership | None:
     return member
 
 
-def checked_membership_of(resolver: ClusterResolver, listens: bool = False) -> Membership | None:
+def checked_membership_of(
+    resolver: ClusterResolver | None,
+    listens: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> Membership | None:
     """As `membership_of`; also looks up names, and tries this process's address.
+
+    The parameters are those of `examine`.
 
     Raises
     ------
     ValueError
         If anything is wrong. What may be right all the same, in a container say, is logged.
     """
-    member, wrong, doubtful = examine(resolver, listens=listens)
-    if are_errors(os.environ):
+    member, wrong, doubtful = examine(resolver, listens=listens, environ=environ)
+    if are_errors(os.environ if environ is None else environ):
         wrong, doubtful = [*wrong, *doubtful], []
     for doubt in doubtful:
         _log.warning("%s: %s", source_of(resolver), doubt)
@@ -280,11 +186,32 @@ def checked_membership_of(resolver: ClusterResolver, listens: bool = False) -> M
     return member
 
 
-def _text(resolver: ClusterResolver, wrong: list[str]) -> str:
+def membership_of_environment(environ: Mapping[str, str]) -> Membership | None:
+    """Return the place of this process as its environment describes it; None if it is alone.
+
+    Raises
+    ------
+    ValueError
+        As `checked_membership_of`.
+    """
+    try:
+        resolver = resolver_of_environment(environ)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    return checked_membership_of(resolver, "PYCOLLECTIVE_LISTEN_FD" in environ, environ)
+
+
+_MOST_SAID = 20
+
+
+def _text(resolver: ClusterResolver | None, wrong: list[str]) -> str:
     source = source_of(resolver)
     if len(wrong) == 1:
         return f"{source}: {wrong[0]}"
-    return f"{source}: {len(wrong)} things are wrong:" + "".join(f"\n  {one}" for one in wrong)
+    lines = wrong[:_MOST_SAID]
+    if len(wrong) > _MOST_SAID:
+        lines.append(f"and {len(wrong) - _MOST_SAID} more")
+    return f"{source}: {len(wrong)} things are wrong:" + "".join(f"\n  {line}" for line in lines)
 
 
 def _numbered(
@@ -324,6 +251,10 @@ def _ranked(resolver: RankedClusterResolver) -> Membership:
     if rank >= size:
         raise ValueError(
             f"{resolver.needs[0]}={rank} is not among the {size} tasks of {resolver.needs[1]}"
+        )
+    if size > MAX_RANKS:
+        raise ValueError(
+            f"{resolver.needs[1]}={size} workers are too many: {MAX_RANKS} are the most"
         )
     address = resolver.address()
     names = tuple(f"worker {i}" for i in range(size))

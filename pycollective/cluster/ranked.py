@@ -6,13 +6,16 @@ describe has only worker 0's address; the workers meet there, and tell each othe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
+from pycollective.environment import is_number, number, shown
 
 __all__ = [
     "KubeflowClusterResolver",
@@ -93,12 +96,9 @@ class RankedClusterResolver(ClusterResolver):
         return ClusterSpec({"worker": {0: self.address()}})
 
     def _number(self, name: str, least: int) -> int:
-        text = self._environ.get(name)
-        if text is None:
+        if name not in self._environ:
             raise ValueError(f"{name} is not set, which {self.launcher} sets")
-        if not text.isdecimal() or int(text) < least:
-            raise ValueError(f"{name}={text!r} is not a number from {least}")
-        return int(text)
+        return number(self._environ, name, least)
 
     def _master(self) -> str | None:
         """Return the address that a user, or the launcher's surroundings, have set."""
@@ -141,9 +141,9 @@ class KubeflowClusterResolver(RankedClusterResolver):
         """How many pods there are; ``2:2`` is 2."""
         text = self._environ.get("PET_NNODES", "")
         least, _, most = text.partition(":")
-        if not least.isdecimal() or int(least) < 1 or most not in ("", least):
+        if not is_number(least) or int(least) < 1 or most not in ("", least):
             raise ValueError(
-                f"PET_NNODES={text!r}: the number of workers must be one number; elastic jobs "
+                f"PET_NNODES={shown(text)}: the number of workers must be one number; elastic jobs "
                 "(least:most) are not supported"
             )
         return int(least)
@@ -165,8 +165,8 @@ class _MPIClusterResolver(RankedClusterResolver):
     def address(self) -> str:
         """Return worker 0's address: as it was set; where all are on one host, its loopback address.
 
-        The port is then made of the job's name, or of the session that its processes belong to. On
-        several hosts MPI itself is asked, by all processes, if mpi4py is there.
+        The port is then made of the job's name, or of the process that started the job's. On several
+        hosts MPI itself is asked, by all processes, if mpi4py is there.
         """
         given = self._master()
         if given is not None:
@@ -184,8 +184,25 @@ class _MPIClusterResolver(RankedClusterResolver):
                     f"on this host; {error}: set {_ADDRESS}=host:port of it, as in mpirun -x "
                     f"{_ADDRESS}=node1:8476"
                 ) from None
-        job = " ".join(self._environ.get(name, "") for name in self.jobs) or str(os.getsid(0))
-        return f"127.0.0.1:{20000 + zlib.crc32(job.encode()) % 10000}"
+        job = [self._environ[name] for name in self.jobs if name in self._environ]
+        name = " ".join(job or map(str, _starter()))
+        return f"127.0.0.1:{20000 + zlib.crc32(name.encode()) % 10000}"
+
+
+_STARTERS = ("hydra", "mpiexec", "mpirun", "orte", "prte", "pmi", "pals", "slurmstepd")
+"""The names of programs that start the processes of an MPI job on a host begin so."""
+
+
+def _starter() -> tuple[int, ...]:
+    """Return the process that started this MPI job here, which its other processes have in common."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError):
+        while pid > 1:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            if name.startswith(_STARTERS):
+                return (pid,)
+            pid = int(rest.split()[1])
+    return ()
 
 
 class OpenMPIClusterResolver(_MPIClusterResolver):
@@ -207,4 +224,4 @@ class PMIClusterResolver(_MPIClusterResolver):
     needs = ("PMI_RANK", "PMI_SIZE")
     launcher = "PMI"
     local_sizes = ("MPI_LOCALNRANKS",)
-    jobs = ("PMI_JOBID", "PMI_PORT", "SLURM_JOB_ID")
+    jobs = ("PMI_JOBID", "PMI_PORT", "I_MPI_HYDRA_UUID")

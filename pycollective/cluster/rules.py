@@ -58,10 +58,10 @@ def broken(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> 
     if any(job not in _TYPES for job in cluster.jobs):
         found.append(
             "Disallowed task type found in cluster spec. Allowed types are "
-            f"{_TYPES} and the cluster spec is {cluster}."
+            f"{_TYPES} and the cluster spec is {_short(cluster)}."
         )
     if task_type not in _TYPES:
-        found.append(f"Unrecognized task_type: {task_type}, valid task types are: {_TYPES}")
+        found.append(f"Unrecognized task_type: {_short(task_type)}, valid task types are: {_TYPES}")
     elif task_type and task_type not in cluster.jobs and task_type != "evaluator":
         found.append(f"`task_type` {task_type!r} not found in cluster_spec.")
     for single in ("chief", "evaluator"):
@@ -77,6 +77,11 @@ def broken(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> 
             there = f"There are {count}, numbered from 0" if count else "There are none"
             found.append(f"The `task_id` {task_id} exceeds the maximum id of {task_type}. {there}")
     return found
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 500 else f"{text[:500]}…"
 
 
 def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | None = None) -> bool:

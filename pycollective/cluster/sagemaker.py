@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
+from pycollective.environment import shown
 
 __all__ = ["SageMakerClusterResolver"]
 
@@ -20,6 +22,8 @@ class SageMakerClusterResolver(ClusterResolver):
         The port of every task.
     rpc_layer : str
         The protocol in addresses.
+    environ : mapping, optional
+        Instead of ``os.environ``.
 
     Raises
     ------
@@ -27,16 +31,23 @@ class SageMakerClusterResolver(ClusterResolver):
         When it is asked: if a variable is missing or holds something else.
     """
 
-    def __init__(self, port: int = 2223, rpc_layer: str = "grpc") -> None:
+    def __init__(
+        self,
+        port: int = 2223,
+        rpc_layer: str = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._port = port
+        self._environ: Mapping[str, str] = os.environ if environ is None else environ
         super().__init__("worker", None, rpc_layer)
 
     @property
     def task_id(self) -> int | None:
         """This host's number among all."""
-        hosts, here = _hosts(), os.environ.get("SM_CURRENT_HOST")
+        hosts, here = self._hosts(), self._environ.get("SM_CURRENT_HOST")
         if here not in hosts:
-            raise ValueError(f"SM_CURRENT_HOST={here!r} is not among SM_HOSTS: {hosts}")
+            raise ValueError(f"SM_CURRENT_HOST={shown(here)} is not among SM_HOSTS: {shown(hosts)}")
         return hosts.index(here)
 
     @task_id.setter
@@ -46,15 +57,14 @@ class SageMakerClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster."""
-        return ClusterSpec({"worker": [f"{host}:{self._port}" for host in _hosts()]})
+        return ClusterSpec({"worker": [f"{host}:{self._port}" for host in self._hosts()]})
 
-
-def _hosts() -> list[str]:
-    text = os.environ.get("SM_HOSTS", "")
-    try:
-        hosts = json.loads(text)
-    except ValueError:
-        hosts = None
-    if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
-        raise ValueError(f"SM_HOSTS={text!r} is not a JSON list of names")
-    return sorted(hosts)
+    def _hosts(self) -> list[str]:
+        text = self._environ.get("SM_HOSTS", "")
+        try:
+            hosts = json.loads(text)
+        except (ValueError, RecursionError):
+            hosts = None
+        if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
+            raise ValueError(f"SM_HOSTS={shown(text)} is not a JSON list of names")
+        return sorted(hosts)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
+from pycollective.environment import is_number, number, shown
 
 __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MOST = 100_000
+"""A list of more hosts is a mistake, and would fill the memory."""
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -42,13 +47,15 @@ class SlurmClusterResolver(ClusterResolver):
         CUDA is used.
     rpc_layer : str
         The protocol in addresses.
+    environ : mapping, optional
+        Instead of ``os.environ``, in which ``auto_set_gpu`` then sets nothing.
 
     Raises
     ------
     RuntimeError
         Outside a Slurm step, or if there are not enough GPUs or tasks.
     ValueError
-        If a list of Slurm's cannot be understood.
+        If a list or a number of Slurm's cannot be understood.
     """
 
     def __init__(
@@ -60,17 +67,25 @@ class SlurmClusterResolver(ClusterResolver):
         tasks_per_node: int | dict[str, int] | None = None,
         auto_set_gpu: bool = True,
         rpc_layer: str = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(rpc_layer=rpc_layer)
-        self._rank = int(_slurm("PROCID"))
-        self._jobs = {"worker": int(_slurm("STEP_NUM_TASKS"))} if jobs is None else dict(jobs)
+        env: Mapping[str, str] = os.environ if environ is None else environ
+        self._environ = env
+        _slurm(env, "PROCID")
+        self._rank = number(env, "SLURM_PROCID", 0)
+        if jobs is None:
+            _slurm(env, "STEP_NUM_TASKS")
+            jobs = {"worker": number(env, "SLURM_STEP_NUM_TASKS", 1)}
+        self._jobs = dict(jobs)
         self._port_base = port_base
         self._auto_set_gpu = auto_set_gpu
-        self._tasks_of_host = _tasks_of_hosts(tasks_per_node)
+        self._tasks_of_host = _tasks_of_hosts(env, tasks_per_node)
         most = max([1, *self._tasks_of_host.values()])
         tasks = sum(self._tasks_of_host.values())
-        visible = _visible_gpus()
-        sees_own = gpus_per_node is None and _are_own(visible, most)
+        visible = _visible_gpus(env)
+        sees_own = gpus_per_node is None and _are_own(env, visible, most)
         if gpus_per_node is None:
             gpus_per_node = _count_gpus() if visible is None else len(visible)
         if sees_own:
@@ -90,10 +105,10 @@ class SlurmClusterResolver(ClusterResolver):
             )
         if not 0 <= self._rank < tasks:
             hint = ""
-            if int(os.environ.get("SLURM_HET_SIZE") or 1) > 1:
+            if env.get("SLURM_HET_SIZE", "1") not in ("", "0", "1"):
                 hint = " Steps over several components of a heterogeneous job need TF_CONFIG."
             raise RuntimeError(f"SLURM_PROCID is {self._rank}, but there are {tasks} tasks.{hint}")
-        self._places = _dealt(self._tasks_of_host)
+        self._places = _dealt(env, self._tasks_of_host)
         self._check_place()
 
     def cluster_spec(self) -> ClusterSpec:
@@ -112,19 +127,20 @@ class SlurmClusterResolver(ClusterResolver):
             if start <= self._rank < start + count:
                 self.task_type, self.task_id = job, self._rank - start
             start += count
-        if self._auto_set_gpu:
+        if self._auto_set_gpu and self._environ is os.environ:
             _narrow(gpus[self._rank])
         return ClusterSpec(cluster)
 
     def _check_place(self) -> None:
         """Raise where Slurm says that this task is somewhere else than it would be looked for."""
         host, j = self._places[self._rank]
-        said, name = os.environ.get("SLURM_LOCALID"), os.environ.get("SLURMD_NODENAME")
+        env = self._environ
+        said, name = env.get("SLURM_LOCALID"), env.get("SLURMD_NODENAME")
         if (said, name) in ((str(j), host), (None, host), (str(j), None), (None, None)):
             return
         raise RuntimeError(
             f"Task {self._rank} should be number {j} on {host}, and Slurm says that it is number "
-            f"{said} on {name} (SLURM_DISTRIBUTION={os.environ.get('SLURM_DISTRIBUTION')!r}): start it "
+            f"{said} on {name} (SLURM_DISTRIBUTION={env.get('SLURM_DISTRIBUTION')!r}): start it "
             "with srun --distribution=block, or set TF_CONFIG"
         )
 
@@ -156,6 +172,8 @@ def expand_hostlist(hostlist: str) -> list[str]:
         choices = [
             _numbers(hostlist, piece) if i % 2 else [piece] for i, piece in enumerate(pieces)
         ]
+        if len(hosts) + math.prod(map(len, choices)) > _MOST:
+            raise _invalid("hostlist", hostlist, part)
         hosts += ["".join(chosen) for chosen in itertools.product(*choices)]
     return hosts
 
@@ -163,8 +181,8 @@ def expand_hostlist(hostlist: str) -> list[str]:
 def _numbers(hostlist: str, ranges: str) -> list[str]:
     numbers = []
     for span in ranges.split(","):
-        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+        ends = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", span)
+        if ends is None or not 0 <= int(ends[2] or ends[1]) - int(ends[1]) < _MOST:
             raise _invalid("hostlist", hostlist, span)
         width = len(ends[1])
         numbers += [f"{n:0{width}d}" for n in range(int(ends[1]), int(ends[2] or ends[1]) + 1)]
@@ -178,26 +196,29 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     """
     numbers = []
     for part in tasks_per_node.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        if match is None or len(numbers) + int(match[2] or 1) > _MOST:
             raise _invalid("tasks-per-node list", tasks_per_node, part)
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
 
 
 def _invalid(what: str, text: str, part: str) -> ValueError:
-    return ValueError(f'Invalid {what} format "{text}": Invalid part: {part!r}')
+    text = text if len(text) <= 200 else f"{text[:200]}…"
+    return ValueError(f'Invalid {what} format "{text}": Invalid part: {shown(part)}')
 
 
-def _tasks_of_hosts(tasks_per_node: int | dict[str, int] | None) -> dict[str, int]:
+def _tasks_of_hosts(
+    env: Mapping[str, str], tasks_per_node: int | dict[str, int] | None
+) -> dict[str, int]:
     if isinstance(tasks_per_node, dict):
-        order = expand_hostlist(os.environ.get("SLURM_STEP_NODELIST") or "none")
+        order = expand_hostlist(env.get("SLURM_STEP_NODELIST") or "none")
         order += sorted(set(tasks_per_node) - set(order))
         return {host: tasks_per_node[host] for host in order if host in tasks_per_node}
-    hosts = expand_hostlist(_slurm("STEP_NODELIST"))
+    hosts = expand_hostlist(_slurm(env, "STEP_NODELIST"))
     if tasks_per_node is not None:
         return dict.fromkeys(hosts, int(tasks_per_node))
-    tasks = expand_tasks_per_node(_slurm("STEP_TASKS_PER_NODE"))
+    tasks = expand_tasks_per_node(_slurm(env, "STEP_TASKS_PER_NODE"))
     if len(hosts) != len(tasks):
         raise ValueError(
             f"SLURM_STEP_NODELIST names {len(hosts)} hosts, SLURM_STEP_TASKS_PER_NODE the tasks of "
@@ -206,15 +227,15 @@ def _tasks_of_hosts(tasks_per_node: int | dict[str, int] | None) -> dict[str, in
     return dict(zip(hosts, tasks, strict=True))
 
 
-def _dealt(tasks_of_host: dict[str, int]) -> list[tuple[str, int]]:
+def _dealt(env: Mapping[str, str], tasks_of_host: dict[str, int]) -> list[tuple[str, int]]:
     """Return the host of each rank, and its number there, as srun's --distribution has it.
 
     block fills one host after the other; cyclic goes round all of them, and plane=n so by n at a time.
     """
-    how = os.environ.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0].lower()
+    how = env.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0].lower()
     if how.startswith("plane"):
-        size = how.partition("=")[2] or os.environ.get("SLURM_DIST_PLANESIZE", "")
-        if not size.isdecimal() or int(size) < 1:
+        size = how.partition("=")[2] or env.get("SLURM_DIST_PLANESIZE", "")
+        if not is_number(size) or int(size) < 1:
             raise RuntimeError(
                 "SLURM_DISTRIBUTION is plane, and SLURM_DIST_PLANESIZE no size of one"
             )
@@ -231,10 +252,10 @@ def _dealt(tasks_of_host: dict[str, int]) -> list[tuple[str, int]]:
     return places
 
 
-def _slurm(name: str) -> str:
+def _slurm(env: Mapping[str, str], name: str) -> str:
     name = f"SLURM_{name}"
     try:
-        return os.environ[name]
+        return env[name]
     except KeyError:
         raise RuntimeError(
             f"{name} not found in environment. Not running inside a SLURM step?"
@@ -256,17 +277,17 @@ def _narrow(gpus: str) -> None:
     os.environ[_VISIBLE] = gpus
 
 
-def _visible_gpus() -> list[str] | None:
+def _visible_gpus(env: Mapping[str, str]) -> list[str] | None:
     """Return the GPUs that the environment names; None where it names none."""
-    visible = _before_narrowing()
+    visible = _before_narrowing() if env is os.environ else env.get(_VISIBLE)
     return None if visible is None else [g.strip() for g in visible.split(",") if g.strip()]
 
 
-def _are_own(visible: list[str] | None, tasks: int) -> bool:
+def _are_own(env: Mapping[str, str], visible: list[str] | None, tasks: int) -> bool:
     """Whether each task of a host sees other GPUs: fewer than tasks, or as many as Slurm gave each."""
     if not visible or tasks == 1:
         return False
-    of_each = os.environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    of_each = env.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
     return len(visible) < tasks or of_each == str(len(visible))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from pycollective.cluster.examined import Examined, NoAddress
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.spec import ClusterSpec
+from pycollective.environment import is_number, shown
 
 __all__ = ["TFConfigClusterResolver"]
 
@@ -24,11 +26,16 @@ class TFConfigClusterResolver(ClusterResolver):
     ----------
     task_type, task_id, rpc_layer, environment : optional
         Instead of what the variable says.
+    environ : mapping, optional
+        Instead of ``os.environ``.
 
     Raises
     ------
     ValueError
-        When it is asked: if the variable holds no JSON (``json.JSONDecodeError``), or no object.
+        When it is asked: if the variable holds no JSON (``json.JSONDecodeError``), or no object; or
+        if the task's type, its number, or the protocol is of another kind.
+    TypeError
+        When it is asked for the cluster, as `ClusterSpec`.
     """
 
     def __init__(
@@ -37,14 +44,17 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
         environment: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(task_type, task_id, rpc_layer)
         self._environment = environment or ""
+        self._environ: Mapping[str, str] = os.environ if environ is None else environ
 
     @property
     def task_type(self) -> str | None:
         """The job of this process."""
-        value = _task().get("type") if self._task_type is None else self._task_type
+        value = self._task().get("type") if self._task_type is None else self._task_type
         return None if value is None else str(value)
 
     @task_type.setter
@@ -54,12 +64,15 @@ class TFConfigClusterResolver(ClusterResolver):
     @property
     def task_id(self) -> int | None:
         """The number of this process in its job."""
-        value = _task().get("index") if self._task_id is None else self._task_id
-        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        value = self._task().get("index") if self._task_id is None else self._task_id
+        try:
+            if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+                raise ValueError
+            return None if value is None else int(value)
+        except (TypeError, ValueError):
             raise ValueError(
-                f"TF_CONFIG's task['index'] is {value!r}, which is no number of a task"
-            )
-        return None if value is None else int(value)
+                f"TF_CONFIG's task['index'] is {shown(value)}, which is no number of a task"
+            ) from None
 
     @task_id.setter
     def task_id(self, value: Any) -> None:
@@ -69,7 +82,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def rpc_layer(self) -> str | None:
         """The protocol in addresses."""
         value: str | None = self._rpc_layer
-        return _config().get("rpc_layer") if value is None else value
+        return self._text("rpc_layer") if value is None else value
 
     @rpc_layer.setter
     def rpc_layer(self, value: str | None) -> None:
@@ -82,13 +95,13 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster of the variable; an empty one where it names none."""
-        return ClusterSpec(_config().get("cluster", {}))
+        return ClusterSpec(self._config().get("cluster", {}))
 
     @staticmethod
     def applies(environ: Mapping[str, str]) -> bool:
         """Whether the variable describes a cluster, or cannot be understood."""
         try:
-            config = json.loads(environ.get("TF_CONFIG") or "{}")
+            config = _loaded(environ)
         except ValueError:
             return True
         return not isinstance(config, dict) or config.get("cluster", {}) != {}
@@ -96,39 +109,40 @@ class TFConfigClusterResolver(ClusterResolver):
     def examined(self) -> Examined:
         """Return what can be made of the variable, and all that is wrong with it."""
         problems: list[str] = []
-        text = os.environ.get("TF_CONFIG") or "{}"
 
         def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             found = dict(pairs)
             if len(found) < len(pairs):
-                twice = sorted({key for key in found if [k for k, _ in pairs].count(key) > 1})
+                twice = sorted(key for key, n in Counter(k for k, _ in pairs).items() if n > 1)
                 problems.append(f"{', '.join(map(repr, twice))} stands twice in one JSON object")
             return found
 
         try:
-            config = json.loads(text, object_pairs_hook=object_of)
+            config = _loaded(self._environ, object_of)
         except ValueError as error:
-            where = getattr(error, "pos", 0)
+            text, where = self._environ["TF_CONFIG"], getattr(error, "pos", 0)
             problems.append(f"no JSON: {error}, near {text[max(0, where - 20) : where + 20]!r}")
             return Examined(ClusterSpec({}), None, None, problems, knows_task=False)
         if not isinstance(config, dict):
-            problems.append(f"TF_CONFIG must be a JSON object, not {config!r}")
+            problems.append(f"TF_CONFIG must be a JSON object, not {shown(config)}")
             return Examined(ClusterSpec({}), None, None, problems, knows_task=False)
         cluster, knows_task = _examined_cluster(config.get("cluster", {}), problems)
         task = config.get("task", {})
         if not isinstance(task, dict):
-            problems.append(f"TF_CONFIG's task must be a JSON object, not {task!r}")
+            problems.append(f"TF_CONFIG's task must be a JSON object, not {shown(task)}")
             knows_task, task = False, {}
         task_type, task_id = self._task_type, self._task_id
         if task_type is None:
             task_type = task.get("type")
             if not isinstance(task_type, (str, type(None))):
-                problems.append(f"task['type'] must be a text such as 'worker', not {task_type!r}")
+                problems.append(
+                    f"task['type'] must be a text such as 'worker', not {shown(task_type)}"
+                )
                 knows_task = False
         if task_id is None:
             task_id = task.get("index")
             if not _is_index(task_id) and task_id is not None:
-                problems.append(f"task['index'] must be a number from 0, not {task_id!r}")
+                problems.append(f"task['index'] must be a number from 0, not {shown(task_id)}")
                 knows_task = False
         if not knows_task:
             return Examined(cluster, None, None, problems, knows_task=False)
@@ -145,7 +159,7 @@ class TFConfigClusterResolver(ClusterResolver):
         The variable's ``session_master`` comes before everything; a cluster of one task, or of none,
         needs no address.
         """
-        session_master: str | None = _config().get("session_master")
+        session_master = self._text("session_master")
         if session_master is not None:
             return session_master
         cluster = self.cluster_spec()
@@ -153,10 +167,30 @@ class TFConfigClusterResolver(ClusterResolver):
             return ""
         return super().master(task_type, task_id, rpc_layer)
 
+    def _config(self) -> dict[str, Any]:
+        return _object("TF_CONFIG", _loaded(self._environ))
+
+    def _task(self) -> dict[str, Any]:
+        return _object("TF_CONFIG's task", self._config().get("task", {}))
+
+    def _text(self, key: str) -> str | None:
+        value = self._config().get(key)
+        if not isinstance(value, (str, type(None))):
+            raise ValueError(f"TF_CONFIG's {key} must be a text, not {shown(value)}")
+        return value
+
+
+def _loaded(environ: Mapping[str, str], hook: Any = None) -> Any:
+    """Return what the variable holds; raises ValueError if it is no JSON, or too deep to be read."""
+    try:
+        return json.loads(environ.get("TF_CONFIG") or "{}", object_pairs_hook=hook)
+    except RecursionError:
+        raise ValueError("lists and objects are nested too deeply") from None
+
 
 def _is_index(value: Any) -> bool:
     if isinstance(value, str):
-        return value.isdecimal()
+        return is_number(value)
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -168,7 +202,7 @@ def _examined_cluster(cluster: Any, problems: list[str]) -> tuple[ClusterSpec, b
     whole = True
     if not isinstance(cluster, dict):
         problems.append(
-            f"cluster must be a JSON object, from jobs to lists of addresses, not {cluster!r}"
+            f"cluster must be a JSON object, from jobs to lists of addresses, not {shown(cluster)}"
         )
         return ClusterSpec({}), False
     jobs: dict[str, dict[int, str]] = {}
@@ -180,32 +214,24 @@ def _examined_cluster(cluster: Any, problems: list[str]) -> tuple[ClusterSpec, b
             if wrong:
                 whole = False
                 problems.append(
-                    f"cluster[{job!r}] has {', '.join(map(repr, wrong))} for a task's number: tasks "
+                    f"cluster[{job!r}] has {', '.join(map(shown, wrong))} for a task's number: tasks "
                     "are numbered from 0"
                 )
             numbered = {int(n): address for n, address in tasks.items() if _is_index(n)}
         else:
-            problems.append(f"cluster[{job!r}] must be a list of addresses, not {tasks!r}")
+            problems.append(f"cluster[{job!r}] must be a list of addresses, not {shown(tasks)}")
             numbered, whole = {}, False
         for number, address in numbered.items():
             if not isinstance(address, str):
                 problems.append(
-                    f"cluster[{job!r}][{number}] must be a text, host:port, not {address!r}"
+                    f"cluster[{job!r}][{number}] must be a text, host:port, not {shown(address)}"
                 )
                 numbered[number] = NoAddress()
         jobs[job] = numbered
     return ClusterSpec(jobs), whole
 
 
-def _config() -> dict[str, Any]:
-    return _object("TF_CONFIG", json.loads(os.environ.get("TF_CONFIG") or "{}"))
-
-
-def _task() -> dict[str, Any]:
-    return _object("TF_CONFIG's task", _config().get("task", {}))
-
-
 def _object(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be a JSON object, not {value!r}")
+        raise ValueError(f"{what} must be a JSON object, not {shown(value)}")
     return value

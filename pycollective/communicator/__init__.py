@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Literal, cast, overload
 
 from pycollective import _core, observe, tuning
+from pycollective.arguments import seconds, switch, whole
 from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
 from pycollective.communicator.mpi import MPIGroup, join
@@ -69,9 +69,7 @@ class Communicator(Reductions, Moves, Messages):
         TypeError
             If ``comm`` is no intracommunicator of mpi4py.
         """
-        if not timeout > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-        return _on_mpi(join(comm), timeout)
+        return _on_mpi(join(comm), seconds("timeout", timeout))
 
     @overload
     def split(
@@ -132,11 +130,11 @@ class Communicator(Reductions, Moves, Messages):
         MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
             As `all_reduce`.
         """
-        color, key = None if color is None else operator.index(color), operator.index(key)
-        seconds = self._seconds(timeout)
-        if async_op:
-            return in_python(self, lambda: self._part(color, key, seconds))
-        return self._part(color, key, seconds)
+        color = None if color is None else whole("color", color, -(2**63), 2**63 - 1)
+        key, limit = whole("key", key, -(2**63), 2**63 - 1), self._seconds(timeout)
+        if switch("async_op", async_op):
+            return in_python(self, lambda: self._part(color, key, limit))
+        return self._part(color, key, limit)
 
     def _part(self, color: int | None, key: int, seconds: float) -> Communicator | None:
         if self._family is None:
@@ -184,9 +182,7 @@ def local_group(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Communic
     ...     print(comm.all_reduce(np.ones(3)))
     >>> threads = [threading.Thread(target=work, args=(c,)) for c in pc.local_group(2)]
     """
-    if not timeout > 0:
-        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-    return threads(size, timeout, "local_group")
+    return threads(whole("size", size), seconds("timeout", timeout), "local_group")
 
 
 def threads(size: int, timeout: float, source: str) -> list[Communicator]:

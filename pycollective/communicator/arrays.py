@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-import operator
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pycollective import array_backend
+from pycollective.arguments import whole
 
 __all__ = [
     "Array",
@@ -202,7 +203,9 @@ def apart(source: Array, target: Array, place: Array | None) -> Array:
 
 def check_counts(name: str, counts: Sequence[int], size: int) -> list[int]:
     """Return the numbers of rows, one for each rank."""
-    found = [operator.index(n) for n in counts]
+    if not np.iterable(counts) or isinstance(counts, (str, bytes)):
+        raise TypeError(f"{name} must be {size} numbers of rows, one for each rank, not {counts!r}")
+    found = [whole(f"a number of {name}", n, -sys.maxsize, sys.maxsize) for n in counts]
     if len(found) != size or any(n < 0 for n in found):
         raise ValueError(f"{name} must be {size} numbers of rows, one for each rank, not {found}")
     return found

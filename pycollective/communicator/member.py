@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from pycollective import _core, array_backend, observe, tuning
+from pycollective import _core, arguments, array_backend, observe, tuning
 from pycollective.algorithms import Algorithm
+from pycollective.arguments import switch
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.gpu import GpuCore, core_for
 from pycollective.communicator.split import Family, Threads
 from pycollective.communicator.work import Work, nothing
-from pycollective.errors import CollectiveError
+from pycollective.errors import CollectiveError, MismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Member", "live"]
 
@@ -114,25 +117,16 @@ class Member(_core.CommunicatorBase):
         """
         if device not in ("cpu", "gpu"):
             raise ValueError(f"device is 'cpu' or 'gpu', not {device!r}")
-        sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
-        sizes = [operator.index(n) for n in sizes]
+        lengths = arguments.sizes(shape)
         kind = np.dtype(dtype)
-        if any(n < 0 for n in sizes):
-            raise ValueError(f"a shape has no negative numbers, as {sizes} does")
         if kind.hasobject:
             raise TypeError("arrays of Python objects cannot be sent: give a numeric dtype")
-        if math.prod(sizes) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
-            raise MemoryError(f"no memory has room for {sizes} of {kind} from each rank")
+        if math.prod(lengths) * kind.itemsize > sys.maxsize // self.size - (1 << 20):
+            raise MemoryError(f"no memory has room for {lengths} of {kind} from each rank")
         if device == "gpu":
-            return self._empty_on_gpu(sizes, kind, self._seconds(timeout))
-        try:
-            shared: Array | None = self._core.empty(sizes, kind, self._seconds(timeout))
-        except MemoryError:
-            raise MemoryError(
-                f"a rank of the group has no memory for {math.prod(sizes) * kind.itemsize} bytes "
-                "that are shared"
-            ) from None
-        return np.empty(sizes, kind) if shared is None else shared
+            return self._empty_on_gpu(lengths, kind, self._seconds(timeout))
+        shared: Array | None = self._core.empty(lengths, kind, self._seconds(timeout))
+        return np.empty(lengths, kind) if shared is None else shared
 
     def _empty_on_gpu(self, sizes: Sequence[int], kind: np.dtype[Any], seconds: float) -> Array:
         like = array_backend.empty_on_gpu(0, np.uint8)
@@ -142,11 +136,12 @@ class Member(_core.CommunicatorBase):
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
         """Return when every rank has called it; with ``async_op``, a `Work` at once."""
-        return nothing(self._core.barrier(self._seconds(timeout), async_op))
+        later = switch("async_op", async_op)
+        return nothing(self._core.barrier(self._seconds(timeout), later))
 
     def abort(self, reason: str) -> None:
         """Fail the group: every rank's present or next call raises ``AbortedError(reason)``."""
-        self._group.abort(reason)
+        self._group.abort(str(reason))
 
     @property
     def hosts(self) -> list[int]:
@@ -163,7 +158,14 @@ class Member(_core.CommunicatorBase):
     def close(self) -> None:
         """Leave the group in good order; peers that still wait for this rank get PeerLostError.
 
-        Calls that are under way are waited for first, each until its own deadline.
+        Calls that are under way are waited for first, each until its own deadline. A communicator is a
+        context manager that closes itself at the end of the block.
+
+        Raises
+        ------
+        MismatchError
+            This rank's calls and another rank's differ, and no call has found it: nobody had to
+            receive anything in them. Of two ranks, the one that closes later finds it.
         """
         if not isinstance(self._core, _Gone):
             self._core.settle()
@@ -172,8 +174,16 @@ class Member(_core.CommunicatorBase):
             observe.leave(self)
         self._gpu = None
         self._detach()
-        self._group.leave(self.rank)
-        self._core = _Gone("this communicator is closed")
+        try:
+            self._group.leave(self.rank)
+        finally:
+            self._core = _Gone("this communicator is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _close_at_exit(self) -> None:
         """Leave when the process ends: nobody will wait for the calls that are under way."""
@@ -181,7 +191,10 @@ class Member(_core.CommunicatorBase):
             self._gpu.finish()
         if not isinstance(self._core, _Gone) and self._core.outstanding:
             self.abort(f"rank {self.rank} ended while calls of it were under way")
-        self.close()
+        try:
+            self.close()
+        except MismatchError as error:
+            _end_in_vain(error)
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
@@ -209,6 +222,12 @@ class Member(_core.CommunicatorBase):
     def _how(self, algorithm: str | Algorithm, ragged: bool = False) -> str | _core.Algorithm:
         if isinstance(algorithm, str):
             return algorithm
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(
+                "algorithm must be a name, of which pycollective.algorithms.names() lists those of a "
+                "collective, or what pycollective.algorithms.algorithm makes of a function, not "
+                f"{algorithm!r}"
+            )
         if ragged and algorithm.num_scratch(self.size):
             raise ValueError(
                 f"{algorithm.name} has scratch, of which no step says how long a part in it is: parts "
@@ -231,11 +250,14 @@ class Member(_core.CommunicatorBase):
             raise
 
     def _seconds(self, timeout: float | None) -> float:
-        seconds = self.timeout if timeout is None else float(timeout)
-        if not seconds > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-        return seconds
+        return self.timeout if timeout is None else arguments.seconds("timeout", timeout)
 
     def _place(self, whole: Array, count: int) -> Array:
         """Return this rank's part, of ``count`` elements, of a contiguous array of all parts."""
         return whole.reshape(-1)[self.rank * count : (self.rank + 1) * count]
+
+
+def _end_in_vain(error: MismatchError) -> None:
+    """Report at the end of the process that its results are wrong, and let it end with status 1."""
+    print(f"MismatchError at the end of the process: {error}", file=sys.stderr, flush=True)
+    _core.exit_in_failure()

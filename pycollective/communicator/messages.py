@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from pycollective.arguments import rank_number, sizes, switch, whole
 from pycollective.communicator.arrays import as_input, output_for
 from pycollective.communicator.member import Member
 from pycollective.communicator.work import nothing, outcome
 
 __all__ = ["Messages"]
-
-_MOST_TAG = 2**31 - 1
-
-
-def _checked_tag(tag: int) -> int:
-    found = operator.index(tag)
-    if not 0 <= found <= _MOST_TAG:
-        raise ValueError(f"tag must be a number from 0 to {_MOST_TAG}, not {found}")
-    return found
 
 
 class Messages(Member):
@@ -75,9 +66,10 @@ class Messages(Member):
         CollectiveTimeoutError, PeerLostError, AbortedError
             As `all_reduce`.
         """
+        dest, tag = rank_number("dest", dest, self.size), whole("tag", tag, 0)
+        later = switch("async_op", async_op)
         source, seconds = as_input(x), self._seconds(timeout)
-        core = self._core_for(source)
-        return nothing(core.send(source, dest, _checked_tag(tag), seconds, async_op))
+        return nothing(self._core_for(source).send(source, dest, tag, seconds, later))
 
     def recv(
         self,
@@ -125,12 +117,14 @@ class Messages(Member):
         """
         if source is None:
             raise TypeError("recv needs source=, the rank that sends")
+        source, tag = rank_number("source", source, self.size), whole("tag", tag, 0)
+        later = switch("async_op", async_op)
         if (out is None) == (shape is None or dtype is None):
             raise TypeError("recv needs out, or shape and dtype of what is sent")
         if out is None:
-            out = np.empty(() if shape is None else shape, dtype)
+            out = np.empty(() if shape is None else sizes(shape), dtype)
         target, place = output_for(out, None, None)
         seconds = self._seconds(timeout)
         core = self._core_for(target)
-        task = core.recv(target, source, _checked_tag(tag), seconds, async_op)
+        task = core.recv(target, source, tag, seconds, later)
         return outcome(task, target, place)

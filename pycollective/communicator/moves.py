@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from pycollective import _core
 from pycollective.algorithms import Algorithm
+from pycollective.arguments import rank_number, switch
 from pycollective.communicator.arrays import (
     Array,
     apart,
@@ -42,7 +43,7 @@ class Moves(Member):
 
     def broadcast(
         self,
-        x: ArrayLike,
+        x: ArrayLike | None,
         root: int = 0,
         *,
         out: Any = None,
@@ -54,9 +55,10 @@ class Moves(Member):
 
         Parameters
         ----------
-        x : array_like
+        x : array_like or None
             The root's array is what everyone gets; the other ranks' only says the shape and dtype,
-            which must be the root's. Any dtype without Python objects.
+            which must be the root's, and may be None when ``out`` is given. Any dtype without Python
+            objects.
         root : int
             The rank whose array it is.
         out : array, optional
@@ -79,9 +81,17 @@ class Moves(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
+        root, later = rank_number("root", root, self.size), switch("async_op", async_op)
+        if x is None:
+            if out is None or self.rank == root:
+                raise TypeError(
+                    "broadcast needs x on the root, and on the other ranks x or out to say shape and "
+                    "dtype"
+                )
+            x = out
         source, target, result = input_and_output(x, out)
         task = self._core_for(source).broadcast(
-            source, target, root, self._how(algorithm), self._seconds(timeout), async_op
+            source, target, root, self._how(algorithm), self._seconds(timeout), later
         )
         return outcome(task, target, result)
 
@@ -125,6 +135,7 @@ class Moves(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
+        async_op, ragged = switch("async_op", async_op), switch("ragged", ragged)
         source = as_input(x)
         row = source.shape[1:]
         seconds = self._seconds(timeout)
@@ -191,6 +202,8 @@ class Moves(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
+        async_op, ragged = switch("async_op", async_op), switch("ragged", ragged)
+        root = rank_number("root", root, self.size)
         source = as_input(x)
         seconds = self._seconds(timeout)
         how = self._how(algorithm, ragged)
@@ -263,6 +276,8 @@ class Moves(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`; leading axes of length 1 are not looked at.
         """
+        async_op, ragged = switch("async_op", async_op), switch("ragged", ragged)
+        root = rank_number("root", root, self.size)
         seconds = self._seconds(timeout)
         how = self._how(algorithm, ragged)
         if ragged:
@@ -342,6 +357,7 @@ class Moves(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
+        async_op = switch("async_op", async_op)
         source = as_input(x)
         seconds = self._seconds(timeout)
         how = self._how(algorithm)

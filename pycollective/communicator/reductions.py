@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from pycollective import _core, observe
 from pycollective.algorithms import Algorithm
+from pycollective.arguments import op_name, rank_number, switch, whole
 from pycollective.communicator.arrays import (
     Array,
     apart,
@@ -36,7 +38,7 @@ class Reductions(Member):
     def all_reduce(
         self,
         x: ArrayLike,
-        op: str = "sum",
+        op: Any = "sum",
         *,
         out: Any = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
@@ -59,7 +61,9 @@ class Reductions(Member):
             are bitwise for ints and logical for bools. float16 and bfloat16 are
             computed in float32 and rounded to nearest even: once at the end where ranks share
             memory ("direct"), after every step otherwise. Complex numbers have sum, prod and
-            mean; bools have min, max, and, or, xor.
+            mean; bools have min, max, and, or, xor. NumPy's functions ``add``, ``multiply``,
+            ``minimum``, ``maximum`` and ``bitwise_and``, and the members of ``ReduceOp``, are
+            understood as well.
         out : array, optional
             Where the result goes, an array of any of these kinds; ``out=x`` works in place.
         algorithm : str or Algorithm
@@ -95,11 +99,13 @@ class Reductions(Member):
         AbortedError
             Another rank failed or aborted the group.
         """
+        reproducible, later = switch("reproducible", reproducible), switch("async_op", async_op)
         source, target, result = input_and_output(x, out)
+        op = op_name(op, source.dtype)
         how = self._how_reduced(algorithm, reproducible)
         seconds = self._seconds(timeout)
         core = self._core_for(source)
-        task = core.all_reduce(source, target, op, how, reproducible, seconds, async_op)
+        task = core.all_reduce(source, target, op, how, reproducible, seconds, later)
         return outcome(task, target, result)
 
     def _how_reduced(self, algorithm: str | Algorithm, reproducible: bool) -> str | _core.Algorithm:
@@ -118,7 +124,7 @@ class Reductions(Member):
     def reduce(
         self,
         x: ArrayLike,
-        op: str = "sum",
+        op: Any = "sum",
         root: int = 0,
         *,
         out: Any = None,
@@ -156,12 +162,15 @@ class Reductions(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
+        root, async_op = rank_number("root", root, self.size), switch("async_op", async_op)
         how = self._how(algorithm)
         if self.rank != root:
             source = as_input(x)
+            op = op_name(op, source.dtype)
             core, seconds = self._core_for(source), self._seconds(timeout)
             return nothing(core.reduce(source, None, op, root, how, seconds, async_op))
         source, target, result = input_and_output(x, out)
+        op = op_name(op, source.dtype)
         core, seconds = self._core_for(source), self._seconds(timeout)
         task = core.reduce(source, target, op, root, how, seconds, async_op)
         return outcome(task, target, result)
@@ -169,7 +178,7 @@ class Reductions(Member):
     def reduce_scatter(
         self,
         x: ArrayLike,
-        op: str = "sum",
+        op: Any = "sum",
         *,
         out: Any = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
@@ -208,19 +217,21 @@ class Reductions(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`.
         """
+        later = switch("async_op", async_op)
         source = as_input(x)
+        op = op_name(op, source.dtype)
         part = part_shape("x", source.shape, self.size)
         target, result = output_for(out, source, part, part[1:] if part[0] == 1 else None)
         source = apart(source, target, self._place(source, target.size))
         task = self._core_for(source).reduce_scatter(
-            source, target, op, self._how(algorithm), self._seconds(timeout), async_op
+            source, target, op, self._how(algorithm), self._seconds(timeout), later
         )
         return outcome(task, target, result)
 
     def all_reduce_many(
         self,
         arrays: Iterable[ArrayLike],
-        op: str = "sum",
+        op: Any = "sum",
         *,
         bytes_per_pack: int = 32 << 20,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
@@ -259,9 +270,10 @@ class Reductions(Member):
         MismatchError, CollectiveTimeoutError, AbortedError
             As `all_reduce`; also where packs are made of arrays of different shapes.
         """
-        if bytes_per_pack < 0:
-            raise ValueError(f"bytes_per_pack must be 0 or more, not {bytes_per_pack}")
+        reproducible, async_op = switch("reproducible", reproducible), switch("async_op", async_op)
+        bytes_per_pack = whole("bytes_per_pack", bytes_per_pack, 0, sys.maxsize)
         sources = [as_input(x) for x in arrays]
+        op = op_name(op, sources[0].dtype if sources else None)
         if any(type(x) is not np.ndarray for x in sources):
             check_one_place(sources)
         if out is not None:

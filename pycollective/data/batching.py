@@ -242,7 +242,7 @@ class Rebatch(Transformed):
 
     def __init__(self, source: Dataset, sizes: Any, drop_remainder: bool) -> None:
         super().__init__(source)
-        one = isinstance(sizes, (int, np.integer))
+        one = np.ndim(sizes) == 0
         least = 1 if one else 0
         self._sizes = [at_least(n, least, "batch_size") for n in ([sizes] if one else sizes)]
         if not any(self._sizes):

@@ -54,7 +54,8 @@ class Cache(Transformed):
             for item in start():
                 made.append(item)
                 yield item
-            self._kept = made
+            if self._kept is None:  # of passes side by side the first that ends decides
+                self._kept = made
             return
         yield from self._kept
 

@@ -16,7 +16,7 @@ from pycollective.data.options import Options
 from pycollective.data.rows import Rows
 from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from pycollective.dtypes import string
-from pycollective.tensor import Tensor, as_tensor
+from pycollective.tensor import Tensor, TensorShape, as_tensor
 
 __all__ = ["Dataset", "DatasetIterator", "as_element", "as_tensors"]
 
@@ -26,7 +26,7 @@ def as_element(value: Any, own: bool = False) -> Any:
 
     With ``own``, arrays are copied: whoever made them may fill them anew for the next element.
     """
-    if isinstance(value, (tuple, dict)):
+    if isinstance(value, (tuple, dict)) and not isinstance(value, TensorShape):
         children = value.values() if isinstance(value, dict) else value
         return nest.rebuild(value, [as_element(v, own) for v in children])
     array = _as_text(value) if _is_text(value) else as_tensor(value).array
@@ -359,7 +359,8 @@ class Dataset:
         """Apply a function to every element; tuples become its arguments.
 
         With ``num_parallel_calls`` (-1: one for each core) it runs in threads; the order stays.
-        Arrays that the function returns are copied. `element_spec` calls it with zeros.
+        A list that the function returns is a tuple of components, as in TensorFlow. Arrays that the
+        function returns are copied. `element_spec` calls it with zeros.
         """
         return transformations.Map(self, map_func, num_parallel_calls)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pycollective import nest
 from pycollective.dtypes import as_dtype, float32, string
+from pycollective.tensor import TensorShape
 
 __all__ = [
     "AUTOTUNE",
@@ -47,6 +48,8 @@ class TensorSpec:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.shape, TensorShape) and self.shape.rank is None:
+            object.__setattr__(self, "shape", None)
         if self.shape is not None:
             try:
                 shape = tuple(None if n is None else index(n) for n in self.shape)

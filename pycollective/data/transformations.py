@@ -7,16 +7,18 @@ indices.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import index
 from typing import Any
 
 import numpy as np
 
-from pycollective import nest
+from pycollective import _core, nest
 from pycollective.data.background import Prefetcher
 from pycollective.data.dataset import Dataset, as_element, as_tensors
 from pycollective.data.options import SHARD_HINT, Options
@@ -26,6 +28,7 @@ from pycollective.data.rows import (
     shuffled_blocks,
 )
 from pycollective.data.spec import (
+    AUTOTUNE,
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     UNKNOWN_SPEC,
@@ -60,10 +63,30 @@ __all__ = [
 
 
 def at_least(value: Any, least: int, name: str) -> int:
-    """Return an argument as an int, or raise a ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be an int of at least {least}, not {value!r}")
-    return int(value)
+    """Return an argument as an int: an int, or an integer tensor, variable or array without axes.
+
+    Raises
+    ------
+    TypeError
+        If the argument is something else.
+    InvalidArgumentError
+        If the number is below ``least``.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int of at least {least}, not {value!r}") from None
+    if number < least:
+        raise InvalidArgumentError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def _number_or_auto(value: Any, name: str) -> int:
+    """Return a number of at least 1; for AUTOTUNE the number of cores."""
+    number = at_least(value, AUTOTUNE, name)
+    return _core.usable_cores() if number == AUTOTUNE else at_least(number, 1, name)
 
 
 class Transformed(Dataset):
@@ -96,7 +119,10 @@ class Shuffle(Transformed):
         self, source: Dataset, buffer_size: int, seed: int | None, reshuffle: bool
     ) -> None:
         super().__init__(source)
-        self._buffer_size = at_least(buffer_size, 1, "buffer_size")
+        size = at_least(buffer_size, UNKNOWN_CARDINALITY, "buffer_size")
+        if size == UNKNOWN_CARDINALITY:  # as `cardinality()` returned it
+            size = sys.maxsize
+        self._buffer_size = at_least(size, 1, "buffer_size")
         own = random.default_generator().integers(2**63) if seed is None else seed
         self._seed = abs(int(own))
         self._reshuffle = reshuffle
@@ -167,9 +193,13 @@ class Take(Transformed):
         super().__init__(source)
         self._count = at_least(count, -1, "count")
 
+    def _takes_all(self) -> bool:
+        """Return True if no element is left out; then the end is looked for, as caches need it."""
+        return self._count < 0 or 0 <= self._source.cardinality() <= self._count
+
     def _rows(self) -> Rows | None:
         rows = self._source._rows()
-        if rows is None or self._count < 0:
+        if rows is None or self._takes_all():
             return rows
         source = rows.blocks
 
@@ -187,7 +217,7 @@ class Take(Transformed):
 
     def _iter(self) -> Iterator[Any]:
         elements = self._source._iter()
-        return elements if self._count < 0 else itertools.islice(elements, self._count)
+        return elements if self._takes_all() else itertools.islice(elements, self._count)
 
     def cardinality(self) -> int:
         """Return the number of elements that are left."""
@@ -243,14 +273,15 @@ class Shard(Transformed):
 
     def __init__(self, source: Dataset, num_shards: int, index: int) -> None:
         super().__init__(source)
-        self._is_hint = num_shards == SHARD_HINT
+        self._step = at_least(num_shards, SHARD_HINT, "num_shards")
+        self._is_hint = self._step == SHARD_HINT
         if self._is_hint:
             return
-        self._step = at_least(num_shards, 1, "num_shards")
-        self._first = index
-        if isinstance(index, bool) or not 0 <= index < num_shards:
+        at_least(self._step, 1, "num_shards")
+        self._first = at_least(index, np.iinfo(np.int64).min, "index")
+        if not 0 <= self._first < self._step:
             raise InvalidArgumentError(
-                f"Index must be between 0 and {num_shards - 1} (currently index = {index})."
+                f"Index must be between 0 and {self._step - 1} (currently index = {self._first})."
             )
 
     def _check_filled_in(self) -> None:
@@ -298,14 +329,14 @@ class Map(Transformed):
         if not callable(function):
             raise TypeError(f"map needs a function, not {type(function).__name__}")
         self._function = function
-        if num_parallel_calls == -1:
-            num_parallel_calls = os.cpu_count() or 1
         calls = 1 if num_parallel_calls is None else num_parallel_calls
-        self._parallel = at_least(calls, 1, "num_parallel_calls")
+        self._parallel = _number_or_auto(calls, "num_parallel_calls")
 
     def _call(self, element: Any) -> Any:
         value = as_tensors(element)
         made = self._function(*value) if type(value) is tuple else self._function(value)
+        if isinstance(made, list):
+            made = tuple(made)  # components, as in TensorFlow; `stack` makes one tensor of them
         try:
             return as_element(made, own=True)
         except (TypeError, ValueError) as error:
@@ -463,7 +494,7 @@ class Enumerate(Transformed):
 
     def __init__(self, source: Dataset, start: int) -> None:
         super().__init__(source)
-        self._start = start
+        self._start = at_least(start, np.iinfo(np.int64).min, "start")
 
     def _iter(self) -> Iterator[Any]:
         for number, element in enumerate(self._source._iter(), start=self._start):
@@ -540,12 +571,12 @@ class Interleave(Transformed):
         if not callable(function):
             raise TypeError(f"interleave needs a function, not {type(function).__name__}")
         self._function = function
-        if cycle_length is None or cycle_length == -1:
-            cycle_length = os.cpu_count() or 1
-        self._cycle = at_least(cycle_length, 1, "cycle_length")
+        self._cycle = _number_or_auto(
+            AUTOTUNE if cycle_length is None else cycle_length, "cycle_length"
+        )
         self._block = at_least(block_length, 1, "block_length")
-        if num_parallel_calls not in (None, -1):
-            at_least(num_parallel_calls, 1, "num_parallel_calls")
+        if num_parallel_calls is not None:
+            _number_or_auto(num_parallel_calls, "num_parallel_calls")
         self._ahead = num_parallel_calls is not None
 
     def _open(self, element: Any) -> Dataset:
@@ -621,6 +652,9 @@ def reduced(dataset: Dataset, initial_state: Any, function: Callable[[Any, Any],
     return state
 
 
+_END = object()
+
+
 class Zip(Dataset):
     """Elements of several datasets side by side."""
 
@@ -649,9 +683,21 @@ class Zip(Dataset):
         return sizes.pop() if len(sizes) == 1 else None
 
     def _iter(self) -> Iterator[Any]:
-        # Shortest wins, hence not strict.
-        for elements in zip(*(d._iter() for d in self._datasets), strict=False):
+        turns = [d._iter() for d in self._datasets]
+        while True:
+            elements: list[Any] = []
+            for turn in turns:
+                element = next(turn, _END)
+                if element is _END:
+                    break
+                elements.append(element)
+            if len(elements) < len(turns):
+                break
             yield nest.pack_as(self._structure, elements)
+        # All are asked equally often, as in TensorFlow: a cache is complete when its end was seen.
+        for turn in turns[len(elements) + 1 :]:
+            with contextlib.suppress(Exception):  # of an element that nobody gets
+                next(turn, None)
 
     def cardinality(self) -> int:
         """Return the smallest number of elements."""

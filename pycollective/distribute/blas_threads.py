@@ -10,12 +10,12 @@ import contextlib
 import ctypes
 import functools
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pycollective import _core
 from pycollective._core import nn as kernels
 
 __all__ = ["available_cores", "controls_threads", "shared_among"]
@@ -27,10 +27,8 @@ _restore: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return how many cores this process may use: of its affinity, within its CPU quota."""
+    return _core.usable_cores()
 
 
 #: What brings a BLAS of its own besides NumPy's, and may be imported at any time.

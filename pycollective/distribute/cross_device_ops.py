@@ -538,16 +538,31 @@ def _as_per_replica(value: Any) -> PerReplica:
 
 
 def _check_destinations(destinations: Any) -> None:
+    check_not_empty(destinations)
     if isinstance(destinations, (str, DistributedValues, Variable, Tensor)):
         if isinstance(destinations, str):
             parse_device(destinations)
-        elif isinstance(destinations, DistributedValues) and not destinations.values:
-            raise ValueError("destinations can not be empty")
         return
     raise ValueError(
         "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device "
-        f"string, not {destinations!r}."
+        f"string. Got {destinations!r}"
     )
+
+
+def check_not_empty(destinations: Any) -> None:
+    """Raise if destinations name no device.
+
+    Raises
+    ------
+    ValueError
+        For an empty string, and for distributed values without components.
+    """
+    values = destinations.values if isinstance(destinations, DistributedValues) else destinations
+    if isinstance(values, (str, tuple)) and not values:
+        raise ValueError(
+            f"destinations can not be empty, got {destinations!r}; name a device such as 'cpu:0', or "
+            "give a value that lies there"
+        )
 
 
 def component_of(value: Any, replica: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from pycollective.distribute.cross_device_ops import (
     CommunicationOptions,
     CrossDeviceOps,
     ReplicaReduction,
+    check_not_empty,
     checked_pairs,
     component_of,
     slices_beside,
@@ -95,7 +97,8 @@ class StrategyExtended:
     def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
         self._devices = tuple(devices)
         self.cross_device_ops = cross_device_ops
-        self._strategy: Strategy | None = None  # set by Strategy
+        # Weak: a cycle would keep the replicas' threads until the garbage collector finds it.
+        self._strategy: weakref.ref[Strategy] | None = None
         self._timeout = DEFAULT_TIMEOUT
         #: The processes that train together.
         self.workers = Workers()
@@ -260,9 +263,24 @@ class StrategyExtended:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy this belongs to."""
-        assert self._strategy is not None
-        return self._strategy
+        """The strategy this belongs to.
+
+        Raises
+        ------
+        RuntimeError
+            If the program has dropped the strategy and kept only this object.
+        """
+        strategy = None if self._strategy is None else self._strategy()
+        if strategy is None:
+            raise RuntimeError(
+                f"the strategy of this {type(self).__name__} does not exist any more; keep a reference "
+                "to the strategy, `strategy.extended` alone does not"
+            )
+        return strategy
+
+    def belong_to(self, strategy: Strategy) -> None:
+        """Make this the `extended` of a strategy."""
+        self._strategy = weakref.ref(strategy)
 
     @property
     def timeout(self) -> float:
@@ -637,3 +655,4 @@ class StrategyExtended:
 def _check_destinations(destinations: Any) -> None:
     if isinstance(destinations, (list, tuple)):
         raise AssertionError("destinations must be one value or device, not a list or tuple")
+    check_not_empty(destinations)

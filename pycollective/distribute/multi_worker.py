@@ -7,7 +7,6 @@ import copy
 import importlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,13 +16,8 @@ import numpy as np
 
 from pycollective import array_backend, observe, rendezvous
 from pycollective.cluster import ClusterResolver, TFConfigClusterResolver
-from pycollective.cluster.membership import (
-    Membership,
-    Source,
-    checked_membership_of,
-    source_of,
-    sources_of_environment,
-)
+from pycollective.cluster.membership import Membership, checked_membership_of, source_of
+from pycollective.cluster.sources import Source, sources_of_environment
 from pycollective.communicator import Communicator
 from pycollective.distribute.among_workers import (
     AmongWorkers,
@@ -51,6 +45,7 @@ from pycollective.errors import (
     RendezvousError,
 )
 from pycollective.nccl import device
+from pycollective.rendezvous.description import FirstRankLostError, Roster
 
 __all__ = ["MultiWorkerMirroredStrategy", "join_workers"]
 
@@ -60,9 +55,8 @@ JOIN_TIMEOUT = rendezvous.JOIN_TIMEOUT
 
 PATIENCE = 30.0
 _MEETING_SECONDS = 30.0
-_PROBE_SECONDS = 1.0
 _MEETINGS = 10
-"""So often in a row may workers be lost again while those who are left meet."""
+"""Meetings in a row that may fail, besides one for each worker and each new process that is lost."""
 
 
 class MultiWorkerExtended(MirroredExtended):
@@ -210,7 +204,7 @@ class MultiWorkerExtended(MirroredExtended):
             return None
         both = None
         if context.local_replica_id == 0:
-            both = self._both = BothLevels(own, self.workers, self._side_stream)
+            both = self._both = BothLevels(own, self.workers, partial(_side_stream, self._sides))
         reduction = self.cross_device_ops.begin_all_reduce(
             own if both is None else cast(Communicator, both), reduce_op, likes, merged, True
         )
@@ -218,12 +212,17 @@ class MultiWorkerExtended(MirroredExtended):
             return None
         return OnBothLevels(context, reduction, both, likes, merged.timeout_seconds)
 
-    def _side_stream(self, gpu: int) -> Any:
-        """Return the stream of a GPU in which sums wait for each other."""
-        if gpu not in self._sides:
-            with device.on(gpu):
-                self._sides[gpu] = device.stream()
-        return self._sides[gpu]
+
+def _side_stream(streams: dict[int, Any], gpu: int) -> Any:
+    """Return the stream of a GPU in which sums wait for each other.
+
+    This is no method: the strategy keeps the last reduction, which keeps this function, and a method
+    would close a cycle.
+    """
+    if gpu not in streams:
+        with device.on(gpu):
+            streams[gpu] = device.stream()
+    return streams[gpu]
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -237,7 +236,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ----------
     cluster_resolver : ClusterResolver, optional
         Who the workers are, and which one this is. By default what the environment says, in the order
-        that `pycollective.cluster.membership` lists: ``TF_CONFIG`` first. Where nothing names a
+        that `pycollective.cluster.sources` lists: ``TF_CONFIG`` first. Where nothing names a
         cluster, and for an evaluator, this process trains alone.
     communication_options : CommunicationOptions, optional
         Hints for all reductions. Its timeout is how long workers wait for each other in a call.
@@ -294,7 +293,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             on_mpi = _on_mpi()
             member = _member_of(on_mpi)
         else:
-            member = checked_membership_of(resolver, rendezvous.LISTENER in os.environ)
+            listens = rendezvous.LISTENER in os.environ
+            if cluster_resolver is not None:
+                member = checked_membership_of(resolver, listens)
+            else:
+                found = resolver if sources else None
+                member = checked_membership_of(found, listens, os.environ)
         # Only now: a resolver may have chosen this worker's GPUs among those of the machine.
         local = parse_devices(devices)
         options = _available(options, local)
@@ -391,15 +395,18 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"run_elastic needs an address for each worker, which {member.source} does not give; "
                 "describe the cluster by TF_CONFIG"
             )
+        roster = Roster(member.size)
         while True:
             try:
                 with _open_to_the_lost(member, self.extended.workers):
                     return train_fn(self)
             except (PeerLostError, AbortedError, CollectiveTimeoutError) as error:
                 _log.warning("%s: meets the others again after: %s", self, error)
+            if self.extended.workers.has_saved:
+                roster.has_saved()
             self.extended.workers.close()
             replicas = self.extended.num_local_replicas
-            self.extended.workers = _those_who_are_left(member, least, patience, replicas)
+            self.extended.workers = _those_who_are_left(member, least, patience, replicas, roster)
             self.extended.workers.wait_at_most(self.extended.timeout)
             _log.warning("goes on with %d of %d workers", self.extended.workers.count, member.size)
 
@@ -463,31 +470,37 @@ def join_workers(member: Membership, seconds: float) -> Communicator:
         if time.monotonic() - begin < seconds:
             raise
         raise RendezvousError(
-            f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}"
+            f"Timeout waiting for the cluster, timeout is {seconds:g} seconds: {error}. Start the "
+            "missing workers, or all workers again if the job has ended"
         ) from None
 
 
-def _those_who_are_left(member: Membership, least: int, patience: float, replicas: int) -> Workers:
+def _those_who_are_left(
+    member: Membership, least: int, patience: float, replicas: int, roster: Roster
+) -> Workers:
     """Meet the others; once more if one of them is lost before all is made."""
-    for again in range(_MEETINGS):
-        met = _survivors(member, least, patience)
+    meetings = _MEETINGS + member.size + roster.limit
+    for again in range(meetings):
+        met = _survivors(member, least, patience, roster)
         try:
             return _joined(met, member, replicas, patience + _MEETING_SECONDS)
         except CollectiveError as error:
             met.close()
-            if again == _MEETINGS - 1:
+            if again == meetings - 1:
                 raise
             _log.warning("meets the others once more after: %s", error)
     raise AssertionError("the last meeting returns or raises")
 
 
-def _survivors(member: Membership, least: int, patience: float) -> Communicator:
+def _survivors(member: Membership, least: int, patience: float, roster: Roster) -> Communicator:
     """Meet those who are left, or come back, at the first of their addresses.
 
-    If nobody comes to an address for the length of the patience, its worker is taken for lost.
+    If nobody comes to an address for the length of the patience, its worker is taken for lost. If the
+    worker there is lost while the others meet at its address, they look for the first one again.
     """
-    last = member.size - least
-    for first in range(min(member.rank, last) + 1):
+    last = min(member.rank, member.size - least)
+    first = losses = 0
+    while True:
         try:
             return rendezvous.meet(
                 member.rank - first,
@@ -497,11 +510,18 @@ def _survivors(member: Membership, least: int, patience: float) -> Communicator:
                 join_timeout=patience + _MEETING_SECONDS,
                 least=least,
                 patience=patience,
+                roster=roster,
             )
-        except RendezvousError:
-            if first == min(member.rank, last):
+        except FirstRankLostError as error:
+            losses += 1
+            if losses == _MEETINGS + member.size:
                 raise
-    raise AssertionError("a worker meets at its own address at the latest")
+            _log.warning("meets the others once more after: %s", error)
+            first = 0
+        except RendezvousError:
+            if first == last:
+                raise
+            first += 1
 
 
 @contextlib.contextmanager
@@ -526,16 +546,8 @@ def _open_to_the_lost(member: Membership, workers: Workers) -> Iterator[None]:
         finally:
             knocks.close()
     else:
-        workers.somebody_waits = partial(_listens, member.addresses[0])
+        workers.somebody_waits = partial(rendezvous.is_there, member.addresses)
         yield
-
-
-def _listens(address: str) -> bool:
-    try:
-        socket.create_connection(rendezvous.host_and_port(address), _PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _joined(

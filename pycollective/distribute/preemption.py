@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -119,21 +120,13 @@ class PreemptionCheckpointHandler:
                 self._told_at = None if earlier._saved else earlier._told_at
             return
 
-        def poll() -> None:
-            silent = False
-            while self._told_at is None:
-                try:
-                    if watcher():
-                        self._tell("termination_watcher_fn")
-                    silent = False
-                except OSError as error:  # what it asks may be back in a moment
-                    if not silent:
-                        _log.warning("termination_watcher_fn failed, is called again: %s", error)
-                    silent = True
-                if self._over.wait(_POLL_SECONDS):
-                    return
-
-        threading.Thread(target=poll, name="pycollective-preemption", daemon=True).start()
+        threading.Thread(
+            target=_poll,
+            args=(weakref.ref(self), watcher, self._over),
+            name="pycollective-preemption",
+            daemon=True,
+        ).start()
+        weakref.finalize(self, self._over.set)
 
     def _hear(self, _signal: int, _frame: Any) -> None:
         self._tell("SIGTERM")
@@ -210,6 +203,34 @@ class PreemptionCheckpointHandler:
             return _NOTHING
         end = self._told_at + (self._config.grace_period or 0.0)
         return _OVER if time.monotonic() > end - _STEPS_LEFT * self._longest else _TOLD
+
+
+def _poll(
+    handler: weakref.ref[PreemptionCheckpointHandler],
+    watcher: Callable[[], Any],
+    over: threading.Event,
+) -> None:
+    """Call a watcher until it says that the program has to end, or nobody wants to know any more.
+
+    The thread does not keep the handler, which keeps the variables and their strategy.
+    """
+    silent = False
+    while not over.is_set():
+        try:
+            told = watcher()
+            silent = False
+        except OSError as error:  # what it asks may be back in a moment
+            if not silent:
+                _log.warning("termination_watcher_fn failed, is called again: %s", error)
+            silent, told = True, False
+        alive = handler()
+        if alive is None or alive._told_at is not None:
+            return
+        if told:
+            alive._tell("termination_watcher_fn")
+            return
+        del alive
+        over.wait(_POLL_SECONDS)
 
 
 def _on_compute_engine(

@@ -114,8 +114,17 @@ class ReplicaRun:
 
     def raise_error(self) -> None:
         """Raise the first error of any replica."""
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if error is None:
+            return
+        if all(self._ended):
+            # The error's traceback refers to this run, and through it to the strategy and its threads:
+            # a run that referred to the error would close a cycle.
+            self._error = None
+        try:
+            raise error
+        finally:
+            del error
 
     # Meetings -----------------------------------------------------------------------------------
 

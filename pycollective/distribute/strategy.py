@@ -42,7 +42,7 @@ class Strategy:
 
     def __init__(self, extended: StrategyExtended) -> None:
         self._extended = extended
-        extended._strategy = self
+        extended.belong_to(self)
 
     @property
     def extended(self) -> StrategyExtended:
@@ -81,7 +81,7 @@ class Strategy:
         memo[id(self)] = copied
         # Cross-device operations are shared: they hold nothing that belongs to a strategy.
         copied.__dict__.update(self.__dict__, _extended=copy.deepcopy(self._extended, memo))
-        copied._extended._strategy = copied
+        copied._extended.belong_to(copied)
         return copied
 
     def run(

@@ -11,6 +11,7 @@ import numpy as np
 from pycollective import nest
 from pycollective.array_backend import Array, to_numpy
 from pycollective.distribute.context import replica_among
+from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, as_tensor
 from pycollective.tensor.tensor import Operators
 
@@ -199,27 +200,34 @@ def check_gather_axis(axis: Any, rank: int) -> None:
         raise ValueError(f"`axis` = {axis} out of range for `value` with rank {rank}")
 
 
+def _why_not_joined(first: Array, other: Array, axis: int) -> str:
+    """Return TensorFlow's words for two arrays that cannot be joined along ``axis``, or nothing."""
+    if first.ndim != other.ndim:
+        return "Ranks of all input tensors should match"
+    for place, (n, m) in enumerate(zip(first.shape, other.shape, strict=True)):
+        if n != m and place != axis:
+            return f"Dimension {place} in both shapes must be equal"
+    return "" if first.dtype == other.dtype else "The dtypes of all input tensors should match"
+
+
 def concatenated(arrays: Sequence[Array], axis: int) -> Array:
     """Return the replicas' arrays joined along an axis, on the host.
 
     Raises
     ------
     TypeError, ValueError
-        As `check_gather_axis`, and if dtypes, or shapes on another axis, differ.
+        As `check_gather_axis`.
+    InvalidArgumentError
+        If dtypes, numbers of axes, or lengths of another axis differ.
     """
     first = arrays[0]
     check_gather_axis(axis, first.ndim)
     for replica, other in enumerate(arrays):
-        alike = other.dtype == first.dtype and other.ndim == first.ndim
-        place = axis % first.ndim
-        if not alike or any(
-            n != m
-            for i, (n, m) in enumerate(zip(first.shape, other.shape, strict=True))
-            if i != place
-        ):
-            raise ValueError(
-                f"the replicas' values can differ in length along axis {axis} only: replica 0 has "
-                f"{first.dtype}{list(first.shape)}, replica {replica} has "
-                f"{other.dtype}{list(other.shape)}"
+        problem = _why_not_joined(first, other, axis % first.ndim)
+        if problem:
+            raise InvalidArgumentError(
+                f"{problem}: replica 0 has {first.dtype}{list(first.shape)}, replica {replica} has "
+                f"{other.dtype}{list(other.shape)}; the replicas' values may differ in length along "
+                f"axis {axis} only"
             )
     return np.concatenate([to_numpy(array) for array in arrays], axis)

@@ -66,6 +66,8 @@ class Workers:
     somebody_waits : callable or None
         Says whether a lost worker wants to come back: asked when a checkpoint is saved, which is where
         all can begin again with it.
+    has_saved : bool
+        Whether a checkpoint was written together since the workers met.
     naming : context manager
         Lets errors that the calls of the group raise in it say who the workers are.
     """
@@ -74,6 +76,7 @@ class Workers:
     index = 0
     communicator: Communicator | None = None
     somebody_waits: Callable[[], bool] | None = None
+    has_saved = False
     naming: AbstractContextManager[None] = contextlib.nullcontext()
 
     def begin_together(self, what: str, same: str) -> None:
@@ -111,6 +114,7 @@ class Workers:
             raise CheckpointError(
                 f"{path!r} was not written: worker {others} could not; its error says why"
             )
+        self.has_saved = self.has_saved or begins_anew
         if (states == _SOMEBODY_WAITS).any():
             raise AbortedError(
                 f"a lost worker is back, so training begins again from {path!r} with it"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from pycollective.keras.graph import KerasTensor
     from pycollective.keras.initializers import Initializer
-    from pycollective.keras.layers import Input, Layer
+    from pycollective.keras.layers import Input, InputSpec, Layer
     from pycollective.keras.losses import Loss
     from pycollective.keras.metrics import Metric
     from pycollective.keras.models import Model, Sequential
@@ -37,6 +37,7 @@ __all__ = [
     "DTypePolicy",
     "Initializer",
     "Input",
+    "InputSpec",
     "KerasTensor",
     "Layer",
     "Loss",
@@ -67,6 +68,7 @@ _ORIGIN = {
     "DTypePolicy": "policy",
     "Initializer": "initializers",
     "Input": "layers",
+    "InputSpec": "layers",
     "KerasTensor": "graph",
     "Layer": "layers",
     "Loss": "losses",

@@ -112,7 +112,11 @@ def serialize(activation: Any) -> Any:
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the activation that `serialize` described."""
+    """Return the activation that `serialize` described: a function, or a layer."""
+    if isinstance(config, Mapping) and "config" in config:
+        name = config.get("class_name")
+        if isinstance(name, str) and name != "function" and name not in _KNOWN:
+            return configs.deserialize_any(config, custom_objects)
     return configs.deserialize(config, "activation", _KNOWN, custom_objects)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pycollective.keras.graph.graph import Graph
 from pycollective.keras.graph.symbols import KerasTensor, leaves_of, map_symbols
 from pycollective.keras.layers import Input, InputLayer, Layer
+from pycollective.keras.metrics import Metric
 from pycollective.keras.models import Model, Sequential
+from pycollective.keras.optimizers import Optimizer
 
 __all__ = ["clone_model"]
 
@@ -21,6 +23,8 @@ def clone_model(
     recursive: bool = False,
 ) -> Any:
     """Return a model with layers like those of another one, and new weights.
+
+    A compiled model gives a compiled one, with an optimizer and metrics that begin anew.
 
     Parameters
     ----------
@@ -50,6 +54,18 @@ def clone_model(
             return type(layer).from_config(layer.get_config())
         return clone_function(layer)
 
+    return _compiled_like(
+        model, _clone(model, input_tensors, cloned, clone_function, call_function)
+    )
+
+
+def _clone(
+    model: Model,
+    input_tensors: Any,
+    cloned: Callable[[Any], Any],
+    clone_function: Callable[[Any], Any] | None,
+    call_function: Callable[..., Any] | None,
+) -> Any:
     if isinstance(model, Sequential):
         if call_function is not None:
             raise ValueError("`call_function` argument is not supported with Sequential models")
@@ -68,6 +84,27 @@ def clone_model(
             )
         return type(model).from_config(model.get_config())
     return _cloned_graph(model, graph, input_tensors, cloned, call_function)
+
+
+def _compiled_like(model: Model, clone: Any) -> Any:
+    """Return a clone, compiled if its model is, with an optimizer and metrics of its own."""
+    if model.compiled and not clone.compiled:
+        arguments = {name: _anew(value) for name, value in model._compile_arguments.items()}
+        clone.compile(**arguments)
+        if clone.optimizer is not None and clone.built:
+            clone.optimizer.build(clone.trainable_variables)
+    return clone
+
+
+def _anew(value: Any) -> Any:
+    """Return an argument of `compile` with other optimizers and metrics like those in it."""
+    if isinstance(value, (Optimizer, Metric)):
+        return type(value).from_config(value.get_config())
+    if isinstance(value, Mapping):
+        return {key: _anew(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_anew(item) for item in value]
+    return value
 
 
 def _cloned_graph(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["deserialize", "serialize"]
+__all__ = ["deserialize", "deserialize_any", "serialize"]
 
 
 def serialize(obj: Any) -> Any:
@@ -14,6 +14,13 @@ def serialize(obj: Any) -> Any:
     from pycollective.keras.saving.objects import serialize_keras_object
 
     return serialize_keras_object(obj)
+
+
+def deserialize_any(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return an object of any kind; as ``deserialize_keras_object``."""
+    from pycollective.keras.saving.objects import deserialize_keras_object
+
+    return deserialize_keras_object(config, custom_objects)
 
 
 def deserialize(

@@ -13,10 +13,10 @@ import numpy as np
 from pycollective import nest
 from pycollective.distribute.context import current_mode
 from pycollective.keras.fusion import steps_of
-from pycollective.keras.graph.graph import Graph
+from pycollective.keras.graph.graph import Graph, as_declared
 from pycollective.keras.graph.symbols import KerasTensor
-from pycollective.keras.layers import InputLayer, Layer
-from pycollective.keras.layers.layer import Shape, map_shapes
+from pycollective.keras.layers import Embedding, InputLayer, Layer
+from pycollective.keras.layers.layer import Shape, is_shape, map_shapes
 from pycollective.keras.saving.graphs import graph_config, is_graph_config, tensors_of
 from pycollective.keras.saving.models import (
     load_model,
@@ -142,6 +142,13 @@ class Model(Trainer):
         """The names of the layers whose results are the outputs."""
         return [tensor.history.operation.name for tensor in self.outputs]
 
+    def _layers_of_outputs(self) -> Any:
+        if self._graph is None:
+            return None
+        return nest.map_structure(
+            lambda tensor: tensor.history.operation.name, self._graph.result_structure
+        )
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Compute the graph's outputs; a model without a graph overrides it.
 
@@ -261,7 +268,7 @@ class Model(Trainer):
         def zeros(shape: Shape) -> Tensor:
             return Tensor(np.zeros([1 if n is None else n for n in shape], self.dtype))
 
-        self(map_shapes(zeros, input_shape))
+        self._called_dry(map_shapes(zeros, input_shape))
 
     def summary(
         self,
@@ -331,6 +338,8 @@ class Sequential(Model):
 
     _untracked = Model._untracked | {"_stack", "_steps", "_input_layer"}
     _config_names = ()
+    #: What the input is converted to; None: the layers are called on nests, or not built.
+    _input_dtype: np.dtype[Any] | None = None
 
     def __init__(
         self,
@@ -367,6 +376,7 @@ class Sequential(Model):
         structure_changed()
         self.built = False
         self._graph = None
+        self._input_dtype = None
         self._build_if_declared()
         return layer
 
@@ -393,6 +403,7 @@ class Sequential(Model):
         structure_changed()
         self._steps = None
         self._graph = None
+        self._input_dtype = None
         self.built = False
 
     def _build_if_declared(self) -> None:
@@ -410,21 +421,37 @@ class Sequential(Model):
         children["layers"] = self._stack
         return children
 
-    def build(self, input_shape: Any) -> None:
-        """Make the variables of all layers for inputs of a shape (None: any batch)."""
+    def build(self, input_shape: Any = None) -> None:
+        """Make the variables of all layers for inputs of a shape (None: any batch).
+
+        For a nest of shapes, and without a shape, the layers are built by the first call.
+        """
+        if input_shape is None or not is_shape(input_shape):
+            return
         shape = tuple(input_shape)
         self._input_shape = (None, *shape[1:])
+        declared = self._input_layer
+        self._input_dtype = self._dtype_of_input() if declared is None else declared.compute_dtype
         if not _outside_replicas():
             self._build_in_replica(shape)
             return
         if self._input_layer is None:
-            dtype = self._stack[0].compute_dtype if self._stack else None
-            self._input_layer = InputLayer(batch_shape=self._input_shape, dtype=dtype)
+            self._input_layer = InputLayer(batch_shape=self._input_shape, dtype=self._input_dtype)
         first = tensor = self._input_layer.output
         for layer in self._stack:
             tensor = layer(tensor)
         self._output_shape = nest.map_structure(lambda t: (None, *t.shape[1:]), tensor)
         self._graph = Graph(first, tensor)
+
+    def _dtype_of_input(self) -> np.dtype[Any]:
+        """Return what inputs of no declared dtype are converted to."""
+        if not self._stack:
+            return self._dtype
+        first = self._stack[0]
+        if isinstance(first, Sequential):
+            return first._dtype_of_input()
+        # Rows of large tables have numbers that no float32 has.
+        return np.dtype(np.int64) if isinstance(first, Embedding) else first.compute_dtype
 
     def _build_in_replica(self, shape: Shape) -> None:
         for layer in self._stack:
@@ -476,7 +503,7 @@ class Sequential(Model):
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Return the shape that the model was built for."""
-        return {"input_shape": self._input_shape} if self.built else None
+        return {"input_shape": self._input_shape or self._built_shapes} if self.built else None
 
     def _to_inputs(self, inputs: Any) -> Any:
         # A list or dict of one tensor is that tensor, as for any model of one input.
@@ -488,6 +515,9 @@ class Sequential(Model):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Call the layers one after the other; ``training`` is what holds around this call."""
+        if self._input_dtype is not None and not nest.is_nested(inputs):
+            assert self._input_shape is not None
+            inputs = as_declared(inputs, self._input_shape, self._input_dtype)
         steps = self._steps
         if steps is None:
             steps = self._steps = steps_of(self._stack)

@@ -13,17 +13,18 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pycollective import _core, observe, tuning
 from pycollective.communicator import DEFAULT_TIMEOUT, Communicator, threads
 from pycollective.communicator.member import live
 from pycollective.communicator.split import SharedMemory
+from pycollective.environment import check, is_number, number
 from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from pycollective.rendezvous.description import Description
+    from pycollective.rendezvous.description import Description, Roster
+    from pycollective.rendezvous.ended import Ended
     from pycollective.rendezvous.knocks import Knocks
     from pycollective.rendezvous.links import Findings
     from pycollective.rendezvous.tls import Tls
@@ -33,6 +34,7 @@ __all__ = [
     "again",
     "host_and_port",
     "init",
+    "is_there",
     "launched_environment",
     "listen_for_knocks",
     "meet",
@@ -52,7 +54,6 @@ INTERFACE = "PYCOLLECTIVE_SOCKET_IFNAME"
 STREAMS = "PYCOLLECTIVE_SOCKET_STREAMS"
 LISTENER = "PYCOLLECTIVE_LISTEN_FD"
 HOST_ID = "PYCOLLECTIVE_HOST_ID"
-_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _NO_THREADS = (
     f"{TRANSPORT}=thread, and this process is one rank of several: processes talk through 'shm' or "
@@ -96,15 +97,17 @@ def init(
     join_timeout: float = JOIN_TIMEOUT,
     environment: Mapping[str, str] | None = None,
 ) -> Communicator:
-    """Return this process's communicator.
+    """Return this process's communicator, in the group of whatever started the process.
 
-    Under ``pycollective run`` it is this process's rank of the launched group, through shared memory or
-    TCP. Where ``PYCOLLECTIVE_ADDRESS`` is set (host:port, on which rank 0 listens), or torchrun's
-    ``MASTER_ADDR``, the ranks meet there, in any order of starting, and talk through shared memory
-    where they prove to be on one host, over TCP where not (``PYCOLLECTIVE_TRANSPORT=tcp`` or
-    ``shm`` leave one of the two); the variables are listed in
-    ``docs/architecture.md``. Without any of them it is a group of one rank, so that the same script
-    runs alone.
+    The launcher is found by its environment variables: ``pycollective run``, ``TF_CONFIG``, torchrun,
+    Kubeflow, ``mpirun`` of Open MPI, MPICH and Intel MPI, ``srun``, SageMaker, an indexed job of
+    Kubernetes, or ``PYCOLLECTIVE_RANK``, ``PYCOLLECTIVE_SIZE`` and ``PYCOLLECTIVE_ADDRESS``. The table
+    in ``docs/multi_worker.md`` has their order; `pycollective.distribute.MultiWorkerMirroredStrategy`
+    and ``pycollective doctor`` use the same one. Without any of them the group has one rank, so that
+    the same script runs alone.
+
+    The ranks may start in any order. Ranks that prove to be on one host talk through shared memory,
+    the others over TCP. ``PYCOLLECTIVE_TRANSPORT=tcp`` and ``shm`` leave one of the two.
 
     Parameters
     ----------
@@ -118,36 +121,59 @@ def init(
     Raises
     ------
     RendezvousError
-        If the environment contradicts itself, the rank is taken, the transport is not there, the
+        If the environment contradicts itself; a variable of it is misspelt, or speaks of several
+        processes where this one would be alone; the rank is taken, the transport is not there, the
         secrets differ, or a rank does not come in time.
     """
+    from pycollective.cluster.membership import membership_of_environment
+
     observe.settings()  # what it asks for in vain is said before anyone is waited for
     env = os.environ if environment is None else environment
     try:
         wanted = forced(env)
+        member = membership_of_environment(env)
     except ValueError as error:
         raise RendezvousError(str(error)) from None
-    meets = ADDRESS in env or all(name in env for name in _TORCHRUN)
-    if wanted == "thread" and (meets or RANK in env):
-        raise RendezvousError(_NO_THREADS)
-    if wanted == "tcp" or (MEMORY not in env and meets):
-        return _meet(env, timeout, join_timeout)
-    given = [name for name in (RANK, SIZE, MEMORY) if name in env]
-    if not given:
-        if wanted == "shm":
+    if member is None:
+        if wanted in ("shm", "tcp"):
             raise RendezvousError(
-                f"{TRANSPORT}=shm needs a launcher (pycollective run -n 2 python script.py), or "
-                f"{ADDRESS}=host:port of rank 0"
+                f"{TRANSPORT}={wanted} needs a launcher (pycollective run -n 2 script.py), or {RANK}, "
+                f"{SIZE} and {ADDRESS}=host:port of rank 0"
             )
-        (alone,) = threads(1, timeout, "nobody: no launcher's variables are set")
-        return alone
-    if len(given) < 3:
-        missing = [name for name in (RANK, SIZE, MEMORY) if name not in env]
-        hint = "" if MEMORY in env else f"; for TCP set {ADDRESS}=host:port of rank 0"
-        raise RendezvousError(f"{', '.join(given)} is set and {', '.join(missing)} is not{hint}")
+        return _alone(timeout, "nobody: no launcher's variables are set")
+    if wanted == "thread" and member.size > 1:
+        raise RendezvousError(_NO_THREADS)
+    if wanted == "thread" or not (member.addresses or MEMORY in env):
+        return _alone(timeout, member.source)
+    if member.addresses:
+        return meet(
+            member.rank,
+            member.size,
+            member.addresses,
+            member.source,
+            timeout=timeout,
+            join_timeout=join_timeout,
+            environment=env,
+        )
+    if wanted == "tcp":
+        raise RendezvousError(
+            f"{TRANSPORT}=tcp, and the launcher gave memory to share and no {ADDRESS}: start the "
+            "processes with pycollective run --transport tcp"
+        )
+    return _launched_in_memory(env, member.rank, member.size, timeout)
+
+
+def _alone(timeout: float, source: str) -> Communicator:
+    (alone,) = threads(1, timeout, source)
+    return alone
+
+
+def _launched_in_memory(
+    env: Mapping[str, str], rank: int, size: int, timeout: float
+) -> Communicator:
+    """Take this rank's place in the memory that `pycollective run` has made."""
     try:
-        rank, size, descriptor = (int(env[name]) for name in (RANK, SIZE, MEMORY))
-        group = _core.ShmGroup.open(descriptor)
+        group = _core.ShmGroup.open(number(env, MEMORY, 0, 1 << 30))
         if group.size != size:
             raise ValueError(f"{SIZE} is {size}, and the group has {group.size} ranks")
         choices = tuning.given(env, group.transport, size)
@@ -193,11 +219,6 @@ def again(*, timeout: float = DEFAULT_TIMEOUT, join_timeout: float = JOIN_TIMEOU
     return part
 
 
-def _meet(env: Mapping[str, str], timeout: float, join_timeout: float) -> Communicator:
-    about, source = _description(env)
-    return _met(about, source, timeout, join_timeout)
-
-
 def _met(
     about: Description,
     source: str,
@@ -208,7 +229,11 @@ def _met(
 
     if not timeout > 0 or not join_timeout > 0:
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
+    rank = about.rank
     group, name, how, host = tcp.connect(about, join_timeout)
+    if about.ended is not None:
+        about.ended.has_met(rank)
+        about.ended = None  # from now on connections tell who has ended
     communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
     communicator._prefer(about.choices.get(group.transport, []))
     trust = "authenticated" if about.secret else "without a secret"
@@ -229,6 +254,7 @@ def meet(
     environment: Mapping[str, str] | None = None,
     least: int = 0,
     patience: float = 0.0,
+    roster: Roster | None = None,
 ) -> Communicator:
     """Return this process's communicator in a group whose addresses are given, not looked for.
 
@@ -244,12 +270,15 @@ def meet(
         As of `init`; the environment has the secret and the like.
     least, patience : int, float
         After so many seconds so many ranks are enough, if rank 0 is among them. They are numbered
-        anew, in their order. All must come where ``least`` is 0.
+        anew, in their order. All must come where ``least`` is 0. Where it is not, a group that
+        loses members before it is made is made again by the rest.
+    roster : Roster, optional
+        Limits the new processes that rank 0 lets in.
 
     Raises
     ------
     RendezvousError
-        As `init`.
+        As `init`; `FirstRankLostError` if rank 0 is lost, or leaves this rank out.
     """
     observe.settings()
     env = os.environ if environment is None else environment
@@ -259,7 +288,7 @@ def meet(
         about = _described(env, rank, size, host, port, own)
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
-    about.least, about.patience = least, patience
+    about.least, about.patience, about.roster = least, patience, roster
     return _met(about, source, timeout, join_timeout)
 
 
@@ -317,50 +346,32 @@ def listen_for_knocks(
     return Knocks(about)
 
 
+def is_there(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
+    """Return True if a process of the group listens at the first of the group's addresses.
+
+    Raises
+    ------
+    RendezvousError
+        As `meet`.
+    """
+    from pycollective.rendezvous import knocks
+
+    env = os.environ if environment is None else environment
+    try:
+        host, port = host_and_port(addresses[0])
+        about = _described(env, 1, len(addresses), host, port, None)
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
+    return knocks.is_there(about)
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """Return the parts of ``host:port``; raises ValueError if it is none."""
     host, colon, digits = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not digits.isdecimal() or not 0 < int(digits) < 65536:
+    if not colon or not host or not is_number(digits) or not 0 < int(digits) < 65536:
         raise ValueError(f"{address!r} is not host:port")
     return host, int(digits)
-
-
-def _description(env: Mapping[str, str]) -> tuple[Description, str]:
-    """Return the group as the environment describes it, and where that was found."""
-    from pycollective.rendezvous import description
-
-    names = (RANK, SIZE, ADDRESS)
-    given = [name for name in names if name in env]
-    try:
-        if len(given) == 3:
-            rank, size = (
-                _number(env, RANK, 0, 1 << 20),
-                _number(env, SIZE, 1, description.MAX_RANKS),
-            )
-            try:
-                (host, port), source = host_and_port(env[ADDRESS]), ADDRESS
-            except ValueError as error:
-                raise ValueError(f"{ADDRESS}={error}") from None
-        elif all(name in env for name in _TORCHRUN):
-            rank = _number(env, "RANK", 0, 1 << 20)
-            size = _number(env, "WORLD_SIZE", 1, description.MAX_RANKS)
-            host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65534)
-            # There torchrun itself listens on that port.
-            port += env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            source = "MASTER_ADDR (torchrun)"
-        else:
-            missing = ", ".join(name for name in names if name not in env)
-            raise ValueError(
-                f"TCP needs {missing} as well; pycollective run --transport tcp -n 2 script.py sets "
-                "them"
-            )
-        if rank >= size:
-            raise ValueError(f"rank {rank} is not among the {size} ranks of the group")
-        about = _described(env, rank, size, host, port, None)
-    except (ValueError, OSError) as error:
-        raise RendezvousError(str(error)) from None
-    return about, source
 
 
 def _described(
@@ -369,48 +380,55 @@ def _described(
     """Return a group, with what the environment says besides who is in it."""
     from pycollective.rendezvous import description, memory
 
+    check(env)
     wanted = forced(env)
     if wanted == "thread":
         raise ValueError(_NO_THREADS)
+    if size > description.MAX_RANKS:
+        raise ValueError(f"{size} ranks are too many: {description.MAX_RANKS} are the most")
     return description.Description(
         rank,
         size,
         host,
         port,
         secret=_secret(env),
-        insecure=bool(env.get(INSECURE)) and _number(env, INSECURE, 0, 1) == 1,
+        insecure=bool(env.get(INSECURE)) and number(env, INSECURE, 0, 1) == 1,
         interface=env.get(INTERFACE, ""),
-        streams=_number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
+        streams=number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
         host_id="" if wanted == "tcp" else env.get(HOST_ID) or memory.boot_id(),
         one_host=wanted == "shm",
-        listener=_number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
+        listener=number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
         choices=tuning.tables(env, size) if rank == 0 else {},
         own=own,
         tls=_tls(env),
+        ended=_ended(env, host, port),
     )
 
 
-def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
-    try:
-        value = int(env[name])
-    except ValueError:
-        value = low - 1
-    if not low <= value <= high:
-        raise ValueError(f"{name}={env[name]!r} is not a number from {low} to {high}")
-    return value
+def _ended(env: Mapping[str, str], host: str, port: int) -> Ended | None:
+    """Return the list of ended ranks, if it is of the group that meets at this address."""
+    from pycollective.rendezvous import ended
+
+    if ended.VARIABLE not in env or env.get(ADDRESS) != f"{host}:{port}":
+        return None
+    return ended.Ended.of_environment(env)
 
 
 def _secret(env: Mapping[str, str]) -> bytes:
     if SECRET in env:
         secret, source = env[SECRET].strip().encode(), SECRET
     elif SECRET_FILE in env:
+        from pycollective.rendezvous.secret import of_file
+
         source = SECRET_FILE
         try:
-            secret = Path(env[SECRET_FILE]).read_bytes().strip()
+            secret = of_file(env[SECRET_FILE])
         except OSError as error:
             raise ValueError(
                 f"{SECRET_FILE}={env[SECRET_FILE]!r} cannot be read: {error.strerror}"
             ) from None
+        except ValueError as error:
+            raise ValueError(f"{SECRET_FILE}={error}") from None
     else:
         return b""
     if len(secret) < SHORTEST_SECRET:
@@ -433,14 +451,14 @@ def protection(environment: Mapping[str, str] | None = None) -> str:
     try:
         secret = _secret(env)
         tls = "control connections in TLS" if _tls(env) else "no TLS"
-        insecure = bool(env.get(INSECURE)) and _number(env, INSECURE, 0, 1) == 1
+        insecure = bool(env.get(INSECURE)) and number(env, INSECURE, 0, 1) == 1
     except ValueError as error:
         raise RendezvousError(str(error)) from None
     if secret:
         return f"secret: of {SECRET if SECRET in env else SECRET_FILE}; {tls}"
     if insecure:
         return f"secret: none, and everybody on the network is trusted ({INSECURE}=1); {tls}"
-    return f"secret: none, so only loopback addresses are accepted; {tls}"
+    return f"secret: none, so only processes of this user on this machine are accepted; {tls}"
 
 
 def _tls(env: Mapping[str, str]) -> Tls | None:

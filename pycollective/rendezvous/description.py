@@ -6,14 +6,46 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pycollective import tuning
+from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
+    from pycollective.rendezvous.ended import Ended
     from pycollective.rendezvous.tls import Tls
 
-__all__ = ["MAX_RANKS", "MAX_STREAMS", "Description"]
+__all__ = ["MAX_RANKS", "MAX_STREAMS", "Description", "FirstRankLostError", "Roster"]
 
 MAX_RANKS = 1024
 MAX_STREAMS = 8
+
+
+class FirstRankLostError(RendezvousError):
+    """Rank 0 was lost during the rendezvous, or went on without this rank: a new one may succeed."""
+
+
+@dataclass
+class Roster:
+    """The processes that an elastic group has let in.
+
+    New processes that are lost again and again would keep the others from their work for ever. So
+    only a limited number of them is let in between two checkpoints, if the others are enough.
+    """
+
+    limit: int
+    """New processes between two checkpoints."""
+    left: int = field(init=False)
+    known: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.left = self.limit
+
+    def let_in(self, processes: set[str]) -> None:
+        """Take note of the members of a group."""
+        self.left -= len(processes - self.known)
+        self.known |= processes
+
+    def has_saved(self) -> None:
+        """Take note of a checkpoint, which no new process can undo."""
+        self.left = self.limit
 
 
 @dataclass
@@ -35,4 +67,6 @@ class Description:
     own: tuple[str, int] | None = None  # where this rank listens for its peers; None: any port
     least: int = 0  # ranks that are enough when `patience` is over, renumbered; 0: all must come
     patience: float = 0.0  # seconds
+    roster: Roster | None = None  # rank 0's, where `least` is set
     tls: Tls | None = None  # for the connections of the meeting, and control
+    ended: Ended | None = None  # the ranks of which the launcher knows that they have ended

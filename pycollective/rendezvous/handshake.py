@@ -33,6 +33,8 @@ VERSION = 1
 STRANGER_LIMIT = 1024
 """Bytes of a message from somebody who has not proved to be a member."""
 MEMBER_LIMIT = 1 << 20
+DEPTH_LIMIT = 8
+"""Levels of lists and objects in a message; those of this package have four."""
 _MAC = hashlib.sha256().digest_size
 
 
@@ -98,13 +100,7 @@ class Channel:
             if not hmac.compare_digest(code, want):
                 raise HandshakeError("a message that was changed on its way")
             self._received += 1
-        try:
-            message = json.loads(data)
-        except (ValueError, RecursionError):
-            raise HandshakeError("a message that is not JSON") from None
-        if not isinstance(message, dict):
-            raise HandshakeError("a message that is not a JSON object")
-        return message
+        return _parsed(data)
 
     def _exactly(self, count: int, deadline: float) -> bytes:
         data = bytearray()
@@ -138,6 +134,42 @@ class Channel:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in a message, whose every value can be compared, encoded and shown."""
+    try:
+        message = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise HandshakeError("a message that is not JSON") from None
+    if not isinstance(message, dict):
+        raise HandshakeError("a message that is not a JSON object")
+    level: list[Any] = [message]
+    for _ in range(DEPTH_LIMIT):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += [*value.keys(), *value.values()]
+            elif isinstance(value, list):
+                below += value
+            elif isinstance(value, str):
+                _refuse_surrogates(value)
+        if not below:
+            return message
+        level = below
+    raise HandshakeError(f"a message of more than {DEPTH_LIMIT} levels")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse_surrogates(text: str) -> None:
+    """Raise where a string has half of a character, which no encoding can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise HandshakeError("a message with half of a character (a lone surrogate)") from None
 
 
 def introduce(sock: socket.socket, key: bytes, about: dict[str, Any], deadline: float) -> Channel:

@@ -1,4 +1,4 @@
-"""Who wants to come into a group that works without them: heard where they look for the others."""
+"""How a group that works notices lost workers that are back, at the address where they look for it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ from typing import Any
 
 from pycollective.errors import RendezvousError
 from pycollective.rendezvous.description import Description
-from pycollective.rendezvous.door import Door
+from pycollective.rendezvous.door import STRANGER_SECONDS, Door
 from pycollective.rendezvous.handshake import Channel, HandshakeError
-from pycollective.rendezvous.meeting import Meeting
+from pycollective.rendezvous.sockets import Sockets
 
-__all__ = ["Knocks"]
+__all__ = ["Knocks", "is_there"]
 
 _FRESH_SECONDS = 3.0
 """Who still waits tries again in less."""
+_LOOK_SECONDS = 2.0
+
+
+def is_there(about: Description) -> bool:
+    """Return True if a process that belongs to the group listens at rank 0's address."""
+    sockets = Sockets(about)
+    soon = time.monotonic() + _LOOK_SECONDS
+    try:
+        sock = sockets.connected(*sockets.resolve(), soon)
+        sockets.introduced(sock, {"purpose": "look"}, soon).close()
+    except (OSError, HandshakeError):
+        return False
+    return True
 
 
 class Knocks:
-    """Listens at rank 0's address, and sends everybody away who comes: they try again.
+    """Listen at rank 0's address, and ask everybody who comes to come later.
 
     Parameters
     ----------
@@ -35,18 +48,20 @@ class Knocks:
     def __init__(self, about: Description) -> None:
         self._last = -_FRESH_SECONDS
         self._cleanup = contextlib.ExitStack()
-        meeting = Meeting(about, _FRESH_SECONDS, self._cleanup, None)
+        sockets = Sockets(about)
         try:
-            sock = meeting.listen_at_own_address()
+            sock = sockets.listen_at_own_address()
         except OSError as error:
             raise RendezvousError(f"cannot listen for workers that come back: {error}") from None
-        self._door = Door(sock, meeting.key, about.size, self._enter, about.tls)
+        self._door = Door(sock, sockets.key, about.size, self._enter, about.tls)
         self._cleanup.callback(self._door.close)
 
     def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
-        if hello.get("purpose") == "join":
-            self._last = time.monotonic()
-        raise HandshakeError("not now")
+        if hello.get("purpose") != "join":
+            raise HandshakeError("this is not where ranks meet")
+        self._last = time.monotonic()
+        with contextlib.closing(channel):
+            channel.send({"later": True}, time.monotonic() + STRANGER_SECONDS)
 
     def heard(self) -> bool:
         """Whether somebody who knows the secret is waiting."""

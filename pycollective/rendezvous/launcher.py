@@ -23,8 +23,10 @@ from pycollective.rendezvous import (
     SECRET,
     SIZE,
     TRANSPORT,
+    ended,
     launched_environment,
 )
+from pycollective.rendezvous.ended import Ended
 from pycollective.rendezvous.guardian import Guardian
 from pycollective.rendezvous.output import Output
 
@@ -38,6 +40,8 @@ _LEFT_BEHIND = 1.0
 """Seconds that processes which a rank has left behind have to end by themselves."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_OF_ANOTHER_GROUP = (MEMORY, ADDRESS, LISTENER, ended.VARIABLE, tuning.CHOICES, "TF_CONFIG")
+"""The variables of a group that the launcher itself is in. The ranks are another group."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
@@ -59,20 +63,24 @@ class _SharedMemory:
     def started(self) -> None:
         pass
 
-    def ended(self, rank: int, lost: str) -> None:
-        if lost:
-            self._group.abort(lost, peer_lost=True)
+    def ended(self, rank: int, how: str, *, failed: bool) -> None:
+        if failed:
+            self._group.abort(how, peer_lost=True)
         else:
             self._group.leave(rank)  # it may have ended without leaving (os._exit), or joining
 
+    def close(self) -> None:
+        pass
+
 
 class _Tcp:
-    """A group over TCP, on the loopback address; the connections say when a rank dies."""
+    """A group over TCP, on the loopback address; once the ranks have met, connections say who dies."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._secret = secrets.token_hex(32)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=min(size + 64, 1024))
+        self._ended = Ended.create(size)
 
     def given_to(self, rank: int) -> tuple[dict[str, str], list[int]]:
         env = {
@@ -81,16 +89,21 @@ class _Tcp:
             SIZE: str(self._size),
             ADDRESS: f"127.0.0.1:{self._listener.getsockname()[1]}",
             SECRET: self._secret,
+            ended.VARIABLE: str(self._ended.descriptor),
         }
         if rank:
-            return env, []
-        return {**env, LISTENER: str(self._listener.fileno())}, [self._listener.fileno()]
+            return env, [self._ended.descriptor]
+        listener = self._listener.fileno()
+        return {**env, LISTENER: str(listener)}, [listener, self._ended.descriptor]
 
     def started(self) -> None:
         self._listener.close()  # rank 0 has it now
 
-    def ended(self, rank: int, lost: str) -> None:
-        pass
+    def ended(self, rank: int, how: str, *, failed: bool) -> None:
+        self._ended.write(rank, how, failed=failed)
+
+    def close(self) -> None:
+        self._ended.close()
 
 
 def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str = "shm") -> int:
@@ -123,6 +136,8 @@ def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str 
         If the command cannot be started.
     """
     group = _Tcp(size) if transport == "tcp" else _SharedMemory(size)
+    if "TF_CONFIG" in os.environ:
+        _say("the ranks do not see TF_CONFIG, which describes another group than theirs")
     threads = str(max(1, available_cores() // size))
     received: list[int] = []
     output = Output((sys.stdout, sys.stderr), prefix)
@@ -135,12 +150,7 @@ def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str 
         for rank in range(size):
             env = {name: threads for name in _THREAD_VARIABLES}  # the user's own setting wins
             env |= {"PYTHONUNBUFFERED": "1", **os.environ}
-            for name in (
-                MEMORY,
-                ADDRESS,
-                LISTENER,
-                tuning.CHOICES,
-            ):  # of a group that this launcher is in itself
+            for name in _OF_ANOTHER_GROUP:
                 env.pop(name, None)
             variables, descriptors = group.given_to(rank)
             process = subprocess.Popen(
@@ -164,6 +174,7 @@ def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str 
         ranks.kill()
         output.finish()
         guardian.close()
+        group.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -257,10 +268,12 @@ def _watch(group: _SharedMemory | _Tcp, ranks: _Ranks, received: list[int]) -> i
                 ranks.signal(number)
         for rank, code in ranks.ended():
             how = _how_it_ended(code)
+            if not code or not status:
+                who = f"rank {rank} (process {ranks.processes[rank].pid})"
+                group.ended(rank, f"{who} {how}", failed=code != 0)
             if not code:
-                group.ended(rank, "")
-            elif not status:
-                group.ended(rank, f"rank {rank} (process {ranks.processes[rank].pid}) {how}")
+                continue
+            if not status:
                 status = code if code > 0 else 128 - code
                 next_blow = time.monotonic() + GRACE
                 _say(f"rank {rank} {how}")
@@ -286,7 +299,7 @@ def _say(text: str) -> None:
 
 
 def _how_it_ended(code: int) -> str:
-    if code > 0:
+    if code >= 0:
         return f"exited with status {code}"
     try:
         return f"was killed by {signal.Signals(-code).name}"

@@ -21,7 +21,7 @@ from pycollective.errors import RendezvousError
 from pycollective.rendezvous.description import Description
 from pycollective.rendezvous.door import Door
 from pycollective.rendezvous.handshake import Channel, HandshakeError, Refused
-from pycollective.rendezvous.meeting import Meeting
+from pycollective.rendezvous.sockets import Sockets
 
 __all__ = ["Findings", "Probe"]
 
@@ -112,7 +112,7 @@ class Probe:
         self._about = about
         self._addresses = list(addresses)
         self._cleanup = contextlib.ExitStack()
-        self._meeting = Meeting(about, float("inf"), self._cleanup, None)
+        self._sockets = Sockets(about)
         self._changed = threading.Condition()
         self._last_change = time.monotonic()
         self._versions: dict[tuple[int, int], int] = {}
@@ -162,13 +162,13 @@ class Probe:
 
     def _listen(self) -> None:
         if self._about.rank == 0:
-            sock = self._meeting.listen_at_own_address()
+            sock = self._sockets.listen_at_own_address()
         else:
-            sock = self._meeting.listen_for_peers(self._local_address(self.findings.places[0]))
+            sock = self._sockets.listen_for_peers(self._local_address(self.findings.places[0]))
         self._open(sock)
 
     def _open(self, sock: socket.socket) -> None:
-        self._door = Door(sock, self._meeting.key, self._about.size, self._enter, self._about.tls)
+        self._door = Door(sock, self._sockets.key, self._about.size, self._enter, self._about.tls)
 
     def _local_address(self, place: tuple[str, int]) -> str:
         """Return the address from which a place is reached."""
@@ -216,10 +216,10 @@ class Probe:
             family, _, _, _, address = socket.getaddrinfo(
                 *self.findings.places[peer], type=socket.SOCK_STREAM
             )[0]
-            self._meeting.allow(str(address[0]))
-            sock = self._meeting.connected(family, address, soon)
+            self._sockets.allow(str(address[0]))
+            sock = self._sockets.connected(family, address, soon)
             hello = {"purpose": "probe", "from": self._about.rank}
-            with contextlib.closing(_introduced(self._meeting, sock, hello, soon)) as channel:
+            with contextlib.closing(_introduced(self._sockets, sock, hello, soon)) as channel:
                 self._reached(channel)
                 # A failure is that it has gone to the meeting already.
                 with contextlib.suppress(OSError, HandshakeError):
@@ -242,7 +242,7 @@ class Probe:
         with self._changed:
             if self._about.own is not None or self._door is not None:
                 return
-            own = self._meeting.own_address(str(channel.socket.getsockname()[0]))
+            own = self._sockets.own_address(str(channel.socket.getsockname()[0]))
             family = socket.AF_INET6 if ":" in own else socket.AF_INET
             sock = socket.create_server((own, 0), family=family, backlog=self._about.size)
             self._open(sock)
@@ -344,10 +344,10 @@ class Probe:
 
 
 def _introduced(
-    meeting: Meeting, sock: socket.socket, hello: dict[str, Any], deadline: float
+    sockets: Sockets, sock: socket.socket, hello: dict[str, Any], deadline: float
 ) -> Channel:
     try:
-        return meeting.introduced(sock, hello, deadline)
+        return sockets.introduced(sock, hello, deadline)
     except OSError as error:
         raise HandshakeError(
             f"somebody listens there, and does not speak as a worker does: {error}"

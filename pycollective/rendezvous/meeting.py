@@ -1,4 +1,4 @@
-"""The meeting of processes over TCP: rank 0 listens, all come, and every two ranks connect.
+"""The rendezvous of processes over TCP: rank 0 listens, all come, and every two ranks connect.
 
 Every connection is authenticated (`handshake`) before anything else is read from it. What the core gets
 are the connected descriptors; from then on nobody listens, so nobody can come any more.
@@ -7,9 +7,8 @@ are the connected descriptors; from then on nobody listens, so nobody can come a
 from __future__ import annotations
 
 import contextlib
-import errno
-import ipaddress
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -19,17 +18,12 @@ from typing import Any
 
 from pycollective import _core, tuning
 from pycollective.errors import RendezvousError
-from pycollective.rendezvous import interfaces, memory
-from pycollective.rendezvous.description import MAX_RANKS, MAX_STREAMS, Description
-from pycollective.rendezvous.door import MAX_STRANGERS, SHORTAGES, STRANGER_SECONDS, Door
-from pycollective.rendezvous.handshake import (
-    Channel,
-    HandshakeError,
-    Refused,
-    digest,
-    introduce,
-    key_of,
-)
+from pycollective.rendezvous import memory
+from pycollective.rendezvous.description import MAX_STREAMS, Description, FirstRankLostError
+from pycollective.rendezvous.door import SHORTAGES, STRANGER_SECONDS, Door
+from pycollective.rendezvous.gathering import Gathering, int_of
+from pycollective.rendezvous.handshake import Channel, HandshakeError, Refused, digest
+from pycollective.rendezvous.sockets import Sockets, is_unspecified
 
 __all__ = ["Meeting"]
 
@@ -37,31 +31,26 @@ _log = logging.getLogger("pycollective")
 
 LOG_EVERY = 10.0
 """Seconds between two messages about who is missing."""
+ATTEMPT_SECONDS = 5.0
+"""Seconds that an elastic group may take to connect before rank 0 calls the roll; then twice as many."""
+_ROLL_SECONDS = memory.PROOF_SECONDS + 2.0
+"""Seconds that a rank has to answer: more than the longest wait in which it does not hear rank 0."""
 _CONNECTIONS = 2
 """Of every two ranks, besides those for collectives: control, and messages of send and recv."""
 
-
-def _int(message: dict[str, Any], name: str, low: int, high: int) -> int:
-    value = message.get(name)
-    if type(value) is not int or not low <= value <= high:
-        raise HandshakeError(f"{name} is not a number from {low} to {high}")
-    return value
+_token = secrets.token_hex(8)
 
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.split("%")[0]).is_loopback
+class _BrokenError(RendezvousError):
+    """The group could not be made of these members; an elastic group tries again with the rest."""
 
 
-def _is_unspecified(address: str) -> bool:
-    return address in ("0.0.0.0", "::")
+class _NotNowError(HandshakeError):
+    """Rank 0 has a group already, or makes one, and says that this rank is to come later."""
 
 
-def _cannot_listen(about: Description, error: OSError) -> RendezvousError:
-    host, port = about.own or (about.host, about.port)
-    return RendezvousError(
-        f"rank {about.rank} cannot listen at {host}:{port}, its own address: {error.strerror}; is it "
-        "taken by another process (two tasks with one address, or one that was not ended)?"
-    )
+class _RepeatError(Exception):
+    """Rank 0 makes the group again, and this rank has answered its roll call."""
 
 
 class Meeting:
@@ -78,41 +67,103 @@ class Meeting:
         self.old = old
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
-        self.key = key_of(about.secret)
+        self.sockets = Sockets(about)
+        self.key = self.sockets.key
         self.cleanup = cleanup
         self.changed = threading.Condition()
-        self.joined: dict[int, Channel] = {}  # rank 0's: the others
-        self.places: dict[int, tuple[str, int]] = {}  # where they listen
-        self.claims: dict[int, str] = {}  # what they say of their host
+        self.gathering = Gathering(about, self.changed)  # rank 0's
+        self.elastic = about.least > 0  # for the others, rank 0's word counts
+        self.whole = about.rank, about.size  # before ranks are renumbered
+        self.places: list[tuple[str, int]] = []  # where the members listen
+        self.claims: list[str] = []  # what they say of their host
         self.peers: dict[tuple[int, int], Channel] = {}  # by rank and number of the stream
+        self.ready: dict[int, int] = {}  # rank 0's: who leads the host of each rank that has all
+        self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
+        self.name = ""  # of the group; empty until the members are known
+        self.attempts = 0
+        self.attempt_ends = self.deadline
         self.doors: list[Door] = []
+        self.front: Door | None = None  # rank 0's, for ranks that come
+        self.door: Door | None = None  # for peers
+        self.store: Channel | None = None  # the others': the connection to rank 0
         self.over = False
         cleanup.callback(self._close_all)
 
     def _close_all(self) -> None:
+        for door in self.doors:
+            door.close()
         with self.changed:
             self.over = True  # who is about to enter does not
             self.changed.notify_all()
-            for channel in [*self.joined.values(), *self.peers.values()]:
+        self.gathering.close()
+        self._leave_rank_0()
+        self._drop_peers()
+
+    def _drop_peers(self) -> None:
+        """Close what connects the members: they are others from now on."""
+        with self.changed:
+            self.name = ""
+            for channel in self.peers.values():
                 channel.close()
+            self.peers.clear()
+            self.ready.clear()
+
+    def _leave_rank_0(self) -> None:
+        if self.store is not None:
+            self.store.close()
+            self.store = None
 
     def group(self) -> tuple[_core.Group, str, str, str]:
         """Meet the others: the whole course of it; returns what `connect` returns."""
-        name, door = self._gather() if self.about.rank == 0 else self._join()
-        self._connect_peers(name)
+        try:
+            return self._group()
+        except RendezvousError as error:
+            self.gathering.tell_all({"error": str(error)})
+            if isinstance(error, _BrokenError):
+                raise RendezvousError(str(error)) from None
+            raise
+
+    def _group(self) -> tuple[_core.Group, str, str, str]:
+        """Meet the others, again and again while an elastic group loses members that way."""
+        is_first = self.about.rank == 0
+        while True:
+            try:
+                if is_first:
+                    self._gather()
+                else:
+                    self._join()
+                return self._made()
+            except _BrokenError as error:
+                if not self.elastic:
+                    raise
+                if is_first:
+                    self._repeat(error)
+                else:
+                    self._await_roll_call()
+            except _RepeatError:
+                pass
+            except _NotNowError as error:
+                _log.warning("rank %d is to come later, and tries again: %s", self.whole[0], error)
+                self._leave_rank_0()
+            self._drop_peers()
+
+    def _made(self) -> tuple[_core.Group, str, str, str]:
+        """Return the group of the members, as `group` does."""
+        rank, size = self.about.rank, self.about.size
+        self._connect_peers()
         self._wait(
             lambda: [
                 r
-                for r in range(self.about.size)
-                if r != self.about.rank
-                and any((r, s) not in self.peers for s in range(self.streams))
+                for r in range(size)
+                if r != rank and any((r, s) not in self.peers for s in range(self.streams))
             ],
             "to connect",
+            self.attempt_ends,
         )
-        rank, size = self.about.rank, self.about.size
         here, shared = self._share()
         hosts = self._leave_together(here[0])
-        door.close()
+        for door in self.doors:
+            door.close()
         if self.about.one_host and len(set(hosts)) > 1:
             elsewhere = [r for r in range(size) if hosts[r] != hosts[rank]]
             raise RendezvousError(
@@ -128,10 +179,11 @@ class Meeting:
             for r in range(size)
         ]
         pipes = [-1 if r == rank else self.peers[r, last].socket.fileno() for r in range(size)]
-        own = str(door.address[0])
+        assert self.door is not None
+        own = str(self.door.address[0])
         if len(set(hosts)) == size:
             how = "over TCP" + self._unproved(here)
-            return _core.TcpGroup(rank, sockets, pipes), name, how, own
+            return _core.TcpGroup(rank, sockets, pipes), self.name, how, own
         if shared is None:
             shared = _core.ShmGroup.create(1)
             shared.join(0)
@@ -141,7 +193,7 @@ class Meeting:
             how = how if len(here) > 1 else "over TCP"
         return (
             _core.MixedGroup(rank, sockets, pipes, shared, hosts),
-            name,
+            self.name,
             f"{how}, {len(set(hosts))} hosts{self._unproved(here)}",
             own,
         )
@@ -167,13 +219,33 @@ class Meeting:
 
     def _share(self) -> tuple[list[int], _core.ShmGroup | None]:
         """The ranks that share memory with this one, proved, and the memory."""
-        claimed = self._claimed() or [self.about.rank]
-        channels = {r: self.peers[r, 0] for r in claimed if r != self.about.rank}
+        rank = self.about.rank
+        claimed = self._claimed() or [rank]
+        channels = {r: self.peers[r, 0] for r in claimed if r != rank}
 
         def listen(sock: socket.socket, enter: Callable[[Channel, dict[str, Any]], None]) -> Door:
             return self._open(Door(sock, self.key, self.about.size, enter))
 
-        return memory.share(self.about.rank, claimed, channels, self.key, self.deadline, listen)
+        sharing = memory.Sharing(rank, channels, self.key, self._heard, bool(self.about.secret))
+        try:
+            return sharing.share(claimed, self.attempt_ends, listen)
+        except _NotNowError:
+            raise
+        except (OSError, HandshakeError) as error:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise
+            self._watch_others()  # which knows better who it was
+            raise _BrokenError(
+                f"rank {rank} could not find out who shares its host's memory: {error}"
+            ) from None
+
+    def _heard(self, channel: Channel) -> dict[str, Any]:
+        """Return what a peer says, unless the attempt fails first."""
+        while not channel.readable(0.05):
+            self._watch_others()
+            if time.monotonic() >= self.attempt_ends:
+                raise TimeoutError("nothing came in time")
+        return channel.receive(time.monotonic() + STRANGER_SECONDS)
 
     def _unproved(self, here: list[int]) -> str:
         """Of whom it was not proved that they are where they say they are."""
@@ -182,243 +254,149 @@ class Meeting:
             return ""
         return f", {_ranks(absent)} said to be on this host but not reached through its memory"
 
-    # Addresses ------------------------------------------------------------------------------
-
-    def allow(self, address: str) -> None:
-        """Raise where an address is beyond loopback, and nothing protects it."""
-        if not self.about.secret and not self.about.insecure and not _is_loopback(address):
-            raise RendezvousError(
-                f"{address} is not a loopback address, and there is no secret: set "
-                "PYCOLLECTIVE_SECRET (or PYCOLLECTIVE_SECRET_FILE) to the same long random text on "
-                "every rank, or PYCOLLECTIVE_INSECURE=1 where everybody on the network is trusted"
-            )
-
-    def _resolve(self) -> tuple[Any, Any]:
-        found = socket.getaddrinfo(self.about.host, self.about.port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        self.allow(str(address[0]))
-        return family, address
-
-    def own_address(self, default: str) -> str:
-        """Where this rank listens for its peers."""
-        if not self.about.interface:
-            return default
-        try:
-            family = socket.AF_INET6 if ":" in default else socket.AF_INET  # as rank 0's
-            there = interfaces.interface_addresses(family)
-            _, address = interfaces.choose(self.about.interface, there)
-        except ValueError as error:
-            raise RendezvousError(f"PYCOLLECTIVE_SOCKET_IFNAME: {error}") from None
-        self.allow(address)
-        return address
-
-    def _listen(self, family: Any, address: Any) -> socket.socket:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(min(self.about.size + MAX_STRANGERS, 1024))
-        except OSError:
-            sock.close()
-            raise
-        return sock
+    # Doors ----------------------------------------------------------------------------------
 
     def _open(self, door: Door) -> Door:
         self.doors.append(door)
         return door
 
-    def _peer_door(self, address: str, group: str) -> Door:
-        sock = self.listen_for_peers(address)
-        door = self._open(
-            Door(
-                sock,
-                self.key,
-                self.about.size * self.streams,
-                lambda channel, hello: self._enter_peer(channel, hello, group),
-                self.about.tls,
-            )
-        )
-        if _is_unspecified(door.address[0]):  # the others are told where they can reach it
+    def _door_at(
+        self, sock: socket.socket, address: str, enter: Callable[[Channel, dict[str, Any]], None]
+    ) -> Door:
+        connections = self.about.size * self.streams
+        door = self._open(Door(sock, self.key, connections, enter, self.about.tls))
+        if is_unspecified(door.address[0]):  # the others are told where they can reach it
             door.address = address, door.address[1]
-        self.cleanup.callback(door.close)
         return door
 
-    def listen_for_peers(self, address: str) -> socket.socket:
-        """Listen at an address, or where the description says that this rank does.
-
-        A name of this host may mean its loopback address, or that of a service in front of it; then
-        it listens at all of its addresses. A loopback address that stands there itself means all are
-        on this host.
-        """
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        if self.about.own is None:
-            return self._listen(family, (address, 0))
-        host, port = self.about.own
-        try:
-            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-            own = str(found[0][4][0])
-            if own in (address, host) or not _is_loopback(own):
-                return self._listen(family, (own, port))
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
-                raise _cannot_listen(self.about, error) from None
-        everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
-        self.allow(everywhere)
-        try:
-            return self._listen(family, (everywhere, port))
-        except OSError as error:
-            raise _cannot_listen(self.about, error) from None
+    def _enter(self, channel: Channel, hello: dict[str, Any]) -> None:
+        """At rank 0's address: somebody who joins, or a peer."""
+        if hello.get("purpose") == "peer":
+            self._enter_peer(channel, hello)
+        else:
+            self.gathering.enter(channel, hello)
 
     # Rank 0 ---------------------------------------------------------------------------------
 
-    def _gather(self) -> tuple[str, Door]:
-        sock = self._inherited() or self.listen_at_own_address()
+    def _listen(self) -> Door:
+        """Listen for those who join, and for peers: at one address, unless another is asked for."""
+        sock = self.sockets.inherited() or self.sockets.listen_at_own_address()
         self.cleanup.callback(sock.close)
-        own = self.own_address(str(sock.getsockname()[0]))
-        self.streams = _CONNECTIONS + self.about.streams
-        name = secrets.token_hex(8)
-        front = self._open(Door(sock, self.key, self.about.size, self._enter_group, self.about.tls))
-        try:
-            others = range(1, self.about.size)
-            self._wait(
-                lambda: [r for r in others if r not in self.joined or self.joined[r].ended()],
-                f"to come to {self.about.host}:{self.about.port}",
-                front,
-            )
-        except RendezvousError as error:
-            self._tell_all({"error": str(error)})
-            raise
-        finally:
-            front.close()
-        present = [r for r in range(self.about.size) if r not in self._gone()]
-        if len(present) < self.about.size:
-            for rank in self.joined.keys() - set(present):
-                self.joined[rank].close()
-            self.joined = {i: self.joined[r] for i, r in enumerate(present) if r}
-            self.places = {i: self.places[r] for i, r in enumerate(present) if r}
-            self.claims = {i: self.claims[r] for i, r in enumerate(present) if r}
-            self._renumber(present)
-        door = self._peer_door(own, name)
-        self.places[0] = door.address
-        self.claims[0] = self._claim()
-        places = [[*self.places[r], self.claims[r]] for r in range(self.about.size)]
-        choices = {name: tuning.as_json(rows) for name, rows in self.about.choices.items()}
-        self._tell_all(
+        address = str(sock.getsockname()[0])
+        own = self.sockets.own_address(address)
+        front = self._door_at(sock, own, self._enter)
+        if self.about.own is None and own != address:
+            peers = self.sockets.listen_for_peers(own)
+            self.door = self._door_at(peers, own, self._enter_peer)
+        else:
+            self.door = front
+        return front
+
+    def _gather(self) -> None:
+        """Wait until the members can be chosen, and give them the table."""
+        gathering = self.gathering
+        self.front = self.front or self._listen()
+        if gathering.members is None:
+            self.about.rank, self.about.size = self.whole
+            where = f"to come to {self.about.host}:{self.about.port}"
+            self._wait(lambda: gathering.choose(self._is_late()), where, self.deadline, self.front)
+        members = gathering.members
+        assert members is not None and self.door is not None
+        if len(members) < self.whole[1]:
+            absent = [r for r in range(self.whole[1]) if r not in members]
+            _log.warning("rank 0 goes on without %s of %d", _ranks(absent), self.whole[1])
+        self._renumber(members)
+        candidates = [gathering.came[r] for r in members[1:]]
+        self.places = [self.door.address, *(c.place for c in candidates)]
+        self.claims = [self._claim(), *(c.claim for c in candidates)]
+        with self.changed:
+            self.name = secrets.token_hex(8)
+        self._limit_attempt()
+        gathering.tell_all(
             {
-                "group": name,
+                "group": self.name,
                 "streams": self.streams,
-                "places": places,
-                "choices": choices,
-                "ranks": present,
+                "places": [
+                    [*place, claim] for place, claim in zip(self.places, self.claims, strict=True)
+                ],
+                "choices": {n: tuning.as_json(rows) for n, rows in self.about.choices.items()},
+                "ranks": members,
                 "least": self.about.least,
             }
         )
-        return name, door
 
-    def listen_at_own_address(self) -> socket.socket:
-        """Listen where the others look for rank 0, which this is."""
-        family, address = self._resolve()
-        if self.about.own is None:
-            return self._listen(family, address)
-        return self.listen_for_peers(str(address[0]))
+    def _limit_attempt(self) -> None:
+        """Let an elastic group's attempt end early: a member that is stopped must be found out."""
+        self.attempt_ends = self.deadline
+        if self.elastic and self.about.rank == 0:
+            limit = ATTEMPT_SECONDS * 2**self.attempts
+            self.attempt_ends = min(self.deadline, time.monotonic() + limit)
 
-    def _gone(self) -> list[int]:
-        """Those who have not come, where not all must."""
-        if not self.about.least:
-            return []
-        others = range(1, self.about.size)
-        return [r for r in others if r not in self.joined or self.joined[r].ended()]
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self.deadline - self.seconds + self.about.patience
 
-    def _renumber(self, ranks: list[int]) -> None:
-        """Go on as one of those who have come."""
-        self.about.rank, self.about.size = ranks.index(self.about.rank), len(ranks)
+    def _renumber(self, members: list[int]) -> None:
+        """Go on as one of the members."""
+        self.about.rank, self.about.size = members.index(self.whole[0]), len(members)
 
-    def _inherited(self) -> socket.socket | None:
-        """The launcher's listening socket, if it is still the one that was meant."""
-        if self.about.listener < 0:
-            return None
-        try:
-            sock = socket.socket(fileno=self.about.listener)
-        except OSError:
-            return None
-        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if listens and sock.getsockname()[1] == self.about.port:
-            return sock
-        sock.detach()
-        return None
+    def _joined(self) -> dict[int, Channel]:
+        """Return the connections to the other members, by their rank in the group."""
+        members = self.gathering.members or []
+        return {i: self.gathering.came[r].channel for i, r in enumerate(members) if r}
 
-    def _enter_group(self, channel: Channel, hello: dict[str, Any]) -> None:
-        soon = time.monotonic() + STRANGER_SECONDS
-        try:
-            if hello.get("purpose") != "join":
-                raise HandshakeError("this is not where ranks meet")
-            size = _int(hello, "size", 1, MAX_RANKS)
-            if size != self.about.size:
-                raise HandshakeError(
-                    f"the group has {self.about.size} ranks for rank 0, and {size} for you"
-                )
-            rank = _int(hello, "rank", 1, self.about.size - 1)
-            channel.send({"welcome": True}, soon)
-            place = channel.receive(soon)
-            host = str(ipaddress.ip_address(str(place.get("host"))))
-            port = _int(place, "port", 1, 65535)
-            claim = str(place.get("claim", ""))[:64]
-        except (HandshakeError, ValueError) as error:
-            channel.send({"error": str(error)}, soon)
-            channel.close()
-            return
-        with self.changed:
-            if self.over:
-                raise HandshakeError("the meeting is over")
-            before = self.joined.get(rank)
-            if before is not None and not before.ended():
-                taken = True
-            else:  # it is new, or its connection has ended: it was started again
-                if before is not None:
-                    before.close()
-                taken = False
-                self.joined[rank] = channel
-                self.places[rank] = (host, port)
-                self.claims[rank] = claim
-                self.changed.notify_all()
-        if taken:
-            channel.send({"error": f"rank {rank} is taken: every process needs its own"}, soon)
-            channel.close()
-
-    def _tell_all(self, message: dict[str, Any]) -> None:
-        for channel in list(self.joined.values()):  # more may come at any time
-            with contextlib.suppress(OSError):  # who is gone is found out below
-                channel.send(message, time.monotonic() + STRANGER_SECONDS)
+    def _repeat(self, error: _BrokenError) -> None:
+        """Call the roll; whoever does not answer is out."""
+        if time.monotonic() >= self.deadline:
+            raise error
+        self.attempts += 1
+        _log.warning("rank 0 calls the roll, as the group could not be made: %s", error)
+        lost = self.gathering.call_roll(self.attempts, _ROLL_SECONDS, self._watch)
+        if lost:  # a new group, with the time of a new one: every rank can be lost only once
+            _log.warning("%s did not answer the roll call", _ranks(lost))
+            self.deadline = time.monotonic() + self.seconds
 
     # The others -----------------------------------------------------------------------------
 
-    def _join(self) -> tuple[str, Door]:
-        hello = {"purpose": "join", "rank": self.about.rank, "size": self.about.size}
-        where = f"{self.about.host}:{self.about.port}"
+    def _reach_rank_0(self) -> Channel:
+        """Connect to rank 0, and say where this rank listens."""
+        rank, size = self.whole
+        hello = {"purpose": "join", "rank": rank, "size": size}
 
         def reach() -> Channel:
-            family, address = self._resolve()
-            channel = self._introduce(family, address, hello)
-            # At the same address there may still be the door of an earlier meeting, about to close.
+            channel = self._introduce(*self.sockets.resolve(), hello)
+            # At the same address there may still be an earlier rendezvous, about to end.
             try:
                 answer = channel.receive(time.monotonic() + STRANGER_SECONDS)
-                if "error" in answer:
-                    raise RendezvousError(str(answer["error"]))
+                self._check_word(answer)
             except BaseException:
                 channel.close()
                 raise
             return channel
 
-        patience = self.about.patience if self.about.least else None
-        self.store = self._until_reached(reach, f"rank 0 at {where}", patience)
-        self.cleanup.callback(self.store.close)
-        own = self.own_address(str(self.store.socket.getsockname()[0]))
-        # The name of the group is not known yet: who comes early waits for it.
-        self.streams = _CONNECTIONS + MAX_STREAMS
-        door = self._peer_door(own, "")
-        place = {"host": door.address[0], "port": door.address[1], "claim": self._claim()}
-        self.store.send(place, self.deadline)
-        table = self._hear(f"for rank 0 at {where} to have everybody")
+        where = f"{self.about.host}:{self.about.port}"
+        left = max(0.0, self.deadline - time.monotonic())
+        seconds = self.about.patience if self.about.least else left
+        store = self.store = self._until_reached(reach, f"rank 0 at {where}", seconds, self._watch)
+        if self.about.least:  # rank 0 may begin to be patient only now
+            self.deadline = time.monotonic() + self.seconds
+        if self.door is None:
+            own = self.sockets.own_address(str(store.socket.getsockname()[0]))
+            sock = self.sockets.listen_for_peers(own)
+            self.door = self._door_at(sock, own, self._enter_peer)
+        host, port = self.door.address
+        process = f"{os.getpid()} {_token}"
+        place = {"host": host, "port": port, "claim": self._claim(), "process": process}
+        try:
+            store.send(place, self.deadline)
+        except OSError as error:
+            raise _first_rank_lost(error) from None
+        return store
+
+    def _join(self) -> None:
+        """Hear from rank 0 who the members are."""
+        self.about.rank, self.about.size = self.whole
+        store = self.store or self._reach_rank_0()
+        table = self._hear(f"for rank 0 at {self.about.host}:{self.about.port} to have everybody")
         name = table.get("group")
         places = table.get("places")
         if not isinstance(name, str) or not isinstance(places, list):
@@ -427,53 +405,62 @@ class Meeting:
         if not isinstance(ranks, list) or self.about.rank not in ranks:
             raise HandshakeError("a table without this rank")
         # Who comes back to a group that has lost others takes its word for how many are enough.
-        least = self.about.least or _int(table, "least", 0, self.about.size) or self.about.size
-        if len(ranks) < least:
+        least = int_of(table, "least", 0, self.about.size)
+        self.elastic = least > 0
+        if len(ranks) < (self.about.least or least or self.about.size):
             raise HandshakeError("a table of too few ranks")
         self._renumber(ranks)
         if len(places) != self.about.size:
             raise HandshakeError("a table of another size")
-        self.streams = _int(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
+        self.streams = int_of(table, "streams", 1 + _CONNECTIONS, _CONNECTIONS + MAX_STREAMS)
         try:
             self.about.choices = tuning.checked_tables(table.get("choices"))
         except ValueError as error:
             raise HandshakeError(f"rank 0's table of algorithms cannot be used: {error}") from None
+        self.places, self.claims = [], []
         for rank, place in enumerate(places):
             if not isinstance(place, list) or len(place) != 3:
                 raise HandshakeError("a table without addresses")
             host = str(place[0])
-            if rank == 0 and _is_unspecified(host):  # as rank 0 does not know how it is reached
-                host = str(self.store.socket.getpeername()[0])
-            self.places[rank] = (host, _int({"port": place[1]}, "port", 1, 65535))
-            self.claims[rank] = str(place[2])
+            if rank == 0 and is_unspecified(host):  # as rank 0 does not know how it is reached
+                host = str(store.socket.getpeername()[0])
+            self.places.append((host, int_of({"port": place[1]}, "port", 1, 65535)))
+            self.claims.append(str(place[2]))
+        self._limit_attempt()
         with self.changed:
             self.name = name
             self.changed.notify_all()
-        return name, door
-
-    name = ""
 
     def _until_reached(
-        self, reach: Callable[[], Channel], whom: str, seconds: float | None = None
+        self, reach: Callable[[], Channel], whom: str, seconds: float, watch: Callable[[], None]
     ) -> Channel:
-        seconds = self.seconds if seconds is None else seconds
-        deadline = self.deadline - self.seconds + seconds
+        """Try until it works, or the time is over; a refusal may be a stranger's, and is not final."""
+        deadline = time.monotonic() + seconds
         pause, say = 0.02, time.monotonic() + LOG_EVERY
+        refusal: Refused | None = None
         while True:
+            watch()
             try:
                 return reach()
-            except Refused:
-                raise
             except (OSError, HandshakeError) as error:
                 if isinstance(error, OSError) and error.errno in SHORTAGES:
                     raise
-                self._watch()
                 now = time.monotonic()
+                if isinstance(error, _NotNowError) and self.about.least:
+                    deadline = now + seconds  # rank 0 lives: nobody may go on without it
+                    self.deadline = now + self.seconds
+                is_news = isinstance(error, Refused) and str(error) != str(refusal)
+                if isinstance(error, Refused):
+                    refusal = error
                 if now >= deadline:
+                    # The deadline, too, ends an attempt, and says less than a refusal does.
+                    if refusal is not None and isinstance(error, (Refused, TimeoutError)):
+                        raise refusal from None
                     raise RendezvousError(
-                        f"rank {self.about.rank} did not reach {whom} within {seconds:g} s: {error}"
+                        f"rank {self.about.rank} did not reach {whom} within "
+                        f"{round(seconds, 1):g} s: {error}"
                     ) from None
-                if now >= say:
+                if now >= say or is_news:
                     _log.warning(
                         "rank %d still tries to reach %s: %s", self.about.rank, whom, error
                     )
@@ -483,34 +470,12 @@ class Meeting:
 
     def _introduce(self, family: Any, address: Any, hello: dict[str, Any]) -> Channel:
         soon = min(self.deadline, time.monotonic() + STRANGER_SECONDS)
-        return self.introduced(self.connected(family, address, soon), hello, soon)
-
-    def connected(self, family: Any, address: Any, deadline: float) -> socket.socket:
-        """Return a connection to an address."""
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            sock.connect(address)
-            if sock.getsockname() == sock.getpeername():  # TCP can connect a port to itself
-                raise ConnectionRefusedError("nobody listens")
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    def introduced(self, sock: socket.socket, hello: dict[str, Any], deadline: float) -> Channel:
-        """Prove, over a connection, that this rank belongs to the group; takes the socket over."""
-        try:
-            if self.about.tls is not None:
-                return self.about.tls.introduce(sock, self.key, hello, deadline)
-            return introduce(sock, self.key, hello, deadline)
-        except BaseException:
-            sock.close()
-            raise
+        sock = self.sockets.connected(family, address, soon)
+        return self.sockets.introduced(sock, hello, soon)
 
     def _hear(self, what: str) -> dict[str, Any]:
         """The next message of rank 0."""
+        assert self.store is not None
         late = 1.0  # rank 0, who knows whom it waits for, is to say so first
         say = time.monotonic() + LOG_EVERY + late
         while True:
@@ -532,47 +497,63 @@ class Meeting:
 
     def _message(self) -> dict[str, Any] | None:
         """Return what rank 0 has sent; None if it was whom it waits for, which is logged."""
+        assert self.store is not None
         try:
             message = self.store.receive(time.monotonic() + STRANGER_SECONDS)
+            self._check_word(message)
+            if "again" in message:
+                self.store.send({"again": message["again"]}, time.monotonic() + STRANGER_SECONDS)
+                self.deadline = time.monotonic() + self.seconds
+                raise _RepeatError
         except OSError as error:
-            raise RendezvousError(f"rank 0 is gone before the group was made: {error}") from None
-        if "error" in message:
-            raise RendezvousError(str(message["error"]))
+            raise _first_rank_lost(error) from None
         if "waits" not in message:
             return message
         _log.warning("rank %d: %s", self.about.rank, message["waits"])
         return None
 
+    def _check_word(self, message: dict[str, Any]) -> None:
+        """Raise if rank 0 says that this rank is to end, or to come later."""
+        if "error" in message:
+            raise RendezvousError(str(message["error"]))
+        if "later" in message:
+            raise _NotNowError("rank 0 has a group, or makes one, without this rank")
+
+    def _await_roll_call(self) -> None:
+        """Return when rank 0 has called the roll, and been answered."""
+        with contextlib.suppress(_RepeatError):
+            self._hear("for rank 0 to make the group again")
+            raise HandshakeError("rank 0 went on without this rank")
+
     # All ------------------------------------------------------------------------------------
 
-    def _enter_peer(self, channel: Channel, hello: dict[str, Any], name: str) -> None:
-        if not name:
-            with self.changed:
-                self.changed.wait_for(lambda: self.name or self.over, STRANGER_SECONDS)
-                name = self.name
-        rank = _int(hello, "from", self.about.rank + 1, self.about.size - 1)
-        stream = _int(hello, "stream", 0, self.streams - 1)
+    def _enter_peer(self, channel: Channel, hello: dict[str, Any]) -> None:
+        with self.changed:  # who comes early waits for the name of the group
+            self.changed.wait_for(lambda: self.name or self.over, STRANGER_SECONDS)
+            name = self.name
         if hello.get("purpose") != "peer" or hello.get("group") != name or not name:
             raise HandshakeError("another group's")
+        rank = int_of(hello, "from", self.about.rank + 1, self.about.size - 1)
+        stream = int_of(hello, "stream", 0, self.streams - 1)
         if hello.get("to") != self.about.rank:
             raise HandshakeError("another rank's")
         if self.about.tls is not None and stream:
             self.about.tls.end(channel.socket, time.monotonic() + STRANGER_SECONDS)
         with self.changed:
-            if self.over or (rank, stream) in self.peers:
-                raise HandshakeError("a connection that is there already")
+            if self.over or self.name != name or (rank, stream) in self.peers:
+                raise HandshakeError("a connection that is there already, or comes too late")
             self.peers[rank, stream] = channel
             self.changed.notify_all()
 
-    def _connect_peers(self, name: str) -> None:
+    def _connect_peers(self) -> None:
         for peer in range(self.about.rank):
             host, port = self.places[peer]
-            self.allow(host)
+            self.sockets.allow(host)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             for stream in range(self.streams):
                 hello = {
                     "purpose": "peer",
-                    "group": name,
+                    "group": self.name,
                     "from": self.about.rank,
                     "to": peer,
                     "stream": stream,
@@ -583,10 +564,11 @@ class Meeting:
                     address: Any = (host, port),
                     hello: dict[str, Any] = hello,
                 ) -> Channel:
-                    self._watch_others()
                     return self._introduce(family, address, hello)
 
-                channel = self._until_reached(reach, f"rank {peer} at {host}:{port}")
+                left = max(0.0, self.deadline - time.monotonic())
+                whom = f"rank {peer} at {host}:{port}"
+                channel = self._until_reached(reach, whom, left, self._watch_others)
                 with self.changed:
                     self.peers[peer, stream] = channel
 
@@ -595,44 +577,60 @@ class Meeting:
         for door in self.doors:
             if door.shortage is not None:
                 raise door.shortage
+        if self.about.ended is not None and self.about.ended.text:
+            raise RendezvousError(
+                f"rank {self.about.rank} waits for the others in vain: {self.about.ended.text}"
+            )
         failure = self.old.failure if self.old is not None else None
         if failure:
             raise RendezvousError(f"the group that the new one is made of has failed: {failure}")
 
     def _watch_others(self) -> None:
-        """Raise if rank 0 says that the group fails, or for rank 0 if one has ended."""
+        """Raise as `_watch`, or if rank 0 says that the group fails, or for rank 0 if one has ended."""
+        self._watch()
         if self.about.rank != 0:
+            assert self.store is not None
             if self.store.readable() and self._message() is not None:
                 raise HandshakeError("rank 0 went on without this rank")
             return
-        for rank, channel in self.joined.items():
-            if channel.ended():
-                error = f"rank {rank} is gone before the group was made"
-                self._tell_all({"error": error})
-                raise RendezvousError(error)
+        for rank, channel in self._joined().items():
+            if not channel.readable():
+                continue
+            try:
+                message = channel.receive(time.monotonic() + STRANGER_SECONDS)
+                self.ready[rank] = int_of(message, "ready", 0, self.about.size - 1)
+            except (OSError, HandshakeError) as error:
+                raise _BrokenError(
+                    f"rank {rank} is gone before the group was made: {error}"
+                ) from None
 
-    def _wait(self, missing: Callable[[], list[int]], what: str, front: Door | None = None) -> None:
-        """Wait until no rank is missing."""
-        say = time.monotonic() + LOG_EVERY
+    def _wait(
+        self,
+        missing: Callable[[], list[int]],
+        what: str,
+        until: float,
+        front: Door | None = None,
+    ) -> None:
+        """Wait until no rank is missing; at rank 0's front door, or for peers."""
+        begun, say = time.monotonic(), time.monotonic() + LOG_EVERY
         while True:
             with self.changed:
                 absent = missing()
                 if not absent:
                     return
                 self.changed.wait(0.05)
-            self._watch()
             if front is None:
                 self._watch_others()
+            else:
+                self._watch()
             now = time.monotonic()
             who = _ranks(absent) + f" of {self.about.size}"
             away = front.turned_away if front else 0
             strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
-            if front is not None and self._are_enough(self.about.size - len(absent)):
-                _log.warning("rank %d goes on without %s", self.about.rank, who)
-                return
-            if now >= self.deadline:
-                raise RendezvousError(
-                    f"rank {self.about.rank} waited {self.seconds:g} s for {who} {what}{strangers}"
+            if now >= until:
+                seconds = self.seconds if until == self.deadline else now - begun
+                raise _BrokenError(
+                    f"rank {self.about.rank} waited {round(seconds, 1):g} s for {who} {what}{strangers}"
                 )
             if now >= say:
                 self._say(f"rank {self.about.rank} waits for {who} {what}{strangers}")
@@ -641,60 +639,50 @@ class Meeting:
     def _say(self, waits: str) -> None:
         """Log whom this rank waits for; rank 0 also lets the others know."""
         _log.warning("%s", waits)
-        self._tell_all({"waits": waits})
-
-    def _are_enough(self, ranks: int) -> bool:
-        late = time.monotonic() >= self.deadline - self.seconds + self.about.patience
-        return bool(self.about.least) and late and ranks >= self.about.least
+        self.gathering.tell_all({"waits": waits})
 
     def _leave_together(self, leader: int) -> list[int]:
         """Nobody goes before everybody has all connections; return each rank's host, by number.
 
         `leader` stands for this rank's host.
         """
+        size = self.about.size
         if self.about.rank != 0:
-            self.store.send({"ready": leader}, self.deadline)
+            assert self.store is not None
+            try:
+                self.store.send({"ready": leader}, self.deadline)
+            except OSError as error:
+                raise _first_rank_lost(error) from None
             hosts = self._hear("for the others to connect").get("go")
             if (
                 not isinstance(hosts, list)
-                or len(hosts) != self.about.size
+                or len(hosts) != size
                 or not all(type(h) is int for h in hosts)
             ):
                 raise HandshakeError("rank 0 went on without this rank")
             return hosts
-        leaders = {0: leader}
-        waiting = dict(self.joined)
-        say = time.monotonic() + LOG_EVERY
-        try:
-            while waiting:
-                for rank, channel in list(waiting.items()):
-                    if not channel.readable():
-                        continue
-                    try:
-                        message = channel.receive(time.monotonic() + STRANGER_SECONDS)
-                        leaders[rank] = _int(message, "ready", 0, self.about.size - 1)
-                    except (OSError, HandshakeError) as error:
-                        raise RendezvousError(
-                            f"rank {rank} is gone before the group was made: {error}"
-                        ) from None
-                    del waiting[rank]
-                self._watch()
-                now = time.monotonic()
-                who = f"{_ranks(list(waiting))} to connect"
-                if waiting and now >= self.deadline:
-                    raise RendezvousError(f"rank 0 waited {self.seconds:g} s for {who}")
-                if waiting and now >= say:
-                    self._say(f"rank 0 waits for {who}")
-                    say = now + LOG_EVERY
-                if waiting:  # one after the other: all of them must come
-                    next(iter(waiting.values())).readable(0.01)
-        except RendezvousError as error:
-            self._tell_all({"error": str(error)})
-            raise
-        numbers = {leader: i for i, leader in enumerate(sorted(set(leaders.values())))}
-        hosts = [numbers[leaders[r]] for r in range(self.about.size)]
-        self._tell_all({"go": hosts})
+        self.ready[0] = leader
+        others = self._joined()
+        begun, say = time.monotonic(), time.monotonic() + LOG_EVERY
+        while waiting := [r for r in others if r not in self.ready]:
+            others[waiting[0]].readable(0.01)  # one after the other: all of them must come
+            self._watch_others()
+            now = time.monotonic()
+            who = f"{_ranks(waiting)} to connect"
+            if now >= self.attempt_ends:
+                seconds = self.seconds if self.attempt_ends == self.deadline else now - begun
+                raise _BrokenError(f"rank 0 waited {round(seconds, 1):g} s for {who}")
+            if now >= say:
+                self._say(f"rank 0 waits for {who}")
+                say = now + LOG_EVERY
+        numbers = {leader: i for i, leader in enumerate(sorted(set(self.ready.values())))}
+        hosts = [numbers[self.ready[r]] for r in range(size)]
+        self.gathering.tell_all({"go": hosts})
         return hosts
+
+
+def _first_rank_lost(error: OSError) -> FirstRankLostError:
+    return FirstRankLostError(f"rank 0 is gone before the group was made: {error}")
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -20,12 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from pycollective import _core
+from pycollective.rendezvous import secret
 from pycollective.rendezvous.handshake import Channel, HandshakeError, introduce
 
-__all__ = ["boot_id", "share"]
+__all__ = ["PROOF_SECONDS", "Sharing", "boot_id"]
+
+Listen = Callable[[socket.socket, Callable[[Channel, dict[str, Any]], None]], Any]
 
 PROOF_SECONDS = 10.0
 """How long a rank may take to get to the leader's socket."""
+_ENTER_SECONDS = 3.0
+"""How long the leader may take to see a rank that has proved itself."""
 
 
 def boot_id() -> str:
@@ -37,124 +42,147 @@ def boot_id() -> str:
     return ""
 
 
-def share(
-    rank: int,
-    claimed: list[int],
-    peers: dict[int, Channel],
-    key: bytes,
-    deadline: float,
-    listen: Callable[[socket.socket, Callable[[Channel, dict[str, Any]], None]], Any],
-) -> tuple[list[int], _core.ShmGroup | None]:
-    """Return the ranks that share memory with this one, itself included, and the memory.
+class Sharing:
+    """How one rank of a group finds those with which it shares memory.
 
     Parameters
     ----------
     rank : int
         This rank.
-    claimed : list of int
-        The ranks that say they are on this host, itself included; the same list for each of them.
     peers : dict
-        The authenticated channel to each of them.
+        The authenticated channels to the other ranks that say they are on this host.
     key : bytes
         The group's key.
-    deadline : float
-        When to give up (time.monotonic).
-    listen : callable
-        Makes a door (`pycollective.rendezvous.door`) of a socket and what to do with who comes in.
+    hear : callable
+        Returns the next message of a channel, or raises if there is no use in waiting.
+    has_secret : bool
+        Whether the group has a secret. Memory is given to other users only where they know one.
     """
-    while len(claimed) > 1:
-        leader, *others = claimed
-        if leader == rank:
-            members, memory = _lead(rank, others, peers, key, deadline, listen)
-        else:
-            members, memory = _follow(rank, peers[leader], key, deadline)
-        if rank in members:
-            return members, memory
-        claimed = [r for r in claimed if r not in members]
-    return [rank], None
 
+    def __init__(
+        self,
+        rank: int,
+        peers: dict[int, Channel],
+        key: bytes,
+        hear: Callable[[Channel], dict[str, Any]],
+        has_secret: bool,
+    ) -> None:
+        self._rank = rank
+        self._peers = peers
+        self._key = key
+        self._hear = hear
+        self._has_secret = has_secret
 
-def _lead(
-    rank: int,
-    others: list[int],
-    peers: dict[int, Channel],
-    key: bytes,
-    deadline: float,
-    listen: Callable[[socket.socket, Callable[[Channel, dict[str, Any]], None]], Any],
-) -> tuple[list[int], _core.ShmGroup | None]:
-    name = f"pycollective-{secrets.token_hex(16)}"
-    arrived: dict[int, Channel] = {}
-    changed = threading.Condition()
+    def share(
+        self, claimed: list[int], deadline: float, listen: Listen
+    ) -> tuple[list[int], _core.ShmGroup | None]:
+        """Return the ranks that share memory with this one, itself included, and the memory.
 
-    def enter(channel: Channel, hello: dict[str, Any]) -> None:
-        if hello.get("purpose") != "memory" or hello.get("from") not in others:
-            raise HandshakeError("nobody whom this rank waits for")
-        with changed:
-            arrived[hello["from"]] = channel
-            changed.notify_all()
+        Parameters
+        ----------
+        claimed : list of int
+            The ranks that say they are on this host, itself included; the same list for each of them.
+        deadline : float
+            When to give up (time.monotonic).
+        listen : callable
+            Makes a door (`pycollective.rendezvous.door`) of a socket and what to do with who comes in.
+        """
+        while len(claimed) > 1:
+            leader, *others = claimed
+            if leader == self._rank:
+                members, memory = self._lead(others, deadline, listen)
+            else:
+                members, memory = self._follow(self._peers[leader], deadline)
+            if self._rank in members:
+                return members, memory
+            claimed = [r for r in claimed if r not in members]
+        return [self._rank], None
 
-    with contextlib.ExitStack() as cleanup:
-        sock = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        sock.bind("\0" + name)
-        sock.listen(len(others))
-        door = listen(sock, enter)
-        cleanup.callback(_close_all, arrived)
-        cleanup.callback(door.close)
-        for other in others:
-            peers[other].send({"door": name}, deadline)
-        came = [r for r in others if peers[r].receive(deadline).get("came") is True]
-        with changed:  # our own end may be a moment later
-            changed.wait_for(lambda: all(r in arrived for r in came), PROOF_SECONDS)
-            came = [r for r in came if r in arrived]
-        memory = None
-        if came:
-            try:
-                memory = _core.ShmGroup.create(1 + len(came))
-                memory.join(0)
-            except (OSError, MemoryError, RuntimeError):
-                came, memory = [], None
-        members = [rank, *came]
-        for other in others:
-            peers[other].send({"members": members}, deadline)
-        if memory is not None:
-            for r in came:
-                socket.send_fds(arrived[r].socket, [b"m"], [memory.descriptor])
-            said = [peers[r].receive(deadline).get("joined") is True for r in came]
-            proved = all(said) and all(memory.is_in(place) for place in range(len(members)))
+    def _lead(
+        self, others: list[int], deadline: float, listen: Listen
+    ) -> tuple[list[int], _core.ShmGroup | None]:
+        rank, peers, hear = self._rank, self._peers, self._hear
+        name = f"pycollective-{secrets.token_hex(16)}"
+        arrived: dict[int, Channel] = {}
+        changed = threading.Condition()
+
+        def enter(channel: Channel, hello: dict[str, Any]) -> None:
+            if hello.get("purpose") != "memory" or hello.get("from") not in others:
+                raise HandshakeError("nobody whom this rank waits for")
+            self._check_user(channel.socket)
+            with changed:
+                arrived[hello["from"]] = channel
+                changed.notify_all()
+
+        with contextlib.ExitStack() as cleanup:
+            sock = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            sock.bind("\0" + name)
+            sock.listen(len(others))
+            door = listen(sock, enter)
+            cleanup.callback(_close_all, arrived)
+            cleanup.callback(door.close)
             for other in others:
-                peers[other].send({"proved": proved}, deadline)
-            if not proved:
-                return [rank], None
-    return members, memory
+                peers[other].send({"door": name}, deadline)
+            came = [r for r in others if hear(peers[r]).get("came") is True]
+            with changed:  # our own end may be a moment later
+                changed.wait_for(lambda: all(r in arrived for r in came), _ENTER_SECONDS)
+                came = [r for r in came if r in arrived]
+            memory = None
+            if came:
+                try:
+                    memory = _core.ShmGroup.create(1 + len(came))
+                    memory.join(0)
+                except (OSError, MemoryError, RuntimeError):
+                    came, memory = [], None
+            members = [rank, *came]
+            for other in others:
+                peers[other].send({"members": members}, deadline)
+            if memory is not None:
+                for r in came:
+                    socket.send_fds(arrived[r].socket, [b"m"], [memory.descriptor])
+                said = [hear(peers[r]).get("joined") is True for r in came]
+                proved = all(said) and all(memory.is_in(place) for place in range(len(members)))
+                for other in others:
+                    peers[other].send({"proved": proved}, deadline)
+                if not proved:
+                    return [rank], None
+        return members, memory
 
-
-def _follow(
-    rank: int, leader: Channel, key: bytes, deadline: float
-) -> tuple[list[int], _core.ShmGroup | None]:
-    """Return the members as the leader has them; the leader alone where nothing is proved."""
-    name = leader.receive(deadline).get("door")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        came, soon = False, min(deadline, time.monotonic() + PROOF_SECONDS)
-        with contextlib.suppress(OSError, HandshakeError):
-            sock.settimeout(max(0.001, soon - time.monotonic()))
-            sock.connect("\0" + str(name))
-            introduce(sock, key, {"purpose": "memory", "from": rank}, soon)
-            came = True
-        leader.send({"came": came}, deadline)
-        members = leader.receive(deadline).get("members")
-        if not isinstance(members, list) or not all(type(r) is int for r in members) or not members:
-            raise HandshakeError("no list of the ranks that share memory")
-        if len(members) == 1:
-            return members, None
-        memory = None
-        if rank in members:
-            with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
+    def _follow(self, leader: Channel, deadline: float) -> tuple[list[int], _core.ShmGroup | None]:
+        """Return the members as the leader has them; the leader alone where nothing is proved."""
+        hear = self._hear
+        name = hear(leader).get("door")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            came, soon = False, min(deadline, time.monotonic() + PROOF_SECONDS)
+            with contextlib.suppress(OSError, HandshakeError):
                 sock.settimeout(max(0.001, soon - time.monotonic()))
-                memory = _joined(sock, members.index(rank), len(members))
-            leader.send({"joined": memory is not None}, deadline)
-        if leader.receive(deadline).get("proved") is not True:
-            return members[:1], None
-    return members, memory
+                sock.connect("\0" + str(name))
+                self._check_user(sock)
+                introduce(sock, self._key, {"purpose": "memory", "from": self._rank}, soon)
+                came = True
+            leader.send({"came": came}, deadline)
+            members = hear(leader).get("members")
+            if (
+                not isinstance(members, list)
+                or not all(type(r) is int for r in members)
+                or not members
+            ):
+                raise HandshakeError("no list of the ranks that share memory")
+            if len(members) == 1:
+                return members, None
+            memory = None
+            if self._rank in members:
+                with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
+                    sock.settimeout(max(0.001, soon - time.monotonic()))
+                    memory = _joined(sock, members.index(self._rank), len(members))
+                leader.send({"joined": memory is not None}, deadline)
+            if hear(leader).get("proved") is not True:
+                return members[:1], None
+        return members, memory
+
+    def _check_user(self, sock: socket.socket) -> None:
+        if not self._has_secret and not secret.is_same_user(sock):
+            raise HandshakeError("the process of another user, and the group has no secret")
 
 
 def _joined(sock: socket.socket, place: int, size: int) -> _core.ShmGroup:

@@ -14,6 +14,12 @@ from pycollective.rendezvous.meeting import Meeting
 
 __all__ = ["Addresses", "connect"]
 
+_ABOUT_SECRETS = {
+    True: ". All ranks need the same PYCOLLECTIVE_SECRET",
+    False: ". This rank has no secret, so it joins only processes of its own user on this machine. To "
+    "join others, such as those of another container, set the same PYCOLLECTIVE_SECRET on every rank",
+}
+
 
 def connect(
     about: Description, seconds: float, old: _core.Group | None = None
@@ -49,11 +55,7 @@ def connect(
         except HandshakeError as error:
             raise RendezvousError(
                 f"rank {about.rank} was refused at {about.host}:{about.port}: {error}"
-                + (
-                    ". All ranks need the same PYCOLLECTIVE_SECRET"
-                    if "secrets" in str(error)
-                    else ""
-                )
+                + (_ABOUT_SECRETS[bool(about.secret)] if "secrets" in str(error) else "")
             ) from None
         # The core's too: it duplicates the descriptors.
         except (OSError, RuntimeError, MemoryError) as error:
@@ -97,6 +99,9 @@ class Addresses:
             port=int(port),
             listener=listener.detach() if listener else -1,
             own=None,
+            least=0,  # of a split, all ranks must come
+            patience=0.0,
+            roster=None,
         )
         group, _, _, own = connect(about, min(seconds, 300.0), self._group)
         return group, Addresses(about, own if size > 1 else self._host, group)

@@ -9,12 +9,14 @@ handshake about the secret comes after that, inside. Connections for arrays go o
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pycollective.rendezvous import secret
 from pycollective.rendezvous.handshake import Channel, HandshakeError, Refused, introduce
 
 __all__ = ["AUTHORITY", "CERTIFICATE", "KEY", "Tls", "of_environment"]
@@ -137,7 +139,7 @@ def of_environment(environment: Mapping[str, str]) -> Tls | None:
     Raises
     ------
     ValueError
-        If a variable is missing, or a file cannot be used.
+        If a variable is missing, a file cannot be used, or other users can read this user's key.
     """
     missing = [name for name in _NAMES if not environment.get(name)]
     if len(missing) == len(_NAMES):
@@ -145,6 +147,12 @@ def of_environment(environment: Mapping[str, str]) -> Tls | None:
     if missing:
         there = ", ".join(name for name in _NAMES if name not in missing)
         raise ValueError(f"{there} is set, and {', '.join(missing)} is not: TLS needs all three")
+    key = environment[KEY]
+    with contextlib.suppress(OSError):  # a file that is not there is an error below
+        try:
+            secret.check_private(key, os.stat(key))
+        except ValueError as error:
+            raise ValueError(f"{KEY}={error}") from None
     return Tls(*(environment[name] for name in _NAMES))
 
 

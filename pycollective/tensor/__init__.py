@@ -7,6 +7,7 @@ from .custom import custom_gradient
 from .function import function
 from .indexed_slices import IndexedSlices
 from .ops import *  # noqa: F403
+from .shape import TensorShape
 from .tape import GradientTape, record, record_many
 from .tensor import Tensor, as_tensor
 from .variable import Variable, VariableAggregation, VariableSynchronization, creator_scope
@@ -15,6 +16,7 @@ __all__ = [
     "GradientTape",
     "IndexedSlices",
     "Tensor",
+    "TensorShape",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",

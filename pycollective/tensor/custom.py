@@ -36,7 +36,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
         If ``f`` reads trainable variables, and ``grad_fn`` does not take ``variables``.
     ValueError
         If ``grad_fn`` returns another number of gradients, or another shape (when the gradient is
-        computed).
+        computed). Gradients of another floating-point dtype are converted to the input's.
     """
 
     @functools.wraps(f)
@@ -80,6 +80,8 @@ def _flat(gradients: Any) -> list[Any]:
 
 def _checked(gradient: Any, value: Tensor, name: str) -> Array:
     array = as_tensor(gradient, like=value).array
+    if array.dtype != value.dtype and array.dtype.kind in "fV" and value.dtype.kind in "fV":
+        array = array.astype(value.dtype)
     if array.shape != value.shape or array.dtype != value.dtype:
         raise ValueError(
             f"custom_gradient: the gradient function of {name} returned shape {array.shape} and "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..array_backend import array_module, scatter_add, to_numpy
+from .shape import TensorShape
 from .tensor import Tensor, as_tensor
 
 __all__ = ["IndexedSlices", "concatenated_slices"]
@@ -60,9 +61,9 @@ class IndexedSlices:
         return self.values.dtype
 
     @property
-    def shape(self) -> tuple[int | None, ...]:
+    def shape(self) -> TensorShape:
         """The shape of the whole tensor; its length is None where it is not known."""
-        return self.dense_shape or (None, *self.values.shape[1:])
+        return TensorShape(self.dense_shape or (None, *self.values.shape[1:]))
 
     def __tensor__(self) -> Tensor:
         """Return the whole tensor, the rows of equal indices added.

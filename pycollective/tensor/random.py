@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ __all__ = [
     "set_seed",
     "shuffle",
     "spawn",
+    "stateless_normal",
+    "stateless_truncated_normal",
+    "stateless_uniform",
     "truncated_normal",
     "uniform",
 ]
@@ -159,3 +162,38 @@ def shuffle(value: Any, seed: int | None = None) -> Tensor:
     order = _generator_for(seed).permutation(len(x))
     back = np.argsort(order)
     return record(x.array[order], (x,), lambda g, _need: (g[back],))
+
+
+def _of_seeds(seed: Any) -> AbstractContextManager[None]:
+    """Return the scope in which numbers follow from two integers alone, as `make_seeds` gives them."""
+    words = np.asarray(as_tensor(seed).array)
+    if words.shape != (2,) or words.dtype.kind not in "iu":
+        raise ValueError(
+            f"seed must be two integers, not {words.dtype} of shape {tuple(words.shape)}"
+        )
+    key = np.array([int(word) % 2**64 for word in words.tolist()], np.uint64)
+    return generator_scope(np.random.Generator(np.random.Philox(key=key)))
+
+
+def stateless_normal(
+    shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
+) -> Tensor:
+    """Return normally distributed numbers: always the same ones for two integers as the seed."""
+    with _of_seeds(seed):
+        return normal(shape, mean, stddev, dtype)
+
+
+def stateless_truncated_normal(
+    shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
+) -> Tensor:
+    """Return what `truncated_normal` does: always the same for two integers as the seed."""
+    with _of_seeds(seed):
+        return truncated_normal(shape, mean, stddev, dtype)
+
+
+def stateless_uniform(
+    shape: Any, seed: Any, minval: Any = 0, maxval: Any = None, dtype: Any = float32
+) -> Tensor:
+    """Return what `uniform` does: always the same for two integers as the seed."""
+    with _of_seeds(seed):
+        return uniform(shape, minval, maxval, dtype)

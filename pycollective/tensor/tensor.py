@@ -9,6 +9,7 @@ import numpy as np
 
 from ..array_backend import Array, asarray, is_array, to_numpy
 from ..dtypes import as_dtype, is_supported
+from .shape import TensorShape, shape_of_array
 
 __all__ = ["Operators", "Tensor", "as_tensor"]
 
@@ -96,9 +97,9 @@ class Tensor(Operators):
         self._key = 0
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The lengths of the axes."""
-        return self.array.shape
+    def shape(self) -> TensorShape:
+        """The lengths of the axes: a tuple with TensorFlow's methods."""
+        return shape_of_array(self.array.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..array_backend import Array, array_module, asarray, beside, copy, to_numpy
+from ..errors import InvalidArgumentError
 from .indexed_slices import IndexedSlices
+from .shape import TensorShape
 from .tape import new_key, thread_state
 from .tensor import Operators, Tensor, as_tensor
 
@@ -268,7 +270,7 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self._local()._current().dtype
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> TensorShape:
         """The lengths of the axes."""
         return self._local()._current().shape
 
@@ -367,7 +369,11 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self._scatter("scatter_mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: IndexedSlices) -> Variable:
-        """Divide the rows at some indices by rows; as `scatter_add`, for floating point only."""
+        """Divide the rows at some indices by rows; as `scatter_add`.
+
+        Quotients of integers are rounded towards zero, as in TensorFlow; a zero among the rows is then
+        an InvalidArgumentError.
+        """
         return self._scatter("scatter_div", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices) -> Variable:
@@ -393,7 +399,7 @@ class Variable(Operators, metaclass=_VariableMeta):
             raise TypeError(f"{method}: sparse_delta is not IndexedSlices: {slices!r}")
         own = self._current()
         index, rows = slices.indices.array, slices.values.array
-        if not own.shape or rows.shape[1:] != own.shape[1:] or rows.dtype != own.dtype:
+        if not own.ndim or rows.shape[1:] != own.shape[1:] or rows.dtype != own.dtype:
             raise ValueError(
                 f"{method}: variable {self._name!r} has shape {own.shape} and dtype {own.dtype}, "
                 f"the rows have shape {rows.shape} and dtype {rows.dtype}"
@@ -403,10 +409,15 @@ class Variable(Operators, metaclass=_VariableMeta):
                 f"{method}: indices from {int(index.min())} to {int(index.max())} are not all in 0 "
                 f"to {own.shape[0] - 1}, the rows of variable {self._name!r}"
             )
-        if method == "scatter_div" and own.dtype.kind not in "fV":
+        if method == "scatter_div" and own.dtype.kind == "b":
             raise TypeError(
-                f"scatter_div: variable {self._name!r} has dtype {own.dtype}; only floating-point "
-                "variables can be divided"
+                f"scatter_div: variable {self._name!r} has dtype {own.dtype}; only numbers can be "
+                "divided"
+            )
+        if method == "scatter_div" and own.dtype.kind in "iu" and not rows.all():
+            raise InvalidArgumentError(
+                f"Integer division by zero: the rows by which scatter_div divides variable "
+                f"{self._name!r} of dtype {own.dtype} have a 0"
             )
         return asarray(index, like=own.array), asarray(rows, like=own.array)
 
@@ -503,6 +514,27 @@ def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
     return apply
 
 
+_divide_floats = _at("divide")
+
+
+def _divide(own: Array, index: Array, rows: Array) -> None:
+    """Divide rows; integers are rounded towards zero, by magnitudes and signs."""
+    if own.dtype.kind not in "iu":
+        _divide_floats(own, index, rows)
+        return
+    module = array_module(own)
+    places, back = module.unique(index, return_inverse=True)
+    parts = own[places]
+    signs = module.sign(parts)
+    module.multiply.at(signs, back, module.sign(rows))
+    unsigned = np.dtype(
+        f"u{own.itemsize}"
+    )  # the magnitude of the least integer is none of its dtype
+    sizes = module.abs(parts).astype(unsigned)
+    module.floor_divide.at(sizes, back, module.abs(rows).astype(unsigned))
+    own[places] = sizes.astype(own.dtype) * signs
+
+
 def _set_rows(own: Array, index: Array, rows: Array) -> None:
     own[index] = rows
 
@@ -511,7 +543,7 @@ _SCATTER: dict[str, Callable[[Array, Array, Array], Any]] = {
     "scatter_add": _at("add"),
     "scatter_sub": _at("subtract"),
     "scatter_mul": _at("multiply"),
-    "scatter_div": _at("divide"),
+    "scatter_div": _divide,
     "scatter_min": _at("minimum"),
     "scatter_max": _at("maximum"),
     "scatter_update": _set_rows,

@@ -6,11 +6,12 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycollective.array_backend import Array
+from pycollective.atomic_files import locked
 from pycollective.distribute.context import Mode, current_mode, entered
 from pycollective.distribute.workers import Workers
 from pycollective.errors import CheckpointError
@@ -23,7 +24,10 @@ __all__ = [
     "Checkpoint",
     "CheckpointMismatchError",
     "CheckpointStatus",
+    "Restoration",
+    "contents_of",
     "require_same",
+    "variables_of",
     "workers_of",
 ]
 
@@ -109,7 +113,7 @@ class Checkpoint(Trackable):
         return self._save(prefix)
 
     def _save(self, prefix: str, after: Callable[[], None] | None = None) -> str:
-        """Save; who has written calls ``after``, before the other workers go on."""
+        """Save; the worker that writes calls ``after`` while it holds the lock of the folder."""
         self._begin_together("save", prefix)
         counter = self.save_counter
         counter.assign_add(1)
@@ -149,7 +153,7 @@ class Checkpoint(Trackable):
                     "save",
                     *(
                         f"{variable.dtype}{variable.shape}"
-                        for _, variable in _variables_of(self)
+                        for _, variable in variables_of(self)
                         if variable.synchronization is VariableSynchronization.ON_READ
                     ),
                 ]
@@ -168,14 +172,15 @@ class Checkpoint(Trackable):
         It returns when all files are written, or raises on every worker.
         """
         workers = workers_of(self)
-        contents = _collect(self)
+        contents = contents_of(self)
 
         def write() -> None:
-            write_files(path, contents)
-            if note:
-                add_to_state(path)
-            if after is not None:
-                after()
+            with locked(os.path.dirname(path) or "."):
+                write_files(path, contents)
+                if note:
+                    add_to_state(path)
+                if after is not None:
+                    after()
 
         workers.write_once(path, write, begins_anew)
 
@@ -190,10 +195,15 @@ class Checkpoint(Trackable):
         Raises
         ------
         CheckpointError
-            If the files are missing, truncated or damaged, a variable has another shape or dtype
-            than its saved value (then nothing is changed), or nothing in the checkpoint has the
-            name of anything here. On every worker if they restore different values, or not all
-            restore something: each of them makes this call.
+            If the files are missing, truncated or damaged, or a variable has another shape or dtype
+            than its saved value (then nothing is changed). On every worker if they restore different
+            values, or not all restore something: each of them makes this call.
+
+        Notes
+        -----
+        Parts may be missing on either side; the log has a warning for variables without a value. To
+        demand that all is restored, call a method of the status that is returned, such as
+        `CheckpointStatus.assert_consumed`, when all objects are made.
         """
         return self._read("restore", save_path)
 
@@ -221,20 +231,20 @@ class Checkpoint(Trackable):
         require_same(others)
         if path is None or contents is None:
             return CheckpointStatus(None, self)
-        restoration = _Restoration(path, contents)
+        restoration = Restoration(path, contents)
         restoration.start(self)
         return CheckpointStatus(restoration, self)
 
 
 class CheckpointStatus:
-    """What became of a restored checkpoint; its methods raise if something is missing."""
+    """The state of a restored checkpoint; its methods raise if something is missing now."""
 
-    def __init__(self, restoration: _Restoration | None, root: Checkpoint) -> None:
+    def __init__(self, restoration: Restoration | None, root: Checkpoint) -> None:
         self._restoration = restoration
         self._root = root
 
     def assert_consumed(self) -> CheckpointStatus:
-        """Raise unless all that was saved has been restored, and nothing here is without a value.
+        """Raise unless all saved values are in use by now, and each variable here has got one.
 
         Raises
         ------
@@ -267,11 +277,29 @@ class CheckpointStatus:
             )
         return self
 
+    def assert_nontrivial_match(self) -> CheckpointStatus:
+        """Raise unless at least one variable here has been restored, besides the save counter.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            A `CheckpointError` and ``AssertionError`` with the names on both sides.
+        """
+        restoration = self._require()
+        if not restoration.matched(self._root):
+            saved, present = restoration.names_on_both_sides(self._root)
+            raise CheckpointMismatchError(
+                f"checkpoint {restoration.path!r} does not belong to these objects: it has "
+                f"{_listed(saved)}, here are {_listed(present)}. Restore it into the objects that "
+                "it was saved from, under the same names"
+            )
+        return self
+
     def expect_partial(self) -> CheckpointStatus:
         """Say that parts may be missing; for compatibility, as nothing complains about them."""
         return self
 
-    def _require(self) -> _Restoration:
+    def _require(self) -> Restoration:
         if self._restoration is None:
             raise CheckpointMismatchError(
                 "No checkpoint specified (save_path=None); nothing is being restored."
@@ -279,8 +307,37 @@ class CheckpointStatus:
         return self._restoration
 
 
-class _Restoration:
-    """A checkpoint on its way into objects, some of which may not exist yet."""
+class Plan(NamedTuple):
+    """What a restoration will do to an object and its parts.
+
+    Attributes
+    ----------
+    pairs
+        Variables, and the nodes that have their values.
+    holders
+        Objects that lack parts, and the nodes that have them.
+    problems
+        Variables whose saved values have another shape or dtype, for messages.
+    complete
+        Whether every saved value has its variable.
+    """
+
+    pairs: list[tuple[Variable, int]]
+    holders: list[tuple[Trackable, int]]
+    problems: list[str]
+    complete: bool
+
+
+class Restoration:
+    """A checkpoint on its way into objects, some of which may not exist yet.
+
+    Parameters
+    ----------
+    path
+        The name of the checkpoint, for messages.
+    contents
+        The saved objects and values.
+    """
 
     def __init__(self, path: str, contents: Contents) -> None:
         self.path = path
@@ -294,20 +351,23 @@ class _Restoration:
 
     def start(self, root: Checkpoint) -> None:
         """Restore what exists; what is missing is noted in the objects that lack it."""
-        saved, present = (
-            [name for name in children if name != "save_counter"]
-            for children in (self._nodes[0].children, children_of(root))
-        )
-        if saved and present and not set(saved) & set(present):
-            raise CheckpointError(
-                f"checkpoint {self.path!r} does not belong to these objects: it has "
-                f"{_listed(saved)}, here are {_listed(present)}. Restore it into the objects that "
-                "it was saved from, under the same names"
-            )
         self._apply(root, 0)
         missing = self.without_value(root)
         if missing:
             _log.warning("checkpoint %r has no values for %s", self.path, _listed(missing))
+
+    def names_on_both_sides(self, root: Checkpoint) -> tuple[list[str], list[str]]:
+        """Return the names of the checkpoint's parts, and those of the parts of ``root``."""
+        saved, present = (
+            [name for name in children if name != "save_counter"]
+            for children in (self._nodes[0].children, children_of(root))
+        )
+        return saved, present
+
+    def matched(self, root: Checkpoint) -> bool:
+        """Return True if a variable other than the save counter has been restored."""
+        counter = root._variables.get("save_counter")
+        return any(v is not counter for variables in self._restored.values() for v in variables)
 
     def unused(self) -> list[str]:
         """Return the saved values that no variable has taken."""
@@ -322,7 +382,7 @@ class _Restoration:
         known = {id(v) for variables in self._restored.values() for v in variables}
         return [
             name
-            for name, variable in _variables_of(root)
+            for name, variable in variables_of(root)
             if id(variable) not in known and variable is not root._variables.get("save_counter")
         ]
 
@@ -352,18 +412,32 @@ class _Restoration:
 
     def _apply(self, owner: Any, node: int) -> bool:
         """Restore ``owner`` and its parts from a node; return whether everything was there."""
+        found = self.plan(owner, node)
+        if found.problems:
+            raise self._mismatch(found.problems)
+        self.carry_out(found)
+        return found.complete
+
+    def plan(self, owner: Any, node: int) -> Plan:
+        """Return what restoring ``owner`` from a node will do."""
         pairs: list[tuple[Variable, int]] = []
         holders: list[tuple[Trackable, int]] = []
         complete = self._match(owner, node, pairs, holders, set())
-        problems = [self._problem(n, v.shape, v.dtype) for v, n in pairs]
-        if any(problems):
-            raise self._mismatch([problem for problem in problems if problem])
-        for holder, number in holders:
+        problems = {id(v): self._problem(n, v.shape, v.dtype) for v, n in pairs}
+        return Plan(
+            [(v, n) for v, n in pairs if not problems[id(v)]],
+            holders,
+            [problem for problem in problems.values() if problem],
+            complete,
+        )
+
+    def carry_out(self, plan: Plan) -> None:
+        """Assign the values of a plan, and leave the rest of the checkpoint with its objects."""
+        for holder, number in plan.holders:
             object.__setattr__(holder, "_restore", (self, number))
-        for variable, number in pairs:
+        for variable, number in plan.pairs:
             _assign_everywhere(variable, self._value(number))
             self._restored.setdefault(number, []).append(variable)
-        return complete
 
     def _match(
         self,
@@ -426,7 +500,7 @@ def _assign_everywhere(variable: Variable, value: Array) -> None:
         variable.assign(value)
 
 
-def _collect(root: Checkpoint) -> Contents:
+def contents_of(root: Trackable) -> Contents:
     """Return the objects under ``root`` and the values of their variables."""
     objects: list[Any] = [root]
     names = [""]
@@ -472,7 +546,7 @@ def _walk_nodes(nodes: list[Node]) -> Iterator[tuple[int, str]]:
                 queue.append((child, f"{name}/{child_name}".lstrip("/")))
 
 
-def _variables_of(root: Checkpoint) -> Iterator[tuple[str, Variable]]:
+def variables_of(root: Trackable) -> Iterator[tuple[str, Variable]]:
     """Yield the variables under ``root`` with their names."""
     # The objects themselves are kept too: an id says nothing once its object is gone.
     queue: deque[tuple[str, Any]] = deque([("", root)])
@@ -520,7 +594,7 @@ def _require_outside_replicas(method: str) -> None:
 
 def workers_of(root: Checkpoint) -> Workers:
     """Return the processes that the variables under ``root`` belong to."""
-    for _, variable in _variables_of(root):
+    for _, variable in variables_of(root):
         strategy = variable._distribute_strategy
         if strategy is not None:
             found: Workers = strategy.extended.workers

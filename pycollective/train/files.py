@@ -10,6 +10,9 @@ Each file is written under a temporary name, flushed to the disk and renamed; th
 A checkpoint exists when its index does, so whatever interrupts the writing leaves what was there
 before. When ``path`` exists already, the new data file gets a name of its own, and the old one is
 removed after the new index stands.
+
+A folder of checkpoints may come from anywhere. Names in its files must be bare file names, and no
+file is deleted because another file names it.
 """
 
 from __future__ import annotations
@@ -18,31 +21,28 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
-import time
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pycollective.array_backend import Array
+from pycollective.atomic_files import write_atomically
 from pycollective.errors import CheckpointError
 
 __all__ = [
     "Contents",
     "Node",
-    "data_file_of",
+    "is_bare_name",
     "is_complete",
+    "parse_json",
     "read_files",
     "remove_files",
-    "write_atomically",
     "write_files",
 ]
 
 DATA_SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".index.json"
-_TEMPORARY_SUFFIX = ".unfinished"
-#: Temporary files that nobody has touched for this long belong to a process that was killed.
-_ABANDONED_SECONDS = 3600.0
 _FORMAT = "pycollective checkpoint"
 _VERSION = 1
 
@@ -68,6 +68,8 @@ class Contents(NamedTuple):
 def write_files(path: str, contents: Contents) -> None:
     """Write a checkpoint; what ``path`` held before stays intact until the new one is complete.
 
+    The caller holds the lock of the folder, which exists.
+
     Raises
     ------
     ImportError
@@ -77,9 +79,6 @@ def write_files(path: str, contents: Contents) -> None:
     """
     data = _safetensors().save(contents.tensors)
     digest = hashlib.sha256(data).hexdigest()
-    directory = os.path.dirname(path) or "."
-    os.makedirs(directory, exist_ok=True)
-    _remove_abandoned(directory)
     before = _data_files(path)
     data_path = path + DATA_SUFFIX
     if data_path in before:
@@ -112,88 +111,95 @@ def read_files(path: str) -> Contents:
         If safetensors is not installed.
     """
     index = _read_index(path)
-    data_path, size = data_file_of(path, index)
     try:
-        data = Path(data_path).read_bytes()
+        data = Path(index.data_path).read_bytes()
     except FileNotFoundError:
         raise CheckpointError(
-            f"checkpoint {path!r}: the data file {data_path!r} that its index names is missing"
+            f"checkpoint {path!r}: the data file {index.data_path!r} that its index names is missing"
         ) from None
-    if len(data) != size:
+    except OSError as error:
         raise CheckpointError(
-            f"checkpoint {path!r}: the data file {data_path!r} has {len(data)} bytes, its index "
-            f"says {size}"
+            f"checkpoint {path!r}: the data file {index.data_path!r} cannot be read ({error})"
+        ) from None
+    if len(data) != index.size:
+        raise CheckpointError(
+            f"checkpoint {path!r}: the data file {index.data_path!r} has {len(data)} bytes, its "
+            f"index says {index.size}"
         )
     digest = hashlib.sha256(data).hexdigest()
-    if digest != index["data"]["sha256"]:
+    if digest != index.digest:
         raise CheckpointError(
-            f"checkpoint {path!r}: the data file {data_path!r} was changed or damaged: it has "
-            f"SHA-256 {digest}, its index says {index['data']['sha256']}"
+            f"checkpoint {path!r}: the data file {index.data_path!r} was changed or damaged: it has "
+            f"SHA-256 {digest}, its index says {index.digest}"
         )
-    tensors = _safetensors().load(data)
-    for name, spec in index["tensors"].items():
+    try:
+        tensors = _safetensors().load(data)
+    except ImportError:
+        raise
+    except Exception as error:  # safetensors has an error of its own for each language
+        raise CheckpointError(
+            f"checkpoint {path!r}: the data file {index.data_path!r} holds no safetensors ({error})"
+        ) from None
+    for name, spec in index.tensors.items():
         found = tensors.get(name)
-        if found is None or list(found.shape) != spec["shape"] or str(found.dtype) != spec["dtype"]:
+        if found is None or spec != {"shape": list(found.shape), "dtype": str(found.dtype)}:
             raise CheckpointError(
                 f"checkpoint {path!r}: tensor {name!r} is not in the data file as its index says"
             )
-    nodes = [Node(dict(item.get("children", {})), item.get("tensor")) for item in index["objects"]]
-    return Contents(nodes, tensors, digest)
+    return Contents(index.nodes, tensors, digest)
 
 
 def is_complete(path: str) -> bool:
-    """Whether the checkpoint has an index that can be read, and a data file of the right size."""
+    """Return True if the index can be read, and the data file has the size that it says."""
     try:
-        data_path, size = data_file_of(path, _read_index(path))
-        return os.path.getsize(data_path) == size
+        index = _read_index(path)
+        return os.path.getsize(index.data_path) == index.size
     except (CheckpointError, OSError):
         return False
 
 
-def data_file_of(path: str, index: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the path and the size that an index gives for its data file."""
-    name, size = index["data"]["file"], index["data"]["bytes"]
-    return os.path.join(os.path.dirname(path), name), size
-
-
 def remove_files(path: str) -> None:
     """Delete a checkpoint: its index first, so that no half of it is ever taken for a whole."""
-    data_files = _data_files(path) | {path + DATA_SUFFIX}
     _unlink(path + INDEX_SUFFIX)
-    for data_file in data_files:
+    for data_file in _data_files(path):
         _unlink(data_file)
 
 
-def write_atomically(path: str, data: bytes) -> None:
-    """Give ``path`` new contents: after a crash it has the old ones or all of the new ones."""
-    temporary = f"{path}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}"
+def is_bare_name(name: object) -> bool:
+    """Return True if ``name``, which a file says, is the name of a file in the same folder."""
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
+        return False
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        _unlink(temporary)
-        raise
-    _sync_directory(os.path.dirname(path) or ".")
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def parse_json(path: str, raw: bytes) -> Any:
+    """Return what the JSON of a file says.
+
+    Raises
+    ------
+    CheckpointError
+        If it is no JSON, or nested too deeply.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path!r} is truncated or damaged: {len(raw)} bytes that are no JSON ({error})"
+        ) from None
 
 
-def _remove_abandoned(directory: str) -> None:
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.endswith(_TEMPORARY_SUFFIX):
-                with contextlib.suppress(OSError):
-                    if time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
-                        os.unlink(entry.path)
+class _Index(NamedTuple):
+    """What an index says, checked."""
+
+    data_path: str
+    size: int
+    digest: str
+    nodes: list[Node]
+    tensors: dict[str, Any]
 
 
 def _unlink(path: str) -> None:
@@ -202,35 +208,72 @@ def _unlink(path: str) -> None:
 
 
 def _data_files(path: str) -> set[str]:
-    """Return the data file that the present index of ``path`` names, if there is one."""
-    try:
-        return {data_file_of(path, _read_index(path))[0]}
-    except CheckpointError:
-        return set()
+    """Return the data files of a checkpoint, those of killed writers included."""
+    own = re.compile(
+        rf"{re.escape(os.path.basename(path))}(\.[0-9a-f]{{16}})?{re.escape(DATA_SUFFIX)}"
+    )
+    directory = os.path.dirname(path)
+    with contextlib.suppress(FileNotFoundError):
+        names = os.listdir(directory or ".")
+        return {os.path.join(directory, name) for name in names if own.fullmatch(name)}
+    return set()
 
 
-def _read_index(path: str) -> dict[str, Any]:
+def _read_index(path: str) -> _Index:
     index_path = path + INDEX_SUFFIX
     try:
         raw = Path(index_path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"there is no checkpoint {path!r}: no file {index_path!r}") from None
-    try:
-        index = json.loads(raw)
-        if not isinstance(index, dict) or index.get("format") != _FORMAT:
-            raise CheckpointError(f"{index_path!r} is not the index of a checkpoint")
-        if index.get("version") != _VERSION:
-            raise CheckpointError(
-                f"{index_path!r} has version {index.get('version')!r} of the format; this "
-                f"pycollective reads version {_VERSION}"
-            )
-        if index.pop("index_sha256", None) != _index_digest(index):
-            raise CheckpointError(f"{index_path!r} was changed or damaged: its checksum is wrong")
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{index_path!r} cannot be read ({error})") from None
+    index = parse_json(index_path, raw)
+    if not isinstance(index, dict) or index.get("format") != _FORMAT:
+        raise CheckpointError(f"{index_path!r} is not the index of a checkpoint")
+    if index.get("version") != _VERSION:
         raise CheckpointError(
-            f"{index_path!r} is truncated or damaged: {len(raw)} bytes that are no JSON ({error})"
-        ) from None
-    return index
+            f"{index_path!r} has version {index.get('version')!r} of the format; this "
+            f"pycollective reads version {_VERSION}"
+        )
+    try:
+        right = index.pop("index_sha256", None) == _index_digest(index)
+    except RecursionError:
+        right = False
+    if not right:
+        raise CheckpointError(f"{index_path!r} was changed or damaged: its checksum is wrong")
+    problem = _problem(index)
+    if problem:
+        raise CheckpointError(f"{index_path!r} is damaged: {problem}")
+    data = index["data"]
+    nodes = [Node(item.get("children", {}), item.get("tensor")) for item in index["objects"]]
+    data_path = os.path.join(os.path.dirname(path), data["file"])
+    return _Index(data_path, data["bytes"], data["sha256"], nodes, index["tensors"])
+
+
+def _problem(index: Mapping[str, Any]) -> str:
+    """Return what is wrong in an index, or ``""``."""
+    data, objects, tensors = (index.get(part) for part in ("data", "objects", "tensors"))
+    if not isinstance(data, dict) or not {"bytes", "sha256"} <= data.keys():
+        return f"data={data!r} does not describe a data file"
+    if not is_bare_name(data.get("file")):
+        return (
+            f"data file {data.get('file')!r} is not the name of a file in the same folder, and a "
+            "checkpoint has no files elsewhere; do not use checkpoints of this origin"
+        )
+    if not isinstance(tensors, dict):
+        return f"tensors={tensors!r} is no table of tensors"
+    if not isinstance(objects, list) or not objects:
+        return f"objects={objects!r} is no list of objects"
+    for item in objects:
+        children = item.get("children", {}) if isinstance(item, dict) else None
+        if not isinstance(children, dict) or not all(
+            type(child) is int and 0 <= child < len(objects) for child in children.values()
+        ):
+            return f"object {item!r} has parts that are not there"
+        tensor = item.get("tensor")
+        if tensor is not None and not (isinstance(tensor, str) and tensor in tensors):
+            return f"object {item!r} has a tensor that is not there"
+    return ""
 
 
 def _index_digest(body: Mapping[str, Any]) -> str:

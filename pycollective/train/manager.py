@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from pycollective.train.checkpoint import Checkpoint
-from pycollective.train.files import is_complete, remove_files
+from pycollective.train.files import is_bare_name, is_complete, remove_files
 from pycollective.train.state import get_checkpoint_state, latest_checkpoint, write_state
 
 __all__ = ["CheckpointManager"]
@@ -28,7 +28,7 @@ class CheckpointManager:
     Raises
     ------
     ValueError
-        If ``max_to_keep`` is neither None nor at least 1.
+        If ``max_to_keep`` is neither None nor at least 1, or ``checkpoint_name`` names a folder.
     """
 
     def __init__(
@@ -40,6 +40,11 @@ class CheckpointManager:
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be None or at least 1, got {max_to_keep}")
+        if not is_bare_name(checkpoint_name):
+            raise ValueError(
+                f"checkpoint_name={checkpoint_name!r} must be the beginning of a file name; folders "
+                "belong to the directory"
+            )
         self._checkpoint = checkpoint
         self._directory = os.fspath(directory)
         self._max_to_keep = max_to_keep

@@ -6,10 +6,11 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from pycollective.atomic_files import write_atomically
 from pycollective.errors import CheckpointError
-from pycollective.train.files import is_complete, write_atomically
+from pycollective.train.files import is_bare_name, is_complete, parse_json
 
 __all__ = [
     "CheckpointState",
@@ -49,20 +50,29 @@ def get_checkpoint_state(checkpoint_dir: str | os.PathLike[str]) -> CheckpointSt
     directory = os.fspath(checkpoint_dir)
     state_path = os.path.join(directory, STATE_FILE)
     try:
-        raw = Path(state_path).read_bytes()
+        state = parse_json(state_path, Path(state_path).read_bytes())
+        latest, names = _latest_and_all(state)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        state = json.loads(raw)
-        names = [str(name) for name in state["all"]]
-        latest = str(state["latest"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, CheckpointError) as error:
         raise CheckpointError(
             f"{state_path!r} is damaged ({error}); delete it, and restore one of the checkpoints "
             "beside it by its name"
         ) from None
     paths = [os.path.join(directory, name) for name in names]
     return CheckpointState(os.path.join(directory, latest), paths)
+
+
+def _latest_and_all(state: Any) -> tuple[str, list[str]]:
+    latest, names = (
+        (state.get("latest"), state.get("all")) if isinstance(state, dict) else (None, None)
+    )
+    if not isinstance(names, list):
+        raise CheckpointError("it has no list of checkpoints")
+    for name in (latest, *names):
+        if not is_bare_name(name):
+            raise CheckpointError(f"{name!r} is not the name of a checkpoint in the same folder")
+    return str(latest), names
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
@@ -87,14 +97,17 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
 
 
 def write_state(directory: str, paths: list[str]) -> None:
-    """Note the checkpoints of a directory, oldest first; the last one is the latest."""
-    names = [os.path.relpath(path, directory) for path in paths]
+    """Note the checkpoints of a directory, oldest first; the last one is the latest.
+
+    The caller holds the lock of the directory.
+    """
+    names = [os.path.basename(path) for path in paths]
     body = {"latest": names[-1], "all": names}
     write_atomically(os.path.join(directory, STATE_FILE), json.dumps(body, indent=1).encode())
 
 
 def add_to_state(path: str) -> None:
-    """Note a new checkpoint in its directory as the latest one."""
+    """Note a new checkpoint in its directory as the latest one; the caller holds its lock."""
     directory = os.path.dirname(path) or "."
     state = get_checkpoint_state(directory)
     known = [] if state is None else state.all_model_checkpoint_paths

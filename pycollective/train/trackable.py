@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from pycollective.array_backend import Array
@@ -15,6 +15,7 @@ __all__ = [
     "children_of",
     "containers_of",
     "is_trackable",
+    "parts_of",
     "structure_changed",
     "structure_stamp",
 ]
@@ -159,13 +160,22 @@ def children_of(value: Any) -> dict[str, Any]:
     return {str(key): item for key, item in items if is_trackable(item)}
 
 
+def parts_of(value: Any) -> Iterator[Any]:
+    """Yield the variables and trackable objects among a value's parts, and in lists and dicts there."""
+    for child in children_of(value).values():
+        if isinstance(child, (Trackable, Variable)):
+            yield child
+        else:
+            yield from parts_of(child)
+
+
 def containers_of(owner: Trackable) -> list[Any]:
     """Return the lists and dicts, also empty ones, in which an object's attributes may have parts."""
     found: list[Any] = []
     rest = [vars(owner).get(name) for name in owner._tracked]
     while rest:
         value = rest.pop()
-        if isinstance(value, (list, tuple, Mapping)):
+        if isinstance(value, (list, tuple, Mapping, set)):
             if not isinstance(value, tuple):
                 found.append(value)
             rest.extend(value.values() if isinstance(value, Mapping) else value)
@@ -180,7 +190,7 @@ def _may_hold(value: Any) -> bool:
     """Whether a trackable value is, or may be put, in ``value``."""
     if isinstance(value, tuple):
         return any(_may_hold(item) for item in value)
-    return isinstance(value, (Trackable, Variable, list, dict, Mapping))
+    return isinstance(value, (Trackable, Variable, list, dict, Mapping, set, frozenset))
 
 
 def is_trackable(value: Any) -> bool:
@@ -190,4 +200,9 @@ def is_trackable(value: Any) -> bool:
     # Asking for Mapping takes a microsecond: not of what is most often there.
     if value.__class__ is not list and isinstance(value, Mapping):
         return any(is_trackable(item) for item in value.values())
+    if isinstance(value, (set, frozenset)) and any(is_trackable(item) for item in value):
+        raise TypeError(
+            f"layers, variables and other trackable objects stand in a {type(value).__name__}, which "
+            f"has no order that all workers share: {value!r}. Use a list or a dict"
+        )
     return isinstance(value, (list, tuple)) and any(is_trackable(item) for item in value)

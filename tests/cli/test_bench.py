@@ -199,7 +199,7 @@ def test_options_that_do_not_fit_together(monkeypatch):
         ("-c reduce -a chain", "no algorithm is called 'chain' here"),
         ("-d float32 -o xor", "xor"),
         ("-d text", "text"),
-        ("--json nowhere/x.json", "there is no such folder"),
+        ("-e 100000G", "larger than the memory of this machine"),
         ("--tune", "leaves no place"),
     ):
         with pytest.raises(SystemExit, match=text):

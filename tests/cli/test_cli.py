@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 
@@ -61,9 +62,16 @@ def test_data_that_are_not_there(tmp_path, capsys):
      ["train", "--cross-device-ops", "bus"], ["bench", "-b", "8Q"], ["bench", "-n", "0"],
      ["bench", "--seconds", "-1"], ["bench", "-c", "shout"],
      ["simulate", "--ranks", "4,x"], ["simulate", "--latency", "-1"],
-     ["simulate", "--bandwidth", "nan"], []],
+     ["simulate", "--bandwidth", "nan"], ["simulate", "--ranks", "1000001"],
+     ["simulate", "--root", "-1"], ["simulate", "--plot", "x.bmp"], ["simulate", "--json", "/"],
+     ["bench", "-n", "1025"], ["bench", "-n", "²"], ["bench", "--plot", "x.bmp"],
+     ["bench", "--json", "nowhere/x.json"], ["bench", "-b", "9" * 16],
+     ["run", "-n", "1025", "x.py"], ["run", "-n", "9" * 5000, "x.py"],
+     ["train", "--learning-rate", "-1"], ["train", "--learning-rate", "inf"],
+     ["train", "--replicas", "20000"], ["train", "--seed", "-1"], ["train", "--seed", str(2**32)],
+     ["doctor", "--timeout", "nan"], []],
 )  # fmt: skip
-def test_bad_options(words, capsys):
+def test_bad_options_are_refused_with_the_usage(words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
@@ -73,6 +81,39 @@ def test_bad_options(words, capsys):
 def test_options_that_do_not_fit_together(capsys, tmp_path):
     with pytest.raises(SystemExit, match="has one replica"):
         main(["train", "--strategy", "one_device", "--replicas", "2", "--data", "digits"])
+    with pytest.raises(SystemExit, match="--batch-size 3 leaves some of the 4 replicas without"):
+        main(["train", "--replicas", "4", "--batch-size", "3", "--data", "digits"])
+
+
+@pytest.mark.parametrize("place", ["", "below"])
+def test_checkpoint_dir_unwritable_is_refused_before_training(tmp_path, capsys, place):
+    """The user may be root, for whom every folder can be written: a file stands in the way."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / place
+    assert main(["train", "--checkpoint-dir", str(folder), "--data", "nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"pycollective: no file can be written to the folder {folder}: ")
+    assert said.count("\n") == 1
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch):
+    def full(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    report = tmp_path / "out.json"
+    assert main(["simulate", "--algorithm", "ring", "--json", str(report)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"pycollective: [Errno 28] No space left on device: '{report}'\n"
+
+
+def test_misspelt_variable_is_refused_by_every_command(capsys, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_TRANSPROT", "tcp")
+    assert main(["simulate"]) == 2
+    assert capsys.readouterr().err == (
+        "pycollective: PYCOLLECTIVE_TRANSPROT is set, and pycollective reads no such variable: did "
+        "you mean PYCOLLECTIVE_TRANSPORT?\n"
+    )
 
 
 def test_simulate(tmp_path, capsys):
@@ -124,6 +165,7 @@ def test_simulate_says_what_is_wrong():
         ("--collective bus", "no collective is called 'bus'"),
         ("-b 1M -e 1K", "sizes must grow"),
         ("-f 1", "-f must be at least 2"),
+        ("--root 3 --ranks 8,2", "root 3 is not among the 2 ranks"),
         ("--cluster this-machine --ranks 65", "at most 64 threads"),
     ):
         with pytest.raises(SystemExit, match=message):

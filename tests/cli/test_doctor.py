@@ -40,7 +40,7 @@ def environ(monkeypatch):
 
 def test_alone(environ, capsys):
     assert main(["doctor"]) == 0
-    assert "no variable names one; this process trains alone" in capsys.readouterr().out
+    assert "no variable names one; this process is alone" in capsys.readouterr().out
     environ(["127.0.0.1:1"])
     assert main(["doctor"]) == 0
     assert "worker 0 trains alone" in capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_a_name_that_may_come_later(environ, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({}, "secret: none, so only loopback addresses are accepted; no TLS"),
+        ({}, "secret: none, so only processes of this user on this machine are accepted; no TLS"),
         ({"PYCOLLECTIVE_SECRET": "0123456789abcdef"}, "secret: of PYCOLLECTIVE_SECRET; no TLS"),
         ({"PYCOLLECTIVE_INSECURE": "1"}, "everybody on the network is trusted"),
     ],

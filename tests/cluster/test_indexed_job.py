@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from pycollective.cluster import KubernetesJobClusterResolver
-from pycollective.cluster.membership import membership_of, resolver_of_environment
+from pycollective.cluster.membership import membership_of
+from pycollective.cluster.sources import resolver_of_environment
 
 DOMAIN = "net.default.svc.cluster.local"
 NAMES = ("TF_CONFIG", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "SM_HOSTS")

@@ -14,10 +14,9 @@ import pytest
 
 from pycollective import cluster
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver, over_mpi
-from pycollective.cluster.membership import (
+from pycollective.cluster.membership import Membership, membership_of
+from pycollective.cluster.sources import (
     SOURCES,
-    Membership,
-    membership_of,
     resolver_of_environment,
     sources_of_environment,
 )

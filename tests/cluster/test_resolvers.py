@@ -20,8 +20,9 @@ from pycollective.cluster import (
     TFConfigClusterResolver,
     UnionResolver,
 )
-from pycollective.cluster.membership import membership_of, resolver_of_environment
+from pycollective.cluster.membership import membership_of
 from pycollective.cluster.slurm import expand_hostlist, expand_tasks_per_node
+from pycollective.cluster.sources import resolver_of_environment
 
 TWO = ClusterSpec({"worker": ["w0:1", "w1:1"]})
 

@@ -309,11 +309,11 @@ import pycollective as pc
 def again(comm):
     while True:
         comm.all_reduce(np.ones(10))
-both, waiting = pc.local_group(2), pc.local_group(2)[0]
+both, (waiting, absent), (first, second) = (pc.local_group(2) for _ in range(3))
 for comm in both:
     threading.Thread(target=again, args=(comm,), daemon=True).start()
 threading.Thread(target=waiting.barrier, daemon=True).start()
-work = pc.local_group(2)[0].barrier(async_op=True)
+work = first.barrier(async_op=True)
 def awaited():
     with contextlib.suppress(pc.AbortedError):  # it is, at the end
         work.wait()

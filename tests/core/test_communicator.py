@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -291,3 +294,91 @@ def test_many_ranks_and_calls(on_ranks):
             np.testing.assert_array_equal(mine, want)
 
     assert on_ranks(comms, work) == [None] * ranks
+
+
+# What the system refuses -----------------------------------------------------------------------
+
+_LIMITED = """
+import resource
+from pathlib import Path
+import numpy as np
+import pycollective as pc
+from pycollective.communicator import all_reduce_together
+
+def limited(call, room):
+    "With so many bytes of memory left."
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = pages * resource.getpagesize() + room
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    try:
+        return call()
+    except (MemoryError, RuntimeError) as error:
+        return f"{type(error).__name__} {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+"""
+
+
+def limited(body):
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED + body],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    return done.stdout.splitlines()
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc of Linux")
+
+
+@linux
+def test_reductions_of_all_ranks_by_one_thread_need_no_further_threads():
+    body = """
+groups = pc.local_group(12, timeout=10)
+arrays, outs = ([np.ones(1 << 17) for _ in groups] for _ in range(2))
+def together(name):
+    return {float(y[-1]) for y in all_reduce_together(groups, arrays, "sum", name, outs)}
+all_reduce_together(groups, [np.ones(9) for _ in groups], "sum", "ring")
+for name in ("direct", "ring"):
+    print(limited(lambda: together(name), 4 << 20), together(name))
+"""
+    assert limited(body) == ["{12.0} {12.0}"] * 2
+
+
+@linux
+def test_an_async_call_whose_thread_cannot_start_says_so_and_can_be_repeated():
+    body = """
+x = np.ones(4)
+groups = pc.local_group(16, timeout=10)
+calls = [lambda c: c.all_reduce(x, async_op=True), lambda c: c.send(x, (c.rank + 1) % 16, async_op=True)]
+for call in calls:
+    print(limited(lambda: [call(c) for c in groups], 2 << 20))
+for c in groups:
+    c.abort("enough")
+    c.close()
+"""
+    for line in limited(body):
+        assert line.startswith("RuntimeError the system starts no further thread: "), line
+        assert "ulimit" in line
+
+
+@linux
+def test_close_after_a_message_that_found_no_memory_returns():
+    body = """
+(group,) = pc.local_group(1, timeout=10)
+group.send(np.ones(1), 0)
+group.recv(source=0, shape=1, dtype=float)
+x = np.ones(1 << 26, np.uint8)
+print(limited(lambda: group.send(x, 0), 1 << 24))
+group.send(x[:9], 0)
+print(group.recv(source=0, shape=9, dtype=np.uint8).tolist())
+group.close()
+"""
+    error, came = limited(body)
+    assert error.startswith("MemoryError")
+    assert came == str([1] * 9)

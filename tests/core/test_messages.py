@@ -216,12 +216,17 @@ def test_ctrl_c(pair, ctrl_c):
 def test_bad_arguments(pair):
     c = pair[0]
     for wrong in (-1, 2):
-        with pytest.raises(ValueError, match=f"rank {wrong} is not among the 2 ranks"):
+        with pytest.raises(ValueError, match=f"dest {wrong} is not among the 2 ranks"):
             c.send([1.0], wrong)
-        with pytest.raises(ValueError, match=f"rank {wrong} is not among the 2 ranks"):
+        with pytest.raises(ValueError, match=f"source {wrong} is not among the 2 ranks"):
             c.recv(np.ones(1), wrong)
-    with pytest.raises(ValueError, match="tag must be a number from 0"):
-        c.send([1.0], 1, -1)
+    for wrong in (-1, 2**31, 2**63):
+        with pytest.raises(ValueError, match="tag must be a number from 0 to 2147483647, not"):
+            c.send([1.0], 1, wrong)
+        with pytest.raises(ValueError, match="tag must be a number from 0 to 2147483647, not"):
+            c.recv(np.ones(1), 1, wrong)
+    c.send([4.0], 0, 2**31 - 1)
+    assert c.recv(np.ones(1), 0, 2**31 - 1).tolist() == [4.0]
     with pytest.raises(TypeError, match="needs source="):
         c.recv(np.ones(1))
     for given in ({}, {"shape": 3}, {"dtype": float}):

@@ -18,7 +18,14 @@ from leftovers import assert_no_threads, threads
 from test_dataset import values
 
 import pycollective as tf
-from pycollective.data import UNKNOWN_CARDINALITY, Dataset, Options, TensorSpec, TextLineDataset
+from pycollective.data import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Dataset,
+    Options,
+    TensorSpec,
+    TextLineDataset,
+)
 from pycollective.data.experimental import (
     SHARD_HINT,
     AutoShardPolicy,
@@ -266,7 +273,10 @@ def test_unbatch_and_batch_make_no_rows() -> None:
     assert values(dropped.batch(20)) == [list(range(18))]
     assert dropped.cardinality() == 18
     assert Dataset.range(20).batch(6).unbatch().cardinality() == 20
-    assert Dataset.from_tensors(np.zeros((4, 2))).repeat(3).unbatch().cardinality() == 12
+    for times, rows in ((0, 0), (1, 4), (3, 12), (-1, INFINITE_CARDINALITY)):
+        batches = Dataset.from_tensors(np.zeros((4, 2))).repeat(times)
+        assert batches.unbatch().cardinality() == rows
+    assert Dataset.range(4).batch(4, drop_remainder=True).unbatch().cardinality() == 4
     whole = np.arange(12)
     mapped = Dataset.from_tensors(whole).unbatch().batch(4)
     assert all(np.shares_memory(batch, whole) for batch in mapped._iter())
@@ -562,3 +572,18 @@ def test_a_prefetching_thread_waits_without_polling() -> None:
     iterator.close()
     worker.join(10)
     assert not worker.is_alive()
+
+
+def test_map_that_returns_a_list_makes_a_tuple() -> None:
+    ds = Dataset.range(3).map(lambda x: [x, x * 2])
+    assert ds.element_spec == (TensorSpec((), np.int64), TensorSpec((), np.int64))
+    assert [tuple(map(int, pair)) for pair in ds] == [(0, 0), (1, 2), (2, 4)]
+    assert all(type(pair) is tuple for pair in ds)
+    summed = ds.map(lambda one, two: one + two, num_parallel_calls=2)
+    assert values(summed) == [0, 3, 6]
+    ragged = Dataset.range(2).map(lambda x: [x, tf.zeros([3])])
+    assert [[p.shape for p in pair] for pair in ragged] == [[(), (3,)]] * 2
+    stacked = Dataset.range(2).map(lambda x: tf.stack([x, x]))
+    assert values(stacked) == [[0, 0], [1, 1]]
+    inner = Dataset.range(2).map(lambda x: {"pair": [x, x]})  # only what it returns is a tuple
+    assert [element["pair"].numpy().tolist() for element in inner] == [[0, 0], [1, 1]]

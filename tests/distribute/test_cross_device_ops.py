@@ -21,6 +21,7 @@ from pycollective.distribute.experimental import (
     CommunicationOptions,
 )
 from pycollective.distribute.values import Mirrored, PerReplica
+from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import IndexedSlices, Tensor, Variable, constant
 
 BUILT_IN = [
@@ -137,9 +138,10 @@ def test_one_value_at_its_destination_is_returned_as_it_is():
 @pytest.mark.parametrize(
     ("destinations", "message"),
     [(3, "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a "
-         "device string."),
+         r"device string\."),
      ([1], "destinations must be one of"),
      (PerReplica([]), "destinations can not be empty"),
+     ("", "destinations can not be empty"),
      ("disk:0", "unknown device 'disk:0'")],
 )  # fmt: skip
 def test_bad_destinations(destinations, message):
@@ -181,8 +183,14 @@ def test_broadcast_and_gather(ops):
     assert isinstance(ops.broadcast(constant(3.0), "cpu:0"), Mirrored)
     assert ops.gather(many, "cpu:0", 0).numpy().tolist() == [[1, 2], [3, 4], [5, 6]]
     assert [len(v) for v in ops.gather(many, many, 0).values] == [3, 3]
-    with pytest.raises(ValueError, match="along axis 1 only"):
-        ops.gather(many, "cpu:0", 1)
+    for axis, other, message in (
+        (1, many.values[1], r"Dimension 0 in both shapes must be equal: .* along axis 1 only"),
+        (0, constant([[1.0]]), r"Dimension 1 in both shapes must be equal: .*\[1, 2\].*\[1, 1\]"),
+        (0, constant([1.0]), "Ranks of all input tensors should match: replica 0 has float32"),
+        (0, constant([[1, 2]]), "The dtypes of all input tensors should match: .* int32"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            ops.gather(PerReplica([many.values[0], other]), "cpu:0", axis)
     slices = IndexedSlices(constant([[1.0]]), np.array([0]))
     with pytest.raises(NotImplementedError, match="gather does not support IndexedSlices"):
         ops.gather(PerReplica([slices, slices]), "cpu:0", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import pycollective as tf
 from pycollective import array_backend, distribute
 from pycollective.distribute.devices import default_devices, parse_device, parse_devices
 
@@ -100,3 +101,39 @@ def test_duplicates_and_empty():
 def test_default_is_one_replica_or_the_gpus():
     assert len(default_devices()) >= 1
     assert distribute.MirroredStrategy().num_replicas_in_sync == len(default_devices())
+
+
+# tf.device --------------------------------------------------------------------------------------
+
+
+def test_device_changes_nothing_on_a_machine_without_gpus():
+    assert "device" in dir(tf)
+    for name in ("cpu:0", "/CPU:1", "/job:localhost/replica:0/task:0/device:CPU:0", None):
+        with tf.device(name):
+            v = tf.Variable([1.0, 2.0])
+            assert (v + tf.constant([1.0, 1.0])).numpy().tolist() == [2.0, 3.0]
+    with tf.device(tf.config.list_logical_devices("CPU")[0]):
+        assert tf.ones([2]).numpy().tolist() == [1.0, 1.0]
+
+
+def test_device_that_is_none_is_refused():
+    for name in ("disk:0", "", "cpu:*", 3):
+        with pytest.raises(ValueError, match="device"), tf.device(name):
+            pass
+    with pytest.raises(RuntimeError, match="tf.device does not support functions"):
+        with tf.device(lambda op: "cpu:0"):
+            pass
+
+
+def test_device_leaves_strategies_and_their_variables_alone():
+    strategy = distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    with tf.device("cpu:0"), strategy.scope(), tf.device("cpu:1"):
+        v = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+    assert len(v.values) == 2
+
+    def step():
+        with tf.device("cpu:0"):
+            v.assign_add(tf.constant(1.0) + 0)
+
+    strategy.run(step)
+    assert v.numpy() == 3.0

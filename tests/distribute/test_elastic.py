@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import socket
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +19,11 @@ from workers import ended, start
 import pycollective as tf
 from pycollective import distribute, keras
 from pycollective.cluster import ClusterSpec, SimpleClusterResolver
+from pycollective.cluster.membership import Membership
+from pycollective.distribute import multi_worker
+from pycollective.errors import RendezvousError
+from pycollective.rendezvous import handshake, secret
+from pycollective.rendezvous.description import FirstRankLostError, Roster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 
@@ -87,8 +97,8 @@ def begin(tmp_path, workers, lost, **more):
         processes += start(
             tmp_path, [("worker", index)], _TRAINING, cluster=cluster, **more, **dies
         )
-    return processes, lambda: start(
-        tmp_path, [("worker", lost)], _TRAINING, cluster=cluster, **more
+    return processes, lambda **own: start(
+        tmp_path, [("worker", lost)], _TRAINING, cluster=cluster, **more, **own
     )
 
 
@@ -128,6 +138,67 @@ def test_a_replacement_is_waited_for(tmp_path, alone):
     said = ended(processes).said
     assert said[0] == said[1] == said[2]
     check(said[0], alone, 3)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_at_the_same_step_again_and_again(tmp_path, alone):
+    """It is let in a few times; then the other one goes on as far as the next checkpoint."""
+    more = {"LEAST": "1", "PATIENCE": "30", "GROWS": "1"}
+    processes, again = begin(tmp_path, 2, 1, **more)
+    deaths = 0
+    while processes[1].wait(60) == -9:
+        processes[1].communicate()
+        deaths += 1
+        assert deaths < 8, "the other worker makes no progress"
+        processes[1:] = again(DIES="1")
+    assert deaths >= 2
+    said = ended(processes).said
+    assert said[0] == said[1]
+    check(said[0], alone, 2, begun=said[0]["begun"])
+
+
+@pytest.mark.slow
+def test_processes_that_join_and_die_leave_the_others_training(tmp_path, alone):
+    """They die when they have heard who the members are, as fast as they can."""
+    ports = free_ports(3)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    more = {"LEAST": "2", "PATIENCE": "1", "ALL": "3"}
+    processes = []
+    for index in range(3):
+        dies = {"DIES": "1"} if index == 2 else {}
+        processes += start(
+            tmp_path, [("worker", index)], _TRAINING, cluster=cluster, **more, **dies
+        )
+    assert processes[2].wait(60) == -9
+    processes.pop().communicate()
+    over, heard = threading.Event(), []
+    joins = threading.Thread(target=_join_and_die, args=(ports[0], 2, 3, over, heard))
+    joins.start()
+    try:
+        said = ended(processes, 100).said
+    finally:
+        over.set()
+        joins.join(30)
+    assert said[0] == said[1]
+    check(said[0], alone, 2, begun=said[0]["begun"])
+    assert sum("ranks" in word for word in heard) >= 2, "it was never a member"
+
+
+def _join_and_die(port, rank, size, over, heard):
+    """Join again and again as a rank does; close the connection when rank 0 has said anything."""
+    key = handshake.key_of(secret.of_user())
+    while not over.wait(0.05):
+        soon = time.monotonic() + 10
+        with contextlib.suppress(OSError, handshake.HandshakeError):
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
+                hello = {"purpose": "join", "rank": rank, "size": size}
+                channel = handshake.introduce(sock, key, hello, soon)
+                if "welcome" not in channel.receive(soon):
+                    continue
+                process = f"process {len(heard)}"
+                place = {"host": "127.0.0.1", "port": 9, "claim": "", "process": process}
+                channel.send(place, soon)
+                heard.append(channel.receive(soon))
 
 
 _FITS = """
@@ -181,6 +252,43 @@ def test_fit_goes_on_from_its_backup_alone_and_with_the_lost_one(tmp_path):
         assert own == pytest.approx(values[len(values) - len(own) :], rel=1e-9), name
     weights = np.concatenate([np.ravel(w) for w in model.get_weights()])
     assert said[0]["weights"] == pytest.approx(weights, rel=1e-9, abs=1e-12)
+
+
+def meetings(monkeypatch, outcomes):
+    """Let meetings end in the given ways; return the list of the addresses where they were."""
+    places = []
+
+    def meet(rank, size, addresses, source, **options):
+        places.append(addresses[0])
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(multi_worker.rendezvous, "meet", meet)
+    return places
+
+
+def survivors():
+    """Meet as worker 2 of 3."""
+    names = ("worker 0", "worker 1", "worker 2")
+    member = Membership("a test", 2, 3, ("a:1", "b:1", "c:1"), names)
+    return multi_worker._survivors(member, 1, 0.1, Roster(3))
+
+
+def test_survivors_first_rank_lost_look_for_the_first_address_again(monkeypatch):
+    nobody, lost = RendezvousError("nobody is there"), FirstRankLostError("it is gone")
+    places = meetings(monkeypatch, iter([nobody, lost, nobody, nobody, "the group"]))
+    assert survivors() == "the group"
+    assert places == ["a:1", "b:1", "a:1", "b:1", "c:1"]
+
+
+@pytest.mark.parametrize(("error", "tries"), [(RendezvousError, 3), (FirstRankLostError, 13)])
+def test_survivors_that_never_meet_raise(monkeypatch, error, tries):
+    places = meetings(monkeypatch, itertools.repeat(error("in vain")))
+    with pytest.raises(RendezvousError, match="in vain"):
+        survivors()
+    assert len(places) == tries
 
 
 def test_numbers_that_do_not_fit():

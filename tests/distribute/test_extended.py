@@ -118,7 +118,7 @@ def test_gather_along_any_axis(two):
     assert two.gather({"x": x}, axis=-1)["x"].numpy().tolist() == want
     with pytest.raises(
         ValueError,
-        match=r"along axis 0 only: replica 0 has float64\[2, 3\], replica 1 has float64\[2, 1\]",
+        match=r"equal: replica 0 has float64\[2, 3\], replica 1 has float64\[2, 1\]; .* axis 0 only",
     ):
         two.gather(x, axis=0)
     mixed = PerReplica([tf.constant([1.0]), tf.constant([1])])
@@ -282,3 +282,15 @@ def test_updates_beside_variables_are_grouped(two):
     assert [float(v) for v in got.values] == [2.0, 4.0]
     listed = extended.update_non_slot(places, lambda: object(), group=False)
     assert len(listed) == 2
+
+
+def test_empty_destinations_are_refused(two):
+    value = two.run(lambda: tf.constant([1.0]) + 0)
+    for destinations in ("", d.DistributedValues(())):
+        for call in (
+            lambda to=destinations: two.extended.reduce_to("SUM", value, to),
+            lambda to=destinations: two.extended.batch_reduce_to("SUM", [(value, to)]),
+            lambda to=destinations: two.extended.broadcast_to(value.values[0], to),
+        ):
+            with pytest.raises(ValueError, match="destinations can not be empty"):
+                call()

@@ -239,3 +239,17 @@ def test_a_model_trains_as_on_cpus(devices):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
     assert history["accuracy"] == pytest.approx(expected["accuracy"])
+
+
+def test_device_says_where_variables_lie():
+    with tf.device("/GPU:1"):
+        v = tf.Variable([1.0, 2.0])
+        with tf.device("cpu:0"):
+            w = tf.Variable([1.0, 2.0])
+        assert where(v * 2.0) == 1
+    assert (where(v), where(w), where(tf.Variable([1.0]))) == (1, None, None)
+    strategy = d.MirroredStrategy(["gpu:0", "gpu:1"])
+    with strategy.scope(), tf.device("gpu:1"):
+        assert places(tf.Variable([1.0])) == [0, 1]
+    with pytest.raises(ValueError, match="no device 'gpu:2'"), tf.device("gpu:2"):
+        pass

@@ -583,3 +583,35 @@ def test_a_sum_that_is_restored_before_it_is_made(tmp_path):
         status.assert_consumed()
         assert made.numpy().tolist() == [6.0, 9.0]
         assert components(made) == [[2.0, 3.0]] * 3
+
+
+# Updates in place -----------------------------------------------------------------------------
+
+
+def add_one(array):
+    array += 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "in scope"])
+def test_update_inplace_outside_replicas_changes_every_component(replicas, inside):
+    strategy = mirrored(replicas)
+    v = variable(strategy, [1.0, 2.0])
+    if inside:
+        with strategy.scope():
+            v.update_inplace(add_one)
+    else:
+        v.update_inplace(add_one)
+    values = components(v) if replicas > 1 else [v.numpy().tolist()]
+    assert values == [[2.0, 3.0]] * replicas
+
+
+def test_update_inplace_for_one_replica_changes_its_component(two):
+    v = variable(two, [1.0])
+    two.run(lambda: v.update_inplace(add_one) if replica_id() == 1 else None)
+    assert components(v) == [[1.0], [2.0]]
+    two.extended.update(v, lambda c: c.update_inplace(add_one))
+    assert components(v) == [[2.0], [3.0]]
+    on_read = variable(two, [1.0], "SUM", synchronization=ON_READ)
+    two.run(lambda: on_read.update_inplace(add_one))
+    assert on_read.numpy().tolist() == [4.0]

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import tarfile
 
 import numpy as np
@@ -346,13 +347,62 @@ def test_plot_model_as_text_and_svg(tmp_path, monkeypatch):
     drawn = xml.etree.ElementTree.parse(tmp_path / "m.svg").getroot()
     found = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert found.count("Dense") == 2 and "Dtype: float32" in found
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}line"))) == 5
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 5
     keras.utils.plot_model(model, tmp_path / "wide.svg", rankdir="LR", show_layer_activations=True)
     assert "Activation: linear" in (tmp_path / "wide.svg").read_text()
     with pytest.raises(ImportError, match=r"needs Graphviz.*\.svg or \.dot"):
         keras.utils.plot_model(model, tmp_path / "m.png")
     with pytest.raises(ValueError, match="not yet been built"):
         keras.utils.plot_model(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "m.dot")
+
+
+def residual():
+    layers = keras.layers
+    x = start = keras.Input((4,), name="x")
+    for _ in range(3):
+        y = layers.Dense(4, "relu")(layers.Dense(4, "relu")(x))
+        x = layers.Add()([x, y])
+    return keras.Model(start, layers.Concatenate()([x, start]))
+
+
+def shared():
+    layers = keras.layers
+    dense, first, second = layers.Dense(3), keras.Input((3,)), keras.Input((3,))
+    x = dense(layers.ReLU()(dense(dense(first))))
+    wide = layers.Dense(3, name="a_layer_with_a_long_name_for_a_wide_box")(second)
+    return keras.Model([first, second], layers.Concatenate()([x, wide, second]))
+
+
+@pytest.mark.parametrize("make", [residual, shared, branched])
+@pytest.mark.parametrize("rankdir", ["TB", "LR"])
+def test_plot_model_lines_pass_beside_the_boxes(tmp_path, monkeypatch, make, rankdir):
+    import xml.etree.ElementTree
+
+    monkeypatch.setenv("PATH", "")
+    options = {"rankdir": rankdir, "show_shapes": True, "show_layer_names": True}
+    keras.utils.plot_model(make(), tmp_path / "m.svg", **options)
+    drawn = xml.etree.ElementTree.parse(tmp_path / "m.svg").getroot()
+    size = [float(drawn.get(side)) for side in ("width", "height")]
+    boxes = [
+        [float(box.get(name)) for name in ("x", "y", "width", "height")]
+        for box in drawn.iter("{http://www.w3.org/2000/svg}rect")
+        if box.get("x")
+    ]
+    corners = [(np.array([x, y]), np.array([x + w, y + h])) for x, y, w, h in boxes]
+    for number, (low, high) in enumerate(corners):
+        assert (low >= 0).all() and (high <= size).all()
+        for other_low, other_high in corners[:number]:
+            assert (low >= other_high).any() or (other_low >= high).any(), "boxes overlap"
+    lines = list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert len(lines) == len(keras.utils.model_to_dot(make()).split("->")) - 1
+    for line in lines:
+        points = np.array([p.split(",") for p in line.get("points").split()], float)
+        assert (points >= 0).all() and (points <= size).all()
+        for start, end in itertools.pairwise(points):
+            along = start + np.linspace(0, 1, 200)[:, None] * (end - start)
+            for low, high in corners:
+                inside = (along > low + 0.2).all(1) & (along < high - 0.2).all(1)
+                assert not inside.any(), "a line runs through a box"
 
 
 def test_plot_model_draws_with_graphviz(tmp_path, monkeypatch):

@@ -354,3 +354,37 @@ def test_a_live_line_on_a_terminal(monkeypatch):
         "2/2 - TIME - loss: 1.0000",
     ]
     assert terminal.getvalue().endswith("\n")
+
+
+@pytest.mark.parametrize("name", ["default", "mirrored 2"])
+def test_a_callback_ends_evaluate_and_predict(name):
+    with STRATEGIES[name]().scope():
+        model = linear()
+    heard = []
+
+    class Stops(callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            heard.append(("test", batch))
+            self.model.stop_evaluating = batch == 1
+
+        def on_predict_batch_end(self, batch, logs=None):
+            heard.append(("predict", batch))
+            self.model.stop_predicting = batch == 1
+
+    model.evaluate(ONES, ONES, batch_size=2, verbose=0, callbacks=[Stops()])
+    assert len(model.predict(ONES, batch_size=2, verbose=0, callbacks=[Stops()])) == 4
+    assert heard == [("test", 0), ("test", 1), ("predict", 0), ("predict", 1)]
+    # The next calls begin anew.
+    assert len(model.predict(ONES, batch_size=2, verbose=0)) == 10
+    assert model.evaluate(np.arange(4.0), np.zeros(4), batch_size=2, verbose=0) == 0.0
+    heard.clear()
+    model.fit(
+        ONES,
+        ONES,
+        epochs=2,
+        validation_data=(ONES, ONES),
+        validation_batch_size=2,
+        verbose=0,
+        callbacks=[Stops()],
+    )
+    assert heard == [("test", 0), ("test", 1)] * 2

@@ -158,7 +158,7 @@ def test_no_gradient_at_all():
 
 
 @pytest.mark.parametrize(
-    "gradient", [np.ones((2, 3)), np.ones((3, 2), np.float32), np.ones(())], ids=str
+    "gradient", [np.ones((2, 3)), np.ones((3, 2), np.int64), np.ones(())], ids=str
 )
 @pytest.mark.parametrize("make", [optimizers.SGD, optimizers.Adam])
 @pytest.mark.parametrize("step", [1, 2])
@@ -407,3 +407,27 @@ def test_a_learning_rate_is_a_finite_number(rate):
     with pytest.raises(ValueError, match="finite number"):
         optimizer.learning_rate = rate
     assert float(optimizer.learning_rate) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("make", [optimizers.SGD, optimizers.Adam])
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "float64"), ("float64", "float32"), ("float16", "float32")]
+)
+def test_gradient_of_another_floating_point_dtype_is_converted(make, dtypes):
+    given, own = dtypes
+    found = []
+    for dtype in (given, own):
+        variable = Variable(np.array([1.0, 2.0], own))
+        optimizer = make(0.5)
+        for _ in range(2):
+            optimizer.apply_gradients([(as_tensor(np.array([0.5, 0.25], dtype)), variable)])
+        assert variable.dtype == own
+        found.append(variable.numpy())
+    np.testing.assert_array_equal(*found)
+
+
+def test_gradient_of_a_variable_of_integers_is_refused():
+    variable = Variable(np.array([1, 2]))
+    with pytest.raises(ValueError, match="the variable has .* int64"):
+        optimizers.SGD().apply_gradients([(as_tensor(np.array([0.5, 0.25])), variable)])
+    assert variable.numpy().tolist() == [1, 2]

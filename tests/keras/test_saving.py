@@ -9,7 +9,7 @@ from fitting import mirrored
 from pycollective import keras
 from pycollective.errors import CheckpointError
 from pycollective.keras import layers
-from pycollective.keras.saving.weights import _owners
+from pycollective.keras.saving.weights import owners_of
 
 h5py = pytest.importorskip("h5py")
 
@@ -220,7 +220,7 @@ def test_every_layer_of_many_models_inside_is_stored():
         first = keras.Input((4,))
         y = keras.Model(first, layers.Dense(4)(first))(y)
     model = keras.Model(x, y)
-    paths = [path for path, owner in _owners(model) if isinstance(owner, layers.Dense)]
+    paths = [path for path, owner in owners_of(model) if isinstance(owner, layers.Dense)]
     names = ["functional", *(f"functional_{number}" for number in range(1, 20))]
     assert paths == [f"layers/{name}/layers/dense" for name in names]
 

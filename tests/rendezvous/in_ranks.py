@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
+import platform
 import resource
 import signal
 import socket
@@ -20,7 +22,7 @@ import pycollective as pc
 __all__ = [
     "CALLS", "Path", "at_most", "connections", "contextlib", "gc", "grown", "held", "in_words",
     "is_stopped",
-    "meet", "np", "os",
+    "meet", "no_membarrier", "np", "os",
     "pc", "resource", "signal", "socket", "stop_until", "sys", "threading", "time", "until_error",
     "wait_for", "without_descriptors", "without_memory",
 ]  # fmt: skip
@@ -171,6 +173,44 @@ class without_descriptors(at_most):
         for descriptor in self._hoard:
             os.close(descriptor)
         super().__exit__()
+
+
+class _Filter(ctypes.Structure):
+    """An instruction of a program that the kernel runs on each system call."""
+
+    _fields_ = (
+        ("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte),
+        ("k", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_ushort), ("filters", ctypes.POINTER(_Filter)))
+
+
+MEMBARRIER = {"x86_64": 324, "aarch64": 283}
+
+
+def no_membarrier(heard=None):
+    """Refuse this thread, for ever, the system call membarrier, as containers may.
+
+    Given a list, calls are not refused: each is noted there instead of being made.
+    """
+    number = MEMBARRIER[platform.machine()]
+    if heard is not None:
+        signal.signal(signal.SIGSYS, lambda *_: heard.append(time.monotonic()))
+    refused = 0x00050001 if heard is None else 0x00030000  # EPERM, or SIGSYS
+    filters = (_Filter * 4)(
+        _Filter(0x20, 0, 0, 0),  # load the call's number
+        _Filter(0x15, 0, 1, number),
+        _Filter(0x06, 0, 0, refused),
+        _Filter(0x06, 0, 0, 0x7FFF0000),  # allow
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    program = _Program(4, filters)
+    done = libc.prctl(22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP
+    assert done == 0, os.strerror(ctypes.get_errno())
 
 
 def _of_empty(group):

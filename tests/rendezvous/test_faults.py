@@ -5,11 +5,12 @@ Every fault over every transport; what a rank may be in is `in_ranks.CALLS`.
 
 from __future__ import annotations
 
+import platform
 import re
 import sys
 
 import pytest
-from in_ranks import CALLS
+from in_ranks import CALLS, MEMBARRIER
 from processes import TRANSPORTS, run, some_fast
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -242,26 +243,214 @@ print(until_error(comm.barrier), flush=True)
         assert "\nPeerLostError rank 1 " in done.outputs[rank], done
 
 
+def test_forked_children_that_drop_and_end_leave_the_arrays_of_all_ranks(tmp_path):
+    body = """
+arrays = [comm.empty(100_000), comm.empty(100)]
+for x in arrays:
+    x.fill(comm.rank + 1)
+comm.barrier()
+for ends in (lambda: os._exit(0), sys.exit, sys.exit) if comm.rank == 0 else ():
+    child = os.fork()
+    if child == 0:
+        if ends is not sys.exit:
+            arrays.clear()
+            gc.collect()
+        else:
+            arrays = None
+        ends()
+    assert os.waitpid(child, 0)[1] == 0
+comm.barrier()
+for x in arrays:
+    assert (x == comm.rank + 1).all()
+    assert (comm.all_reduce(x) == 3).all()
+"""
+    done = run(tmp_path, "shm", 2, body)
+    assert set(done.codes) == {0}, done
+
+
+# A rank that is stopped in the middle of its work ---------------------------------------------
+
+
+@pytest.mark.parametrize("transport", some_fast([("shm",), ("host",)], [("shm",)]))
+def test_rank_stopped_in_the_middle_of_a_sum_writes_nothing_when_it_resumes(tmp_path, transport):
+    """Rank 0 gives up and uses its array for something else: it stays as rank 0 has left it."""
+    body = """
+ITEMS = 4_000_000
+half = ITEMS // 2  # rank 1 writes the second one, on both ranks
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+met = 0
+for attempt in range(20):
+    group = comm.split(0)
+    x = group.empty(ITEMS)
+    x.fill(1)
+    comm.barrier()
+    group.timeout = 0.4
+    over = False
+    def watch():
+        while x[half] == 1 and not over:
+            pass
+        os.kill(pids[1], signal.SIGSTOP)
+    if comm.rank == 0:
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+    try:
+        group.all_reduce(x, out=x)
+        error = ""
+    except pc.CollectiveError as caught:
+        error = type(caught).__name__
+    over = True
+    inside = False
+    if comm.rank == 0:
+        watcher.join()
+        assert wait_for(lambda: is_stopped(pids[1]))
+        inside = bool((x[half:] == 2).any() and (x[half:] == 1).any())
+        x.fill(-1)
+        os.kill(pids[1], signal.SIGCONT)
+    comm.barrier()  # which rank 1 calls when it is out of the other call
+    if comm.rank == 0:
+        assert (x == -1).all(), (attempt, inside, int((x != -1).sum()))
+    both = comm.all_gather(np.array([inside, error != ""]))
+    if both[0]:
+        assert both[1] and both[3], (error, both)  # nobody takes what is there for the sum
+        met += 1
+    group.timeout = 20
+    group.close()
+    del x, group
+    gc.collect()
+    if met == 2:
+        break
+print("met", met)
+"""
+    done = run(tmp_path, transport, 2, body, seconds=120)
+    assert done.outputs == ["met 2\n"] * 2, done
+
+
+# A rank that may not do all that others may ---------------------------------------------------
+
+knows_membarrier = pytest.mark.skipif(
+    platform.machine() not in MEMBARRIER, reason="the number of the system call"
+)
+
+
+@knows_membarrier
+@pytest.mark.parametrize("transport", some_fast([("shm",), ("host",)], [("shm",)]))
+def test_rank_without_membarrier_is_woken_by_a_fence(tmp_path, transport):
+    """The others are told, whose light barrier it cannot do its part of."""
+    preamble = """
+from in_ranks import *
+if os.environ["PYCOLLECTIVE_RANK"] == "1":
+    no_membarrier()
+comm = pc.init(timeout=20)
+"""
+    body = """
+comm.barrier()
+print(comm._group.needing_fences)
+for turn in range(300):
+    if turn % 100 == comm.rank:
+        time.sleep(0.02)  # the others sleep
+    assert comm.all_reduce(np.ones(3))[0] == 3
+"""
+    done = run(tmp_path, transport, 3, body, preamble)
+    assert done.outputs == ["[1]\n"] * 3, done
+
+
+@knows_membarrier
+@pytest.mark.parametrize("transport", ["shm", "mixed"])
+def test_rank_that_sleeps_passes_the_heavy_barrier(tmp_path, transport):
+    """Whoever wakes it passes none that would do in its place."""
+    body = """
+comm.barrier()
+heard = []
+if comm.rank == 0:
+    no_membarrier(heard)
+comm.barrier()
+if comm.rank != 0:  # so that rank 0 waits for memory, which rank 1 shares with it
+    time.sleep(0.3)
+comm.all_reduce(np.ones(100_000))
+print(len(heard) > 0)
+comm.barrier()
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert done.outputs == ["True\n", "False\n", "False\n"], done
+
+
+# Calls that take long --------------------------------------------------------------------------
+
+SLOWLY = """
+from in_ranks import *
+os.environ["PYCOLLECTIVE_WARN_AFTER"] = "1.2"
+import logging
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+comm = pc.init(timeout=40)
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+
+def slowly(call):
+    # Rank 1 works for some milliseconds at a time, so that the call goes on all the time.
+    began, over = time.monotonic(), threading.Event()
+    def hold_up():
+        while not over.is_set():
+            os.kill(pids[1], signal.SIGSTOP)
+            time.sleep(0.15)
+            os.kill(pids[1], signal.SIGCONT)
+            time.sleep(0.005)
+    if comm.rank == 0:
+        thread = threading.Thread(target=hold_up)
+        thread.start()
+    call()
+    over.set()
+    if comm.rank == 0:
+        thread.join()
+    return time.monotonic() - began
+
+def long_enough(make):
+    items = 4_000_000
+    while True:
+        call = make(items)
+        comm.barrier()
+        seconds = slowly(call)
+        comm.barrier()
+        if comm.broadcast(np.array([seconds]), 0)[0] > 2.5:
+            return
+        items *= 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    "call", ["comm.all_reduce(x, 'max', out=x)", "comm.all_reduce(x, 'max', out=x, algorithm='ring')",
+             "comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)"],
+)  # fmt: skip
+def test_long_call_in_which_bytes_move_does_not_warn(tmp_path, transport, call):
+    body = f"""
+def make(items):
+    x = np.ones(items)
+    return lambda: {call}
+long_enough(make)
+"""
+    done = run(tmp_path, transport, 2, body, SLOWLY, seconds=120)
+    assert done.outputs == ["", ""], done
+    assert done.codes == [0], done
+
+
 # What a process may run out of -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transport", some_fast([(t,) for t in TRANSPORTS], [("shm",)]))
 def test_no_descriptors_left_in_a_group(tmp_path, transport):
-    """Calls need none; what does is refused on every rank, and the group goes on."""
+    """Calls and arrays need none; split is refused on every rank, and the group goes on."""
     body = """
 comm.timeout = 4  # which is how long the others wait for it in split
-shares = comm.hosts != [0, 1, 2]
 comm.all_reduce(np.ones(3), async_op=True).wait()
 comm.all_gather(np.ones(1))  # both ways
 with without_descriptors() if comm.rank == 1 else contextlib.nullcontext():
     assert (comm.all_reduce(np.ones(500_000)) == comm.size).all()
     CALLS["send"](comm)()
     print(until_error(lambda: comm.split(0)))
-    try:
-        comm.empty(10)
-        assert not shares
-    except MemoryError as error:
-        assert shares and "a rank of the group has no memory" in str(error)
+    for items in (10, 100_000):
+        x = comm.empty(items)
+        x.fill(1)
+        assert (comm.all_reduce(x, out=x) == 3).all()
 assert comm.split(0).all_reduce(np.ones(3)).sum() == 9
 """
     done = run(tmp_path, transport, 3, body)
@@ -310,6 +499,34 @@ print("again")
     assert done.outputs[1].startswith("RendezvousError") or left > 5, done
     assert "Too many open files" in done.outputs[1] or left > 5, done
     assert all(output.endswith("again\n") for output in done.outputs), done
+
+
+@pytest.mark.parametrize("transport", some_fast([("shm",), ("mixed",)], [("shm",)]))
+def test_empty_where_one_rank_finds_no_memory_raises_on_all_of_the_host(tmp_path, transport):
+    """Its own error says why, the others' name the rank, and the heap goes on alike on all."""
+    body = """
+x = comm.empty(1000)
+with at_most(resource.RLIMIT_AS, 1 << 28) if comm.rank == 1 else contextlib.nullcontext():
+    for items in (100_000_000, 90_000_000):
+        try:
+            comm.empty(items)
+        except MemoryError as error:
+            print(error)
+y, z = comm.empty(1000), comm.empty(100_000)
+for a in (x, y, z):
+    a.fill(comm.rank)
+comm.barrier()
+for a in (x, y, z):
+    assert (a == comm.rank).all()
+    assert (comm.all_reduce(a, out=a) == 3).all()
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert set(done.codes) == {0}, done
+    for rank, output in enumerate(done.outputs):
+        for line, items in zip(output.splitlines(), (800_000_000, 720_000_000), strict=True):
+            assert line.startswith(f"no shared array of {items} bytes: "), done
+            wanted = "cannot map shared memory" if rank == 1 else "rank 1 had an error of its own"
+            assert wanted in line, done
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

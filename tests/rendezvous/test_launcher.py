@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from pycollective.rendezvous import launcher
+from pycollective.rendezvous.ended import Ended
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -23,8 +25,13 @@ def start(tmp_path, ranks, body, *options, **how):
     return subprocess.Popen(
         [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), *options, "script.py"],
         cwd=tmp_path,
-        env=ENVIRONMENT,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **how},
+        **{
+            "env": ENVIRONMENT,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **how,
+        },
     )
 
 
@@ -269,3 +276,95 @@ def test_the_guardian_ends_with_the_launcher(tmp_path):
     assert len(children) == 2
     process.communicate("", timeout=20)
     assert all(gone(int(pid)) for pid in children)
+
+
+# Ranks that end before the others have met them ---------------------------------------------------
+
+_MEETS = """
+import pycollective as pc
+rank = os.environ["PYCOLLECTIVE_RANK"]
+if rank == "WHO":
+    END
+try:
+    comm = pc.init(join_timeout=100)
+except pc.CollectiveError as error:
+    print(rank, type(error).__name__, error, flush=True)
+    sys.exit(9)
+print(rank, comm.all_reduce([1.0])[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize("who", ["0", "2"])
+@pytest.mark.parametrize(
+    ("end", "how", "status"),
+    [
+        ("raise ValueError('mine')", "exited with status 1", 1),
+        ("time.sleep(0.5); os.kill(os.getpid(), 9)", "was killed by SIGKILL", 137),
+        ("sys.exit(0)", "exited with status 0", 9),
+    ],
+)
+def test_tcp_rank_that_ends_before_the_rendezvous_is_named_by_the_others(
+    tmp_path, who, end, how, status
+):
+    body = _MEETS.replace("WHO", who).replace("END", end)
+    out, err = (process := start(tmp_path, 3, body, "--transport", "tcp")).communicate(timeout=90)
+    assert process.returncode == status, err
+    lines = sorted(out.splitlines())
+    assert [line[0] for line in lines] == [r for r in "012" if r != who]
+    for line in lines:
+        assert "RendezvousError" in line
+        # A rank that gives up ends in the others' sight, too.
+        assert re.search(rf"rank \d \(process \d+\) {how}|exited with status 9", line), line
+    assert any(re.search(rf"rank {who} \(process \d+\) {how} before all ranks", x) for x in lines)
+    assert "SIGTERM" not in err
+
+
+def test_tcp_rank_that_has_met_the_others_may_end(tmp_path):
+    body = _MEETS.replace("WHO", "none").replace("END", "pass") + "os._exit(0)\n"
+    process = start(tmp_path, 3, body, "--transport", "tcp")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == ["0 3.0", "1 3.0", "2 3.0"]
+
+
+def test_list_of_ended_ranks_has_the_first_that_failed_or_did_not_meet():
+    made = Ended.create(3)
+    seen = Ended(made.descriptor)
+    assert seen.text == ""
+    seen.has_met(1)
+    made.write(1, "rank 1 exited with status 0", failed=False)
+    assert seen.text == ""
+    made.write(2, "rank 2 exited with status 0", failed=False)
+    assert seen.text == "rank 2 exited with status 0 before all ranks had met"
+    made.write(1, "rank 1 exited with status 3", failed=True)
+    assert seen.text.startswith("rank 2 ")
+    long = Ended.create(1)
+    long.write(0, "é" * 1000, failed=True)
+    assert "é" * 100 in long.text
+    for one in (made, long):
+        one.close()
+
+
+def test_list_of_ended_ranks_is_none_where_its_descriptor_is_another(tmp_path):
+    """As in a program that a rank starts, which has the variable and not the descriptor."""
+    variable = "PYCOLLECTIVE_ENDED_FD"
+    assert Ended.of_environment({}) is None
+    for text in ("", "x", "-1", "99999"):
+        assert Ended.of_environment({variable: text}) is None
+    for content in (b"", b"hello", bytes(1000)):
+        (tmp_path / "other").write_bytes(content)
+        with open(tmp_path / "other", "r+b") as file:
+            assert Ended.of_environment({variable: str(file.fileno())}) is None
+
+
+def test_ranks_do_not_see_the_cluster_that_the_launcher_is_in(tmp_path):
+    body = (
+        "import pycollective as pc\nprint('TF_CONFIG' in os.environ, pc.init().all_reduce([1])[0])"
+    )
+    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+    process = start(tmp_path, 2, body, env={**ENVIRONMENT, "TF_CONFIG": cluster})
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "False 2\nFalse 2\n")
+    assert err == (
+        "pycollective run: the ranks do not see TF_CONFIG, which describes another group than theirs\n"
+    )

@@ -71,7 +71,7 @@ def test_who_is_missing_is_known_to_all(on_ranks):
 
 def test_one_link_is_broken(on_ranks, monkeypatch):
     """Worker 2 finds nobody at worker 1's address, and worker 0 hears of it, and why."""
-    real = links.Meeting.connected
+    real = links.Sockets.connected
 
     def connected(meeting, family, address, deadline):
         if meeting.about.rank == 2 and address[1] == port:
@@ -80,7 +80,7 @@ def test_one_link_is_broken(on_ranks, monkeypatch):
 
     addresses = at_own(3)
     port = int(addresses[1].rpartition(":")[2])
-    monkeypatch.setattr(links.Meeting, "connected", connected)
+    monkeypatch.setattr(links.Sockets, "connected", connected)
     begin = time.monotonic()
     for found in on_ranks([Rank(r, 3, addresses, seconds=20.0) for r in range(3)], call):
         assert found.broken() == [(2, 1)]
@@ -141,7 +141,10 @@ def test_without_a_secret_only_loopback():
         probe(0, 2, ["192.0.2.1:9000", "192.0.2.2:9000"], 1.0, {})
     found = probe(1, 2, ["192.0.2.1:9000", f"127.0.0.1:{free_port()}"], 0.3, {})
     assert "192.0.2.1 is not a loopback address" in found.links[1, 0][1]
-    assert protection({}) == "secret: none, so only loopback addresses are accepted; no TLS"
+    assert (
+        protection({})
+        == "secret: none, so only processes of this user on this machine are accepted; no TLS"
+    )
 
 
 def test_an_address_that_is_taken():

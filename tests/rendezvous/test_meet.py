@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 import time
 
 import numpy as np
@@ -127,6 +128,23 @@ def test_knocks_are_heard_each_time_that_a_group_goes_on_with_fewer(on_ranks):
             assert knocks.heard()
         finally:
             knocks.close()
+
+
+def test_is_there_sees_rank_0_of_the_group_and_no_stranger(on_ranks):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    assert not rendezvous.is_there(addresses, ENVIRONMENT)
+    with socket.create_server(host_and_port(addresses[0])) as stranger:
+        threading.Thread(target=lambda: stranger.accept()[0].close()).start()
+        assert not rendezvous.is_there(addresses, ENVIRONMENT)
+
+    def looks():
+        until = time.monotonic() + 20
+        while not rendezvous.is_there(addresses, ENVIRONMENT):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return Rank(1, addresses)()
+
+    assert on_ranks([Rank(0, addresses), looks], call) == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
 def test_addresses_that_are_none():

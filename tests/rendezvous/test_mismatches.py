@@ -113,10 +113,8 @@ def check(case, odd, error):
     assert error.startswith("MismatchError"), error
     assert f"rank {odd} called " in error, error
     theirs = error.partition(f"rank {odd} called ")[2].partition(", rank ")[0]
-    # A leaf of a reduce is done with its part, and in its next call.
-    done = ("barrier #2",) if case == "root of a reduce" else ()
-    assert any(call in theirs for call in (one, *done)), error
-    assert any(call in error.replace(theirs, "") for call in (most, *done)), error
+    assert one in theirs, error
+    assert most in error.replace(theirs, ""), error
 
 
 @pytest.mark.parametrize(
@@ -171,3 +169,19 @@ for later in (False, True):
             output.splitlines(), 2 * ["float64[3]", "int32[4]", "float64[2, 2]"], strict=True
         ):
             assert line.startswith(f"{text}{what}:"), done
+
+
+@pytest.mark.parametrize("end", ["close", "exit"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_calls_that_differ_last_of_all_end_the_job_in_failure(tmp_path, transport, end):
+    body = "comm.broadcast(np.ones(4), comm.rank)\n" + ("comm.close()\n" if end == "close" else "")
+    done = run(tmp_path, transport, 2, body)
+    assert any(done.codes), done
+    assert "MismatchError" in done.errors, done
+    for rank in (0, 1):
+        assert f"rank {rank} called broadcast #1 (float64[4], tree, root {rank})" in done.errors
+
+
+def test_equal_calls_end_with_status_0(tmp_path):
+    done = run(tmp_path, "shm", 2, "comm.broadcast(np.ones(4), 0)\n")
+    assert done.codes == [0], done

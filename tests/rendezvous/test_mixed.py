@@ -140,16 +140,20 @@ def test_groups_leave_nothing_behind(hosts, on_ranks):
 def test_who_cannot_reach_the_memory_talks_over_tcp(monkeypatch, caplog, on_ranks):
     """Ranks 1 and 2 have the boot id of rank 0, and its socket is not in reach for them."""
     caplog.set_level("INFO", "pycollective")
-    real = memory._follow
+    real = memory.Sharing._follow
 
-    def follow(rank, leader, key, deadline):
-        if rank in (1, 2) and threading.current_thread() not in tried:
+    def follow(sharing, leader, deadline):
+        if sharing._rank in (1, 2) and threading.current_thread() not in tried:
             tried.add(threading.current_thread())
-            return real(rank, leader, b"another key", deadline)
-        return real(rank, leader, key, deadline)
+            key, sharing._key = sharing._key, b"another key"
+            try:
+                return real(sharing, leader, deadline)
+            finally:
+                sharing._key = key
+        return real(sharing, leader, deadline)
 
     tried = set()
-    monkeypatch.setattr(memory, "_follow", follow)
+    monkeypatch.setattr(memory.Sharing, "_follow", follow)
     comms = join(environments(["a"] * 4))
     assert [c.hosts for c in comms] == [[0, 1, 1, 0]] * 4
     assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [4.0] * 4
@@ -185,9 +189,9 @@ def test_memory_that_is_not_joined_is_not_used(monkeypatch, on_ranks):
 def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
     """Whoever finds the socket without the key gets nothing, and disturbs nobody."""
     got = []
-    real = memory._follow
+    real = memory.Sharing._follow
 
-    def follow(rank, leader, key, deadline):
+    def follow(sharing, leader, deadline):
         receive = leader.receive
 
         def listening(until):
@@ -206,9 +210,9 @@ def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
             return message
 
         leader.receive = listening
-        return real(rank, leader, key, deadline)
+        return real(sharing, leader, deadline)
 
-    monkeypatch.setattr(memory, "_follow", follow)
+    monkeypatch.setattr(memory.Sharing, "_follow", follow)
     comms = join(environments(["a"] * 2))
     assert [c.hosts for c in comms] == [[0, 0]] * 2
     assert not any(got)

@@ -225,7 +225,10 @@ def test_bad_environments(tmp_path):
     memory, comms = members(2)
     for broken, text in (
         (launched_environment(0, 2, memory.descriptor), "rank 0 of the group is taken"),
-        (launched_environment(5, 2, memory.descriptor), "rank 5 is not among the 2 ranks"),
+        (
+            launched_environment(5, 2, memory.descriptor),
+            "PYCOLLECTIVE_RANK=5 is not among the 2 tasks",
+        ),
         (launched_environment(0, 3, memory.descriptor), "the group has 2 ranks"),
         (launched_environment(0, 2, 9999), "not a descriptor of shared memory"),
         ({"PYCOLLECTIVE_RANK": "0"}, "PYCOLLECTIVE_RANK is set and PYCOLLECTIVE_SIZE"),

@@ -20,7 +20,8 @@ from processes import SECRET, run_on_hosts
 from test_strangers import Recorder
 
 import pycollective as pc
-from pycollective.rendezvous import RendezvousError, meet, probe, protection
+from pycollective.rendezvous import RendezvousError, handshake, meet, probe, protection, tls
+from pycollective.rendezvous.door import Door
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Linux"),
@@ -283,6 +284,68 @@ def test_tls_at_a_rank_without(on_ranks, certificates):
     assert "it speaks no TLS: PYCOLLECTIVE_TLS_CERT" in str(second)
 
 
+@pytest.fixture
+def refusing(certificates):
+    """A door that refuses certificates of others, and the port of it."""
+    own = certificates()
+    door = Door(
+        socket.create_server(("127.0.0.1", 0)),
+        handshake.key_of(SECRET.encode()),
+        1,
+        lambda channel, hello: None,
+        tls.of_environment(own),
+    )
+    yield door
+    door.close()
+
+
+def refused(door, certificates):
+    """Return a connection whose own part of the TLS handshake is done, with a foreign certificate."""
+    theirs = certificates("theirs", "ours")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(theirs["PYCOLLECTIVE_TLS_CA"])
+    context.load_cert_chain(theirs["PYCOLLECTIVE_TLS_CERT"], theirs["PYCOLLECTIVE_TLS_KEY"])
+    sock = socket.create_connection(door.address, timeout=20)
+    return context.wrap_socket(sock)
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sends", [False, True], ids=["silent", "sends on"])
+def test_accept_refused_peer_that_stays_is_hung_up(refusing, certificates, sends):
+    """It has a second to hear why, and keeps neither the thread nor the connection for longer."""
+    with refused(refusing, certificates) as sock:
+
+        def hung_up():
+            if sends:
+                with contextlib.suppress(OSError):
+                    socket.socket.send(sock, b"x")
+            return refusing.turned_away
+
+        until(hung_up)
+        with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
+            sock.recv(1)
+
+
+def test_accept_refused_peer_is_heard_until_it_ends(refusing, certificates, monkeypatch):
+    """Data that nobody reads reset a connection, and the alert on its way is lost with it."""
+    monkeypatch.setattr(tls, "_HEARING_SECONDS", 60.0)
+    with refused(refusing, certificates) as sock:
+        with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
+            sock.recv(1)
+        for _ in range(20):
+            socket.socket.send(sock, b"x")
+            time.sleep(0.01)
+        assert not refusing.turned_away
+    until(lambda: refusing.turned_away)
+
+
 def test_variables_that_do_not_fit(certificates, tmp_path):
     own = certificates()
     del own["PYCOLLECTIVE_TLS_KEY"]
@@ -298,6 +361,17 @@ def test_variables_that_do_not_fit(certificates, tmp_path):
         RendezvousError, match="PYCOLLECTIVE_TLS_CERT=.* cannot be used: .*(?i:mism)"
     ):
         met([own, {}], total)[0]()
+
+
+def test_tls_key_that_others_can_read_raises(certificates, tmp_path):
+    own, key = certificates(), tmp_path / "node.key"
+    shutil.copy(own["PYCOLLECTIVE_TLS_KEY"], key)
+    own["PYCOLLECTIVE_TLS_KEY"] = str(key)
+    key.chmod(0o640)
+    with pytest.raises(RendezvousError, match="PYCOLLECTIVE_TLS_KEY='.*' has mode 0640.*chmod 600"):
+        protection(own)
+    key.chmod(0o600)
+    assert protection(own).endswith("control connections in TLS")
 
 
 def test_links_are_tried_in_tls(on_ranks, certificates):

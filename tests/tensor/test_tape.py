@@ -448,3 +448,16 @@ def test_custom_gradient_checks_what_it_gets():
         tape.gradient(a, x)
     with pytest.raises(ValueError, match=r"returned shape \(\) .* of shape \(2,\)"):
         tape.gradient(b, x)
+
+
+def test_custom_gradient_of_another_precision_is_converted():
+    @tf.custom_gradient
+    def double(x):
+        return x * 2.0, lambda dy: tf.cast(dy * 2.0, "float32")
+
+    v = tf.Variable(np.array([1.0, 2.0]))
+    with tf.GradientTape() as tape:
+        y = double(v * 3.0)
+    gradient = tape.gradient(y, v)
+    assert gradient.dtype == np.float64
+    assert gradient.numpy().tolist() == [6.0, 6.0]

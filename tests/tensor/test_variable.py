@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pycollective.tensor as tf
+from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import VariableAggregation, VariableSynchronization
 from pycollective.tensor.variable import creators, update_together
 
@@ -300,8 +301,30 @@ def test_rows_of_ints():
     v = tf.Variable([6, 6], dtype="int64")
     v.scatter_add(rows([5, 5], [1, 1], "int64"))
     assert v.numpy().tolist() == [6, 16]
-    with pytest.raises(TypeError, match="scatter_div: variable 'Variable' has dtype int64"):
-        v.scatter_div(rows([5], [1], "int64"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint64"])
+def test_scatter_div_of_ints_rounds_towards_zero(dtype):
+    v = tf.Variable(np.array([7, 100, 5], dtype))
+    assert v.scatter_div(rows([2, 3, 3], [0, 1, 1], dtype)) is v
+    assert v.dtype == dtype
+    assert v.numpy().tolist() == [3, 11, 5]
+    with pytest.raises(InvalidArgumentError, match="Integer division by zero.* have a 0"):
+        v.scatter_div(rows([0], [1], dtype))
+    if dtype.startswith("int"):
+        least = int(np.iinfo(dtype).min)
+        v = tf.Variable(np.array([-7, 7, -7, least, least], dtype))
+        v.scatter_div(rows([2, -2, -2, 2, 1], [0, 1, 2, 3, 4], dtype))
+        assert v.numpy().tolist() == [-3, -3, 3, least // 2, least]
+    v = tf.Variable(np.array([[7, 8], [9, 10]], dtype))
+    v.scatter_div(rows([[2, 4]], [1], dtype))
+    assert v.numpy().tolist() == [[7, 8], [4, 2]]
+
+
+def test_scatter_div_of_bools_is_refused():
+    v = tf.Variable([True, False])
+    with pytest.raises(TypeError, match="has dtype bool; only numbers can be divided"):
+        v.scatter_div(rows([True], [1], "bool"))
 
 
 # Creation ----------------------------------------------------------------------------------------

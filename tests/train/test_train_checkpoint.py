@@ -246,12 +246,39 @@ def test_another_shape_of_a_layer_that_is_built_later(tmp_path, trained):
         other(np.zeros((2, 7), np.float32))
 
 
-def test_a_checkpoint_of_other_objects_is_an_error(tmp_path):
+def test_restore_into_other_objects_leaves_the_decision_to_the_status(tmp_path, caplog):
     path = train.Checkpoint(generator=Variable(1.0)).save(tmp_path / "c")
-    with pytest.raises(CheckpointError, match=r"generator.*classifier"):
-        train.Checkpoint(classifier=Variable(0.0)).restore(path)
-    with pytest.raises(CheckpointError, match=r"generator.*classifier"):
-        train.Checkpoint(classifier=Variable(0.0)).read(path)
+    checkpoint = train.Checkpoint(classifier=Variable(0.0))
+    for restore in (checkpoint.restore, checkpoint.read):
+        status = restore(path)
+        assert "no values for classifier" in caplog.text
+        with pytest.raises(CheckpointError, match=r"generator.*classifier"):
+            status.assert_nontrivial_match()
+        with pytest.raises(AssertionError, match="generator"):
+            status.assert_consumed()
+    checkpoint.generator = Variable(0.0)
+    assert float(checkpoint.generator) == 1
+    assert status.assert_nontrivial_match() is status
+    # All saved values are taken by now; what has none is the object that was never saved.
+    with pytest.raises(AssertionError, match="no values for: classifier"):
+        status.assert_consumed()
+    del checkpoint.classifier
+    assert status.assert_consumed() is status
+
+
+def test_a_variable_replaced_after_a_complete_restore_keeps_its_own_value(tmp_path):
+    layer = keras.layers.Dense(2)
+    layer(INPUTS)
+    path = train.Checkpoint(a=Variable(1.0), layer=layer).save(tmp_path / "c")
+    other = keras.layers.Dense(2)
+    other(INPUTS)
+    checkpoint = train.Checkpoint(a=Variable(0.0), layer=other)
+    checkpoint.restore(path).assert_consumed()
+    checkpoint.a = Variable(5.0)
+    checkpoint.layer = keras.layers.Dense(2, kernel_initializer="ones")
+    checkpoint.layer(INPUTS)
+    assert float(checkpoint.a) == 5
+    np.testing.assert_array_equal(checkpoint.layer.kernel.numpy(), np.ones((3, 2)))
 
 
 def test_partly_other_objects_are_named_on_request(tmp_path, caplog):

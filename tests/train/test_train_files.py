@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -266,14 +265,64 @@ def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(tmp_path, step, call
     assert len(list(tmp_path.glob("*.safetensors"))) == value + 1
 
 
-def test_temporary_files_of_killed_processes_are_removed_in_time(tmp_path):
-    old, fresh = tmp_path / "a.0123.unfinished", tmp_path / "b.4567.unfinished"
-    for path in (old, fresh):
-        path.write_bytes(b"half")
-    hours_ago = time.time() - 7200
-    os.utime(old, (hours_ago, hours_ago))
-    train.Checkpoint(v=Variable(1.0)).save(tmp_path / "c")
-    assert not old.exists() and fresh.exists()
+def test_data_of_a_killed_overwrite_is_removed_by_the_next_one(tmp_path):
+    weight = Variable(np.ones(10))
+    checkpoint = train.Checkpoint(weight=weight)
+    path = checkpoint.write(tmp_path / "same")
+    orphan, other = tmp_path / "same.0123456789abcdef.safetensors", tmp_path / "same.x.safetensors"
+    for file in (orphan, other):
+        file.write_bytes(b"data without an index")
+    checkpoint.write(path)
+    assert not orphan.exists() and other.exists()
+    checkpoint.read(path).assert_consumed()
+
+
+def test_damaged_state_file_beside_a_damaged_checkpoint_names_the_checkpoint(two):
+    checkpoint, _, _, second = two
+    truncate(f"{second}.safetensors")
+    (Path(second).parent / "checkpoint").write_text("{")
+    with pytest.raises(
+        CheckpointError, match=r"its index says.*No other intact checkpoint is noted"
+    ):
+        checkpoint.restore(second)
+
+
+def test_concurrent_writers_of_one_folder_lose_no_entry(tmp_path):
+    code = """
+import sys
+from pycollective import train
+from pycollective.tensor import Variable
+
+checkpoint = train.Checkpoint(v=Variable(0.0))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(15):
+    checkpoint.save(sys.argv[1])
+"""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / name)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for name in "ab"
+    ]
+    try:
+        for process in started:
+            assert process.stdout.readline() == b"ready\n"
+        for process in started:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        for process in started:
+            assert process.wait(60) == 0
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    noted = train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
+    assert sorted(noted) == sorted(str(tmp_path / f"{n}-{i}") for n in "ab" for i in range(1, 16))
 
 
 # CheckpointManager --------------------------------------------------------------------------------
@@ -306,6 +355,12 @@ def test_manager_takes_over_a_directory_and_its_numbers(tmp_path):
     assert manager.save() == str(tmp_path / "model-2")
     assert manager.save(checkpoint_number=10) == str(tmp_path / "model-10")
     assert len(manager.checkpoints) == 3
+
+
+@pytest.mark.parametrize("name", ["sub/ckpt", "../ckpt", ""])
+def test_manager_rejects_names_outside_its_directory(tmp_path, name):
+    with pytest.raises(ValueError, match="must be the beginning of a file name"):
+        train.CheckpointManager(train.Checkpoint(v=Variable(1.0)), tmp_path, 1, name)
 
 
 @pytest.mark.parametrize("count", [0, -1])

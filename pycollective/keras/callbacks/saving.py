@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.atomic_files import locked
 from pycollective.distribute.preemption import PreemptionCheckpointHandler
 from pycollective.distribute.termination import TerminationConfig
 from pycollective.keras.callbacks.base import Callback
 from pycollective.keras.callbacks.control import Monitor
+from pycollective.keras.saving.checkpoints import write_checkpoint
 from pycollective.tensor import Variable
 from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import remove_files
@@ -29,7 +31,7 @@ class ModelCheckpoint(Monitor):
     A path that ends with ``.keras`` is written by `Model.save`. With ``save_weights_only=True`` a path
     that ends with ``.weights.h5`` is written by `Model.save_weights`, and any other one is a
     checkpoint of the model and its optimizer:
-    ``tf.train.Checkpoint(model=model).restore(tf.train.latest_checkpoint(directory))``
+    ``model.load_weights(tf.train.latest_checkpoint(directory))``
 
     Parameters
     ----------
@@ -125,8 +127,7 @@ class ModelCheckpoint(Monitor):
         elif path.endswith(".weights.h5"):
             self.model.save_weights(path)
         else:
-            chief = self.model.distribute_strategy.extended.should_checkpoint
-            Checkpoint(model=self.model)._write_noted(path, chief)
+            write_checkpoint(self.model, path)
         if self.verbose:
             print(f"\nEpoch {self._epoch + 1}: saving model to {path}")
 
@@ -277,12 +278,13 @@ class BackupAndRestore(Callback):
             handler._end_watch()
 
     def _delete(self) -> None:
-        for path in self._manager.checkpoints:
-            remove_files(path)
-        with suppress(OSError):
-            os.remove(os.path.join(self.backup_dir, STATE_FILE))
-            # Not if there is something of somebody else's.
-            os.rmdir(self.backup_dir)
+        with locked(self.backup_dir):
+            for path in self._manager.checkpoints:
+                remove_files(path)
+            with suppress(OSError):
+                os.remove(os.path.join(self.backup_dir, STATE_FILE))
+                # Not if there is something of somebody else's.
+                os.rmdir(self.backup_dir)
 
 
 def _check_frequency(save_freq: Any) -> None:

@@ -6,19 +6,22 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from pycollective import nest
 from pycollective.keras.fusion import steps_of
 from pycollective.keras.graph.order import nodes_between, operations_of, with_inputs_of_its_own
 from pycollective.keras.graph.symbols import (
     KerasTensor,
     Node,
+    Shape,
     leaves_of,
     map_symbols,
 )
 from pycollective.keras.layers import Input, Layer
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "as_declared"]
 
 
 class Graph:
@@ -167,10 +170,7 @@ def _fitted(name: str, number: int, declared: KerasTensor, value: Any) -> Tensor
     shape, expected = tensor.array.shape, declared.shape
     if shape[1:] == expected[1:] and shape and tensor.array.dtype is declared.dtype:
         return tensor
-    if len(shape) == len(expected) - 1 and expected[-1] == 1:
-        tensor = ops.expand_dims(tensor, -1)
-    elif len(shape) == len(expected) + 1 and shape[-1] == 1:
-        tensor = ops.squeeze(tensor, -1)
+    tensor = as_declared(tensor, expected, declared.dtype)
     fits = tensor.ndim == len(expected) and all(
         wanted is None or wanted == length
         for wanted, length in zip(expected[1:], tensor.array.shape[1:], strict=True)
@@ -180,7 +180,20 @@ def _fitted(name: str, number: int, declared: KerasTensor, value: Any) -> Tensor
             f'Input {number} of layer "{name}" is incompatible with the layer: expected '
             f'shape={(None, *expected[1:])} for "{declared.name}", found shape={shape}'
         )
-    return tensor if tensor.array.dtype == declared.dtype else ops.cast(tensor, declared.dtype)
+    return tensor
+
+
+def as_declared(tensor: Tensor, shape: Shape, dtype: np.dtype[Any]) -> Tensor:
+    """Return an input in the declared dtype, and with the declared number of axes.
+
+    A last axis of length 1 is added or removed, no other one.
+    """
+    axes = tensor.array.ndim
+    if axes == len(shape) - 1 and shape[-1] == 1:
+        tensor = ops.expand_dims(tensor, -1)
+    elif axes == len(shape) + 1 and tensor.array.shape[-1] == 1:
+        tensor = ops.squeeze(tensor, -1)
+    return tensor if tensor.array.dtype == dtype else ops.cast(tensor, dtype)
 
 
 # Calls --------------------------------------------------------------------------------------------

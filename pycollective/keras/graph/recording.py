@@ -27,9 +27,12 @@ def record(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     inputs = args[0]
     shapes = _shapes(inputs)
+    if layer.input_spec is not None:
+        layer._check_inputs(inputs)
+    needed = layer._shapes_to_build(inputs, args[1:], kwargs)
     if not layer.built:
-        layer._ensure_built(shapes)
-    elif layer._built_shapes not in (None, _without_batch(shapes)) and _is_known(shapes):
+        layer._ensure_built(needed)
+    elif layer._built_shapes not in (None, _without_batch(needed)) and _is_known(needed):
         # Built for other inputs: whether these fit too, only the layer itself can say.
         _called_on_zeros(layer, args, kwargs)
     asks = type(layer).compute_output_shape is not Layer.compute_output_shape
@@ -80,4 +83,4 @@ def _called_on_zeros(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
     def zeros(tensor: KerasTensor) -> Tensor:
         return Tensor(np.zeros([1 if n is None else n for n in tensor.shape], tensor.dtype))
 
-    return layer(*map_symbols(zeros, args), **map_symbols(zeros, kwargs))
+    return layer._called_dry(*map_symbols(zeros, args), **map_symbols(zeros, kwargs))

@@ -13,6 +13,7 @@ from pycollective.keras.layers.activation import (
 from pycollective.keras.layers.convolution import Conv2D, Conv2DTranspose, DepthwiseConv2D
 from pycollective.keras.layers.core import Dense, Embedding, Identity
 from pycollective.keras.layers.input_layer import Input, InputLayer
+from pycollective.keras.layers.input_spec import InputSpec
 from pycollective.keras.layers.layer import Layer
 from pycollective.keras.layers.merging import (
     Add,
@@ -85,6 +86,7 @@ __all__ = [
     "Identity",
     "Input",
     "InputLayer",
+    "InputSpec",
     "Layer",
     "LayerNormalization",
     "LeakyReLU",

@@ -87,7 +87,7 @@ class Dense(Layer):
 
     def build(self, input_shape: Any) -> None:
         """Make ``kernel`` and ``bias`` for inputs of this shape."""
-        if not input_shape or not input_shape[-1]:
+        if len(input_shape) == 0 or not input_shape[-1]:
             raise self._incompatible(
                 tuple(input_shape), "a last axis of a known length of at least 1"
             )
@@ -112,7 +112,11 @@ class Dense(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Compute the result: the input's shape with ``units`` as its last length."""
         shape = inputs.array.shape
-        if not shape or shape[-1] != self._inputs:
+        if len(shape) < 2:
+            raise self._incompatible(
+                shape, "at least two axes, of which the first one has the examples"
+            )
+        if shape[-1] != self._inputs:
             raise self._incompatible(
                 shape,
                 f"axis -1 of input shape to have value {self._inputs} (the kernel has shape "
@@ -201,10 +205,10 @@ class Embedding(Layer):
             )
         self.mask_zero = False
         if weights is not None:
-            self.build((None,))
+            self.build()
             self.set_weights(weights if isinstance(weights, (list, tuple)) else [weights])
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Any = None) -> None:
         """Make ``embeddings``; the shape does not matter."""
         self.embeddings = self.add_weight(
             "embeddings",

@@ -18,7 +18,10 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.copying import CopiedByConfig
+from pycollective.keras.dry_run import dry_run, in_dry_run, keep_values
 from pycollective.keras.graph.symbols import Node, has_symbols
+from pycollective.keras.metrics.metric import Metric
 from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
@@ -31,9 +34,9 @@ from pycollective.tensor import (
 from pycollective.tensor.tape import thread_state
 from pycollective.train.trackable import (
     Trackable,
-    children_of,
     containers_of,
     is_trackable,
+    parts_of,
     structure_changed,
     structure_stamp,
 )
@@ -60,11 +63,13 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
+#: Stands for inputs that were not given.
+_MISSING: Any = object()
 #: Set by the first add_loss of the process: until then no call looks for values to forget.
 _any_added_loss = False
 
 
-class Layer(Trackable):
+class Layer(CopiedByConfig, Trackable):
     """A function with variables.
 
     A layer of one's own overrides `call`, and `build` to make its variables once the input's shape
@@ -105,6 +110,10 @@ class Layer(Trackable):
     _converts = True
     #: Set in classes whose `build` does nothing but call the layer.
     _build_calls = False
+    #: The arguments of `build`, if it takes the shapes of several arguments of `call`.
+    _build_names: tuple[str, ...] | None = None
+    #: The inputs that calls take: an `InputSpec`, or a list or dict of them; None: any.
+    input_spec: Any = None
     #: Whether a list of inputs is refused.
     _takes_one = False
     #: Whether integers that come in also come out.
@@ -115,6 +124,8 @@ class Layer(Trackable):
         cls._takes_training = "training" in inspect.signature(cls.call).parameters
         if "build" in cls.__dict__ and not cls.__dict__.get("_build_calls", False):
             cls._has_build = True
+            names = tuple(inspect.signature(cls.build).parameters)[1:]
+            cls._build_names = names if len(names) > 1 else None
             type.__setattr__(cls, "build", _built_once(cls.build))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +219,7 @@ class Layer(Trackable):
         """Return what the constructor gets, as values that JSON can hold, by Keras 3's names.
 
         A class of one's own that takes only numbers, texts, and lists or dicts of them need not
-        override it.
+        override it. The name is left out where the constructor of such a class takes none.
 
         Raises
         ------
@@ -228,6 +239,10 @@ class Layer(Trackable):
             },
             **own,
         }
+        if "_arguments" in self.__dict__:
+            taken = inspect.signature(type(self).__init__).parameters
+            if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
+                config = {name: value for name, value in config.items() if name in taken}
         if self.activity_regularizer is not None:
             config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
         return config
@@ -281,14 +296,18 @@ class Layer(Trackable):
     # Building --------------------------------------------------------------------------------
 
     def build(self, input_shape: Any) -> None:
-        """Make the variables; called once, before the first `call`."""
+        """Make the variables; called once, before the first `call`.
+
+        A layer of one's own whose `call` takes several tensors, such as ``query`` and ``value``, may
+        take their shapes as ``query_shape`` and ``value_shape``.
+        """
 
     def add_weight(
         self,
-        name: str | None = None,
-        shape: Sequence[int] = (),
+        name: Any = None,
+        shape: Any = (),
         dtype: Any = None,
-        initializer: Any = "glorot_uniform",
+        initializer: Any = None,
         regularizer: Any = None,
         constraint: Any = None,
         trainable: bool = True,
@@ -304,7 +323,8 @@ class Layer(Trackable):
         shape, dtype
             What it holds; by default a scalar of the layer's dtype.
         initializer
-            A name or a ``callable(shape, dtype)`` for the values to start from.
+            A name or a ``callable(shape, dtype)`` for the values to start from; by default
+            ``"glorot_uniform"`` for floating-point numbers, and zeros for other dtypes.
         regularizer
             A name or a ``callable(variable)`` whose result is one of `losses`.
         constraint
@@ -313,10 +333,19 @@ class Layer(Trackable):
             Whether it is trained.
         synchronization, aggregation
             How a strategy keeps its copies.
+
+        Notes
+        -----
+        Arguments without names may also be in Keras 3's order: shape, initializer, dtype.
         """
+        if isinstance(name, (list, tuple)):
+            name, shape, given = None, name, shape
+            initializer = initializer if given == () else given
         sizes = tuple(int(n) for n in shape)
         kind = self._policy.variable_dtype if dtype is None else as_dtype(dtype)
-        start = initializers.get("glorot_uniform" if initializer is None else initializer)
+        if initializer is None:
+            initializer = "glorot_uniform" if kind.kind in "fV" else "zeros"
+        start = initializers.get(initializer)
         assert start is not None
         short = "weight" if name is None else name
         if synchronization is VariableSynchronization.ON_READ:
@@ -349,7 +378,7 @@ class Layer(Trackable):
             try:
                 if self._has_build:
                     with self._creation_scope():
-                        self.build(input_shape)
+                        self._build_for(input_shape)
             except BaseException:
                 # What a failed build has made would be there twice after the next one.
                 self._variables.clear()
@@ -360,19 +389,39 @@ class Layer(Trackable):
             finally:
                 self._building = False
             self._resume_restore()
+            if in_dry_run():
+                keep_values(_variables_in(self))
             if input_shape is not None:
                 self._built_shapes = map_shapes(_without_batch, input_shape)
             self.built = True
+
+    def _build_for(self, shapes: Any) -> None:
+        """Call `build` with one nest of shapes, or with those of several arguments by name."""
+        if self._build_names is None:
+            self.build(shapes)
+        elif isinstance(shapes, Mapping) and set(shapes) <= set(self._build_names):
+            self.build(**shapes)
+        else:
+            self.build(**{self._build_names[0]: shapes})
+
+    def _shapes_to_build(self, inputs: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return what the layer is built for by a call with these arguments."""
+        if self._build_names is None:
+            return _shapes(inputs)
+        given = inspect.signature(self.call).bind_partial(inputs, *args, **kwargs).arguments
+        arguments = {name: given.get(name.removesuffix("_shape")) for name in self._build_names}
+        return {name: _shapes(value) for name, value in arguments.items() if value is not None}
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Return the shapes that the layer was built for, or None if it has nothing to build."""
         known = self.built and self._built_shapes is not None
         builds = self._has_build or any(self._sublayers())
-        return {"input_shape": self._built_shapes} if known and builds else None
+        key = "input_shape" if self._build_names is None else "shapes_dict"
+        return {key: self._built_shapes} if known and builds else None
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Build the layer, and those inside, for the shapes that `get_build_config` returned."""
-        shapes = config.get("input_shape")
+        shapes = config.get("input_shape", config.get("shapes_dict"))
         if shapes is None:
             return
         shapes = map_shapes(tuple, shapes)
@@ -392,25 +441,38 @@ class Layer(Trackable):
         """Compute the result from the inputs; layers override it."""
         raise NotImplementedError(f"{type(self).__name__} must override call()")
 
-    def __call__(self, inputs: Any, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
+    def __call__(
+        self, inputs: Any = _MISSING, *args: Any, training: bool | None = None, **kwargs: Any
+    ) -> Any:
         """Build the layer if need be, and `call` it.
 
         Parameters
         ----------
         inputs
-            A tensor or what can be made one, or a nest of these.
+            A tensor or what can be made one, or a nest of these. It may also be given by the name
+            that it has in `call`.
         *args, **kwargs
-            Handed to `call`.
+            Handed to `call`; arrays in them become tensors, as ``inputs`` does.
         training
             Whether this is a step of training; by default what holds for the layer around this one.
         """
+        if inputs is _MISSING:
+            inputs = self._first_of(kwargs)
         if inputs.__class__ is not Tensor or inputs.array.dtype is not self._dtype:
             if has_symbols(inputs):
                 return self._recorded(inputs, args, kwargs, training)
             inputs = self._to_inputs(inputs)
+        if args or kwargs:
+            if has_symbols((args, kwargs)):
+                return self._recorded(inputs, args, kwargs, training)
+            args = nest.map_structure(self._to_argument, args)
+            kwargs = nest.map_structure(self._to_argument, kwargs)
+        # The batch of a dry run has one example, whatever is declared.
+        if self.input_spec is not None and not in_dry_run():
+            self._check_inputs(inputs)
         first = not self.built
         if first:
-            self._ensure_built(_shapes(inputs))
+            self._ensure_built(self._shapes_to_build(inputs, args, kwargs))
         calls = _calls
         outside = calls.training
         if not calls.depth and _any_added_loss:
@@ -463,6 +525,38 @@ class Layer(Trackable):
             tensor = ops.cast(tensor, self._dtype)
         return tensor
 
+    def _to_argument(self, value: Any) -> Any:
+        return self._to_input(value) if isinstance(value, (Tensor, np.ndarray)) else value
+
+    def _first_of(self, kwargs: dict[str, Any]) -> Any:
+        """Take the first argument of `call` out of those given by name."""
+        first = next(iter(inspect.signature(self.call).parameters), None)
+        if first not in kwargs:
+            raise TypeError(
+                f"layer {self._name!r} was called without inputs; give {first!r}, the first argument "
+                f"of {type(self).__name__}.call()"
+            )
+        return kwargs.pop(first)
+
+    def _check_inputs(self, inputs: Any) -> None:
+        """Raise ``ValueError`` unless the inputs are what `input_spec` says."""
+        specs, given = self.input_spec, inputs
+        if isinstance(specs, Mapping):
+            specs, given = zip(*[(specs[key], inputs.get(key)) for key in specs], strict=True)
+        specs, given = nest.flatten(specs), nest.flatten(given)
+        if len(specs) != len(given):
+            raise ValueError(
+                f'Layer "{self._name}" expects {len(specs)} input(s), but it received {len(given)} '
+                "input tensors"
+            )
+        for number, (spec, value) in enumerate(zip(specs, given, strict=True)):
+            refusal = None if spec is None else spec.refusal(value)
+            if refusal is not None:
+                raise ValueError(
+                    f'Input {number} of layer "{self._name}" is incompatible with the layer: '
+                    f"{refusal}. Full shape received: {tuple(value.shape)}"
+                )
+
     def _penalize(self, outputs: Any) -> None:
         """Add the penalty on the results of a call to `losses`."""
         assert self.activity_regularizer is not None
@@ -487,7 +581,13 @@ class Layer(Trackable):
         def zeros(shape: Shape) -> Tensor:
             return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
 
-        return map_shapes(_without_batch, _shapes(self(map_shapes(zeros, input_shape))))
+        return map_shapes(_without_batch, _shapes(self._called_dry(map_shapes(zeros, input_shape))))
+
+    def _called_dry(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the results of a call that leaves variables, metrics and losses as they are."""
+        layers = self._flatten_layers()
+        with dry_run([variable for layer in layers for variable in _variables_in(layer)]):
+            return self(*args, **kwargs)
 
     @property
     def input(self) -> Any:
@@ -664,13 +764,43 @@ class Layer(Trackable):
         """
         variables = self._stored_variables()
         values = [np.asarray(store[key]) for key in sorted(store, key=int)]
-        expected, found = ([each.shape for each in group] for group in (variables, values))
+        expected, found = ([tuple(each.shape) for each in group] for group in (variables, values))
         if expected != found:
             raise ValueError(
                 f"layer {self._name!r} has variables of shapes {expected}, the stored ones have {found}"
             )
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
+
+    def add_variable(
+        self,
+        shape: Any,
+        initializer: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        **options: Any,
+    ) -> Variable:
+        """Make a variable of this layer; as `add_weight`, with ``name`` and others as ``options``."""
+        return self.add_weight(
+            options.pop("name", None), shape, dtype, initializer, trainable=trainable, **options
+        )
+
+    # Metrics ---------------------------------------------------------------------------------
+
+    def _own_metrics(self) -> list[Metric]:
+        """Return the metrics that are attributes of this layer and of the layers inside."""
+        inside = [part for layer in self._flatten_layers() for part in parts_of(layer)]
+        return list({id(part): part for part in inside if isinstance(part, Metric)}.values())
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that are attributes of this layer and of the layers inside."""
+        return self._own_metrics()
+
+    @property
+    def metrics_variables(self) -> list[Variable]:
+        """The variables of `metrics`, which are not among `variables`."""
+        return [variable for metric in self.metrics for variable in metric.variables]
 
     # Losses ----------------------------------------------------------------------------------
 
@@ -681,6 +811,8 @@ class Layer(Trackable):
         model around it, again.
         """
         global _any_added_loss
+        if in_dry_run():
+            return
         _any_added_loss = True
         values = loss if isinstance(loss, (list, tuple)) else [loss]
         kept = self._added_losses.__dict__.setdefault("values", [])
@@ -706,23 +838,25 @@ class Layer(Trackable):
         return found
 
 
+def _variables_in(layer: Layer) -> list[Variable]:
+    """Return the variables of a layer and of its metrics, without those of the layers inside."""
+    parts = list(parts_of(layer))
+    own = [part for part in parts if isinstance(part, Variable)]
+    return [*own, *(v for part in parts if isinstance(part, Metric) for v in part.variables)]
+
+
 class _Inside:
     """The layers, each once, and the variables directly inside a layer, or a container in it."""
 
     def __init__(self, layer: Layer) -> None:
         found: dict[int, Layer] = {}
         self.variables: list[Variable] = []
-        self._collect(layer, found)
+        for part in parts_of(layer):
+            if isinstance(part, Layer):
+                found.setdefault(id(part), part)
+            elif isinstance(part, Variable):
+                self.variables.append(part)
         self.layers = list(found.values())
-
-    def _collect(self, value: Any, layers: dict[int, Layer]) -> None:
-        for child in children_of(value).values():
-            if isinstance(child, Layer):
-                layers.setdefault(id(child), child)
-            elif isinstance(child, Variable):
-                self.variables.append(child)
-            elif not isinstance(child, Trackable):
-                self._collect(child, layers)
 
 
 class _Walk:
@@ -774,15 +908,18 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _built_once(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def _built_once(build: Callable[..., None]) -> Callable[..., None]:
     """Let ``layer.build(shape)`` count as building the layer, wherever it is called."""
 
     @functools.wraps(build)
-    def building(self: Layer, input_shape: Any) -> None:
+    def building(self: Layer, *args: Any, **kwargs: Any) -> None:
         if self._building:
-            build(self, input_shape)
+            build(self, *args, **kwargs)
+        elif self._build_names is None:
+            self._ensure_built(next(iter((*args, *kwargs.values())), None))
         else:
-            self._ensure_built(input_shape)
+            given = inspect.signature(build).bind(self, *args, **kwargs).arguments
+            self._ensure_built(dict(list(given.items())[1:]))
 
     return building
 
@@ -809,7 +946,7 @@ def _shapes(values: Any) -> Any:
         return {key: _shapes(value) for key, value in values.items()}
     if isinstance(values, (list, tuple)):
         return [_shapes(value) for value in values]
-    return tuple(values.shape)
+    return tuple(np.shape(values) if not hasattr(values, "shape") else values.shape)
 
 
 def _without_batch(shape: Shape) -> Shape:

@@ -167,6 +167,16 @@ def binary_crossentropy(
     return _mean_of_last(_classes_last(values, axis))
 
 
+def crossentropy_by_shape(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the cross-entropy that the shapes suggest: binary, sparse or categorical."""
+    true, predicted = as_tensor(y_true), as_tensor(y_pred)
+    if predicted.shape[-1] == 1:
+        return binary_crossentropy(true, predicted)
+    if true.ndim < predicted.ndim or true.shape[-1] == 1:
+        return sparse_categorical_crossentropy(true, predicted)
+    return categorical_crossentropy(true, predicted)
+
+
 def mean_squared_error(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean squared difference along the last axis."""
     true, predicted = matched(y_true, y_pred)

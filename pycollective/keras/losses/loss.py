@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,15 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = ["Loss", "Reduction", "broadcast_weights", "in_loss_dtype", "matched", "same_rank"]
+__all__ = [
+    "Loss",
+    "Reduction",
+    "averages_of_replicas",
+    "broadcast_weights",
+    "in_loss_dtype",
+    "matched",
+    "same_rank",
+]
 
 
 class Reduction(str, enum.Enum):
@@ -43,8 +53,29 @@ class Reduction(str, enum.Enum):
             ) from None
 
 
+class _Thread(threading.local):
+    #: Whether the averages over a replica's own examples are wanted.
+    averages = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def averages_of_replicas() -> Iterator[None]:
+    """Let losses average over the examples of one replica inside the block.
+
+    The caller weighs the averages by the replicas' numbers of examples.
+    """
+    before, _thread.averages = _thread.averages, True
+    try:
+        yield
+    finally:
+        _thread.averages = before
+
+
 class Loss:
-    """Base class: one of your own overrides `call`.
+    """Base class: one of your own overrides `call`, which gets labels in the predictions' dtype.
 
     Parameters
     ----------
@@ -76,9 +107,17 @@ class Loss:
         """Return the loss of each example, without weights and reduction."""
         raise NotImplementedError(f"{type(self).__name__} must override call()")
 
+    #: Whether `call` takes labels of any dtype; otherwise they get the dtype of the predictions.
+    _takes_any_labels = False
+
     def values(self, y_true: Any, y_pred: Any) -> Tensor:
         """Return what `call` does, in the dtype of the loss."""
-        return as_tensor(self.call(y_true, in_loss_dtype(y_pred, self._dtype)))
+        predicted = in_loss_dtype(y_pred, self._dtype)
+        if not self._takes_any_labels:
+            y_true = as_tensor(y_true, like=predicted)
+            if y_true.dtype != predicted.dtype and predicted.dtype.kind in "fV":
+                y_true = ops.cast(y_true, predicted.dtype)
+        return as_tensor(self.call(y_true, predicted))
 
     @property
     def averages(self) -> bool:
@@ -115,7 +154,7 @@ class Loss:
             If the shapes do not fit, a label is out of range, or the loss divides by the batch
             size although a strategy is in force: one replica knows only its own part of the batch.
         """
-        if self.averages and has_strategy():
+        if self.averages and has_strategy() and not _thread.averages:
             raise ValueError(_USE_SUM_OR_NONE)
         losses = self.values(y_true, y_pred)
         if sample_weight is not None:

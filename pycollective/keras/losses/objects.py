@@ -55,6 +55,9 @@ class LossFunctionWrapper(Loss):
     ) -> None:
         super().__init__(name, reduction, dtype)
         self.fn = fn
+        # The functions of this package convert labels themselves, class numbers to no floats.
+        known = getattr(fn, "__module__", None) == functions.__name__
+        self._takes_any_labels = known and type(self).call is LossFunctionWrapper.call
         self._settings = kwargs
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
 from pycollective.keras import configs, initializers
 from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.losses.loss import broadcast_weights
 from pycollective.tensor import (
     Tensor,
@@ -23,15 +25,17 @@ from pycollective.tensor import (
     as_tensor,
 )
 from pycollective.tensor.variable import update_together
-from pycollective.train.trackable import Trackable
+from pycollective.train.trackable import Trackable, parts_of
 
 __all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sums", "ratio"]
 
 
-class Metric(Trackable):
+class Metric(CopiedByConfig, Trackable):
     """Base class of metrics.
 
     One of your own makes its sums with `add_weight`, and overrides `update_state` and `result`.
+    Attributes that are metrics, or lists, tuples and dicts of metrics, belong to the metric:
+    `reset_state` resets them too.
 
     Parameters
     ----------
@@ -122,9 +126,12 @@ class Metric(Trackable):
         raise NotImplementedError(f"{type(self).__name__} must override result()")
 
     def reset_state(self) -> None:
-        """Forget what was taken in, in every replica."""
-        for variable in self.variables:
-            variable.assign(np.zeros(variable.shape, variable.dtype))
+        """Set the sums to zero in every replica, and reset the metrics inside."""
+        for part in self._parts():
+            if isinstance(part, Metric):
+                part.reset_state()
+            else:
+                part.assign(np.zeros(part.shape, part.dtype))
 
     def reset_states(self) -> None:
         """Do what `reset_state` does; the older name."""
@@ -135,10 +142,18 @@ class Metric(Trackable):
         self.update_state(*args, **kwargs)
         return self.result()
 
+    def _parts(self) -> list[Variable | Metric]:
+        """Return the variables and metrics directly inside, each once."""
+        found = {id(part): part for part in parts_of(self)}
+        return [part for part in found.values() if isinstance(part, (Variable, Metric))]
+
     @property
     def variables(self) -> list[Variable]:
-        """The sums."""
-        return list(self._variables.values())
+        """The sums: those of this metric, then those of the metrics inside."""
+        parts = self._parts()
+        own = [part for part in parts if isinstance(part, Variable)]
+        inside = [v for part in parts if isinstance(part, Metric) for v in part.variables]
+        return list({id(variable): variable for variable in [*own, *inside]}.values())
 
     weights = variables
 
@@ -157,11 +172,11 @@ class Metric(Trackable):
 
 def _beside(metric: Metric) -> AbstractContextManager[Any]:
     """Return the context in which a metric's result is computed where its sums lie."""
-    variables = metric.variables
-    if not variables:
+    first = next(iter(metric._variables.values()), None)
+    if first is None:
         return nullcontext()
-    first = getattr(variables[0], "values", variables)[0]
-    return beside(first._current().array)
+    copy = first.values[0] if hasattr(first, "values") else first
+    return beside(copy._current().array)
 
 
 def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
@@ -220,8 +235,15 @@ class Mean(Metric):
         self.count = self.add_weight(name="count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Take values in; parameters as those of `Sum.update_state`."""
-        add_to_sums((self.total, self.count), _weighted_sum(values, sample_weight, self._dtype))
+        """Take values in; parameters as those of `Sum.update_state`.
+
+        Several values of one example count as their mean, as in Keras 3.
+        """
+        total, count = _weighted_sum(values, sample_weight, self._dtype)
+        each = math.prod(as_tensor(values).shape[1:])
+        if each > 1:
+            total, count = total / total.dtype.type(each), count / each
+        add_to_sums((self.total, self.count), (total, count))
 
     def result(self) -> Tensor:
         """Return the mean: a scalar."""

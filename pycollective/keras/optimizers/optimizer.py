@@ -15,9 +15,10 @@ from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.strategy import Strategy
-from pycollective.dtypes import as_dtype
+from pycollective.dtypes import as_dtype, is_differentiable
 from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.optimizers import schedules
 from pycollective.keras.optimizers.clipping import clipped
 from pycollective.keras.optimizers.copies import (
@@ -40,7 +41,7 @@ from pycollective.train.trackable import Trackable
 __all__ = ["Optimizer"]
 
 
-class Optimizer(Trackable):
+class Optimizer(CopiedByConfig, Trackable):
     """Base class of optimizers.
 
     One of your own overrides two methods: `slot_names`, which numbers it keeps for each number of a
@@ -368,7 +369,8 @@ class Optimizer(Trackable):
         Parameters
         ----------
         grads_and_vars
-            Pairs of a gradient (None: the variable is left out) and a variable.
+            Pairs of a gradient (None: the variable is left out) and a variable. Gradients are
+            converted to the dtypes of the variables.
         skip_gradients_aggregation
             Whether the gradients have been summed over the replicas already.
         experimental_aggregate_gradients
@@ -382,8 +384,8 @@ class Optimizer(Trackable):
         Raises
         ------
         ValueError
-            If no variable has a gradient, a gradient's shape or dtype differs from the variable's,
-            or a variable is there twice.
+            If no variable has a gradient, a gradient has another shape than its variable, one of
+            them holds no floating-point numbers, or a variable is there twice.
         RuntimeError
             In cross-replica context with several replicas.
 
@@ -599,15 +601,16 @@ class Optimizer(Trackable):
         if not pairs:
             raise ValueError("No gradients provided for any variable: apply_gradients got no pairs")
         for gradient, variable in pairs:
-            array = as_tensor(gradient).array
+            tensor = as_tensor(gradient)
             current = variable._local()._current()
-            if array.shape != current.shape or array.dtype != current.dtype:
+            floats = is_differentiable(tensor.dtype) and is_differentiable(current.dtype)
+            if tensor.shape != current.shape or not floats:
                 raise ValueError(
                     f"{self.name}: the gradient for variable {variable.name!r} has shape "
-                    f"{array.shape} and dtype {array.dtype}, the variable has {current.shape} and "
+                    f"{tensor.shape} and dtype {tensor.dtype}, the variable has {current.shape} and "
                     f"{current.dtype}"
                 )
-            gradients.append(array)
+            gradients.append(cast(tensor, current.dtype).array)
             variables.append(variable)
         if len({id(variable) for variable in variables}) != len(variables):
             names = [variable.name for variable in variables]
@@ -742,7 +745,7 @@ class Optimizer(Trackable):
         variables = self.variables
         values = [np.asarray(store[key]) for key in sorted(store, key=int)]
         shapes = [value.shape for value in values]
-        expected = [variable.shape for variable in variables]
+        expected = [tuple(variable.shape) for variable in variables]
         if shapes != expected:
             raise ValueError(
                 f"optimizer {self.name!r} has variables of shapes {expected}, the stored ones have "

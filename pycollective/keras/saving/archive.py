@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import os
 import zipfile
-import zlib
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from pycollective import __version__
 from pycollective.errors import CheckpointError
@@ -18,13 +18,16 @@ __all__ = ["Parts", "pack", "unpack"]
 _METADATA = "metadata.json"
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
+_ASSETS = "assets/"
 #: The version of Keras whose format is written.
 _KERAS_VERSION = "3.8.0"
 _LARGEST_CONFIG = 64 << 20  # bytes
 _LARGEST_METADATA = 1 << 20  # bytes
 _MOST_MEMBERS = 10_000
-#: Weights are stored without compression: an archive that promises more than this is none of Keras's.
+#: Weights and assets are stored without compression: an archive that promises more than this many
+#: times its size is none of Keras's, and would fill the memory.
 _MOST_EXPANSION = 100
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Parts(NamedTuple):
@@ -36,10 +39,13 @@ class Parts(NamedTuple):
         The model as a dictionary.
     weights
         The file of the weights.
+    assets
+        The files of layers, by their paths.
     """
 
     config: dict[str, Any]
     weights: bytes
+    assets: dict[str, bytes]
 
 
 def pack(parts: Parts) -> bytes:
@@ -55,6 +61,8 @@ def pack(parts: Parts) -> bytes:
         archive.writestr(_METADATA, json.dumps(metadata))
         archive.writestr(_CONFIG, json.dumps(parts.config))
         archive.writestr(_WEIGHTS, parts.weights)
+        for name, data in parts.assets.items():
+            archive.writestr(_ASSETS + name, data)
     return target.getvalue()
 
 
@@ -65,28 +73,43 @@ def unpack(path: str) -> Parts:
     ------
     CheckpointError
         If it is truncated or damaged, something is missing, a name in it leads out of it, or it is
-        larger unpacked than it may be.
-    FileNotFoundError
-        If it is not there.
+        larger unpacked than it may be: 64 MiB for the config, and for the other members together
+        64 MiB or 100 times the size of the file.
+    OSError
+        If it is not there, or cannot be opened.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            _check_names(path, archive)
-            config = _read(path, archive, _CONFIG, _LARGEST_CONFIG)
-            if _METADATA in archive.namelist():
-                _read(path, archive, _METADATA, _LARGEST_METADATA)
-            weights = _read(path, archive, _WEIGHTS, None)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path!r} is truncated, damaged, or no .keras file: {error}"
-        ) from None
+    with open(path, "rb") as file:
+        try:
+            return _unpacked(path, file)
+        except CheckpointError:
+            raise
+        except Exception as error:  # zipfile has no class for all that can be wrong in an archive
+            raise CheckpointError(
+                f"{path!r} is truncated, damaged, or no .keras file: {error}"
+            ) from None
+
+
+def _unpacked(path: str, file: BinaryIO) -> Parts:
+    with zipfile.ZipFile(file) as archive:
+        _check_names(path, archive)
+        config = _read(path, archive, _CONFIG, _LARGEST_CONFIG)
+        if _METADATA in archive.namelist():
+            _read(path, archive, _METADATA, _LARGEST_METADATA)
+        left = max(_LARGEST_CONFIG, _MOST_EXPANSION * os.fstat(file.fileno()).st_size)
+        weights = _read(path, archive, _WEIGHTS, left)
+        left -= len(weights)
+        assets = {}
+        for name in archive.namelist():
+            if name.startswith(_ASSETS) and not name.endswith("/"):
+                asset = assets[name.removeprefix(_ASSETS)] = _read(path, archive, name, left)
+                left -= len(asset)
     try:
         body = json.loads(config)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path!r} is damaged: its {_CONFIG} is no JSON ({error})") from None
     if not isinstance(body, dict) or "class_name" not in body:
         raise CheckpointError(f"{path!r} is no model: its {_CONFIG} describes none")
-    return Parts(body, weights)
+    return Parts(body, weights, assets)
 
 
 def _check_names(path: str, archive: zipfile.ZipFile) -> None:
@@ -105,14 +128,16 @@ def _check_names(path: str, archive: zipfile.ZipFile) -> None:
             )
 
 
-def _read(path: str, archive: zipfile.ZipFile, name: str, largest: int | None) -> bytes:
+def _read(path: str, archive: zipfile.ZipFile, name: str, largest: int) -> bytes:
     """Return a member of the archive, if it is not larger than allowed."""
     try:
         info = archive.getinfo(name)
     except KeyError:
         raise CheckpointError(f"{path!r} is no .keras file: there is no {name} in it") from None
-    if largest is None:
-        largest = max(_LARGEST_CONFIG, _MOST_EXPANSION * info.compress_size)
+    if info.compress_type not in _COMPRESSIONS:
+        raise CheckpointError(
+            f"{path!r} is refused: {name} is compressed in a way that Keras has not"
+        )
     if info.file_size > largest:
         raise CheckpointError(
             f"{path!r} is refused: {name} has {info.compress_size} bytes and would be "

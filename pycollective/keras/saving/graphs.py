@@ -135,14 +135,19 @@ def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
         if name not in layers:
             raise ValueError(f'the config of a model refers to a layer "{name}" that is not in it')
         first = 1 if _is_functional(layers[name]) else 0
-        return _result(layers[name], number - first, index)
+        try:
+            return _result(layers[name], number - first, index)
+        except _NotThereYetError:
+            raise ValueError(
+                f'the config of a model refers to call {number} of layer "{name}", which is not in it'
+            ) from None
 
     def tensors(structure: Any) -> Any:
         if isinstance(structure, Mapping):
             return {key: tensors(value) for key, value in structure.items()}
         if len(structure) == 3 and isinstance(structure[0], str):
             return tensor(structure)
-        return [tensors(item) for item in structure]
+        return nest.rebuild(structure, map(tensors, structure))
 
     return tensors(config["input_layers"]), tensors(config["output_layers"])
 

@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pycollective.atomic_files import write_atomically
 from pycollective.distribute.context import current_mode, get_strategy
 from pycollective.errors import CheckpointError
 from pycollective.keras.saving.archive import Parts, pack, unpack
+from pycollective.keras.saving.assets import read_assets, write_assets
+from pycollective.keras.saving.checkpoints import read_checkpoint, write_checkpoint
 from pycollective.keras.saving.objects import (
     deserialize_keras_object,
     serialize_shared,
@@ -20,7 +23,7 @@ from pycollective.keras.saving.objects import (
 )
 from pycollective.keras.saving.weights import read_weights, write_weights
 from pycollective.train.checkpoint import require_same
-from pycollective.train.files import write_atomically
+from pycollective.train.files import INDEX_SUFFIX, read_files
 
 if TYPE_CHECKING:
     from pycollective.distribute.workers import Workers
@@ -36,9 +39,9 @@ def save_model(
 ) -> None:
     """Write a model to a ``.keras`` file, in the format of Keras 3, which Keras loads.
 
-    The file has the layers, the weights, what `compile` was given, and the optimizer's variables. It
-    appears under its name when all of it is written. Strategies are not stored: a model is loaded
-    with any number of replicas.
+    The file has the layers, the weights, what `compile` was given, the optimizer's variables, and the
+    files of layers with ``save_assets(folder)``. It appears under its name when all of it is written.
+    Strategies are not stored: a model is loaded with any number of replicas.
 
     Parameters
     ----------
@@ -72,7 +75,7 @@ def save_model(
     _check_overwrite(path, overwrite)
     config = serialize_shared(model)
     _begin_together(model, "save", path)
-    _write(model, path, pack(Parts(config, write_weights(model))))
+    _write(model, path, pack(Parts(config, write_weights(model), write_assets(model))))
 
 
 def load_model(
@@ -101,13 +104,18 @@ def load_model(
     FileNotFoundError
         If the file is not there.
     CheckpointError
-        If it is truncated or damaged, leads out of itself, or would be larger unpacked than 100
+        If it is truncated or damaged, leads out of itself, or is larger unpacked than 64 MiB and 100
         times its size; or if its weights do not fit its layers. On every worker of the strategy in
         whose scope it is loaded, if they do not find the same file.
     TypeError
         If it has a layer, or another class or function, that is unknown.
     ValueError
         If a layer cannot have the settings that it has in the file.
+
+    Notes
+    -----
+    Layers with ``load_assets(folder)`` get the files that their ``save_assets`` wrote, in a folder
+    that is deleted afterwards.
     """
     path = os.fspath(filepath)
     if not path.endswith(".keras"):
@@ -123,7 +131,9 @@ def load_model(
     try:
         with sharing():
             model = deserialize_keras_object(config, custom_objects, safe_mode)
-    except (KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (CheckpointError, TypeError, ValueError, ImportError):
+        raise
+    except Exception as error:
         raise CheckpointError(
             f"{path!r} is damaged, or of a version that is not known: its config cannot be read "
             f"({type(error).__name__}: {error})"
@@ -131,6 +141,7 @@ def load_model(
     if not hasattr(model, "load_weights"):
         raise CheckpointError(f"{path!r} has no model in it, but a {type(model).__name__}")
     read_weights(model, parts.weights, repr(path))
+    read_assets(model, parts.assets, repr(path))
     return model
 
 
@@ -142,7 +153,9 @@ def save_weights(model: Model, filepath: _Path, overwrite: bool = True) -> None:
     model
         It must be built.
     filepath
-        Where to; the name ends in ``.weights.h5``. The file appears when all of it is written.
+        The path of the file, whose name ends in ``.weights.h5``. The file appears when all of it is
+        written. A path without an ending is that of a checkpoint, as ``tf.train.Checkpoint`` writes
+        it; ``tf.train.latest_checkpoint`` finds it.
     overwrite
         Whether a file that is there is replaced.
 
@@ -157,23 +170,33 @@ def save_weights(model: Model, filepath: _Path, overwrite: bool = True) -> None:
     """
     _require_outside_replicas("Model.save_weights")
     path = os.fspath(filepath)
-    if not path.endswith(".weights.h5"):
-        raise ValueError(f"The filename must end in `.weights.h5`. Received: filepath={path}")
+    checkpoint = os.path.basename(path) != "" and not os.path.splitext(path)[1]
+    if not checkpoint and not path.endswith(".weights.h5"):
+        raise ValueError(
+            f"The filename must end in `.weights.h5`. Received: filepath={path}. A name without an "
+            "ending is that of a checkpoint"
+        )
     _require_built(model, "saving", "of")
-    _check_overwrite(path, overwrite)
+    _check_overwrite(path + INDEX_SUFFIX if checkpoint else path, overwrite)
+    if checkpoint:
+        write_checkpoint(model, path)
+        return
     _begin_together(model, "save_weights", path)
     _write(model, path, write_weights(model))
 
 
-def load_weights(model: Model, filepath: _Path, skip_mismatch: bool = False) -> None:
-    """Give a model the weights of a ``.weights.h5`` or ``.keras`` file, and its optimizer its own.
+def load_weights(model: Model, filepath: _Path | None, skip_mismatch: bool = False) -> None:
+    """Give a model, and its optimizer, the values of a file or a checkpoint.
 
     Parameters
     ----------
     model
-        It must be built.
+        The model. It must be built, unless the values come from a checkpoint: a checkpoint restores
+        variables that are made later, too.
     filepath
-        The file, which this package or Keras 3 wrote.
+        The path of a ``.weights.h5`` or ``.keras`` file, which this package or Keras 3 wrote; or that
+        of a checkpoint, as `save_weights`, `ModelCheckpoint` and ``tf.train.Checkpoint`` write it and
+        ``tf.train.latest_checkpoint`` returns it.
     skip_mismatch
         Whether layers that do not fit are left as they are, with a warning; otherwise they are an
         error, and nothing is changed.
@@ -186,17 +209,27 @@ def load_weights(model: Model, filepath: _Path, skip_mismatch: bool = False) -> 
         If it is damaged or does not fit; the message lists what does not. On every worker of the
         model's strategy if they do not find the same file; each of them makes this call.
     ValueError
-        For another ending, and if the model is not built.
+        For another ending, for None, and if the model is not built.
     """
     _require_outside_replicas("Model.load_weights")
-    path = os.fspath(filepath)
-    if not path.endswith((".weights.h5", ".keras")):
+    if filepath is None:
         raise ValueError(
-            f"File format not supported: filepath={path}. Weights are taken from `.weights.h5` and "
-            "`.keras` files; checkpoints are restored by tf.train.Checkpoint(model=model).restore()"
+            "load_weights(None): there is no file to load. latest_checkpoint() returns None where a "
+            "folder has no checkpoint; give the path of a `.weights.h5` file itself"
         )
-    _require_built(model, "loading", "into")
+    path = os.fspath(filepath)
+    whole = path.endswith((".weights.h5", ".keras"))
+    if whole:
+        _require_built(model, "loading", "into")
     _require_same(path, model.distribute_strategy.extended.workers, "Model.load_weights")
+    if not whole:
+        if not os.path.isfile(path + INDEX_SUFFIX):
+            raise ValueError(
+                f"File format not supported: filepath={path}. Weights are taken from `.weights.h5` and "
+                "`.keras` files, and from checkpoints; there is no checkpoint of this name"
+            )
+        read_checkpoint(model, path, skip_mismatch)
+        return
     if not os.path.isfile(path):
         raise FileNotFoundError(f"File not found: filepath={path}")
     data = unpack(path).weights if path.endswith(".keras") else Path(path).read_bytes()
@@ -212,8 +245,21 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         What it returned, here or in Keras.
     custom_objects
         Classes and functions of one's own in it, by name.
+
+    Raises
+    ------
+    ValueError
+        If the text is no JSON, is nested too deeply, or describes no model.
+    TypeError
+        If it has a class or function that is unknown.
     """
-    return deserialize_keras_object(json.loads(json_string), custom_objects)
+    try:
+        return deserialize_keras_object(json.loads(json_string), custom_objects)
+    except (KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"the JSON text describes no model ({type(error).__name__}: {error}); give what "
+            "Model.to_json() returned"
+        ) from error
 
 
 def _require_outside_replicas(method: str) -> None:
@@ -237,9 +283,12 @@ def _require_same(path: str, workers: Workers, call: str) -> None:
         if path.endswith(".keras"):  # in which there is also when it was written
             parts = unpack(path)
             data = json.dumps(parts.config, sort_keys=True).encode() + parts.weights
+            data += b"".join(name.encode() + asset for name, asset in sorted(parts.assets.items()))
+            digest = hashlib.sha256(data).hexdigest()
+        elif path.endswith(".weights.h5"):
+            digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         else:
-            data = Path(path).read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
+            digest = read_files(path).digest
         found = f"{path!r}, SHA-256 {digest}"
     require_same(workers.every(digest, found))
 

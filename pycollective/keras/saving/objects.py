@@ -29,6 +29,7 @@ __all__ = [
     "deserialize_keras_object",
     "serialize_keras_object",
     "serialize_shared",
+    "serialize_with_own",
     "sharing",
     "stored_symbol",
 ]
@@ -45,6 +46,8 @@ class _Thread(threading.local):
         self.written: dict[int, tuple[Any, int]] | None = None
         #: The ids of objects that are to be marked as occurring more than once.
         self.marked: frozenset[int] = frozenset()
+        #: Inside of `serialize_with_own`, the program's own classes and functions, by their names.
+        self.own: dict[str, Any] | None = None
         #: Inside of `sharing`, objects that were read, by their marks.
         self.read: dict[Any, Any] | None = None
         self.safe_mode: bool | None = None
@@ -138,7 +141,7 @@ def stored_symbol(
 def _object(obj: Any) -> dict[str, Any]:
     cls = type(obj)
     if isinstance(obj, (types.FunctionType, types.BuiltinFunctionType)):
-        name = get_registered_name(obj)
+        name = _name_of_own(obj)
         if name == "<lambda>":
             raise ValueError(
                 f"{obj!r} cannot be stored: files have no code in them. Give it a name with def, and "
@@ -163,7 +166,7 @@ def _object(obj: Any) -> dict[str, Any]:
     public = name_of(cls)
     if public is None:
         module = None if cls.__module__ == "__main__" else cls.__module__
-        public = module, cls.__name__, get_registered_name(cls)  # type: ignore[assignment]
+        public = module, cls.__name__, _name_of_own(cls)  # type: ignore[assignment]
     assert public is not None
     module, name, registered = public
     stored = {
@@ -187,6 +190,32 @@ def _object(obj: Any) -> dict[str, Any]:
     if id(obj) in _thread.marked:
         stored["shared_object_id"] = id(obj)
     return stored
+
+
+def _name_of_own(obj: Any) -> str:
+    """Return the name by which a dictionary refers to a class or function of the program."""
+    if _thread.own is None:
+        return get_registered_name(obj)
+    for name, known in _thread.own.items():
+        if known is obj:
+            return name
+    # The number keeps apart what has the same name in two modules.
+    name = f"{len(_thread.own)}>{obj.__name__}"
+    _thread.own[name] = obj
+    return name
+
+
+def serialize_with_own(obj: Any) -> tuple[Any, dict[str, Any]]:
+    """Return an object as `serialize_shared`, and the ``custom_objects`` that reading it needs.
+
+    The dictionary is for this program only, so that functions need no registration, and may be
+    lambdas.
+    """
+    before, _thread.own = _thread.own, {}
+    try:
+        return serialize_shared(obj), _thread.own
+    finally:
+        _thread.own = before
 
 
 def serialize_shared(obj: Any) -> Any:
@@ -362,7 +391,8 @@ def _instance(config: Mapping[str, Any], name: str, inner: Mapping[str, Any]) ->
 
 
 def _class(config: Mapping[str, Any], name: str) -> Any:
-    module, registered = config.get("module"), config.get("registered_name")
+    # Some versions of Keras write "" for a class that is not registered.
+    module, registered = config.get("module"), config.get("registered_name") or None
     found = class_named(module, name) if isinstance(module, str) else None
     if found is not None and registered in (None, name):
         return found

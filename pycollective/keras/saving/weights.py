@@ -23,7 +23,7 @@ from pycollective.keras.optimizers import Optimizer
 from pycollective.tensor import Variable
 from pycollective.train.trackable import Trackable
 
-__all__ = ["read_weights", "write_weights"]
+__all__ = ["owners_of", "read_weights", "write_weights"]
 
 #: What Keras stores besides weights and optimizer, or stored once: nothing here takes it.
 _ELSEWHERE = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
@@ -35,7 +35,7 @@ _MOST_EXPANSION = 100
 # Which object has which path ----------------------------------------------------------------------
 
 
-def _owners(model: Layer) -> Iterator[tuple[str, Any]]:
+def owners_of(model: Layer) -> Iterator[tuple[str, Any]]:
     """Yield layers and optimizers with their paths, as Keras comes upon them, each once."""
     # The objects themselves are kept too: an id says nothing once its object is gone, such as the
     # list that a property returns.
@@ -107,7 +107,7 @@ def write_weights(model: Layer) -> bytes:
     h5py = _h5py()
     target = io.BytesIO()
     with h5py.File(target, "w") as file:
-        for path, owner in _owners(model):
+        for path, owner in owners_of(model):
             group = file.require_group(_joined(path, "vars"))
             group.attrs["name"] = owner.name
             store: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def read_weights(
     taken: set[str] = set()
     try:
         with h5py.File(io.BytesIO(data), "r") as file:
-            for path, owner in _owners(model):
+            for path, owner in owners_of(model):
                 stored = _group(h5py, file, _joined(path, "vars"), where)
                 taken.add(path)
                 if isinstance(owner, Optimizer):
@@ -169,7 +169,9 @@ def read_weights(
                 pairs += found
                 problems += wrong
             problems += _left_over(h5py, file, taken, where)
-    except (OSError, KeyError, RuntimeError) as error:
+    except (CheckpointError, ImportError):
+        raise
+    except Exception as error:  # h5py has no class for all that can be wrong in a file
         raise CheckpointError(
             f"{where} is truncated or damaged: its weights cannot be read ({error})"
         ) from None
@@ -183,7 +185,13 @@ def read_weights(
             raise CheckpointError(f"{text}\nNothing was changed")
         warnings.warn(f"{text}\nThese were skipped", stacklevel=4)
     for layer, values in own:
-        layer.load_own_variables(values)
+        try:
+            layer.load_own_variables(values)
+        except (ValueError, TypeError, LookupError) as error:
+            raise CheckpointError(
+                f"{where} does not fit layer {layer.name!r}, whose load_own_variables() raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
     for variable, value in pairs:
         variable.assign(value)
 
@@ -285,9 +293,9 @@ def _left_over(h5py: Any, file: Any, taken: set[str], where: str) -> list[str]:
 def _child(h5py: Any, group: Any, name: str, where: str) -> Any:
     kind = group.get(name, getclass=True, getlink=True)
     if kind is not h5py.HardLink:
+        found = getattr(kind, "__name__", "link of no known kind")
         raise CheckpointError(
-            f"{where} is refused: {name!r} in its weights is a {kind.__name__}, and may lead out of "
-            "the file"
+            f"{where} is refused: {name!r} in its weights is a {found}, and may lead out of the file"
         )
     return group[name]
 
@@ -323,14 +331,14 @@ def _value(dataset: Any, variable: Variable, where: str) -> Array:
 
 
 def _numbers(dataset: Any, where: str) -> Array:
-    value: Array = np.asarray(dataset[()])
-    if dataset.attrs.get("dtype") == "bfloat16":
-        value = value.view("V2").view(_bfloat16())
-    if value.dtype.kind not in "biufV":
+    halves = dataset.dtype.itemsize == 2 and dataset.attrs.get("dtype") == "bfloat16"
+    # Before anything is read: one item of another dtype may have gigabytes.
+    if dataset.dtype.kind not in "biuf" and not halves:
         raise CheckpointError(
-            f"{where}: the values of {dataset.name!r} have dtype {value.dtype}, which are no numbers"
+            f"{where}: the values of {dataset.name!r} have dtype {dataset.dtype}, which are no numbers"
         )
-    return value
+    value: Array = np.asarray(dataset[()])
+    return value.view("V2").view(_bfloat16()) if halves else value
 
 
 def _bfloat16() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +14,18 @@ from pycollective import nest
 from pycollective.distribute.context import created_once, current_mode
 from pycollective.distribute.strategy import Strategy
 from pycollective.keras import losses, metrics
-from pycollective.keras.losses.loss import Loss, Reduction, broadcast_weights, in_loss_dtype
+from pycollective.keras.losses.functions import crossentropy_by_shape
+from pycollective.keras.losses.loss import (
+    Loss,
+    Reduction,
+    averages_of_replicas,
+    broadcast_weights,
+    in_loss_dtype,
+)
+from pycollective.keras.losses.objects import LossFunctionWrapper
 from pycollective.keras.metrics.accuracies import accuracy_by_shape
 from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, Metric, add_to_sums
+from pycollective.keras.training.outputs import names_of, parts_of, with_gaps
 from pycollective.keras.training.share import current_share, share_of
 from pycollective.tensor import Tensor, as_tensor, ops
 
@@ -43,6 +52,23 @@ class LossTracker(Mean):
 
 
 @dataclass
+class _Term:
+    """One loss of an output.
+
+    Attributes
+    ----------
+    loss, weight
+        The loss, and the factor that it is multiplied by, or None.
+    tracker
+        Of this loss alone, if there are several.
+    """
+
+    loss: Loss
+    weight: float | None
+    tracker: LossTracker | None = None
+
+
+@dataclass
 class _Output:
     """What is asked of one output.
 
@@ -50,25 +76,21 @@ class _Output:
     ----------
     name
         None if there is only one.
-    loss, weight
-        A `Loss`, or a function whose values are averaged, or None; and by what it is multiplied.
-    tracker
-        Of this loss alone, if there are several.
+    losses
+        The losses whose sum counts.
     metrics, weighted_metrics
         Without, and with, the weights of the examples.
     """
 
     name: str | None
-    loss: Any
-    weight: float | None
-    tracker: LossTracker | None
+    losses: list[_Term]
     metrics: list[Metric]
     weighted_metrics: list[Metric]
 
     @property
     def needs_target(self) -> bool:
         """Whether anything is compared with what should come out."""
-        return self.loss is not None or bool(self.metrics or self.weighted_metrics)
+        return bool(self.losses or self.metrics or self.weighted_metrics)
 
 
 @dataclass
@@ -88,7 +110,7 @@ class Compiled:
     accumulate_steps
         How many batches make one step of the optimizer.
     output_names
-        Of the model's outputs, if it knows.
+        The names of the layers that compute the outputs, in their structure, if the model knows.
     tracker
         Of the whole loss.
     """
@@ -100,7 +122,7 @@ class Compiled:
     weighted_metrics: Any
     steps_per_execution: int
     accumulate_steps: int
-    output_names: Sequence[str] | None = None
+    output_names: Any = None
     tracker: LossTracker = field(default_factory=LossTracker)
     _outputs: list[_Output] | None = None
     _reported: dict[int, str] = field(default_factory=dict)
@@ -116,7 +138,8 @@ class Compiled:
     def all_metrics(self) -> list[Metric]:
         """The tracker of the loss, those of the outputs' losses, and the metrics."""
         outputs = self._outputs or ()
-        trackers = [output.tracker for output in outputs if output.tracker is not None]
+        terms = [term for output in outputs for term in output.losses]
+        trackers = [term.tracker for term in terms if term.tracker is not None]
         given = nest.flatten([self.metrics, self.weighted_metrics])
         return [self.tracker, *trackers, *(metric for metric in given if metric is not None)]
 
@@ -160,12 +183,11 @@ class Compiled:
             return []
         shares = []
         for output, true, predicted, weight in self._each("loss", y, y_pred, sample_weight):
-            if output.loss is None:
-                continue
-            share = _loss_share(output.loss, true, predicted, weight)
-            if output.tracker is not None:
-                output.tracker.update_state(share)
-            shares.append(share if output.weight is None else share * output.weight)
+            for term in output.losses:
+                share = _loss_share(term.loss, true, predicted, weight)
+                if term.tracker is not None:
+                    term.tracker.update_state(share)
+                shares.append(share if term.weight is None else share * term.weight)
         return shares
 
     # Outputs ---------------------------------------------------------------------------------
@@ -179,69 +201,54 @@ class Compiled:
         if plain and known and len(known) == 1 and sample_weight.__class__ in _ONE:
             # What most steps are.
             return [(known[0], y, y_pred, sample_weight)]
-        names = self._names(y_pred)
-        if self._outputs is None or len(self._outputs) != len(names):
+        names = names_of(y_pred, self.output_names)
+        count = len(nest.flatten(names))
+        if self._outputs is None or len(self._outputs) != count:
             with self._scope(), created_once(self):
-                if self._outputs is None or len(self._outputs) != len(names):
+                if self._outputs is None or len(self._outputs) != count:
                     self._outputs = self._settled(names)
         if y is None and any(output.needs_target for output in self._outputs):
             raise ValueError(
                 f"the compiled {what} needs what should come out: give y, or datasets of (x, y)"
             )
-        several = nest.is_nested(sample_weight)
-        return list(
-            zip(
-                self._outputs,
-                _parts("y", _with_gaps(y, self._outputs), names),
-                _parts("outputs", y_pred, names),
-                _parts("sample_weight", sample_weight, names)
-                if several
-                else [sample_weight] * len(names),
-                strict=True,
-            )
-        )
+        if nest.is_nested(sample_weight):
+            weights = parts_of("sample_weight", sample_weight, names)
+        else:
+            weights = [sample_weight] * count
+        targets = parts_of("y", with_gaps(y, [bool(o.losses) for o in self._outputs]), names)
+        return list(zip(self._outputs, targets, nest.flatten(y_pred), weights, strict=True))
 
     def _scope(self) -> AbstractContextManager[Any]:
         return nullcontext() if current_mode() is not None else self.strategy.scope()
 
-    def _names(self, y_pred: Any) -> list[str]:
-        """Return the names of the outputs."""
-        if isinstance(y_pred, Mapping):
-            return [str(name) for name in y_pred]
-        count = len(y_pred) if nest.is_nested(y_pred) else 1
-        if self.output_names is not None and len(self.output_names) == count:
-            return list(self.output_names)
-        return [f"output_{number + 1}" for number in range(count)]
-
-    def _settled(self, names: list[str]) -> list[_Output]:
-        count = len(names)
-        several = count > 1
-        loss = self.loss
-        if several and not nest.is_nested(loss):
-            loss = [loss] * count
-        each_loss = _parts("loss", loss, names)
-        weights = _parts("loss_weights", self.loss_weights, names)
+    def _settled(self, names: Any) -> list[_Output]:
+        leaves = nest.flatten(names)
+        several = len(leaves) > 1
+        loss = [self.loss] * len(leaves)
+        if not several or nest.is_nested(self.loss):
+            loss = parts_of("loss", self.loss, names, lists=True)
+        factors = parts_of("loss_weights", self.loss_weights, names, lists=True)
+        terms = [
+            _terms(name, each, factor)
+            for name, each, factor in zip(leaves, loss, factors, strict=True)
+        ]
+        given = [self.metrics, self.weighted_metrics]
         if several:
             plain, weighted = (
-                [_flat(part) for part in _parts(what, given, names)]
-                for what, given in (
-                    ("metrics", self.metrics),
-                    ("weighted_metrics", self.weighted_metrics),
-                )
+                [_flat(part) for part in parts_of(what, each, names, lists=True)]
+                for what, each in zip(("metrics", "weighted_metrics"), given, strict=True)
             )
         else:
-            plain, weighted = [_flat(self.metrics)], [_flat(self.weighted_metrics)]
-        tracked = sum(one is not None for one in each_loss) > 1
+            plain, weighted = ([_flat(each)] for each in given)
+        if sum(map(len, terms)) > 1:
+            for name, group in zip(leaves, terms, strict=True):
+                for number, term in enumerate(group):
+                    term.tracker = LossTracker(
+                        f"{name}_loss_{number}" if number else f"{name}_loss"
+                    )
         outputs = [
-            _Output(
-                name if several else None,
-                each_loss[i],
-                None if weights[i] is None else float(weights[i]),
-                LossTracker(f"{name}_loss") if tracked and each_loss[i] is not None else None,
-                plain[i],
-                weighted[i],
-            )
-            for i, name in enumerate(names)
+            _Output(name if several else None, terms[i], plain[i], weighted[i])
+            for i, name in enumerate(leaves)
         ]
         self._name(outputs)
         return outputs
@@ -266,48 +273,33 @@ class Compiled:
 _ONE = frozenset((type(None), Tensor))
 
 
-def _parts(what: str, value: Any, names: list[str]) -> list[Any]:
-    """Return what belongs to each output.
+def _flat(given: Any) -> list[Any]:
+    return [leaf for leaf in nest.flatten(given) if leaf is not None]
+
+
+def _terms(name: str, loss: Any, weight: Any) -> list[_Term]:
+    """Return the losses of one output, and what they are multiplied by.
 
     Raises
     ------
     ValueError
-        If the numbers or the names do not fit.
+        If there are several weights, but not one for each loss.
     """
-    count = len(names)
-    if value is None:
-        return [None] * count
-    if not nest.is_nested(value):
-        if count == 1:
-            return [value]
-    elif count == 1 and len(value) == 1:
-        return list(value.values() if isinstance(value, Mapping) else value)
-    elif isinstance(value, Mapping):
-        unknown = [name for name in value if name not in names]
-        if not unknown:
-            return [value.get(name) for name in names]
-        raise ValueError(f"{what} names {unknown}; the outputs are {names}")
-    elif len(value) == count:
-        return list(value)
-    got = f"{len(value)} in a {type(value).__name__}" if nest.is_nested(value) else "one"
-    outputs = "one output" if count == 1 else f"{count} outputs ({', '.join(names)})"
-    raise ValueError(f"the model has {outputs}, but of {what} there is {got}")
-
-
-def _with_gaps(y: Any, outputs: list[_Output]) -> Any:
-    """Return targets with None where an output has no loss, if they were given for the others only."""
-    wanted = [output.loss is not None for output in outputs]
-    given = list(y) if isinstance(y, (list, tuple)) else [y]
-    if y is None or isinstance(y, Mapping) or len(given) in (0, len(outputs)):
-        return y
-    if len(given) != sum(wanted):
-        return y
-    targets = iter(given)
-    return [next(targets) if needed else None for needed in wanted]
-
-
-def _flat(given: Any) -> list[Any]:
-    return [leaf for leaf in nest.flatten(given) if leaf is not None]
+    losses = nest.flatten(loss)
+    weights = nest.flatten(weight) if nest.is_nested(weight) else [weight] * len(losses)
+    if len(weights) != len(losses):
+        raise ValueError(
+            f"output {name!r} has {len(losses)} losses, but {len(weights)} loss_weights; give one "
+            "weight for each loss, or one for all"
+        )
+    return [
+        _Term(
+            each if isinstance(each, Loss) else LossFunctionWrapper(each),
+            None if factor is None else float(factor),
+        )
+        for each, factor in zip(losses, weights, strict=True)
+        if each is not None
+    ]
 
 
 def _mapped(function: Callable[[Any], Any], given: Any) -> Any:
@@ -321,11 +313,6 @@ def _target(what: str, y: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"the compiled {what} needs what should come out: give y, or datasets of (x, y)"
         )
-    if y_pred.__class__ is not Tensor and nest.is_nested(y_pred):
-        raise ValueError(
-            f"the compiled {what} takes a tensor for each output, got a {type(y_pred).__name__} in "
-            "one of them; override compute_loss() and compute_metrics()"
-        )
     true, predicted = as_tensor(y), in_loss_dtype(y_pred)
     floats = true.dtype.kind in "fV" and predicted.dtype.kind in "fV"
     if floats and true.dtype != predicted.dtype:
@@ -333,23 +320,30 @@ def _target(what: str, y: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
     return true, predicted
 
 
-def _loss_share(loss: Any, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
+def _loss_share(loss: Loss, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
     """Return a replica's summand of one loss of the global batch."""
     true, predicted = _target("loss", y, y_pred)
-    known = isinstance(loss, Loss)
-    # Calling a Loss would average over this replica's examples only, which is why it refuses.
-    values = loss.values(true, predicted) if known else as_tensor(loss(true, predicted))
-    if sample_weight is not None:
-        if not values.ndim:
-            raise ValueError(
-                "the examples have weights, but the compiled loss returns one number for all of them; "
-                "it must return one for each"
-            )
-        values = values * broadcast_weights(sample_weight, values)
+    with averages_of_replicas():
+        if type(loss).__call__ is not Loss.__call__:
+            values = as_tensor(loss(true, predicted, sample_weight))
+        else:
+            # Calling a Loss would average over this replica's examples only.
+            values = loss.values(true, predicted)
+            if sample_weight is not None:
+                values = values * _weights(sample_weight, values)
     total = ops.reduce_sum(values)
-    if known and loss.reduction is Reduction.SUM:
+    if loss.reduction is Reduction.SUM:
         return total
     return share_of(total / float(max(1, math.prod(values.shape))))
+
+
+def _weights(sample_weight: Any, values: Tensor) -> Tensor:
+    if not values.ndim:
+        raise ValueError(
+            "the examples have weights, but the compiled loss returns one number for all of them; "
+            "it must return one for each"
+        )
+    return broadcast_weights(sample_weight, values)
 
 
 def metric_of(identifier: Any) -> Metric | None:
@@ -374,13 +368,5 @@ def metric_of(identifier: Any) -> Metric | None:
 def loss_of(identifier: Any) -> Any:
     """Return a loss by its name, or as it is; ``"crossentropy"`` is the kind that shapes suggest."""
     if isinstance(identifier, str) and identifier.lower() in ("crossentropy", "ce"):
-        return _crossentropy
+        return crossentropy_by_shape
     return losses.get(identifier)
-
-
-def _crossentropy(y_true: Tensor, y_pred: Tensor) -> Tensor:
-    if y_pred.shape[-1] == 1:
-        return losses.binary_crossentropy(y_true, y_pred)
-    if y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1:
-        return losses.sparse_categorical_crossentropy(y_true, y_pred)
-    return losses.categorical_crossentropy(y_true, y_pred)

@@ -211,12 +211,18 @@ def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, int]:
 
 
 def _as_arrays(value: Any) -> Any:
-    """Return a nest of arrays; a list is one of inputs if its items are arrays."""
+    """Return a nest of arrays; a list is one of inputs if its items are arrays, or nests of them."""
     if isinstance(value, Mapping):
         return {key: _as_arrays(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and value and all(hasattr(v, "shape") for v in value):
+    if isinstance(value, (list, tuple)) and _holds_arrays(value):
         return tuple(_as_arrays(item) for item in value)
     return as_tensor(value).array
+
+
+def _holds_arrays(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_holds_arrays, value))
+    return isinstance(value, Mapping) or hasattr(value, "shape")
 
 
 def split_off(
@@ -257,7 +263,7 @@ def share_of_element(strategy: Strategy, element: Any) -> Share:
     x, _, _ = unpack_x_y_sample_weight(element)
     first = nest.flatten(x)[0]
     parts = first.values if isinstance(first, DistributedValues) else (first,)
-    rows = [int(part.shape[0]) if part.shape else 1 for part in parts]
+    rows = [int(part.shape[0]) if part.ndim else 1 for part in parts]
     total = strategy.extended.sum_over_workers(sum(rows))
     return Share(rows[0] if len(rows) == 1 else PerReplica(rows), total)  # type: ignore[arg-type]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pycollective import nest
@@ -18,7 +18,6 @@ from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.share import reports, share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, ops
-from pycollective.train.trackable import children_of
 
 __all__ = ["Learner", "Logs"]
 
@@ -38,6 +37,8 @@ class Learner(Layer):
         Whether `compile` was called.
     optimizer, loss
         What `compile` was given; a name has become an object.
+    run_eagerly, jit_compile
+        What `compile` was given. They may be set; nothing is traced or compiled in any case.
     """
 
     _untracked = Layer._untracked | {"_compiled", "_compile_arguments"}
@@ -45,9 +46,18 @@ class Learner(Layer):
     compiled = False
     optimizer: Any = None
     loss: Any = None
+    run_eagerly: bool = False
+    jit_compile: Any = "auto"
+    #: Whether `compute_loss` takes an argument ``training``.
+    _loss_takes_training = True
     _compiled: Compiled | None = None
     #: What `compile` was given, for files.
     _compile_arguments: Mapping[str, Any] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        parameters = inspect.signature(cls.compute_loss).parameters
+        cls._loss_takes_training = "training" in parameters
 
     # Settings --------------------------------------------------------------------------------
 
@@ -57,19 +67,18 @@ class Learner(Layer):
         return default_strategy() if self._strategy is None else self._strategy
 
     @property
-    def run_eagerly(self) -> bool:
-        """What `compile` was given; nothing is traced in any case."""
-        return bool(self._compile_arguments.get("run_eagerly", False))
-
-    @property
-    def jit_compile(self) -> Any:
-        """What `compile` was given; nothing is compiled in any case."""
-        return self._compile_arguments.get("jit_compile", "auto")
-
-    @property
     def steps_per_execution(self) -> int:
-        """What `compile` was given."""
-        return int(self._compile_arguments.get("steps_per_execution", 1))
+        """How many steps the replicas make before callbacks hear of it.
+
+        Setting it changes what `compile` was given.
+        """
+        return 1 if self._compiled is None else self._compiled.steps_per_execution
+
+    @steps_per_execution.setter
+    def steps_per_execution(self, value: int) -> None:
+        self._settings("steps_per_execution").steps_per_execution = _at_least_one(
+            "steps_per_execution", value
+        )
 
     def compile(
         self,
@@ -91,13 +100,14 @@ class Learner(Layer):
         optimizer
             An `Optimizer` or its name; needed by `fit` only.
         loss
-            A `Loss`, its name, or a function of (y_true, y_pred). Its reduction may be
-            SUM_OVER_BATCH_SIZE, which AUTO and NONE are taken for, or SUM. ``"crossentropy"`` is the
-            kind that the shapes suggest. For several outputs a list, or a dict by their names (of
-            ``output_1``, … without names), with None for those without a loss; one for all is used
-            for each.
+            A `Loss`, its name, or a function of (y_true, y_pred), which gets ``y_true`` in the dtype
+            of ``y_pred``. Its reduction may be SUM_OVER_BATCH_SIZE, which AUTO and NONE are taken
+            for, or SUM. ``"crossentropy"`` is the kind that the shapes suggest. For several outputs a
+            list, or a dict by their names (of ``output_1``, … without names), with None for those
+            without a loss, and with a list where an output has several losses, which are added up;
+            one for all is used for each. For outputs in a nest a nest of the same structure.
         loss_weights
-            By what the outputs' losses are multiplied: a list or dict.
+            By what the outputs' losses are multiplied: a list, dict or nest.
         metrics
             Metrics, their names, or functions of (y_true, y_pred), in a list. ``"accuracy"`` is the
             kind of accuracy that the shapes suggest. For several outputs a list with an item, or a
@@ -122,12 +132,8 @@ class Learner(Layer):
             strategy than the model's.
         """
         self._check_scope(optimizer, metrics, weighted_metrics)
-        for name, value in {
-            "steps_per_execution": steps_per_execution,
-            "accumulate_steps": accumulate_steps,
-        }.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        steps_per_execution = _at_least_one("steps_per_execution", steps_per_execution)
+        accumulate_steps = _at_least_one("accumulate_steps", accumulate_steps)
         with self.distribute_strategy.scope():
             compiled = Compiled(
                 self.distribute_strategy,
@@ -135,9 +141,9 @@ class Learner(Layer):
                 loss_weights,
                 metrics,
                 weighted_metrics,
-                int(steps_per_execution),
-                int(accumulate_steps),
-                getattr(self, "output_names", None),
+                steps_per_execution,
+                accumulate_steps,
+                self._layers_of_outputs(),
             )
             found = optimizers.get(optimizer)
             halves = auto_scale_loss and self.dtype_policy.name == "mixed_float16"
@@ -160,8 +166,9 @@ class Learner(Layer):
         if not auto_scale_loss:
             arguments["auto_scale_loss"] = False
         if accumulate_steps != 1:
-            arguments["accumulate_steps"] = int(accumulate_steps)
+            arguments["accumulate_steps"] = accumulate_steps
         self._compile_arguments = arguments
+        self.run_eagerly, self.jit_compile = bool(run_eagerly), jit_compile
         self.compiled = True
 
     def get_compile_config(self) -> dict[str, Any]:
@@ -220,6 +227,10 @@ class Learner(Layer):
             raise ValueError(f"You must call `compile()` before calling `{method}()`.")
         return self._compiled
 
+    def _layers_of_outputs(self) -> Any:
+        """Return the names of the layers that compute the outputs, in their structure, if known."""
+        return None
+
     # What one's own training overrides -------------------------------------------------------
 
     def train_step(self, data: Any) -> Logs:
@@ -240,7 +251,7 @@ class Learner(Layer):
             raise ValueError("training needs an optimizer: compile(optimizer=...)")
         with GradientTape() as tape:
             y_pred = self(x, training=True)
-            loss = self.compute_loss(x, y, y_pred, sample_weight)
+            loss = self._compute_loss(x, y, y_pred, sample_weight, training=True)
         self._settings("fit").tracker.update_state(loss)
         variables = self.trainable_variables
         if variables:
@@ -253,7 +264,7 @@ class Learner(Layer):
         """Evaluate a replica's part of a batch; as `train_step`."""
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
-        loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
+        loss = self._compute_loss(x, y, y_pred, sample_weight, training=False)
         self._settings("evaluate").tracker.update_state(loss)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
@@ -261,6 +272,18 @@ class Learner(Layer):
         """Return the outputs for a replica's part of a batch."""
         x, _, _ = unpack_x_y_sample_weight(data)
         return self(x, training=False)
+
+    def _compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Call `compute_loss`, with ``training`` if it takes that."""
+        options = {"training": training} if self._loss_takes_training else {}
+        return self.compute_loss(x, y, y_pred, sample_weight, **options)
 
     def compute_loss(
         self,
@@ -315,9 +338,8 @@ class Learner(Layer):
 
         `fit` and `evaluate` let them begin anew.
         """
-        found = [] if self._compiled is None else self._compiled.all_metrics
-        for layer in self._flatten_layers():
-            found += _metrics_in(layer)
+        compiled = [] if self._compiled is None else self._compiled.all_metrics
+        found = [*compiled, *self._own_metrics()]
         return list({id(metric): metric for metric in found}.values())
 
     @property
@@ -363,10 +385,7 @@ def _not_created_in(strategy: Strategy, what: Any) -> ValueError:
     )
 
 
-def _metrics_in(value: Any) -> Iterable[Metric]:
-    """Return the metrics among a layer's attributes, and in lists and dicts there."""
-    for child in children_of(value).values():
-        if isinstance(child, Metric):
-            yield child
-        elif isinstance(child, (list, tuple, dict)):
-            yield from _metrics_in(child)
+def _at_least_one(name: str, value: Any) -> int:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return int(value)

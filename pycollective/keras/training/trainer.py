@@ -36,8 +36,8 @@ class Trainer(Learner):
 
     Attributes
     ----------
-    stop_training : bool
-        Set by callbacks: `fit` ends after the present step.
+    stop_training, stop_evaluating, stop_predicting : bool
+        Set by callbacks: `fit`, `evaluate`, `predict` end after the present step.
     history : History
         What the last `fit` returned.
     """
@@ -45,10 +45,21 @@ class Trainer(Learner):
     _untracked = Learner._untracked | {"history"}
 
     stop_training = False
+    stop_evaluating = False
+    stop_predicting = False
     history: History
     #: Set by a callback in ``on_train_begin``: where interrupted training goes on.
     _initial_epoch: int = 0
     _initial_step: int = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for kind in ("train", "test", "predict"):
+            if f"make_{kind}_function" in cls.__dict__:
+                raise TypeError(
+                    f"{cls.__name__} overrides make_{kind}_function(), which pycollective never "
+                    f"calls; override {kind}_step() instead"
+                )
 
     # Training --------------------------------------------------------------------------------
 
@@ -266,12 +277,15 @@ class Trainer(Learner):
         execute = self._executor(self.test_step, 1, not later)
         self.reset_metrics()
         logs: Logs | None = None
+        self.stop_evaluating = False
         callbacks.on_test_begin()
         for first, batches in steps.epoch(settings.steps_per_execution):
             callbacks.on_test_batch_begin(first)
             results = execute(batches)[-1]
             logs = numbers_of("test_step", self._results() if later else results)
             callbacks.on_test_batch_end(first + len(batches) - 1, logs)
+            if self.stop_evaluating:
+                break
         if logs is None:
             raise ValueError(
                 "evaluate: the input has no batch, or is an iterator that has none left; give "
@@ -307,12 +321,15 @@ class Trainer(Learner):
             batches = batches_of(strategy, rows, batch_size=batch_size, at_most=needed)
             looked_at = Steps(batches, steps, "steps")
             heard = CallbackList.of(callbacks, self, False, verbose, 1, looked_at.total)
+            self.stop_predicting = False
             heard.on_predict_begin()
             for first, batches in looked_at.epoch(at_once):
                 heard.on_predict_batch_begin(first)
                 found = execute(batches)
                 outputs += found
                 heard.on_predict_batch_end(first + len(batches) - 1, {"outputs": found[-1]})
+                if self.stop_predicting:
+                    break
             if not outputs:
                 raise ValueError("predict: the input has no batch")
             heard.on_predict_end()

@@ -10,14 +10,15 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from pycollective.atomic_files import write_atomically
 from pycollective.keras.layers import Layer
-from pycollective.train.files import write_atomically
+from pycollective.keras.utils.layering import layout
 
 __all__ = ["model_to_dot", "plot_model"]
 
 _LETTER = 7.5  # pixels, the width of a letter of 13 pixels in a font like Helvetica
 _LINE = 18  # pixels
-_GAP = 36  # pixels between boxes
+_GAP = 36.0  # pixels between boxes
 _SECONDS = 60  # how long Graphviz may draw
 
 
@@ -238,48 +239,32 @@ def _draw(program: str, text: str, path: str, ending: str) -> None:
 
 def _svg(boxes: Sequence[_Box], arrows: Sequence[tuple[int, int]], rankdir: str) -> str:
     """Return a picture with a row of boxes for each number of steps from the inputs."""
-    level = {box.key: 0 for box in boxes}
-    for box in boxes:
-        before = [level[source] for source, target in arrows if target == box.key]
-        level[box.key] = max(before, default=-1) + 1
+    down = rankdir == "TB"
+
+    def turned(point: tuple[float, float]) -> tuple[float, float]:
+        return point if down else point[::-1]
+
     sizes = {
         box.key: (max(map(len, box.lines)) * _LETTER + 20, len(box.lines) * _LINE + 12)
         for box in boxes
     }
-    down = rankdir == "TB"
-    rows = [[b.key for b in boxes if level[b.key] == n] for n in range(max(level.values()) + 1)]
-    along, across = (1, 0) if down else (0, 1)
-    lengths = [sum(sizes[key][across] for key in row) + _GAP * (len(row) - 1) for row in rows]
-    places: dict[int, tuple[float, float]] = {}
-    begin = float(_GAP)
-    for row, length in zip(rows, lengths, strict=True):
-        side = _GAP + (max(lengths) - length) / 2
-        for key in row:
-            places[key] = (side, begin) if down else (begin, side)
-            side += sizes[key][across] + _GAP
-        begin += max(sizes[key][along] for key in row) + _GAP
-    total = (max(lengths) + 2 * _GAP, begin) if down else (begin, max(lengths) + 2 * _GAP)
+    found = layout({key: turned(size) for key, size in sizes.items()}, arrows, _GAP)
+    width, height = turned(found.size)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total[0]:.0f}" height="{total[1]:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         'font-family="Helvetica, Arial, sans-serif" font-size="13">',
         '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto">'
         '<path d="M0,0 L7,3 L0,6 z"/></marker></defs>',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
-    for source, target in arrows:
-        (x1, y1), (w1, h1) = places[source], sizes[source]
-        (x2, y2), (w2, h2) = places[target], sizes[target]
-        ends = (
-            (x1 + w1 / 2, y1 + h1, x2 + w2 / 2, y2)
-            if down
-            else (x1 + w1, y1 + h1 / 2, x2, y2 + h2 / 2)
-        )
+    for line in found.lines:
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(turned, line))
         parts.append(
-            '<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="black" '
-            'marker-end="url(#tip)"/>'.format(*ends)
+            f'<polyline points="{points}" fill="none" stroke="black" stroke-linejoin="round" '
+            'marker-end="url(#tip)"/>'
         )
     for box in boxes:
-        (x, y), (w, h) = places[box.key], sizes[box.key]
+        (x, y), (w, h) = turned(found.corners[box.key]), sizes[box.key]
         parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" fill="#f4f6fa" '
             'stroke="black"/>'

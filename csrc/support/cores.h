@@ -1,0 +1,38 @@
+// The processor's cores that this process may use.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <string>
+
+namespace pycollective {
+
+// A bit for each core of the machine. Cores beyond these are left out.
+using CoreSet = std::array<std::uint64_t, 16>;
+
+// The cores of this process's affinity.
+CoreSet affinity();
+// Cores that the CPU quotas of this process's control groups allow, of version 1 or 2 and of all
+// groups around its own; 0 without a quota. `root` stands before all paths, for tests.
+double quota_of_cores(const std::string& root = "");
+
+inline int count_of(const CoreSet& cores) {
+  int count = 0;
+  for (std::uint64_t word : cores) count += std::popcount(word);
+  return count;
+}
+
+// As many of these cores as a quota, if it is one, allows to run all the time; at least one.
+inline int within_quota(int cores, double quota) {
+  return std::max(1, quota > 0 ? std::min(cores, static_cast<int>(quota)) : cores);
+}
+
+// How many cores this process may use. Asked for once: what changes later is not seen.
+inline int usable_cores() {
+  static const int cores = within_quota(count_of(affinity()), quota_of_cores());
+  return cores;
+}
+
+}  // namespace pycollective

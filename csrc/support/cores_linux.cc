@@ -1,0 +1,96 @@
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "support/cores.h"
+
+namespace pycollective {
+namespace {
+
+// Where a hierarchy of control groups is mounted: its directory `root` is seen at `place`.
+struct Mount {
+  std::string root, place;
+};
+
+// Whether a list that commas separate has a word.
+bool lists(const std::string& list, const std::string& word) {
+  return ("," + list + ",").find("," + word + ",") != std::string::npos;
+}
+
+// The mount of version 2, or the one of version 1 that has the controller "cpu".
+std::vector<Mount> mounts_of(const std::string& root, bool second) {
+  std::vector<Mount> found;
+  std::ifstream file(root + "/proc/self/mountinfo");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream fields(line);
+    std::string skipped, type, options;
+    Mount mount;
+    fields >> skipped >> skipped >> skipped >> mount.root >> mount.place;
+    while (fields >> skipped && skipped != "-") continue;
+    fields >> type >> skipped >> options;
+    if (second ? type == "cgroup2" : type == "cgroup" && lists(options, "cpu")) {
+      found.push_back(mount);
+    }
+  }
+  return found;
+}
+
+// The quota of one control group; 0 if it has none.
+double quota_in(const std::string& directory, bool second) {
+  double quota = 0, period = 0;
+  if (second) {
+    std::ifstream(directory + "/cpu.max") >> quota >> period;  // "max" is no number
+  } else {
+    std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;  // -1: none
+    std::ifstream(directory + "/cpu.cfs_period_us") >> period;
+  }
+  return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+}  // namespace
+
+CoreSet affinity() {
+  CoreSet cores{};
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  static_assert(sizeof set <= sizeof cores);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) {
+    cores[0] = 1;  // more cores than the set has room for
+    return cores;
+  }
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores[core / 64] |= std::uint64_t{1} << core % 64;
+  }
+  return cores;
+}
+
+double quota_of_cores(const std::string& root) {
+  double least = 0;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "number:controllers:path"
+    std::size_t first = line.find(':'), last = line.find(':', first + 1);
+    if (first == std::string::npos || last == std::string::npos) continue;
+    std::string controllers = line.substr(first + 1, last - first - 1),
+                path = line.substr(last + 1);
+    bool second = controllers.empty();
+    if (!second && !lists(controllers, "cpu")) continue;
+    for (const Mount& mount : mounts_of(root, second)) {
+      // In a container the mount begins at the container's own group, or the path does.
+      std::string inner = mount.root == "/" ? path : "";
+      if (mount.root != "/" && path.starts_with(mount.root)) inner = path.substr(mount.root.size());
+      while (inner.ends_with('/')) inner.pop_back();
+      for (;;) {
+        double quota = quota_in(root + mount.place + inner, second);
+        if (quota > 0) least = least > 0 ? std::min(least, quota) : quota;
+        if (inner.empty()) break;
+        inner.resize(inner.rfind('/') == std::string::npos ? 0 : inner.rfind('/'));
+      }
+    }
+  }
+  return least;
+}
+
+}  // namespace pycollective

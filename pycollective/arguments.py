@@ -1,0 +1,123 @@
+"""Arguments of public functions: what can be understood is converted, all else is a clear error."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any
+
+import numpy as np
+
+__all__ = ["op_name", "rank_number", "seconds", "sizes", "switch", "whole"]
+
+_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+_UFUNCS = {
+    np.add: "sum",
+    np.multiply: "prod",
+    np.minimum: "min",
+    np.maximum: "max",
+    np.bitwise_and: "and",
+    np.bitwise_or: "or",
+    np.bitwise_xor: "xor",
+    np.logical_and: "and",
+    np.logical_or: "or",
+    np.logical_xor: "xor",
+}
+_LOGICAL = (np.logical_and, np.logical_or, np.logical_xor)
+_FUNCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amin": "min", "amax": "max"} | {
+    "min": "min",
+    "max": "max",
+}
+
+
+def op_name(op: Any, dtype: Any = None) -> str:
+    """Return the name of a reduction: of "sum", `numpy.add`, `numpy.sum` or ``ReduceOp.SUM``.
+
+    Raises
+    ------
+    TypeError
+        It is none of these.
+    """
+    if type(op) is str:
+        return op
+    name: Any = None
+    if isinstance(op, np.ufunc):
+        # Of numbers, a logical operation gives bools, and no reduction here changes the dtype.
+        if op not in _LOGICAL or dtype is None or np.dtype(dtype).kind == "b":
+            name = _UFUNCS.get(op)
+    elif isinstance(op, str):
+        name = str(op)
+    elif type(op).__name__ == "ReduceOp":  # of pycollective.distribute, which is built on this
+        name = str(op.value).lower()
+    elif op is sum or op is min or op is max:
+        name = op.__name__
+    elif op is not None and getattr(np, getattr(op, "__name__", ""), None) is op:
+        name = _FUNCTIONS.get(op.__name__)
+    if name is None:
+        raise TypeError(
+            f"op must be one of {', '.join(map(repr, _OPS))}, or one of NumPy's functions add, "
+            "multiply, minimum, maximum, bitwise_and, bitwise_or, bitwise_xor, or a ReduceOp of "
+            f"pycollective.distribute, not {op!r}"
+        )
+    return str(name)
+
+
+def whole(name: str, value: Any, low: int = -(2**31), high: int = 2**31 - 1) -> int:
+    """Return a whole number from ``low`` to ``high``."""
+    if type(value) is int and low <= value <= high:
+        return value
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if high == sys.maxsize and found < low:
+        raise ValueError(f"{name} must be {low} or more, not {found}")
+    if not low <= found <= high:
+        raise ValueError(f"{name} must be a number from {low} to {high}, not {found}")
+    return found
+
+
+def sizes(shape: Any) -> list[int]:
+    """Return the numbers of a shape, which may be one number."""
+    try:
+        given = [operator.index(shape)]
+    except TypeError:
+        if not np.iterable(shape) or isinstance(shape, (str, bytes)):
+            raise TypeError(f"shape must be a number or several, not {shape!r}") from None
+        given = list(shape)
+    return [whole("a number of a shape", n, 0, sys.maxsize) for n in given]
+
+
+def rank_number(name: str, value: Any, size: int) -> int:
+    """Return the number of a rank of a group of ``size`` ranks."""
+    if type(value) is int and 0 <= value < size:
+        return value
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be the number of a rank, 0 to {size - 1}, not {value!r}"
+        ) from None
+    if not 0 <= found < size:
+        raise ValueError(f"{name} {found} is not among the {size} ranks")
+    return found
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a positive number of seconds."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a positive number of seconds, not {value!r}") from None
+    if not found > 0:
+        raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
+    return found
+
+
+def switch(name: str, value: Any) -> bool:
+    """Return True or False; 0 and 1 are these."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, (np.bool_, int)) and value in (0, 1):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, not {value!r}")

@@ -1,0 +1,137 @@
+"""Files that appear whole or not at all, and locks on the folders that they are in.
+
+A file is written under a temporary name, flushed to the disk and renamed. The writer keeps a lock
+(``flock``) on the temporary file. The next writer in that folder therefore tells a file that is
+being written from one whose writer was killed, and deletes only the latter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+__all__ = ["locked", "replacing", "write_atomically"]
+
+_TEMPORARY_SUFFIX = ".unfinished"
+_TEMPORARY = re.compile(rf"\.[0-9a-f]{{16}}{re.escape(_TEMPORARY_SUFFIX)}$")
+#: Without locks, a temporary file that nobody has changed for this long is abandoned.
+_ABANDONED_SECONDS = 3600.0
+_LOCK_SECONDS = 600.0
+_LOCK_PAUSE_SECONDS = 0.01
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Give ``path`` new contents: after a crash it has the old ones or all of the new ones."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """Give a file to write to, which replaces ``path`` at the end of the block.
+
+    After an error in the block ``path`` is as it was. Files that killed writers left in the folder
+    are deleted.
+    """
+    directory = os.path.dirname(path) or "."
+    _remove_abandoned(directory)
+    descriptor, temporary = _open_temporary(path)
+    # The lock lasts until the descriptor is closed, which is after the new name is in place.
+    with os.fdopen(descriptor, "wb") as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    _sync_directory(directory)
+
+
+@contextlib.contextmanager
+def locked(directory: str) -> Iterator[None]:
+    """Make a folder if need be, and keep other processes out of the same block for it.
+
+    The system releases the lock of a process that ends. File systems without locks for folders
+    (some NFS servers) let everybody in.
+
+    Raises
+    ------
+    TimeoutError
+        If another process holds the lock for ten minutes.
+    """
+    os.makedirs(directory, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while _try_lock(descriptor) is False:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"another process has been writing in {directory!r} for {_LOCK_SECONDS:g} s; "
+                    "end that process if it hangs, or choose another folder"
+                )
+            time.sleep(_LOCK_PAUSE_SECONDS)
+        yield
+    finally:
+        # A child that was forked meanwhile has the descriptor too: closing it here is not enough.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Return True if the lock was free; None if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    return True
+
+
+def _open_temporary(path: str) -> tuple[int, str]:
+    """Return a new temporary file, open and locked, and its name."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    while True:
+        temporary = f"{path}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}"
+        descriptor = os.open(temporary, flags, 0o666)
+        # Another writer may take the file for an abandoned one before it is locked here.
+        if _try_lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            return descriptor, temporary
+        os.close(descriptor)
+
+
+def _remove_abandoned(directory: str) -> None:
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if _TEMPORARY.search(entry.name) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _remove_if_abandoned(entry.path)
+
+
+def _remove_if_abandoned(path: str) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        free = _try_lock(descriptor)
+        if free is None:
+            free = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_SECONDS
+        if free:
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,242 @@
+"""The launchers that may have started this process: one table, `SOURCES`.
+
+The table decides for `pycollective.init`, for `MultiWorkerMirroredStrategy` and for
+``pycollective doctor``. The first source whose variables are set is taken:
+
+1. ``TF_CONFIG`` with a cluster in it
+2. ``PYCOLLECTIVE_RANK``, ``PYCOLLECTIVE_SIZE``: ``pycollective run``, or set by hand
+3. ``SM_HOSTS``, ``SM_CURRENT_HOST``: SageMaker
+4. ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``: torchrun
+5. ``PET_NODE_RANK``, ``PET_NNODES``: Kubeflow
+6. ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``: Open MPI
+7. ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``: a Slurm step, unless ``PMI_RANK`` and ``PMI_SIZE`` say
+   otherwise (then ``mpirun`` of MPICH runs in it)
+8. ``PMI_RANK``, ``PMI_SIZE``: MPICH, Intel MPI
+9. ``JOB_COMPLETION_INDEX``, ``PYCOLLECTIVE_SIZE``: an indexed job of Kubernetes
+
+Without any of them the process is alone. It is an error if a variable speaks of several processes all
+the same (`unheeded`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pycollective.cluster.indexed_job import KubernetesJobClusterResolver
+from pycollective.cluster.ranked import (
+    KubeflowClusterResolver,
+    OpenMPIClusterResolver,
+    PMIClusterResolver,
+    RankedClusterResolver,
+    TorchrunClusterResolver,
+)
+from pycollective.cluster.resolver import ClusterResolver
+from pycollective.cluster.sagemaker import SageMakerClusterResolver
+from pycollective.cluster.slurm import SlurmClusterResolver
+from pycollective.cluster.tf_config import TFConfigClusterResolver
+from pycollective.environment import enumerated
+
+__all__ = [
+    "SOURCES",
+    "LaunchedClusterResolver",
+    "Source",
+    "resolver_of_environment",
+    "sources_of_environment",
+    "unheeded",
+]
+
+
+class LaunchedClusterResolver(RankedClusterResolver):
+    """``PYCOLLECTIVE_RANK`` and ``PYCOLLECTIVE_SIZE``, as ``pycollective run`` sets them.
+
+    With ``PYCOLLECTIVE_MEMORY_FD`` the processes have been given memory that they share, and need no
+    address. Neither does a group of one.
+    """
+
+    address_keys = (("PYCOLLECTIVE_ADDRESS",),)
+    needs = ("PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE")
+    launcher = "pycollective run"
+
+    def address(self) -> str:
+        """Return worker 0's address; ``""`` where none is needed."""
+        if "PYCOLLECTIVE_ADDRESS" in self._environ:
+            return self._environ["PYCOLLECTIVE_ADDRESS"]
+        if "PYCOLLECTIVE_MEMORY_FD" not in self._environ and self.num_tasks > 1:
+            raise ValueError(
+                "PYCOLLECTIVE_RANK and PYCOLLECTIVE_SIZE are set and PYCOLLECTIVE_ADDRESS is not: set "
+                "it to host:port of rank 0, or start the processes with pycollective run"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A way in which the environment may describe a cluster.
+
+    Attributes
+    ----------
+    name : str
+        What log lines call it.
+    variables : tuple of str
+        Those by which it is known.
+    applies : callable
+        Whether an environment has it.
+    resolver : callable
+        Makes the resolver for an environment.
+    sizes : tuple of str
+        The variables that say how many processes there are, or how many jobs and pods.
+    """
+
+    name: str
+    variables: tuple[str, ...]
+    applies: Callable[[Mapping[str, str]], bool]
+    resolver: Callable[[Mapping[str, str]], ClusterResolver]
+    sizes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(self.variables)})"
+
+
+def _launcher(kind: type[RankedClusterResolver]) -> Source:
+    return Source(kind.launcher, kind.needs, kind.applies, kind, kind.needs[1:2])
+
+
+def _in_a_slurm_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process: not mpirun of MPICH, inside of a step."""
+    pmi = (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
+    slurm = (environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS"))
+    return None not in slurm and (None in pmi or pmi == slurm)
+
+
+SOURCES = (
+    Source(
+        "TF_CONFIG",
+        ("TF_CONFIG",),
+        TFConfigClusterResolver.applies,
+        lambda env: TFConfigClusterResolver(environ=env),
+        (),
+    ),
+    _launcher(LaunchedClusterResolver),
+    Source(
+        "SageMaker",
+        ("SM_HOSTS", "SM_CURRENT_HOST"),
+        lambda env: "SM_HOSTS" in env and "SM_CURRENT_HOST" in env,
+        lambda env: SageMakerClusterResolver(environ=env),
+        ("SM_HOSTS",),
+    ),
+    _launcher(TorchrunClusterResolver),
+    _launcher(KubeflowClusterResolver),
+    _launcher(OpenMPIClusterResolver),
+    Source(
+        "Slurm",
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+        _in_a_slurm_step,
+        lambda env: SlurmClusterResolver(environ=env),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    ),
+    _launcher(PMIClusterResolver),
+    Source(
+        "KubernetesJob",
+        ("JOB_COMPLETION_INDEX", "PYCOLLECTIVE_SIZE"),
+        KubernetesJobClusterResolver.applies,
+        lambda env: KubernetesJobClusterResolver(environ=env),
+        ("PYCOLLECTIVE_JOBS",),
+    ),
+)
+"""In the order of precedence: `docs/multi_worker.md` has the same table."""
+
+_OTHER_SIZES = {
+    "FLUX_JOB_SIZE": "Flux",
+    "HOROVOD_SIZE": "horovodrun",
+    "JSM_NAMESPACE_SIZE": "jsrun",
+    "MV2_COMM_WORLD_SIZE": "MVAPICH2",
+}
+"""The variables of launchers that are not in the table."""
+_COMMANDS = {"Open MPI": "mpirun", "PMI": "mpiexec", "Slurm": "srun", "torchrun": "torchrun"}
+_ALONE = "to run this process alone, set PYCOLLECTIVE_RANK=0 and PYCOLLECTIVE_SIZE=1"
+
+
+def sources_of_environment(environ: Mapping[str, str] | None = None) -> list[Source]:
+    """Return all that describe a cluster: the first one counts."""
+    env = os.environ if environ is None else environ
+    return [source for source in SOURCES if source.applies(env)]
+
+
+def resolver_of_environment(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
+    """Return the resolver that the environment asks for, or None where nothing names a cluster.
+
+    Raises
+    ------
+    RuntimeError, ValueError
+        If Slurm's variables cannot be understood.
+    """
+    env = os.environ if environ is None else environ
+    for source in sources_of_environment(env):
+        return source.resolver(env)
+    return None
+
+
+def unheeded(environ: Mapping[str, str]) -> list[str]:
+    """Return which variables speak of several processes, for a process that would be alone.
+
+    ``PYCOLLECTIVE_RANK=0`` and ``PYCOLLECTIVE_SIZE=1`` say that it is meant to be alone.
+    """
+    if LaunchedClusterResolver.applies(environ) and environ["PYCOLLECTIVE_SIZE"].strip() == "1":
+        return []
+    complete = sources_of_environment(environ)
+    if complete:
+        return [
+            f"{_several(environ, name)}, and {complete[0]}, which comes first, describes one: remove "
+            f"one of the two descriptions; {_ALONE}"
+            for source in complete[1:]
+            for name in source.sizes[:1]
+            if _count(environ, name) > 1
+        ]
+    own = ("PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE", "PYCOLLECTIVE_ADDRESS")
+    given = [name for name in (*own, "PYCOLLECTIVE_MEMORY_FD") if name in environ]
+    missing = [name for name in own[:2] if name not in environ]
+    if given:
+        return [
+            f"{enumerated(given)} set and {enumerated(missing)} not: set PYCOLLECTIVE_RANK, "
+            "PYCOLLECTIVE_SIZE and PYCOLLECTIVE_ADDRESS=host:port of rank 0, or start the processes "
+            "with pycollective run"
+        ]
+    found = []
+    for source in SOURCES:
+        for name in source.sizes:
+            if _count(environ, name) > 1:
+                missing = [other for other in source.variables if other not in environ]
+                command = _COMMANDS.get(source.name)
+                found.append(
+                    f"{_several(environ, name)}, but {enumerated(missing)} not set: "
+                    + (f"start the program with {command}" if command else "set what is missing")
+                    + f"; {_ALONE}"
+                )
+                break
+    if "JOB_COMPLETION_INDEX" in environ and not found:
+        found.append(
+            "JOB_COMPLETION_INDEX is set, as in an indexed job of several pods, but PYCOLLECTIVE_SIZE "
+            f"is not: set it to the number of all workers; {_ALONE}"
+        )
+    return found or [
+        f"{_several(environ, name)}, but {launcher} does not say where they meet: set "
+        f"PYCOLLECTIVE_RANK, PYCOLLECTIVE_SIZE and PYCOLLECTIVE_ADDRESS; {_ALONE}"
+        for name, launcher in _OTHER_SIZES.items()
+        if _count(environ, name) > 1
+    ]
+
+
+def _several(environ: Mapping[str, str], name: str) -> str:
+    text = environ[name]
+    return f"{name}={text if len(text) <= 60 else f'{text[:60]}…'} speaks of several processes"
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    """Return the number in a variable, the largest one of several; for a JSON list its length."""
+    text = environ.get(name, "")
+    if text.startswith("["):
+        return text.count(",") + 1
+    return max(map(int, re.findall(r"[0-9]{1,9}", text)), default=0)

@@ -1,0 +1,113 @@
+"""The environment variables that the package reads: one table, and how their numbers are read.
+
+A variable that begins with ``PYCOLLECTIVE_`` and is not in the table has no effect. `check` raises an
+error if the name looks like a misspelt one of the table, and logs a warning for any other name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["VARIABLES", "check", "enumerated", "is_number", "number", "shown"]
+
+_log = logging.getLogger("pycollective")
+
+PREFIX = "PYCOLLECTIVE_"
+VARIABLES = {
+    "PYCOLLECTIVE_RANK": "the number of this process in its group, from 0",
+    "PYCOLLECTIVE_SIZE": "the number of processes in the group",
+    "PYCOLLECTIVE_ADDRESS": "host:port on which rank 0 listens",
+    "PYCOLLECTIVE_MEMORY_FD": "set by `pycollective run`: the descriptor of the shared memory",
+    "PYCOLLECTIVE_LISTEN_FD": "set by `pycollective run`: the descriptor of rank 0's listening socket",
+    "PYCOLLECTIVE_ENDED_FD": "set by `pycollective run`: the descriptor of the list of ended ranks",
+    "PYCOLLECTIVE_CHOICES": "set by `pycollective run`: the table of algorithms for all ranks",
+    "PYCOLLECTIVE_TRANSPORT": "force a transport: shm, tcp or thread",
+    "PYCOLLECTIVE_SECRET": "the secret of the group, at least 16 bytes",
+    "PYCOLLECTIVE_SECRET_FILE": "a file that holds the secret",
+    "PYCOLLECTIVE_INSECURE": "1: accept addresses beyond loopback without a secret",
+    "PYCOLLECTIVE_TLS_CERT": "a file with this rank's certificate, in PEM",
+    "PYCOLLECTIVE_TLS_KEY": "a file with the key of the certificate, in PEM",
+    "PYCOLLECTIVE_TLS_CA": "a file with the certificate of the cluster's authority, in PEM",
+    "PYCOLLECTIVE_SOCKET_IFNAME": "the network interface on which a rank listens for its peers",
+    "PYCOLLECTIVE_SOCKET_STREAMS": "the connections of every two ranks for collectives, 1 to 8",
+    "PYCOLLECTIVE_HOST_ID": "stands for the boot id of this host",
+    "PYCOLLECTIVE_CHECK_ADDRESSES": "1: wrong names and addresses are errors; 0: they are logged",
+    "PYCOLLECTIVE_JOBS": "the jobs of a JobSet of Kubernetes",
+    "PYCOLLECTIVE_LOCAL_RANK": "the number of this process in its pod, from 0",
+    "PYCOLLECTIVE_LOCAL_SIZE": "the number of processes in each pod",
+    "PYCOLLECTIVE_HEARTBEAT": "seconds after which a silent worker is lost",
+    "PYCOLLECTIVE_NCCL_LIBRARY": "the libnccl to use",
+    "PYCOLLECTIVE_TUNING": "the file with the table of algorithms of this machine, or none",
+    "PYCOLLECTIVE_DATA": "the folder of the data sets",
+    "PYCOLLECTIVE_DEBUG": "INFO or TRACE: log groups, or also calls",
+    "PYCOLLECTIVE_WARN_AFTER": "seconds after which a waiting call names the missing ranks",
+    "PYCOLLECTIVE_TIMELINE": "the file or folder of the timeline",
+}
+"""`docs/architecture.md` has the same variables, with more words."""
+_OF_OUR_TESTS = ("PYCOLLECTIVE_TEST_", "PYCOLLECTIVE_SANITIZED", "PYCOLLECTIVE_QUICK")
+_LIKE = 0.75
+"""How alike a misspelt name and its correction are, as `difflib` measures it."""
+
+_warned: set[str] = set()
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Look for variables of the package's prefix that the package does not read.
+
+    Raises
+    ------
+    ValueError
+        If a name looks like a misspelt one. Any other unknown name is logged, once.
+    """
+    unknown = sorted(
+        name
+        for name in environ
+        if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(_OF_OUR_TESTS)
+    )
+    known = [name.removeprefix(PREFIX) for name in VARIABLES]
+    for name in unknown:
+        like = difflib.get_close_matches(name.removeprefix(PREFIX), known, 1, _LIKE)
+        if like:
+            raise ValueError(
+                f"{name} is set, and pycollective reads no such variable: did you mean "
+                f"{PREFIX}{like[0]}?"
+            )
+        if name not in _warned:
+            _warned.add(name)
+            _log.warning("%s is set, and pycollective reads no such variable", name)
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error message shows it: as `repr`, but not longer than a line."""
+    text = repr(value[:200] if isinstance(value, (str, list)) else value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def is_number(text: str) -> bool:
+    """Return True for a whole number of ASCII digits that is short enough to be meant as one."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18
+
+
+def number(environ: Mapping[str, str], name: str, low: int, high: int | None = None) -> int:
+    """Return the whole number that a variable holds.
+
+    Raises
+    ------
+    ValueError
+        If the variable is not set, or holds anything else than a number from ``low`` to ``high``.
+    """
+    text = environ.get(name, "").strip()
+    value = int(text) if is_number(text) else low - 1
+    if value < low or (high is not None and value > high):
+        to = "" if high is None else f" to {high}"
+        raise ValueError(f"{name}={shown(text)} is not a number from {low}{to}")
+    return value
+
+
+def enumerated(names: Iterable[str]) -> str:
+    """Return names as a subject: ``"A is"``, ``"A and B are"``, ``"A, B and C are"``."""
+    *rest, last = names
+    return f"{', '.join(rest)} and {last} are" if rest else f"{last} is"

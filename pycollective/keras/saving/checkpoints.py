@@ -1,0 +1,68 @@
+"""Weights of a model in checkpoints of `tf.train.Checkpoint`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from pycollective.errors import CheckpointError
+from pycollective.train.checkpoint import Checkpoint, Plan, Restoration
+from pycollective.train.files import Contents, read_files
+from pycollective.train.trackable import children_of
+
+if TYPE_CHECKING:
+    from pycollective.keras.models import Model
+
+__all__ = ["read_checkpoint", "write_checkpoint"]
+
+
+def write_checkpoint(model: Model, path: str) -> None:
+    """Write a checkpoint of a model and its optimizer, which is the latest of its folder then."""
+    chief = model.distribute_strategy.extended.should_checkpoint
+    Checkpoint(model=model)._write_noted(path, chief)
+
+
+def read_checkpoint(model: Model, path: str, skip_mismatch: bool) -> None:
+    """Give a model, and its optimizer, the values of the part of a checkpoint that fits best.
+
+    That part is the checkpoint's root or one of the root's parts, whatever the part's name. What the
+    model has no variable for yet is restored when the variable is made.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint is damaged, or has no or other values for the model; nothing is changed.
+    """
+    contents = read_files(path)
+    restoration = Restoration(path, contents)
+    plans = {node: restoration.plan(model, node) for node in _candidates(contents)}
+    weights = {id(weight): weight.name for weight in model.weights}
+    present = children_of(model).keys()
+
+    def fit(node: int) -> tuple[int, int]:
+        assigned = sum(id(variable) in weights for variable, _ in plans[node].pairs)
+        return assigned, len(present & contents.nodes[node].children.keys())
+
+    best = max(plans, key=fit)
+    plan = plans[best]
+    problems = plan.problems + _missing(plan, weights)
+    if fit(best) == (0, 0) or problems:
+        listed = "\n  ".join(problems[:10]) or "the checkpoint has other objects"
+        text = f"checkpoint {path!r} does not fit model {model.name!r}:\n  {listed}"
+        if not skip_mismatch or fit(best) == (0, 0):
+            raise CheckpointError(f"{text}\nNothing was changed")
+        warnings.warn(f"{text}\nThese were skipped", stacklevel=4)
+    restoration.carry_out(plan)
+
+
+def _candidates(contents: Contents) -> list[int]:
+    """Return the nodes that may be the model: the root and its parts."""
+    return list(dict.fromkeys([0, *contents.nodes[0].children.values()]))
+
+
+def _missing(plan: Plan, weights: dict[int, str]) -> list[str]:
+    assigned = {id(variable) for variable, _ in plan.pairs}
+    missing = [name for key, name in weights.items() if key not in assigned]
+    if not missing or plan.problems:
+        return []
+    return [f"no value for {name}" for name in missing]

@@ -1,0 +1,131 @@
+"""What a rank proves to know: a secret from a file, or the key of this user, which is in a file too.
+
+The files' modes are checked, because everyone who can read a secret can join the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import stat
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pycollective.errors import RendezvousError
+
+__all__ = ["check_private", "is_same_user", "of_file", "of_user"]
+
+_NAME = "pycollective.key"
+_BYTES = 64
+_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+_INSTEAD = "set PYCOLLECTIVE_SECRET to the same long random text on every rank"
+
+
+def of_file(path: str) -> bytes:
+    """Return the secret in a file, which no other user may read if it is this user's own.
+
+    Files of other owners are not judged: Kubernetes and Docker mount secrets that belong to root.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    ValueError
+        If other users may read it.
+    """
+    with open(path, "rb") as file:
+        check_private(path, os.fstat(file.fileno()))
+        return file.read().strip()
+
+
+def check_private(path: str, found: os.stat_result) -> None:
+    """Raise ValueError if other users can use a file of this user's, as `of_file` does."""
+    mode = stat.S_IMODE(found.st_mode)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and mode & 0o077:
+        raise ValueError(
+            f"{path!r} has mode {mode:04o}, so other users can use the secret in it: "
+            f"chmod 600 {path} (in a Kubernetes volume: defaultMode: 0400)"
+        )
+
+
+def of_user() -> bytes:
+    """Return a random key that only processes of this user on this machine can read.
+
+    The first process that needs the key makes it. The file is in ``$XDG_RUNTIME_DIR``, or in
+    ``/run/user/<uid>``, or in a folder of this user's in the folder for temporary files: the first of
+    these that belongs to this user and that no other user can enter.
+
+    Raises
+    ------
+    RendezvousError
+        If there is no such folder, or the file cannot be used.
+    """
+    where = ""
+    try:
+        where = str(_folder() / _NAME)
+        descriptor = os.open(where, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+        with open(descriptor, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of those that make it at the same time, one does
+            _check(where, os.fstat(file.fileno()), stat.S_ISREG, "a regular file")
+            key = file.read()
+            if not key:
+                key = secrets.token_hex(_BYTES // 2).encode()
+                file.write(key)
+        if len(key) != _BYTES:
+            raise ValueError(f"{where} has {len(key)} bytes, not {_BYTES}: delete it")
+    except (OSError, ValueError) as error:
+        reason = f"{error.strerror}: {where}" if isinstance(error, OSError) else str(error)
+        raise RendezvousError(
+            "there is no secret, so ranks prove that they are processes of the same user by a file "
+            f"that only this user can read, and that file cannot be used ({reason}); {_INSTEAD}"
+        ) from None
+    return key
+
+
+def is_same_user(sock: socket.socket) -> bool:
+    """Return True if the other end of a Unix socket is a process of this user.
+
+    Root is another user, too: a group of both would be one way only.
+    """
+    if sys.platform != "linux":
+        return False
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return bool(user == os.geteuid())
+
+
+def _folder() -> Path:
+    for folder in _runtime_folders():
+        with contextlib.suppress(OSError, ValueError):
+            _check(str(folder), folder.stat(), stat.S_ISDIR, "a folder")
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+    folder = Path(tempfile.gettempdir()) / f"pycollective-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(0o700)
+    _check(str(folder), folder.lstat(), stat.S_ISDIR, "a folder")
+    return folder
+
+
+def _runtime_folders() -> Iterator[Path]:
+    named = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(named):
+        yield Path(named)
+    yield Path(f"/run/user/{os.geteuid()}")  # what it is for sessions that set it
+
+
+def _check(where: str, found: os.stat_result, is_kind: Callable[[int], bool], kind: str) -> None:
+    """Raise ValueError if another user could have made this, or can look into it."""
+    mode = stat.S_IMODE(found.st_mode)
+    if not is_kind(found.st_mode):
+        raise ValueError(f"{where} is not {kind}")
+    if found.st_uid != os.geteuid():
+        raise ValueError(f"{where} belongs to user {found.st_uid}, not to {os.geteuid()}")
+    if mode & 0o077:
+        raise ValueError(f"{where} has mode {mode:04o}, so other users can read it: chmod go= it")

@@ -1,0 +1,228 @@
+"""`TensorShape`: the lengths of a tensor's axes, as far as they are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from operator import index
+from typing import Any, SupportsIndex
+
+__all__ = ["TensorShape", "shape_of_array"]
+
+
+class TensorShape(tuple[Any, ...]):
+    """The lengths of the axes: a tuple with TensorFlow's methods.
+
+    Parameters
+    ----------
+    dims
+        The lengths, None for one that is not known; None: not even their number is known.
+
+    Raises
+    ------
+    ValueError
+        If a length is negative.
+    TypeError
+        If a length is no integer.
+
+    Notes
+    -----
+    As in TensorFlow, a shape is true if its rank is known, also that of a scalar; and a shape equals
+    a list of the same lengths.
+    """
+
+    #: A shape is one value to `pycollective.nest`, though it is a tuple.
+    is_leaf_of_nests = True
+    # A class attribute: only a shape of unknown rank has an attribute of its own.
+    _known = True
+
+    def __new__(cls, dims: Any) -> TensorShape:
+        """Make a shape of lengths, of one length, of another shape, or an unknown one."""
+        if dims is None or (isinstance(dims, TensorShape) and not dims._known):
+            made = tuple.__new__(cls)
+            made._known = False
+            return made
+        items = dims if isinstance(dims, Iterable) else (dims,)
+        lengths = tuple(None if n is None else index(n) for n in items)
+        if any(n is not None and n < 0 for n in lengths):
+            raise ValueError(f"Dimension {min(n for n in lengths if n is not None)} must be >= 0")
+        return tuple.__new__(cls, lengths)
+
+    @property
+    def rank(self) -> int | None:
+        """The number of axes; None if it is not known."""
+        return tuple.__len__(self) if self._known else None
+
+    @property
+    def ndims(self) -> int | None:
+        """The number of axes: another name of `rank`."""
+        return self.rank
+
+    @property
+    def dims(self) -> list[int | None] | None:
+        """The lengths as a list; None if their number is not known."""
+        return list(tuple.__iter__(self)) if self._known else None
+
+    def as_list(self) -> list[int | None]:
+        """Return the lengths as a list.
+
+        Raises
+        ------
+        ValueError
+            If the rank is not known.
+        """
+        if not self._known:
+            raise ValueError("as_list() is not defined on an unknown TensorShape.")
+        return list(tuple.__iter__(self))
+
+    def num_elements(self) -> int | None:
+        """Return the number of elements; None if it is not known."""
+        return math.prod(self) if self.is_fully_defined() else None
+
+    def is_fully_defined(self) -> bool:
+        """Return True if the rank and every length are known."""
+        return self._known and None not in tuple.__iter__(self)
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Return True if there is a shape that both this and another one may stand for."""
+        other = TensorShape(other)
+        if not (self._known and other._known):
+            return True
+        if len(self) != len(other):
+            return False
+        pairs = zip(tuple.__iter__(self), tuple.__iter__(other), strict=True)
+        return all(n is None or m is None or n == m for n, m in pairs)
+
+    def assert_is_compatible_with(self, other: Any) -> None:
+        """Raise a ValueError unless `is_compatible_with`."""
+        if not self.is_compatible_with(other):
+            raise ValueError(f"Shapes {self} and {TensorShape(other)} are incompatible")
+
+    def merge_with(self, other: Any) -> TensorShape:
+        """Return the shape that knows what this and another one know.
+
+        Raises
+        ------
+        ValueError
+            If the shapes are not compatible.
+        """
+        other = TensorShape(other)
+        if not self._known:
+            return other
+        if not other._known:
+            return self
+        if not self.is_compatible_with(other):
+            raise ValueError(f"Shapes {self} and {other} are not compatible")
+        pairs = zip(tuple.__iter__(self), tuple.__iter__(other), strict=True)
+        return TensorShape([m if n is None else n for n, m in pairs])
+
+    def most_specific_compatible_shape(self, other: Any) -> TensorShape:
+        """Return what is known of a tensor that has this shape or another one."""
+        other = TensorShape(other)
+        if not (self._known and other._known) or len(self) != len(other):
+            return TensorShape(None)
+        pairs = zip(tuple.__iter__(self), tuple.__iter__(other), strict=True)
+        return TensorShape([n if n == m else None for n, m in pairs])
+
+    def concatenate(self, other: Any) -> TensorShape:
+        """Return the lengths of this shape, then those of another one."""
+        other = TensorShape(other)
+        if not (self._known and other._known):
+            return TensorShape(None)
+        return TensorShape([*tuple.__iter__(self), *tuple.__iter__(other)])
+
+    def with_rank(self, rank: int) -> TensorShape:
+        """Return this shape if its rank is, or may be, ``rank``; else raise a ValueError."""
+        try:
+            return self.merge_with([None] * rank)
+        except ValueError:
+            raise ValueError(f"Shape {self} must have rank {rank}") from None
+
+    def with_rank_at_least(self, rank: int) -> TensorShape:
+        """Return this shape unless its rank is below ``rank``; else raise a ValueError."""
+        if self.rank is not None and self.rank < rank:
+            raise ValueError(f"Shape {self} must have rank at least {rank}")
+        return self
+
+    def with_rank_at_most(self, rank: int) -> TensorShape:
+        """Return this shape unless its rank is above ``rank``; else raise a ValueError."""
+        if self.rank is not None and self.rank > rank:
+            raise ValueError(f"Shape {self} must have rank at most {rank}")
+        return self
+
+    def assert_has_rank(self, rank: int) -> None:
+        """Raise a ValueError unless the rank is, or may be, ``rank``."""
+        self.with_rank(rank)
+
+    def assert_same_rank(self, other: Any) -> None:
+        """Raise a ValueError if the ranks of this shape and another one differ."""
+        other = TensorShape(other)
+        if None not in (self.rank, other.rank) and self.rank != other.rank:
+            raise ValueError(f"Shapes {self} and {other} must have the same rank")
+
+    def assert_is_fully_defined(self) -> None:
+        """Raise a ValueError unless `is_fully_defined`."""
+        if not self.is_fully_defined():
+            raise ValueError(f"Shape {self} is not fully defined")
+
+    def __bool__(self) -> bool:
+        return self._known
+
+    def __len__(self) -> int:
+        if not self._known:
+            raise ValueError("Cannot take the length of shape with unknown rank.")
+        return tuple.__len__(self)
+
+    def __iter__(self) -> Any:
+        if not self._known:
+            raise ValueError("Cannot iterate over a shape with unknown rank.")
+        return tuple.__iter__(self)
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        if self._known:
+            found = tuple.__getitem__(self, key)
+            return shape_of_array(found) if isinstance(key, slice) else found
+        # Some number of lengths that are not known: as many as a slice says, if it says it.
+        if not isinstance(key, slice):
+            return None
+        start, stop = key.start or 0, key.stop
+        if key.step is not None or stop is None or start < 0 or stop < 0:
+            return TensorShape(None)
+        return TensorShape([None] * max(0, stop - start))
+
+    def __add__(self, other: Any) -> TensorShape:
+        return self.concatenate(other)
+
+    def __radd__(self, other: Any) -> TensorShape:
+        return TensorShape(other).concatenate(self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TensorShape):
+            return self._known is other._known and tuple.__eq__(self, other)
+        if isinstance(other, tuple):
+            return self._known and tuple.__eq__(self, other)
+        if isinstance(other, list):
+            return self._known and tuple.__eq__(self, tuple(other))
+        return other is None and not self._known
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+    def __str__(self) -> str:
+        return tuple.__repr__(self) if self._known else "<unknown>"
+
+    def __repr__(self) -> str:
+        return f"TensorShape({self.dims})"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorShape, (self.dims,)
+
+
+def shape_of_array(lengths: tuple[int | None, ...]) -> TensorShape:
+    """Return lengths that are known to be right, as those of an array, as a `TensorShape`."""
+    return tuple.__new__(TensorShape, lengths)

@@ -1,0 +1,200 @@
+"""Wrong arguments of public functions: a clear error, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import re
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective import algorithms
+from pycollective.algorithms import copy, input, output
+from pycollective.distribute import ReduceOp
+
+STRANGE = [
+    None, 1.5, "x", -1, 10**30, [1, 2], object(), np.add, b"y", {}, np.ones(3), (1,), np.float32,
+    float("nan"), 2**31, [[0, 1]],
+]  # fmt: skip
+# Texts of Python, pybind11 and NumPy that do not say which argument is wrong.
+RAW = re.compile(
+    "incompatible (function|constructor) arguments|Invoked with|object cannot be interpreted|"
+    "not supported between instances|has no attribute|too large to convert"
+)
+
+
+def error_of(call, *args, **given):
+    try:
+        call(*args, **given)
+    except pc.CollectiveError:
+        return ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+CALLS = {
+    "all_reduce": {"x": np.ones(4)},
+    "reduce": {"x": np.ones(4)},
+    "reduce_scatter": {"x": np.ones(4)},
+    "all_reduce_many": {"arrays": [np.ones(2)]},
+    "broadcast": {"x": np.ones(4)},
+    "all_gather": {"x": np.ones(4)},
+    "gather": {"x": np.ones(4)},
+    "scatter": {"x": np.ones(4)},
+    "all_to_all": {"x": np.ones(4)},
+    "barrier": {},
+    "split": {"color": 0},
+    "empty": {"shape": 3},
+    "send": {"x": np.ones(1), "dest": 0},
+    "recv": {"source": 0, "shape": 1, "dtype": float, "timeout": 0.01},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_strange_arguments_of_a_call_get_a_clear_error(name):
+    raw = []
+    for argument in inspect.signature(getattr(pc.Communicator, name)).parameters:
+        if argument == "self" or (name, argument) == ("recv", "timeout"):
+            continue
+        for strange in STRANGE:
+            (comm,) = pc.local_group(1, timeout=5)
+            error = error_of(getattr(comm, name), **(CALLS[name] | {argument: strange}))
+            raw += [(argument, strange, error)] if RAW.search(error) else []
+            assert comm._group.failure or comm.all_reduce(np.ones(1))[0] == 1
+    assert not raw
+
+
+def test_strange_arguments_of_algorithms_get_a_clear_error():
+    def yields(strange):
+        def steps(rank, size):
+            yield strange
+
+        return steps
+
+    def good(rank, size):
+        yield copy(input[0], output[0])
+
+    raw = []
+    for strange in STRANGE:
+        own = algorithms.algorithm(1)(good)
+        for call, *args in [
+            (algorithms.names, strange), (algorithms.schedule, strange, 2),
+            (algorithms.schedule, "ring", 2, strange), (algorithms.hierarchical, strange),
+            (algorithms.hierarchical, [strange]), (algorithms.verify, strange, 2),
+            (algorithms.show, strange, 2), (algorithms.rounds, strange, 2),
+            (algorithms.simulate, strange, 2), (algorithms.send, strange, input[0]),
+            (algorithms.send, 0, strange), (algorithms.recv, strange, output[0]),
+            (algorithms.recv, 0, strange), (algorithms.recv_reduce, 0, strange, output[0]),
+            (copy, strange, output[0]), (algorithms.reduce, input[0], strange),
+            (input.__getitem__, strange), (input.__getitem__, slice(strange, 2)),
+            (algorithms.algorithm(1)(yields(strange)).verify, 2),
+            (algorithms.algorithm(1)(lambda rank, size, s=strange: s).verify, 2),
+            (algorithms.algorithm(strange)(good).verify, 1),
+            (algorithms.algorithm(1, strange)(good).verify, 1),
+            (algorithms.algorithm(1, collective=strange), good), (own.verify, strange),
+            (own.show, strange), (pc.local_group, strange),
+        ]:  # fmt: skip
+            error = error_of(call, *args)
+            raw += [(call, args, error)] if RAW.search(error) else []
+        if not isinstance(strange, int):
+            for call, *args in [
+                (algorithms.schedule, "ring", strange), (algorithms.verify, "ring", strange),
+                (algorithms.simulate, "ring", strange), (own.simulate, strange),
+            ]:  # fmt: skip
+                error = error_of(call, *args)
+                raw += [(call, args, error)] if RAW.search(error) else []
+    assert not raw
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [(np.add, "sum"), (np.multiply, "prod"), (np.minimum, "min"), (np.maximum, "max"),
+     (np.sum, "sum"), (np.prod, "prod"), (np.mean, "mean"), (np.min, "min"), (np.max, "max"),
+     (sum, "sum"), (min, "min"), (max, "max"), (ReduceOp.SUM, "sum"), (ReduceOp.MEAN, "mean"),
+     (np.str_("max"), "max")],
+)  # fmt: skip
+def test_ops_that_are_functions_or_members_of_reduce_op_are_understood(on_ranks, op, name):
+    def work(comm):
+        x = np.array([1.5, -2.0]) * (comm.rank + 1)
+        assert comm.all_reduce(x, op).tolist() == comm.all_reduce(x, name).tolist()
+        assert comm.reduce_scatter(x, op).tolist() == comm.reduce_scatter(x, name).tolist()
+        (one,), (two,) = comm.all_reduce_many([x], op), comm.all_reduce_many([x], name)
+        assert one.tolist() == two.tolist()
+        got, want = comm.reduce(x, op), comm.reduce(x, name)
+        assert got is want or got.tolist() == want.tolist()
+
+    assert on_ranks(pc.local_group(2, timeout=20), work) == [None, None]
+
+
+@pytest.mark.parametrize("op", [np.bitwise_and, np.bitwise_or, np.bitwise_xor])
+def test_bitwise_functions_are_understood(op):
+    (comm,) = pc.local_group(1)
+    assert comm.all_reduce(np.array([6, 3]), op).tolist() == [6, 3]
+    logical = {np.bitwise_and: np.logical_and}.get(op, np.logical_or)
+    assert comm.all_reduce(np.array([True]), logical).tolist() == [True]
+    with pytest.raises(TypeError, match="op must be one of 'sum', "):
+        comm.all_reduce(np.array([6, 3]), logical)  # whose result would be bools
+
+
+@pytest.mark.parametrize("op", [None, np.subtract, np.sin, print, 3, len])
+def test_ops_that_there_are_none_of_are_listed(op):
+    (comm,) = pc.local_group(1)
+    for call in (comm.all_reduce, comm.reduce, comm.reduce_scatter):
+        with pytest.raises(
+            TypeError, match="op must be one of 'sum', 'prod', 'min', 'max', 'mean'"
+        ):
+            call(np.ones(3), op)
+    assert comm.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_broadcast_of_none_says_what_the_other_ranks_must_give(on_ranks):
+    def work(comm):
+        if comm.rank == 0:
+            return comm.broadcast(np.arange(3.0))
+        with pytest.raises(TypeError, match="on the other ranks x or out to say shape and dtype"):
+            comm.broadcast(None)
+        return comm.broadcast(None, out=np.empty(3))
+
+    for result in on_ranks(pc.local_group(2, timeout=20), work):
+        assert result.tolist() == [0, 1, 2]
+    (comm,) = pc.local_group(1)
+    with pytest.raises(TypeError, match="broadcast needs x on the root"):
+        comm.broadcast(None, out=np.empty(3))
+
+
+@pytest.mark.parametrize("strange", [None, "x", [1], 0, -1.0, float("nan"), np.ones(2)])
+def test_a_timeout_that_is_none_is_refused_where_it_is_set(on_ranks, strange):
+    def work(comm):
+        if comm.rank == 0:
+            with pytest.raises((TypeError, ValueError), match="timeout must be a positive number"):
+                comm.timeout = strange
+        assert comm.timeout == 20
+        comm.timeout = np.float32(30)
+        return comm.all_reduce(np.ones(4)).tolist(), comm.timeout
+
+    assert on_ranks(pc.local_group(2, timeout=20), work) == [([2.0] * 4, 30)] * 2
+
+
+def public_functions():
+    yield from ((f"pycollective.{n}", getattr(pc, n)) for n in ("init", "local_group", "timeline"))
+    for owner in (pc.Communicator, pc.Work):
+        for name, value in inspect.getmembers(owner, callable):
+            if not name.startswith("_"):
+                yield f"{owner.__name__}.{name}", value
+    for name in algorithms.__all__:
+        if inspect.isfunction(getattr(algorithms, name)):
+            yield f"algorithms.{name}", getattr(algorithms, name)
+
+
+@pytest.mark.parametrize(("name", "function"), list(public_functions()), ids=lambda x: str(x)[:40])
+def test_help_shows_signature_and_documentation(name, function):
+    text = pydoc.plain(pydoc.render_doc(function))
+    documentation = inspect.getdoc(function)
+    assert documentation
+    assert documentation.splitlines()[-1].strip() in text
+    assert f"{name.rpartition('.')[2]}(" in text
+    parameters = [p for p in inspect.signature(function).parameters if p != "self"]
+    assert all(parameter in text for parameter in parameters)

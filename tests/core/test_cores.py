@@ -1,0 +1,133 @@
+"""How many cores there are: those of the affinity, within the quotas of control groups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pycollective import _core
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads control groups")
+
+V1 = "36 30 0:33 {root} {place} rw,relatime shared:1 - cgroup cgroup rw,cpu,cpuacct\n"
+V2 = "35 30 0:32 {root} {place} rw,relatime - cgroup2 cgroup2 rw,nsdelegate\n"
+OTHER = "34 30 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+def system(tmp_path, groups, mounts, files):
+    """Write what a process sees of its control groups; return the directory it lies in."""
+    files = {"proc/self/cgroup": groups, "proc/self/mountinfo": OTHER + mounts, **files}
+    for name, text in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return str(tmp_path)
+
+
+def second(place="/sys/fs/cgroup", root="/"):
+    return V2.format(root=root, place=place)
+
+
+def first(place="/sys/fs/cgroup/cpu,cpuacct", root="/"):
+    return V1.format(root=root, place=place)
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "cores"),
+    [
+        ("0::/\n", second(), {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", second(), {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 0),
+        ("0::/\n", second(), {}, 0),
+        # A group around this one may be the narrower one.
+        (
+            "0::/pods/mine\n",
+            second(),
+            {
+                "sys/fs/cgroup/pods/mine/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/pods/cpu.max": "200000 100000\n",
+                "sys/fs/cgroup/cpu.max": "400000 100000\n",
+            },
+            2,
+        ),
+        # Version 1, as a container without a namespace of its own sees it.
+        (
+            "4:memory:/docker/a\n3:cpu,cpuacct:/docker/a\n",
+            first(root="/docker/a"),
+            {
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+        (
+            "3:cpuacct,cpu:/job\n",
+            first("/cg/cpu"),
+            {"cg/cpu/job/cpu.cfs_quota_us": "-1\n", "cg/cpu/job/cpu.cfs_period_us": "100000\n"},
+            0,
+        ),
+        # Both at once: version 2 for others, version 1 for the processor.
+        (
+            "3:cpu:/job\n0::/user\n",
+            first("/cg/cpu") + second("/cg/unified"),
+            {"cg/cpu/job/cpu.cfs_quota_us": "300000", "cg/cpu/job/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("", "", {}, 0),
+        ("nonsense\n3:cpu\n", first(), {}, 0),
+    ],
+)
+def test_quota_of_cores_is_the_narrowest_of_the_groups(tmp_path, groups, mounts, files, cores):
+    assert _core.quota_of_cores(system(tmp_path, groups, mounts, files)) == cores
+
+
+ASKED = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from pycollective import _core
+from pycollective.distribute.blas_threads import available_cores
+group = _core.ThreadGroup(2)
+print(_core.usable_cores(), _core.nn.threads(), available_cores(), group.in_crowd)
+"""
+
+
+def test_usable_cores_with_affinity_to_one_core_is_one_everywhere(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    env.pop("OMP_NUM_THREADS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED], env=env, cwd=tmp_path, capture_output=True, text=True,
+        check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["1", "1", "1", "True"], done
+
+
+PINNED = """
+import os, sys
+from pycollective import _core
+cores = sorted(os.sched_getaffinity(0))[:2]
+group = _core.ShmGroup.create(2)
+if os.fork():
+    rank, core = 0, cores[0]
+else:
+    rank, core = 1, cores[int(sys.argv[1])]
+os.sched_setaffinity(0, {core})
+mine = _core.ShmGroup.open(group.descriptor)
+mine.join(rank)
+if rank == 1:
+    os._exit(0)
+os.wait()
+print(mine.in_crowd)
+"""
+
+
+@pytest.mark.skipif(_core.usable_cores() < 2, reason="needs two cores")
+@pytest.mark.parametrize(("core", "crowd"), [(0, "True"), (1, "False")])
+def test_in_crowd_ranks_pinned_to_cores_counts_the_cores_of_all(tmp_path, core, crowd):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PINNED, str(core)], env=env, cwd=tmp_path, capture_output=True,
+        text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == [crowd], done

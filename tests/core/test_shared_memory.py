@@ -1,0 +1,140 @@
+"""The memory of a group of processes: how it is sealed, what is accepted, what a fork does to it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gc
+import os
+import sys
+
+import pytest
+from rank_groups import make_group
+
+from pycollective import _core
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
+
+
+def test_memory_of_a_group_cannot_be_shortened():
+    group = _core.ShmGroup.create(2)
+    seals = fcntl.fcntl(group.descriptor, fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_SHRINK
+    assert seals & fcntl.F_SEAL_SEAL  # nobody adds F_SEAL_GROW, which would end comm.empty()
+    with pytest.raises(OSError, match="not permitted") as caught:
+        os.ftruncate(group.descriptor, 0)
+    assert caught.value.errno == errno.EPERM
+
+
+@contextlib.contextmanager
+def copy_of(group, change=lambda memory: memory, seals=None):
+    """Make another memory with the same contents, as a hostile process may."""
+    made = os.memfd_create("copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    size = os.fstat(group.descriptor).st_size
+    try:
+        os.truncate(made, size)
+        os.pwrite(made, change(os.pread(group.descriptor, 4096, 0)), 0)
+        wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if seals is None else seals
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, wanted)
+        yield made
+    finally:
+        os.close(made)
+
+
+def test_open_accepts_sealed_memory_of_a_group():
+    with copy_of(_core.ShmGroup.create(2)) as made:
+        assert _core.ShmGroup.open(made).size == 2
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW])
+def test_open_refuses_memory_that_is_not_sealed(seals):
+    with (
+        copy_of(_core.ShmGroup.create(2), seals=seals) as made,
+        pytest.raises((OSError, RuntimeError), match="not sealed"),
+    ):
+        _core.ShmGroup.open(made)
+
+
+def test_open_refuses_memory_of_another_size():
+    with copy_of(_core.ShmGroup.create(2)) as made:
+        os.truncate(made, os.fstat(made).st_size + 4096)
+        with pytest.raises(ValueError, match="is not the memory of a group"):
+            _core.ShmGroup.open(made)
+
+
+def test_open_refuses_what_is_no_shared_memory(tmp_path):
+    with (
+        open(tmp_path / "file", "w+b") as file,
+        pytest.raises((OSError, RuntimeError), match="not a descriptor of shared memory"),
+    ):
+        _core.ShmGroup.open(file.fileno())
+
+
+def test_size_of_a_group_is_kept_when_a_process_writes_to_its_header():
+    group = _core.ShmGroup.create(2)
+    other = _core.ShmGroup.open(group.descriptor)
+    head = os.pread(group.descriptor, 64, 0)
+    place = head.index((2).to_bytes(4, "little"))
+    os.pwrite(group.descriptor, (1000).to_bytes(4, "little"), place)
+    assert (group.size, other.size) == (2, 2)
+
+
+def in_a_child(work):
+    """Fork; return whether the child has done the work and ended as it should."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_forked_child_that_drops_a_group_does_not_leave_it():
+    group = [_core.ShmGroup.create(2)]  # no Communicator has it, as in the middle of init()
+    group[0].join(0)
+
+    def drop():
+        group.clear()
+        gc.collect()
+
+    assert in_a_child(drop)
+    assert group[0].is_in(0)
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp", "mixed"])
+def test_forked_child_that_speaks_for_a_rank_is_not_heard(kind):
+    comms = make_group(kind, 2, 30.0)
+    group = comms[0]._group
+
+    def speak():
+        group.abort("by the child")
+        group.leave(0)
+        group.beat()
+
+    assert in_a_child(speak)
+    for comm in comms:
+        assert comm._group.failure is None
+        assert comm._group.silent(0.0) == []
+    assert "has left" not in comms[1].describe()
+
+
+def test_forked_child_that_drops_shared_arrays_does_not_free_them(on_ranks):
+    comms = make_group("shm", 2, 30.0)
+    arrays = on_ranks(comms, lambda c: [c.empty(100_000), c.empty(100)])
+    for rank, own in enumerate(arrays):
+        for x in own:
+            x.fill(rank + 1)
+
+    def drop():
+        arrays[0].clear()
+        gc.collect()
+
+    for _ in range(2):  # as many as there are ranks
+        assert in_a_child(drop)
+    for rank, own in enumerate(arrays):
+        for x in own:
+            assert (x == rank + 1).all()

@@ -1,0 +1,197 @@
+"""Calls that differ although no rank receives anything in them, and ranks that leave."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from rank_groups import ALL_KINDS, make_group
+
+import pycollective as pc
+
+# What rank 0 and rank 1 call, and how these are named.
+CASES = {
+    "roots of a broadcast": (
+        lambda c: c.broadcast(np.ones(4), c.rank),
+        "broadcast #1 (float64[4], tree, root 0)",
+        "broadcast #1 (float64[4], tree, root 1)",
+    ),
+    "roots of a reduce": (
+        lambda c: c.reduce(np.ones(4), root=1 - c.rank),
+        "reduce #1 (float64[4], sum, tree, root 1)",
+        "reduce #1 (float64[4], sum, tree, root 0)",
+    ),
+    "roots of a gather": (
+        lambda c: c.gather(np.ones(4), root=1 - c.rank),
+        "gather #1 (float64[4], direct, root 1)",
+        "gather #1 (float64[4], direct, root 0)",
+    ),
+    "roots of a scatter": (
+        lambda c: c.scatter(np.ones(4), root=c.rank),
+        "scatter #1 (float64[2], direct, root 0)",
+        "scatter #1 (float64[2], direct, root 1)",
+    ),
+    "sizes of a broadcast": (
+        lambda c: c.broadcast(np.ones(4 + c.rank), c.rank),
+        "broadcast #1 (float64[4], tree, root 0)",
+        "broadcast #1 (float64[5], tree, root 1)",
+    ),
+    "broadcast against reduce": (
+        lambda c: c.broadcast(np.ones(4), 0) if c.rank == 0 else c.reduce(np.ones(4), root=0),
+        "broadcast #1 (float64[4], tree, root 0)",
+        "reduce #1 (float64[4], sum, tree, root 0)",
+    ),
+}
+
+
+def error_of(call):
+    try:
+        call()
+    except pc.CollectiveError as error:
+        return error
+    return None
+
+
+def check(error, case):
+    _, of_0, of_1 = CASES[case]
+    assert isinstance(error, pc.MismatchError), error
+    assert f"rank 0 called {of_0}, rank 1 called {of_1}. " in str(error)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "async"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_differing_calls_are_named_by_the_next_call_of_each_rank(on_ranks, kind, case, later):
+    call = CASES[case][0]
+
+    def work(group):
+        x = np.ones(4)
+
+        def calls():
+            call(group)
+            if later:
+                group.all_reduce(x, async_op=True).wait()
+            else:
+                group.all_reduce(x)
+
+        return error_of(calls)
+
+    for error in on_ranks(make_group(kind, 2, 20), work):
+        check(error, case)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_differing_calls_are_named_by_close(on_ranks, kind, case):
+    call = CASES[case][0]
+    groups = make_group(kind, 2, 20)
+    errors = on_ranks(groups, lambda group: error_of(lambda: call(group)))
+    if not any(errors):  # threads wait until they have read each other's memory
+        errors = on_ranks(groups, lambda group: error_of(group.close))
+    found = [error for error in errors if error is not None]
+    assert found
+    for error in found:
+        check(error, case)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_close_after_equal_calls_raises_nothing(on_ranks, kind):
+    def work(group):
+        group.broadcast(np.ones(4), 1)
+        group.reduce(np.ones(4), root=0)
+        group.all_gather(np.ones(group.rank + 1), ragged=True)
+        group.all_to_all(np.ones(6), [2 * group.rank + i for i in (0, 6 - 4 * group.rank)])
+        group.gather(np.ones((group.rank, 2)), 0, ragged=True)
+        group.scatter(np.ones(6) if group.rank == 0 else None, 0, out=np.ones(3))
+        part = group.split(group.rank)
+        part.all_reduce(np.ones(group.rank + 1))
+        if group.rank == 0:
+            part.barrier()
+            group.send(np.ones(3), 1)
+        else:
+            group.recv(source=0, shape=3, dtype=float)
+        work = group.broadcast(np.ones(4), 0, async_op=True)
+        work.wait()
+        part.close()
+        group.close()
+
+    assert on_ranks(make_group(kind, 2, 20), work) == [None, None]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_rank_that_has_made_fewer_calls_closes_in_good_order(on_ranks, kind):
+    def work(group):
+        if group.rank == 1:
+            group.send(np.ones(1), 0)
+        else:
+            group.recv(source=1, shape=1, dtype=float)
+        group.close()
+
+    assert on_ranks(make_group(kind, 2, 20), work) == [None, None]
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp", "mixed"])
+def test_the_first_of_several_differing_calls_is_named(on_ranks, kind):
+    def work(group):
+        group.barrier()
+        group.gather(np.ones(2), 1 if group.rank == 0 else 0)  # rank 0 and 2 exchange nothing
+        return error_of(lambda: [group.barrier() for _ in range(3)])
+
+    errors = on_ranks(make_group(kind, 3, 20), work)
+    for error in errors:
+        assert isinstance(error, pc.MismatchError), error
+        assert str(error).count("gather #2 (float64[2], direct, root ") == 2
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_rank_that_leaves_is_lost_at_once_to_those_that_wait_for_it(kind):
+    first, second = make_group(kind, 2, 60)
+    errors = []
+    waits = threading.Thread(
+        target=lambda: errors.append(error_of(lambda: first.all_reduce(np.ones(4))))
+    )
+    waits.start()
+    second.close()
+    waits.join(20)
+    assert not waits.is_alive()
+    (error,) = errors
+    assert isinstance(error, pc.PeerLostError), error
+    assert "rank 1 has left the group after 0 calls, while rank 0 is in all_reduce #1" in str(error)
+
+
+@pytest.mark.parametrize("call", ["recv", "async all_reduce", "all_reduce"])
+def test_a_rank_that_nobody_has_any_more_is_lost_at_once(call):
+    """The thread of rank 1 has raised, and let go of its communicator with that."""
+    first, second = pc.local_group(2, timeout=60)
+    errors = []
+
+    def wait():
+        calls = {
+            "recv": lambda: first.recv(source=1, shape=4, dtype=float),
+            "async all_reduce": lambda: first.all_reduce(np.ones(4), async_op=True).wait(),
+            "all_reduce": lambda: first.all_reduce(np.ones(4)),
+        }
+        errors.append(error_of(calls[call]))
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    del second
+    gc.collect()
+    waits.join(20)
+    assert not waits.is_alive()
+    assert isinstance(errors[0], pc.PeerLostError), errors
+    assert "rank 1 has left the group" in str(errors[0])
+
+
+def test_a_rank_that_raises_in_its_with_block_is_lost_at_once(on_ranks):
+    def work(group):
+        with group:
+            if group.rank == 1:
+                raise KeyError("of the program")
+            group.all_reduce(np.ones(4))
+
+    lost, own = on_ranks(pc.local_group(2, timeout=60), work)
+    assert isinstance(lost, pc.PeerLostError), lost
+    assert isinstance(own, KeyError)

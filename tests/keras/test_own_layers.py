@@ -1,0 +1,224 @@
+"""Layers of one's own, by the conventions of Keras 3."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pycollective import keras
+from pycollective.keras import layers
+from pycollective.keras.layers import InputSpec
+from pycollective.tensor import Tensor, ops
+
+X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+
+class Doubling(layers.Layer):
+    def call(self, x):
+        return 2.0 * x
+
+
+# Several arguments --------------------------------------------------------------------------------
+
+
+class Attending(layers.Layer):
+    """Is built for the shapes of two arguments of `call`."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = []
+
+    def build(self, query_shape, value_shape):
+        self.kernel = self.add_weight(shape=(query_shape[-1], value_shape[-1]), initializer="ones")
+
+    def call(self, query, value, scale=None):
+        self.seen.append((value, scale))
+        return query @ self.kernel + value
+
+
+def test_build_takes_the_shapes_of_several_arguments():
+    layer = Attending()
+    result = layer(X, X[:, :2])
+    assert layer.kernel.shape == (3, 2)
+    np.testing.assert_array_equal(result.numpy(), X.sum(axis=1, keepdims=True) + X[:, :2])
+    by_name = Attending()
+    by_name(X, value=X[:, :2])
+    assert by_name.kernel.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda layer: layer.build((None, 3), (None, 2)),
+        lambda layer: layer.build(query_shape=(None, 3), value_shape=(None, 2)),
+        lambda layer: layer.build_from_config(Attending.built_config()),
+    ],
+)
+def test_build_with_several_shapes_by_hand(build):
+    layer = Attending()
+    build(layer)
+    assert layer.built and layer.kernel.shape == (3, 2)
+
+
+def _built_config():
+    layer = Attending()
+    layer(X, X[:, :2])
+    config = layer.get_build_config()
+    assert config == {"shapes_dict": {"query_shape": (None, 3), "value_shape": (None, 2)}}
+    return config
+
+
+Attending.built_config = staticmethod(_built_config)
+
+
+def test_build_with_several_shapes_in_a_functional_model():
+    query, value = keras.Input((3,)), keras.Input((2,))
+    layer = Attending()
+    model = keras.Model([query, value], layer(query, value))
+    assert layer.kernel.shape == (3, 2)
+    assert model([X, X[:, :2]]).shape == (2, 2)
+
+
+def test_call_arrays_in_all_arguments_become_tensors_of_the_layers_dtype():
+    layer = Attending()
+    layer(X, X[:, :2].astype(np.float64), scale=np.ones(1, np.float64))
+    ((value, scale),) = layer.seen
+    assert isinstance(value, Tensor) and value.dtype == np.float32
+    assert isinstance(scale, Tensor) and scale.dtype == np.float32
+    layer(X, X[:, :2], scale={"a": (np.arange(3), "text", 1.5, None)})
+    assert layer.seen[1][1]["a"][0].dtype == np.int64
+    assert layer.seen[1][1]["a"][1:] == ("text", 1.5, None)
+
+
+def test_call_symbol_in_a_later_argument_is_recorded():
+    value = keras.Input((2,))
+    constant = np.ones((1, 3), np.float32)
+    model = keras.Model(value, Attending()(constant, value))
+    np.testing.assert_array_equal(model(X[:, :2]).numpy(), 3 + X[:, :2])
+
+
+def test_call_inputs_by_name():
+    np.testing.assert_array_equal(Doubling()(x=X).numpy(), 2 * X)
+    assert Attending()(query=X, value=X[:, :2]).shape == (2, 2)
+    with pytest.raises(TypeError, match="called without inputs; give 'x', the first argument of"):
+        Doubling()()
+
+
+# Weights ------------------------------------------------------------------------------------------
+
+
+def test_add_weight_arguments_in_the_order_of_keras():
+    layer = layers.Layer()
+    first = layer.add_weight((3, 2), "ones")
+    second = layer.add_weight((2,), "zeros", "float64")
+    assert first.numpy().tolist() == [[1.0, 1.0]] * 3
+    assert (second.shape, second.dtype) == ((2,), np.float64)
+    assert layer.add_weight((4,)).shape == (4,)
+    # TensorFlow 2 began with the name.
+    assert layer.add_weight("own", (5,)).shape == (5,)
+    third = layer.add_variable((2,), "ones", trainable=False, name="third")
+    assert (third.numpy().tolist(), third.trainable) == ([1.0, 1.0], False)
+
+
+def test_layers_in_a_set_are_refused():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = {layers.Dense(1)}
+
+    with pytest.raises(TypeError, match="stand in a set, which has no order"):
+        _ = Model().weights
+
+
+def test_layers_put_into_a_set_later_are_refused():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = set()
+            self.words = {"a", "b"}
+
+        def call(self, inputs):
+            return inputs
+
+    model = Model()
+    model(X)
+    assert model.weights == []
+    model.parts.add(layers.Dense(1))
+    with pytest.raises(TypeError, match="stand in a set, which has no order"):
+        _ = model.weights
+
+
+# What inputs are taken ----------------------------------------------------------------------------
+
+REFUSED = {
+    "ndim": (InputSpec(ndim=3), "expected ndim=3, found ndim=2"),
+    "min_ndim": (InputSpec(min_ndim=3), "expected min_ndim=3, found ndim=2"),
+    "max_ndim": (InputSpec(max_ndim=1), "expected max_ndim=1, found ndim=2"),
+    "axes": (InputSpec(axes={-1: 4}), "expected axis -1 of input shape to have value 4"),
+    "no such axis": (InputSpec(axes={3: 4}), "expected axis 3 of input shape to have value 4"),
+    "shape": (InputSpec(shape=(None, 4)), r"expected shape=\(None, 4\)"),
+    "dtype": (InputSpec(dtype="int32"), "expected dtype=int32, found dtype=float32"),
+    "several": ([InputSpec(ndim=2)] * 2, r"expects 2 input\(s\), but it received 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_input_spec_other_inputs_are_refused(case, symbolic):
+    layer = Doubling()
+    layer.input_spec, text = REFUSED[case]
+    with pytest.raises(ValueError, match=text):
+        layer(keras.Input((3,)) if symbolic else X)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        InputSpec(ndim=2, axes={-1: 3, 0: None}),
+        InputSpec(shape=(None, 3)),
+        InputSpec(shape=(None, 3, 1), allow_last_axis_squeeze=True),
+        InputSpec(min_ndim=1, max_ndim=2, dtype="float32"),
+        [InputSpec(shape=(2, None))],
+    ],
+    ids=str,
+)
+def test_input_spec_these_inputs_are_taken(spec):
+    layer = Doubling()
+    layer.input_spec = spec
+    assert layer(X).shape == (2, 3)
+    assert layer(keras.Input((3,))).shape == (None, 3)
+
+
+def test_input_spec_of_a_dict_of_inputs():
+    class Sum(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.input_spec = {"a": InputSpec(ndim=2), "b": InputSpec(ndim=1)}
+
+        def call(self, inputs):
+            return ops.reduce_sum(inputs["a"]) + ops.reduce_sum(inputs["b"])
+
+    assert float(Sum()({"b": X[0], "a": X})) == X.sum() + X[0].sum()
+    with pytest.raises(ValueError, match="Input 1 .*expected ndim=1, found ndim=2"):
+        Sum()({"a": X, "b": X})
+
+
+def test_input_spec_config():
+    spec = InputSpec(dtype="float32", ndim=2, axes={1: 3})
+    assert InputSpec.from_config(spec.get_config()).get_config() == spec.get_config()
+    with pytest.raises(ValueError, match="Axis 2 is greater than the maximum allowed value: 2"):
+        InputSpec(ndim=2, axes={2: 3})
+
+
+def test_dense_one_axis_is_refused():
+    with pytest.raises(ValueError, match="expected at least two axes"):
+        layers.Dense(2)(np.ones(3, np.float32))
+
+
+# Models -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["train", "test", "predict"])
+def test_model_overrides_what_is_never_called_is_refused(kind):
+    with pytest.raises(TypeError, match=f"overrides make_{kind}_function.*override {kind}_step"):
+        type("Own", (keras.Model,), {f"make_{kind}_function": lambda self, force=False: None})

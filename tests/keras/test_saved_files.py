@@ -1,0 +1,326 @@
+"""`.keras` and weights files from anywhere: assets, bounds, and one class of errors for damage."""
+
+import contextlib
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from pycollective import keras
+from pycollective.errors import CheckpointError
+from pycollective.keras import layers
+
+h5py = pytest.importorskip("h5py")
+
+#: What `load_model` and `load_weights` say that they raise.
+DOCUMENTED = (CheckpointError, TypeError, ValueError)
+
+
+def small():
+    x = keras.Input((3,), name="x")
+    y = layers.Dense(3, activation="relu", name="y")(x)
+    model = keras.Model(x, layers.BatchNormalization(name="z")(y) + y, name="small")
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "m.keras"
+    small().save(path)
+    return path
+
+
+def members_of(path):
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write(path, members, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+# Damage -------------------------------------------------------------------------------------------
+
+
+def damaged(whole, count):
+    """Yield copies of bytes that are cut off, or changed in some places."""
+    random = np.random.default_rng(5)
+    for number in range(count):
+        if number % 3 == 0:
+            yield whole[: random.integers(len(whole))]
+            continue
+        copy = bytearray(whole)
+        for _ in range(random.integers(1, 5)):
+            last = (
+                400 if number % 3 == 1 else len(copy)
+            )  # the directory of an archive is at its end
+            copy[len(copy) - 1 - int(random.integers(last))] = int(random.integers(256))
+        yield bytes(copy)
+
+
+def test_load_model_damaged_archive_raises_documented_errors(saved):
+    raised = 0
+    for data in damaged(saved.read_bytes(), 150):
+        saved.write_bytes(data)
+        try:
+            keras.models.load_model(saved)
+        except DOCUMENTED:
+            raised += 1
+    assert raised > 75
+
+
+def test_load_weights_damaged_file_raises_documented_errors(tmp_path):
+    model = small()
+    path = tmp_path / "m.weights.h5"
+    model.save_weights(path)
+    raised = 0
+    for data in damaged(path.read_bytes(), 150):
+        path.write_bytes(data)
+        try:
+            model.load_weights(path)
+        except DOCUMENTED:
+            raised += 1
+    assert raised > 50
+
+
+WRONG = [None, True, -1, 10**30, 0.5, "", "\ud800", [], [[]], {}, {"a": {}}]
+
+
+def places(value, way=()):
+    yield way
+    keys = value if isinstance(value, dict) else range(len(value) if type(value) is list else 0)
+    for key in keys:
+        yield from places(value[key], (*way, key))
+
+
+def with_node(value, way, new):
+    if not way:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[way[0]] = with_node(value[way[0]], way[1:], new)
+    return copy
+
+
+def config_errors(saved, ways):
+    """Load the file with each wrong value at each of the places; return how often that raised."""
+    members = members_of(saved)
+    config = json.loads(members["config.json"])
+    raised = 0
+    for number, way in enumerate(places(config)):
+        for wrong in WRONG if ways == "all" else [WRONG[number % len(WRONG)]]:
+            text = json.dumps(with_node(config, way, wrong))
+            write(saved, {**members, "config.json": text.encode()})
+            try:
+                keras.models.load_model(saved)
+            except DOCUMENTED:
+                raised += 1
+            with contextlib.suppress(DOCUMENTED):
+                keras.models.model_from_json(text)
+    return raised
+
+
+def test_load_model_wrong_type_in_config_raises_documented_errors(saved):
+    assert config_errors(saved, "some") > 30
+
+
+@pytest.mark.slow
+def test_load_model_every_wrong_type_in_config_raises_documented_errors(saved):
+    assert config_errors(saved, "all") > 500
+
+
+@pytest.mark.parametrize("depth", [300, 900, 5000])
+def test_load_model_deep_config_raises_documented_errors(saved, depth):
+    members = members_of(saved)
+    text = members["config.json"].decode()
+    deep = text.replace('"loss": "mse"', '"loss": ' + '{"a":' * depth + "1" + "}" * depth)
+    assert deep != text
+    write(saved, {**members, "config.json": deep.encode()})
+    with pytest.raises(DOCUMENTED):
+        keras.models.load_model(saved)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "", "{}", '{"class_name": "Functional"}'])
+def test_model_from_json_of_something_else_raises_documented_errors(text):
+    try:
+        model = keras.models.model_from_json(text)
+    except DOCUMENTED:
+        return
+    assert not isinstance(model, keras.Model)
+
+
+def test_load_model_reference_to_a_missing_call_names_the_layer(saved):
+    members = members_of(saved)
+    config = json.loads(members["config.json"])
+    config["config"]["output_layers"] = [["y", 7, 0]]
+    write(saved, {**members, "config.json": json.dumps(config).encode()})
+    with pytest.raises(ValueError, match='call 7 of layer "y", which is not in it'):
+        keras.models.load_model(saved)
+
+
+class Stubborn(layers.Layer):
+    """A layer that reads its variables in its own way."""
+
+    def build(self, input_shape):
+        self.scale = self.add_weight("scale", (3,))
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+    def save_own_variables(self, store):
+        store["scale"] = self.scale.numpy()
+
+    def load_own_variables(self, store):
+        self.scale.assign(store["scale"])
+
+
+def test_load_own_variables_that_raises_names_the_layer(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), Stubborn(name="mine")])
+    path = tmp_path / "m.weights.h5"
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        file["layers/stubborn/vars"].move("scale", "other")
+    with pytest.raises(CheckpointError, match=r"layer 'mine'.*KeyError"):
+        model.load_weights(path)
+
+
+def test_load_weights_items_of_gigabytes_are_refused_before_they_are_read(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, name="d")])
+    path = tmp_path / "m.weights.h5"
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        del file["layers/dense/vars/1"]
+        file["layers/dense/vars"].create_dataset("1", (2,), "S1000000000")
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(CheckpointError, match="which are no numbers"):
+        model.load_weights(path)
+
+
+# Bounds -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_load_model_assets_that_expand_too_far_are_refused(saved, count):
+    each = (65 << 20) // count
+    bomb = {f"assets/y/{number}": b"\0" * each for number in range(count)}
+    write(saved, {**members_of(saved), **bomb}, zipfile.ZIP_DEFLATED)
+    assert saved.stat().st_size < 1 << 20
+    with pytest.raises(CheckpointError, match=r"is refused: assets/y/\d+ has .* at most \d+ are"):
+        keras.models.load_model(saved)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_load_model_compressions_that_keras_does_not_write_are_refused(saved, compression):
+    write(saved, members_of(saved), compression)
+    with pytest.raises(CheckpointError, match="compressed in a way that Keras has not"):
+        keras.models.load_model(saved)
+
+
+# Assets -------------------------------------------------------------------------------------------
+
+
+@keras.saving.register_keras_serializable("assets")
+class Vocabulary(layers.Layer):
+    """A layer that keeps words in a file, and in a file of a folder."""
+
+    def __init__(self, words=(), **options):
+        super().__init__(**options)
+        self.words = list(words)
+        self.seen = []
+
+    def call(self, inputs):
+        return inputs
+
+    def get_config(self):
+        return {"name": self.name}
+
+    def save_assets(self, inner_path):
+        (keras_path(inner_path) / "words.txt").write_text("\n".join(self.words))
+        (keras_path(inner_path) / "sub").mkdir()
+        (keras_path(inner_path) / "sub" / "count").write_bytes(bytes([len(self.words)]))
+
+    def load_assets(self, inner_path):
+        folder = keras_path(inner_path)
+        self.words = (folder / "words.txt").read_text().split("\n")
+        self.seen.append((folder / "sub" / "count").read_bytes())
+
+
+def keras_path(path):
+    from pathlib import Path
+
+    assert isinstance(path, str)
+    return Path(path)
+
+
+def test_assets_of_layers_are_saved_and_loaded(tmp_path):
+    inner = keras.Sequential([keras.Input((3,)), Vocabulary(["c"])], name="inner")
+    model = keras.Sequential([keras.Input((3,)), Vocabulary(["a", "b"]), layers.Dense(2), inner])
+    path = tmp_path / "m.keras"
+    model.save(path)
+    assert {
+        "assets/layers/vocabulary/words.txt",
+        "assets/layers/vocabulary/sub/count",
+        "assets/layers/sequential/layers/vocabulary/words.txt",
+    } <= members_of(path).keys()
+    loaded = keras.models.load_model(path)
+    assert loaded.layers[0].words == ["a", "b"] and loaded.layers[0].seen == [b"\2"]
+    assert loaded.layers[2].layers[0].words == ["c"]
+    # As in Keras, weights alone are without assets.
+    loaded.layers[0].words = []
+    loaded.load_weights(path)
+    assert loaded.layers[0].words == []
+
+
+def test_assets_with_names_that_contradict_each_other_raise_checkpoint_error(tmp_path):
+    path = tmp_path / "m.keras"
+    keras.Sequential([keras.Input((3,)), layers.Dense(2)]).save(path)
+    write(path, {**members_of(path), "assets/a": b"", "assets/a/b": b""})
+    with pytest.raises(CheckpointError, match="its assets have bad names"):
+        keras.models.load_model(path)
+
+
+# Configs of Keras ---------------------------------------------------------------------------------
+
+
+def test_load_model_empty_registered_name_is_none(saved):
+    members = members_of(saved)
+    text = members["config.json"].replace(b'"registered_name": null', b'"registered_name": ""')
+    assert text != members["config.json"]
+    write(saved, {**members, "config.json": text})
+    assert type(keras.models.load_model(saved).get_layer("y")) is layers.Dense
+
+
+@pytest.mark.parametrize("activation", [layers.ReLU(max_value=0.5), layers.LeakyReLU(0.3)])
+def test_layers_as_activations_come_back(tmp_path, activation):
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, activation=activation)])
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert type(loaded.layers[0].activation) is type(activation)
+    np.testing.assert_array_equal(loaded(x).numpy(), model(x).numpy())
+    again = layers.Dense.from_config(model.layers[0].get_config())
+    assert again.activation.get_config() == activation.get_config()
+
+
+@keras.saving.register_keras_serializable("assets")
+class Scaled(layers.Layer):
+    """An activation with a variable."""
+
+    def build(self, input_shape):
+        self.scale = self.add_weight("scale", (), initializer="ones")
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+
+def test_own_layers_with_variables_as_activations_come_back(tmp_path):
+    x = np.ones((1, 3), np.float32)
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, activation=Scaled())])
+    model.layers[0].activation.scale.assign(3.0)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert float(loaded.layers[0].activation.scale) == 3
+    np.testing.assert_array_equal(loaded(x).numpy(), model(x).numpy())

@@ -1,0 +1,157 @@
+"""Metrics, layers and variables that are found wherever attributes have them."""
+
+import numpy as np
+import pytest
+from fitting import mirrored
+
+from pycollective import keras
+from pycollective.keras import layers, metrics
+from pycollective.tensor import Variable, as_tensor
+
+X = np.arange(12.0).reshape(4, 3)
+Y = np.ones((4, 1))
+
+
+class Nested(metrics.Metric):
+    """Has metrics as an attribute, in a list, in a dict of tuples; and a variable of its own."""
+
+    def __init__(self, name="nested"):
+        super().__init__(name=name)
+        self.plain = metrics.Mean()
+        self.listed = [metrics.Sum()]
+        self.deeper = {"a": ({"b": metrics.Sum()},)}
+        self.count = Variable(0.0, trainable=False)
+
+    def all(self):
+        return [self.plain, self.listed[0], self.deeper["a"][0]["b"]]
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        for metric in self.all():
+            metric.update_state(y_true)
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.plain.result()
+
+
+def test_metric_nested_metrics_variables_are_tracked():
+    nested = Nested()
+    inside = [variable for metric in nested.all() for variable in metric.variables]
+    assert {id(v) for v in nested.variables} == {id(nested.count), *map(id, inside)}
+    assert len(nested.variables) == 1 + len(inside)
+
+
+def test_metric_nested_metrics_reset_state_resets_all():
+    nested = Nested()
+    nested.update_state(Y, Y)
+    nested.reset_state()
+    assert [float(metric.result()) for metric in nested.all()] == [0.0, 0.0, 0.0]
+    assert float(nested.count) == 0.0
+
+
+def test_metric_nested_metric_overrides_reset_state_is_called():
+    class Python(metrics.Metric):
+        total = 5
+
+        def reset_state(self):
+            self.total = 0
+
+    class Outer(metrics.Metric):
+        def __init__(self):
+            super().__init__()
+            self.inner = Python()
+
+    outer = Outer()
+    outer.reset_state()
+    assert outer.inner.total == 0
+
+
+def test_metric_twice_inside_another_is_tracked_once():
+    class Outer(metrics.Metric):
+        def __init__(self):
+            super().__init__()
+            self.first = metrics.Sum()
+            self.again = [self.first]
+
+    assert len(Outer().variables) == 1
+
+
+class MeanOfMean(metrics.Metric):
+    def __init__(self):
+        super().__init__(name="inner")
+        self.inner = metrics.Mean()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.inner.update_state(y_true)
+
+    def result(self):
+        return self.inner.result()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_evaluate_nested_metric_begins_anew(replicas):
+    with mirrored(replicas).scope():
+        model = keras.Sequential([layers.Dense(1, input_shape=(3,))])
+        model.compile("sgd", "mse", metrics=[MeanOfMean()])
+    model.fit(X, 5 * Y, verbose=0)
+    assert model.evaluate(X, Y, verbose=0, return_dict=True)["inner"] == 1.0
+    assert model.evaluate(X, 3 * Y, verbose=0, return_dict=True)["inner"] == 3.0
+
+
+class Measuring(layers.Layer):
+    """Has metrics in every kind of attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = metrics.Mean(name="plain")
+        self.listed = [metrics.Mean(name="listed"), {"a": (metrics.Mean(name="deep"),)}]
+        self.nested = Nested()
+
+    def call(self, inputs):
+        for metric in (self.plain, self.listed[0], self.listed[1]["a"][0]):
+            metric.update_state(inputs)
+        self.nested.update_state(inputs, inputs)
+        return inputs
+
+
+def test_layer_metrics_lists_those_of_all_attributes():
+    layer = Measuring()
+    assert [metric.name for metric in layer.metrics] == ["plain", "listed", "deep", "nested"]
+    assert layer.weights == []
+    assert len(layer.metrics_variables) == 3 * 2 + len(layer.nested.variables)
+
+
+def test_layer_metrics_lists_those_of_layers_inside():
+    model = keras.Sequential([keras.Sequential([Measuring()])])
+    names = ["plain", "listed", "deep", "nested"]
+    assert [metric.name for metric in model.metrics] == names
+    assert [metric.name for metric in model.layers[0].layers[0].metrics] == names
+
+
+def test_evaluate_metrics_in_layers_begin_anew():
+    model = keras.Sequential([layers.Input((3,)), Measuring(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(10 * X, Y, verbose=0)
+    found = model.evaluate(X, Y, verbose=0, return_dict=True)
+    assert [found[name] for name in ("plain", "listed", "deep", "nested")] == [X.mean()] * 4
+
+
+# Initial values -----------------------------------------------------------------------------------
+
+DTYPES = ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_weight_without_initializer_not_floating_starts_at_zero(dtype):
+    weight = layers.Layer().add_weight(shape=(3, 2), dtype=dtype, trainable=False)
+    assert weight.dtype == dtype
+    np.testing.assert_array_equal(weight.numpy(), np.zeros((3, 2), dtype))
+    of_metric = metrics.Metric().add_weight(shape=(2,), dtype=dtype)
+    np.testing.assert_array_equal(of_metric.numpy(), np.zeros(2, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_add_weight_without_initializer_floating_starts_random(dtype):
+    weight = layers.Layer().add_weight(shape=(30, 2), dtype=dtype)
+    assert weight.dtype == dtype
+    assert 0 < np.abs(as_tensor(weight).numpy()).max() <= np.sqrt(6 / 32) + 1e-3

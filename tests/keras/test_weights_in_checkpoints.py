@@ -1,0 +1,122 @@
+"""`load_weights` takes what `tf.train.latest_checkpoint` returns."""
+
+import os
+
+import numpy as np
+import pytest
+from fitting import mirrored
+
+from pycollective import keras, train
+from pycollective.errors import CheckpointError
+from pycollective.keras import layers
+
+X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
+Y = np.linspace(0, 1, 16, dtype=np.float32).reshape(8, 2)
+
+
+def make(units=4, built=True):
+    first = [keras.Input((3,))] if built else []
+    model = keras.Sequential([*first, layers.Dense(units, "relu"), layers.Dense(2)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def fit(model, **options):
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, **options)
+    return model
+
+
+WRITERS = {
+    "ModelCheckpoint": lambda model, folder: fit(
+        model,
+        callbacks=[
+            keras.callbacks.ModelCheckpoint(folder / "ckpt_{epoch}", save_weights_only=True)
+        ],
+    ),
+    "save_weights": lambda model, folder: fit(model).save_weights(folder / "weights"),
+    "Checkpoint(model=)": lambda model, folder: train.Checkpoint(model=fit(model)).save(
+        folder / "ckpt"
+    ),
+    "Checkpoint(net=, optimizer=)": lambda model, folder: train.Checkpoint(
+        optimizer=fit(model).optimizer, net=model
+    ).save(folder / "ckpt"),
+    "Checkpoint(model)": lambda model, folder: train.Checkpoint(fit(model)).save(folder / "ckpt"),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("built", [True, False])
+def test_load_weights_of_the_latest_checkpoint(tmp_path, writer, built):
+    model = make()
+    WRITERS[writer](model, tmp_path)
+    other = make(built=built)
+    other.load_weights(train.latest_checkpoint(tmp_path))
+    np.testing.assert_array_equal(other(X).numpy(), model(X).numpy())
+    # Training goes on as it was.
+    for each in (model, other):
+        fit(each)
+    assert int(other.optimizer.iterations) == int(model.optimizer.iterations) == 4
+    np.testing.assert_array_equal(other(X).numpy(), model(X).numpy())
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_load_weights_of_a_checkpoint_into_another_number_of_replicas(tmp_path, before, after):
+    with mirrored(before).scope():
+        model = make()
+    fit(model).save_weights(tmp_path / "w")
+    with mirrored(after).scope():
+        other = make()
+    other.load_weights(tmp_path / "w")
+    for a, b in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_save_weights_to_a_checkpoint_does_not_overwrite_unasked(tmp_path):
+    model = make()
+    model.save_weights(tmp_path / "w")
+    with pytest.raises(FileExistsError, match="overwrite=False"):
+        model.save_weights(tmp_path / "w", overwrite=False)
+
+
+def test_load_weights_of_another_model_changes_nothing(tmp_path):
+    make(5).save_weights(tmp_path / "w")
+    model = make(4)
+    before = model.get_weights()
+    with pytest.raises(
+        CheckpointError, match=r"(?s)saved with shape \(3, 5\).*Nothing was changed"
+    ):
+        model.load_weights(tmp_path / "w")
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.warns(UserWarning, match="These were skipped"):
+        model.load_weights(tmp_path / "w", skip_mismatch=True)
+    assert (model.get_weights()[3] == make(5).get_weights()[3]).all()  # biases of zeros
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+def test_load_weights_of_a_checkpoint_with_fewer_layers_names_the_variable(tmp_path):
+    short = keras.Sequential([keras.Input((3,)), layers.Dense(4, "relu")])
+    short.save_weights(tmp_path / "w")
+    with pytest.raises(CheckpointError, match="no value for dense"):
+        make(4).load_weights(tmp_path / "w")
+
+
+def test_load_weights_of_a_checkpoint_without_a_model_is_an_error(tmp_path):
+    path = train.Checkpoint(mean=keras.metrics.Mean()).write(tmp_path / "m")
+    for model in (make(), make(built=False)):
+        with pytest.raises(CheckpointError, match="does not fit model"):
+            model.load_weights(path)
+
+
+def test_load_weights_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(ValueError, match="latest_checkpoint"):
+        make().load_weights(train.latest_checkpoint(tmp_path))
+    with pytest.raises(ValueError, match="there is no checkpoint of this name"):
+        make().load_weights(tmp_path / "none")
+
+
+def test_load_weights_of_a_damaged_checkpoint_raises_checkpoint_error(tmp_path):
+    make().save_weights(tmp_path / "w")
+    os.truncate(tmp_path / "w.safetensors", 10)
+    with pytest.raises(CheckpointError, match="its index says"):
+        make().load_weights(tmp_path / "w")

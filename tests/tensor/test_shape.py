@@ -1,0 +1,154 @@
+"""`TensorShape`: what TensorFlow's has, and that it is still a tuple."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+import pycollective as tf
+from pycollective import nest
+
+S = tf.TensorShape
+UNKNOWN = S(None)
+
+
+def test_shape_of_tensor_and_variable_is_a_tensor_shape():
+    for x in (tf.zeros([2, 3]), tf.Variable(np.zeros((2, 3)))):
+        shape = x.shape
+        assert type(shape) is S
+        assert shape == (2, 3) and shape == [2, 3] and shape == S([2, 3])
+        assert shape != (2, 4) and shape != [2] and shape != S([2, None])
+        assert (shape.rank, shape.ndims, shape.as_list(), shape.dims) == (2, 2, [2, 3], [2, 3])
+        assert shape.num_elements() == 6
+        assert isinstance(shape, tuple)
+        assert np.zeros(shape).shape == np.zeros(shape[:1] + shape[1:]).shape == (2, 3)
+        rows, columns = shape
+        assert (rows, columns, shape[-1], len(shape)) == (2, 3, 3, 2)
+    assert tf.constant(1.0).shape.rank == 0
+    assert tf.reshape(tf.zeros([6]), x.shape).shape == (2, 3)
+    assert tf.zeros(x.shape).shape == tf.ones(S([2, 3])).shape == x.shape
+
+
+def test_shape_of_anything_that_says_lengths():
+    assert S((2, None)) == S([2, None]) == (2, None)
+    assert S(5) == (5,)
+    assert S([np.int64(2), tf.constant(3)]) == (2, 3)
+    assert S(S([1, 2])) == (1, 2)
+    assert S(S(None)) == UNKNOWN
+    with pytest.raises(ValueError, match="Dimension -1 must be >= 0"):
+        S([2, -1])
+    with pytest.raises(TypeError):
+        S([2.5])
+
+
+def test_text_of_a_shape():
+    assert [str(S(x)) for x in ([], [2], [2, None], None)] == [
+        "()",
+        "(2,)",
+        "(2, None)",
+        "<unknown>",
+    ]
+    assert repr(S([2, None])) == "TensorShape([2, None])"
+    assert repr(UNKNOWN) == "TensorShape(None)"
+    assert f"{S([2, 3])} {S([2, 3]):>8}" == "(2, 3)   (2, 3)"
+
+
+def test_shape_is_true_if_its_rank_is_known():
+    assert S([])
+    assert tf.constant(1.0).shape
+    assert not UNKNOWN
+
+
+def test_slices_and_sums_are_shapes():
+    shape, a_tuple, a_list = S([2, None, 4]), (7,), [7]
+    for found in (shape[1:], shape[:2] + shape[2:], a_tuple + shape, a_list + shape):
+        assert type(found) is S
+    assert shape[1:] == (None, 4)
+    assert shape + a_tuple == shape + a_list == shape.concatenate(7) == (2, None, 4, 7)
+    assert a_tuple + shape == a_list + shape == (7, 2, None, 4)
+    assert shape + UNKNOWN == UNKNOWN
+    assert (UNKNOWN[0], UNKNOWN[:2], UNKNOWN[1:]) == (None, (None, None), UNKNOWN)
+
+
+def test_shape_of_unknown_rank():
+    assert (UNKNOWN.rank, UNKNOWN.ndims, UNKNOWN.dims, UNKNOWN.num_elements()) == (None,) * 4
+    assert not UNKNOWN.is_fully_defined()
+    assert UNKNOWN not in (S([]), ())
+    with pytest.raises(ValueError, match=r"as_list\(\) is not defined on an unknown TensorShape"):
+        UNKNOWN.as_list()
+    for call in (len, list):
+        with pytest.raises(ValueError, match="unknown rank"):
+            call(UNKNOWN)
+
+
+def test_what_two_shapes_have_in_common():
+    one, two = S([2, None]), S([None, 3])
+    assert one.merge_with(two) == (2, 3)
+    assert one.merge_with(None) == UNKNOWN.merge_with(one) == one
+    assert one.most_specific_compatible_shape(two) == (None, None)
+    assert one.most_specific_compatible_shape([2, 5]) == (2, None)
+    assert one.most_specific_compatible_shape([2]) == UNKNOWN
+    assert one.is_compatible_with(two) and one.is_compatible_with(UNKNOWN)
+    assert one.is_compatible_with((2, 7))
+    for other in ([3, None], [2], [2, 3, 4]):
+        assert not one.is_compatible_with(other)
+        with pytest.raises(ValueError, match="are not compatible"):
+            one.merge_with(other)
+        with pytest.raises(ValueError, match="are incompatible"):
+            one.assert_is_compatible_with(other)
+    one.assert_is_compatible_with([2, 3])
+
+
+def test_ranks_that_are_asked_for():
+    shape = S([2, None])
+    assert shape.with_rank(2) == shape.with_rank_at_least(1) == shape.with_rank_at_most(2) == shape
+    assert UNKNOWN.with_rank(2) == (None, None)
+    shape.assert_has_rank(2)
+    shape.assert_same_rank([1, 1])
+    for call, message in (
+        (lambda: shape.with_rank(1), r"Shape \(2, None\) must have rank 1"),
+        (lambda: shape.with_rank_at_least(3), r"Shape \(2, None\) must have rank at least 3"),
+        (lambda: shape.with_rank_at_most(1), r"Shape \(2, None\) must have rank at most 1"),
+        (lambda: shape.assert_has_rank(3), "must have rank 3"),
+        (lambda: shape.assert_same_rank([1]), "must have the same rank"),
+        (shape.assert_is_fully_defined, r"Shape \(2, None\) is not fully defined"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_copies_and_files_of_shapes():
+    for shape in (S([]), S([2, None]), UNKNOWN):
+        for copied in (pickle.loads(pickle.dumps(shape)), copy.deepcopy(shape), copy.copy(shape)):
+            assert type(copied) is S
+            assert copied == shape
+    assert json.dumps(S([2, None])) == "[2, null]"
+    assert {S([2, 3]): 1}[(2, 3)] == 1
+
+
+def test_shape_is_one_value_in_structures_and_elements():
+    assert nest.flatten({"a": S([2, 3]), "b": (1, 2)}) == [(2, 3), 1, 2]
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def lengths():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.zeros([int(replica) + 1]).shape
+
+    assert strategy.run(lengths).values == ((1,), (2,))
+    dataset = tf.data.Dataset.from_tensors(np.zeros((2, 3))).map(lambda x: x.shape)
+    assert [x.numpy().tolist() for x in dataset] == [[2, 3]]
+    assert tf.TensorSpec(S([2, None])) == tf.TensorSpec((2, None))
+    assert tf.TensorSpec(UNKNOWN) == tf.TensorSpec(None)
+    assert tf.constant([1, 2]).shape.as_list() == [2]
+    slices = tf.IndexedSlices(tf.zeros([2, 3]), tf.constant([0, 1]))
+    assert slices.shape.as_list() == [None, 3]
+
+
+def test_newaxis_is_there():
+    assert "newaxis" in dir(tf)
+    assert tf.zeros([2])[:, tf.newaxis].shape == (2, 1)
+    assert tf.zeros([2])[tf.newaxis, ..., tf.newaxis].shape == (1, 2, 1)

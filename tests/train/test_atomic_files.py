@@ -1,0 +1,150 @@
+"""Files that appear whole or not at all; what killed writers left is deleted, and nothing else."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pycollective import atomic_files, keras, train
+from pycollective.atomic_files import locked, replacing, write_atomically
+from pycollective.tensor import Variable
+
+KILLED = """
+import os, signal, sys
+from pycollective import keras, train
+from pycollective.tensor import Variable
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "checkpoint":
+    train.Checkpoint(v=Variable(1.0)).save("ckpt")
+else:
+    getattr(model, sys.argv[1])("m.keras" if sys.argv[1] == "save" else "m.weights.h5")
+"""
+
+
+@pytest.mark.parametrize("call", ["save", "save_weights", "checkpoint"])
+def test_the_next_save_deletes_what_a_killed_one_left(tmp_path, call):
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, call],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert len(list(tmp_path.glob("*.unfinished"))) == 1
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    if call == "save":
+        model.save(tmp_path / "m.keras")
+    elif call == "save_weights":
+        model.save_weights(tmp_path / "m.weights.h5")
+    else:
+        train.Checkpoint(v=Variable(1.0)).save(tmp_path / "ckpt")
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_writer_leaves_the_temporary_files_of_live_writers_alone(tmp_path):
+    with replacing(str(tmp_path / "slow")) as file:
+        file.write(b"first half")
+        write_atomically(str(tmp_path / "quick"), b"whole")
+        write_atomically(str(tmp_path / "slow"), b"of another writer")
+        assert len(list(tmp_path.glob("*.unfinished"))) == 1
+        file.write(b", second half")
+    assert (tmp_path / "slow").read_bytes() == b"first half, second half"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["quick", "slow"]
+
+
+def test_a_writer_leaves_files_of_other_programs_alone(tmp_path):
+    names = ["novel.unfinished", "a.0123.unfinished", "a.0123456789abcdef.unfinished.txt"]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "x.0123456789abcdef.unfinished").mkdir()
+    os.symlink(tmp_path / names[0], tmp_path / "y.0123456789abcdef.unfinished")
+    write_atomically(str(tmp_path / "z"), b"")
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_without_locks_only_old_temporary_files_are_deleted(tmp_path, monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    old, fresh = (tmp_path / f"{n}.0123456789abcdef.unfinished" for n in "ab")
+    for path in (old, fresh):
+        path.write_bytes(b"half")
+    hours_ago = time.time() - 7200
+    os.utime(old, (hours_ago, hours_ago))
+    train.Checkpoint(v=Variable(1.0)).save(tmp_path / "c")
+    assert not old.exists() and fresh.exists()
+
+
+def test_a_temporary_file_taken_for_an_abandoned_one_is_made_anew(tmp_path, monkeypatch):
+    real, names = fcntl.flock, []
+
+    def late(descriptor, operation):
+        if not names:
+            names.extend(tmp_path.glob("*.unfinished"))
+            atomic_files._remove_if_abandoned(str(names[0]))
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_atomically(str(tmp_path / "x"), b"whole")
+    assert names and (tmp_path / "x").read_bytes() == b"whole"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_error_in_the_block_leaves_the_old_file(tmp_path):
+    (tmp_path / "x").write_bytes(b"old")
+    with pytest.raises(RuntimeError, match="meanwhile"), replacing(str(tmp_path / "x")) as file:
+        file.write(b"new")
+        raise RuntimeError("meanwhile")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("x", b"old")]
+
+
+def test_locked_lets_one_thread_in_at_a_time(tmp_path):
+    inside, most = 0, []
+
+    def enter():
+        nonlocal inside
+        for _ in range(20):
+            with locked(str(tmp_path)):
+                inside += 1
+                most.append(inside)
+                time.sleep(0.0005)
+                inside -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(most) == 80 and max(most) == 1
+
+
+def test_locked_gives_up_at_its_deadline_and_names_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic_files, "_LOCK_SECONDS", 0.05)
+    with locked(str(tmp_path)):
+        with pytest.raises(TimeoutError, match="another process has been writing"):
+            train.Checkpoint(v=Variable(1.0)).save(tmp_path / "c")
+    train.Checkpoint(v=Variable(1.0)).save(tmp_path / "c")
+
+
+def test_locked_is_free_again_although_a_forked_child_lives(tmp_path):
+    with locked(str(tmp_path)):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        with locked(str(tmp_path)):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
