@@ -47,6 +47,8 @@ class Fault:
     """All processes end without a last word."""
     dies: bool = False
     """The victim's process ends without a last word."""
+    may_die: bool = False
+    """The victim's process may end without a last word, but not by a crash."""
     waits: bool = False
     """The fault comes at a time of its own, which counts from the moment's call itself; the victim
     waits for it before the last barrier."""
@@ -238,7 +240,8 @@ def _mismatch(rank: Any) -> None:
 def mismatch_variants(step: Step) -> tuple[str, ...]:
     """Return how a call can differ from the step's."""
     call = CALLS[step.call]
-    found = ["collective"]
+    # Messages are beside the collectives, where no call of another rank is amiss.
+    found = [] if call.pair else ["collective"]
     if step.call != "barrier":
         found.append("dtype")
         if not call.ragged:
@@ -254,7 +257,6 @@ def mismatched(step: Step, variant: str) -> Step:
     """Return the call that the victim makes in the place of the others'."""
     choose = random.Random(step.salt)
     if variant == "collective":
-        # An exchange is beside the collectives: nothing differs but that others wait for it.
         names = [c for c in CALLS if CALLS[c].collective != CALLS[step.call].collective]
         names = [c for c in names if not CALLS[c].reduces and not CALLS[c].pair]
         return replace(step, call=choose.choice(names), algorithm="auto", op="sum", in_place=False)
@@ -311,7 +313,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "no memory": Fault(
         _no_memory, ("AbortedError", "PeerLostError"), certain=False, own=_ANY, soft=True,
-        large=True, variants=("0 MiB", "1 MiB", "4 MiB", "16 MiB"), setups=PROCESSES,
+        may_die=True, large=True, variants=("0 MiB", "1 MiB", "4 MiB", "16 MiB"), setups=PROCESSES,
     ),
     "fork": Fault(_fork, variants=("drop", "exit", "keep", "use"), repeats=True, shared=True),
     "mismatch": Fault(

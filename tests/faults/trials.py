@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [p for p in (str(HERE), str(HERE.parent), str(HERE.parents[1])) if p not in sys.path]
+sys.path[:0] = [p for p in (str(HERE), str(HERE.parent)) if p not in sys.path]
+sys.path.append(str(HERE.parents[1]))  # last: an installed package goes before the source tree
 
 
 def _environment() -> dict[str, str]:

@@ -54,7 +54,8 @@ def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]]) -> list[str
             for e in errors
             if not _is_one_of(e, allowed)
         ]
-        if not fault.dies and not (_has(said, "done") or _has(said, "left")):
+        has_ended = _has(said, "done") or _has(said, "left")
+        if not (has_ended or fault.dies or fault.may_die):
             found.append(f"crash: the victim, rank {rank}, ended without a word")
         return found
     found = []
