@@ -53,9 +53,13 @@ class SharedMemory {
   void reserve(Mapping& mapping, std::byte* begin, std::size_t bytes) const;
   // Gives the memory of a part back; what was in it is zero for everyone.
   void discard(const Mapping& mapping, std::byte* begin, std::size_t bytes) const noexcept;
+  // From now on nobody else sees what this process writes to a mapped part, on whole pages. It
+  // still sees what others write to a page that it has not written to itself. Returns false where
+  // there is no memory for that: then the part stays shared.
+  bool isolate(const Mapping& mapping, std::byte* begin, std::size_t bytes) const noexcept;
   // Replaces a mapped part, on whole pages, by a copy that only this process sees. Threads of this
   // process may read and write it meanwhile.
-  void detach(std::uint64_t place, std::byte* begin, std::size_t bytes) const noexcept;
+  void detach(const Mapping& mapping, std::byte* begin, std::size_t bytes) const noexcept;
 
  private:
   explicit SharedMemory(int descriptor) : descriptor_(descriptor) {}

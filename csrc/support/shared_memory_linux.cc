@@ -104,12 +104,17 @@ void SharedMemory::discard(const Mapping& mapping, std::byte* begin,
                   static_cast<off_t>(bytes));
 }
 
-void SharedMemory::detach(std::uint64_t place, std::byte* begin, std::size_t bytes) const noexcept {
-  void* copy = mmap(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, descriptor_,
-                    static_cast<off_t>(place));
-  if (copy == MAP_FAILED) return;  // no memory for a copy: it stays shared
-  // A private page shows what others write until this process has written to it.
-  for (std::size_t at = 0; at < bytes; at += kPage) {
+bool SharedMemory::isolate(const Mapping& mapping, std::byte* begin,
+                           std::size_t bytes) const noexcept {
+  auto at = static_cast<off_t>(mapping.begin() + static_cast<std::size_t>(begin - mapping.data()));
+  return bytes == 0 || mmap(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+                            descriptor_, at) != MAP_FAILED;
+}
+
+void SharedMemory::detach(const Mapping& mapping, std::byte* begin,
+                          std::size_t bytes) const noexcept {
+  if (!isolate(mapping, begin, bytes)) return;
+  for (std::size_t at = 0; at < bytes; at += kPage) {  // which copies the page
     reinterpret_cast<volatile std::atomic<unsigned char>*>(begin + at)->fetch_or(0);
   }
 }

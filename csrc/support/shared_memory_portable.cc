@@ -23,7 +23,8 @@ Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
 }
 void SharedMemory::reserve(Mapping&, std::byte*, std::size_t) const {}
 void SharedMemory::discard(const Mapping&, std::byte*, std::size_t) const noexcept {}
-void SharedMemory::detach(std::uint64_t, std::byte*, std::size_t) const noexcept {}
+bool SharedMemory::isolate(const Mapping&, std::byte*, std::size_t) const noexcept { return false; }
+void SharedMemory::detach(const Mapping&, std::byte*, std::size_t) const noexcept {}
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)) {}

@@ -1,8 +1,12 @@
 #include "transport/shared_heap.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <set>
 #include <utility>
 
+#include "support/lasting.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
 
@@ -13,8 +17,53 @@ constexpr std::size_t kPage = 4096;
 
 }  // namespace
 
+struct SharedHeap::Forks {
+  std::mutex mutex;  // locked before those of the heaps
+  std::set<SharedHeap*> heaps;
+
+  Forks() {
+    // While a process forks, no heap is in the middle of something.
+    pthread_atfork(
+        [] {
+          lasting<Forks>().mutex.lock();
+          for (SharedHeap* heap : lasting<Forks>().heaps) heap->mutex_.lock();
+        },
+        &Forks::go_on,
+        [] {
+          for (SharedHeap* heap : lasting<Forks>().heaps) heap->isolate();
+          go_on();
+        });
+  }
+
+  static void go_on() {
+    for (SharedHeap* heap : lasting<Forks>().heaps) heap->mutex_.unlock();
+    lasting<Forks>().mutex.unlock();
+  }
+};
+
 SharedHeap::SharedHeap(int descriptor, std::uint64_t begin, int size, int rank)
-    : memory_(SharedMemory::open(descriptor)), end_(begin), size_(size), rank_(rank) {}
+    : memory_(SharedMemory::open(descriptor)), end_(begin), size_(size), rank_(rank) {
+  Forks& forks = lasting<Forks>();
+  std::lock_guard lock(forks.mutex);
+  forks.heaps.insert(this);
+}
+
+SharedHeap::~SharedHeap() {
+  Forks& forks = lasting<Forks>();
+  std::lock_guard lock(forks.mutex);
+  forks.heaps.erase(this);
+}
+
+void SharedHeap::isolate() noexcept {
+  for (Region& region : regions_) {
+    std::byte* data = region.memory.data();
+    std::size_t size = region.memory.size();
+    memory_.isolate(region.memory, data, region.private_begin);
+    memory_.isolate(region.memory, data + region.private_end, size - region.private_end);
+    region.private_begin = 0;
+    region.private_end = size;
+  }
+}
 
 std::byte* SharedHeap::allocate(std::size_t bytes) {
   std::lock_guard lock(mutex_);
@@ -88,7 +137,9 @@ void SharedHeap::detach(const void* data, std::size_t bytes) noexcept {
   auto first = static_cast<std::size_t>(static_cast<const std::byte*>(data) - base);
   std::size_t end = std::min(round_up(first + bytes, kPage), region->memory.size());
   first = first / kPage * kPage;
-  memory_.detach(region->memory.begin() + first, base + first, end - first);
+  memory_.detach(region->memory, base + first, end - first);
+  region->private_begin = first;  // a group fails once, in one call
+  region->private_end = end;
 }
 
 SharedHeap::Region* SharedHeap::find(const void* address) {

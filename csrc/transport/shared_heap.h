@@ -21,6 +21,9 @@ class SharedHeap {
  public:
   // Begins at the place `begin` of the memory behind a descriptor.
   SharedHeap(int descriptor, std::uint64_t begin, int size, int rank);
+  ~SharedHeap();
+  SharedHeap(const SharedHeap&) = delete;
+  SharedHeap& operator=(const SharedHeap&) = delete;
 
   // This rank's part of so many bytes, on a cache line; the other ranks get theirs by the same
   // call. Throws std::system_error where there is not so much memory.
@@ -46,6 +49,8 @@ class SharedHeap {
     std::size_t part;  // bytes of each rank's
     std::size_t used = 0;
     std::uint32_t arrays = 0;  // that every rank has made in it
+    // The part of it that is not shared any more.
+    std::size_t private_begin = 0, private_end = 0;
   };
   // In a region's first page: how often ranks have released an array of it, and how many ranks have
   // forgotten it.
@@ -59,6 +64,11 @@ class SharedHeap {
   bool is_over(const Region& region, std::uint32_t released) const;
   std::byte* take(Region& region, std::size_t bytes);
   void forget_released();
+
+  // What happens to all heaps of the process when it forks.
+  struct Forks;
+  // In a forked child: what it writes is not its parent's to see.
+  void isolate() noexcept;
 
   const Origin origin_;
   std::mutex mutex_;  // guards all below

@@ -138,3 +138,32 @@ def test_forked_child_that_drops_shared_arrays_does_not_free_them(on_ranks):
     for rank, own in enumerate(arrays):
         for x in own:
             assert (x == rank + 1).all()
+
+
+def test_forked_child_that_writes_to_shared_arrays_writes_for_itself(on_ranks):
+    comms = make_group("shm", 2, 30.0)
+    arrays = on_ranks(comms, lambda c: [c.empty(100_000), c.empty(100)])
+    for rank, own in enumerate(arrays):
+        for x in own:
+            x.fill(rank + 1)
+
+    def scribble():
+        for own in arrays:
+            for rank, x in enumerate(own):
+                x[:50] = 7 + rank
+
+        def look():  # in a child of the child
+            for own in arrays:
+                for rank, x in enumerate(own):
+                    assert (x[:50] == 7 + rank).all()
+                    x.fill(9)
+
+        assert in_a_child(look)
+        look()
+
+    assert in_a_child(scribble)
+    for rank, own in enumerate(arrays):
+        for x in own:
+            assert (x == rank + 1).all()
+    results = on_ranks(comms, lambda c: c.all_reduce(arrays[c.rank][0]))
+    assert all((result == 3).all() for result in results)
