@@ -191,7 +191,9 @@ def _in_ranks_here(text: str, members: list[int]) -> str:
 
     def here(found: re.Match[str]) -> str:
         return re.sub(
-            r"\d+", lambda n: str(members[int(n[0])] if int(n[0]) < len(members) else n[0]), found[0]
+            r"\d+",
+            lambda n: str(members[int(n[0])] if int(n[0]) < len(members) else n[0]),
+            found[0],
         )
 
     return _RANKS.sub(here, re.sub(r"(\brank \d+) of \d+", r"\1", text))
