@@ -1,4 +1,4 @@
-"""Communicators on MPI, of which a stand-in among threads has the place: test_mpi.py has the real one."""
+"""Communicators on a stand-in for MPI whose ranks are threads; test_mpi.py has the real MPI."""
 
 from __future__ import annotations
 
