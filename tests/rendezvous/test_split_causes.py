@@ -1,4 +1,4 @@
-"""A split that fails because of one rank: every rank of the new group hears of it, by its number here."""
+"""A split that fails because of one rank: the others hear of that rank, by its number here."""
 
 from __future__ import annotations
 
