@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["op_name", "rank_number", "seconds", "sizes", "switch", "whole"]
 
 _OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
-_UFUNCS = {
+_UFUNCS: dict[Any, str] = {
     np.add: "sum",
     np.multiply: "prod",
     np.minimum: "min",
@@ -51,8 +51,10 @@ def op_name(op: Any, dtype: Any = None) -> str:
         name = str(op.value).lower()
     elif op is sum or op is min or op is max:
         name = op.__name__
-    elif op is not None and getattr(np, getattr(op, "__name__", ""), None) is op:
-        name = _FUNCTIONS.get(op.__name__)
+    else:
+        called = getattr(op, "__name__", "")
+        if op is not None and getattr(np, called, None) is op:
+            name = _FUNCTIONS.get(called)
     if name is None:
         raise TypeError(
             f"op must be one of {', '.join(map(repr, _OPS))}, or one of NumPy's functions add, "

@@ -361,14 +361,13 @@ class MPICore:
         if logical and op in ("min", "max"):
             operations |= {"min": mpi.LAND, "max": mpi.LOR}
 
+        @np.errstate(all="ignore")  # as the core, which warns of no infinities
         def call() -> None:
             if not source.size:
                 return
             given = source.astype(_REDUCED_AS.get(dtype.name, dtype), copy=False)
             shape = source.shape if target is None else target.shape
             total = np.empty(shape, given.dtype)
-            if given is source and target is not None and np.shares_memory(source, target):
-                given = source.copy()
             reduce(given, total, operations[op])
             if op in ("min", "max") and given.dtype.kind == "f":
                 absent = np.empty(shape, np.uint8)

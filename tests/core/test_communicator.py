@@ -355,6 +355,8 @@ def test_an_async_call_whose_thread_cannot_start_says_so_and_can_be_repeated():
     body = """
 x = np.ones(4)
 groups = pc.local_group(32, timeout=10)
+for c in groups:  # the memory of messages is there
+    c.send(x, c.rank)
 calls = [lambda c: c.all_reduce(x, async_op=True), lambda c: c.send(x, (c.rank + 1) % 32, async_op=True)]
 for call in calls:
     print(limited(lambda: [call(c) for c in groups], 6 << 20))

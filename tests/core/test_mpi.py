@@ -36,11 +36,14 @@ def mpirun(tmp_path):
             [program, "-n", str(ranks), sys.executable, str(script)],
             cwd=tmp_path,
             env={
-                **os.environ,
+                # Unbuffered, the ranks' lines would come in pieces, one among the other.
+                **{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
                 "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path]),
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                # Open MPI 5, and before it.
                 "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+                "OMPI_MCA_rmaps_base_oversubscribe": "1",
                 "OMPI_MCA_mpi_yield_when_idle": "1",
             },
             capture_output=True,

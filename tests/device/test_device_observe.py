@@ -102,6 +102,40 @@ def test_a_timeline(devices, on_devices, tmp_path):
     assert {e["name"] for e in found if e["cat"] == "message"} == {"send", "recv"}
 
 
+def test_times_of_a_timed_call_that_the_device_has_not_ended_are_those_of_the_host(
+    devices, on_ranks, tmp_path
+):
+    x = devices.asarray(np.ones(4, np.float32))
+
+    def work(c):
+        c.all_reduce(x)
+        c.barrier()
+        if c.rank == 0:
+            devices.emulated.hold(True)
+        c.barrier()
+        before = time.monotonic()
+        later = c.all_reduce(x, async_op=True)
+        (operation,) = later._tasks
+        operation = getattr(operation, "_task", operation)
+        c.barrier()
+        begin, end = operation.times
+        assert before <= begin <= end <= time.monotonic()
+        begin_again, later_end = operation.times
+        assert begin_again == begin and later_end >= end
+        c.barrier()
+        if c.rank == 0:
+            devices.emulated.hold(False)
+            devices.emulated.run()
+        c.barrier()
+        later.wait()
+        begin, ended = operation.times
+        assert operation.ended and operation.times == (begin, ended)
+        c.close()
+
+    with pc.timeline(tmp_path / "timeline.json"):
+        assert on_ranks(local_group(2, timeout=20), work) == [None, None]
+
+
 def test_a_call_that_fails(devices, on_ranks, tmp_path):
     """A device that broke has no times; the file says what has failed."""
     file = tmp_path / "timeline.json"

@@ -226,6 +226,24 @@ def test_nccl_that_refuses(gpus, on_gpus):
         assert "making the communicator" in str(error) and "invalid usage" in str(error)
 
 
+def test_nccl_that_refuses_one_rank_fails_all_ranks_at_once(gpus, on_gpus, monkeypatch):
+    """The others are in the creation, which waits for that rank: they hear of its error from it."""
+    found = gpu.nccl.NcclCommunicator
+
+    def refusing(library, unique_id, size, rank, *rest):
+        if rank == 1:
+            raise NcclError("NCCL refuses rank 1")
+        return found(library, unique_id, size, rank, *rest)
+
+    monkeypatch.setattr(gpu.nccl, "NcclCommunicator", refusing)
+
+    def work(c):
+        with pytest.raises(CollectiveError, match="NCCL refuses rank 1"):
+            c.all_reduce(ones(gpus))
+
+    assert on_gpus(local_group(2, timeout=50), work) == [None, None]
+
+
 @pytest.mark.parametrize("failing", ["abort", "async_error"])
 def test_an_nccl_that_fails_at_failing(gpus, on_gpus, failing, caplog):
     """The others hear of it all the same."""

@@ -1,0 +1,244 @@
+"""A stand-in for mpi4py whose ranks are threads: what `pycollective.communicator.mpi` asks of MPI.
+
+A collective is carried out when all ranks have called it. As in MPI, a rank's buffers are read and
+written then, and input and output of one call must not overlap.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+import numpy as np
+
+ANY_SOURCE, ANY_TAG, UNDEFINED = -1, -1, -32766
+THREAD_SERIALIZED, THREAD_MULTIPLE = 2, 3
+BYTE = np.dtype(np.uint8)
+SUM, PROD, MIN, MAX = np.add, np.multiply, np.minimum, np.maximum
+LAND, LOR, LXOR = np.logical_and, np.logical_or, np.logical_xor
+BAND, BOR, BXOR = np.bitwise_and, np.bitwise_or, np.bitwise_xor
+
+
+def Is_finalized():
+    return False
+
+
+def Query_thread():
+    return THREAD_MULTIPLE
+
+
+class Status:
+    source = tag = count = 0
+
+    def Get_source(self):
+        return self.source
+
+    def Get_tag(self):
+        return self.tag
+
+    def Get_count(self, _):
+        return self.count
+
+
+class Request:
+    def __init__(self):
+        self.done = False
+
+    @staticmethod
+    def Testall(requests):
+        return all(request.done for request in requests)
+
+
+def _flat(buffer):
+    """Return a buffer's items and, where they are given, its ranks' counts."""
+    if buffer is None:
+        return None, None
+    if isinstance(buffer, list):
+        array, counts = buffer[0], buffer[1] if len(buffer) == 4 else None
+    else:
+        array, counts = buffer, None
+    return array.reshape(-1), counts
+
+
+class _Shared:
+    """What the ranks of a communicator have together."""
+
+    def __init__(self, size):
+        self.size = size
+        self.lock = threading.RLock()
+        self.calls = defaultdict(dict)  # by number: what each rank has called
+        self.numbers = [0] * size
+        self.inboxes = [[] for _ in range(size)]
+        self.made = defaultdict(dict)  # communicators, by number and color
+
+
+class Message:
+    def __init__(self, data):
+        self._data = data
+
+    def Recv(self, buffer):
+        _flat(buffer)[0][:] = self._data
+
+
+class Intracomm:
+    def __init__(self, shared, rank):
+        self._shared, self._rank = shared, rank
+
+    def Get_rank(self):
+        return self._rank
+
+    def Get_size(self):
+        return self._shared.size
+
+    # Collectives --------------------------------------------------------------------------------
+
+    def _call(self, kind, given, taken, **more):
+        shared, request = self._shared, Request()
+        given, taken = _flat(given), _flat(taken)
+        if given[0] is not None and taken[0] is not None:
+            assert not np.shares_memory(given[0], taken[0]), "MPI forbids it"
+        with shared.lock:
+            number = shared.numbers[self._rank]
+            shared.numbers[self._rank] += 1
+            calls = shared.calls[number]
+            calls[self._rank] = kind, given, taken, more, request
+            if len(calls) == shared.size:
+                del shared.calls[number]
+                self._carry_out([calls[r] for r in range(shared.size)])
+        return request
+
+    @staticmethod
+    def _carry_out(calls):
+        kind, _, _, more, _ = calls[0]
+        assert all(call[0] == kind and call[3] == more for call in calls), "MPI calls differ"
+        size, root = len(calls), more.get("root", 0)
+        given = [call[1][0] for call in calls]
+
+        def part(r, which, q):  # of rank r's input or output, rank q's
+            array, counts = calls[r][which]
+            if counts is None:
+                counts = [len(array) // size] * size
+            begin = sum(counts[:q])
+            return array[begin : begin + counts[q]]
+
+        if kind == "reduce":
+            total = given[0].copy()
+            for other in given[1:]:
+                total = more["op"](total, other).astype(total.dtype)
+            for r, call in enumerate(calls):
+                if call[2][0] is not None and r in more.get("to", range(size)):
+                    call[2][0][:] = total
+        elif kind == "reduce_scatter":
+            total = given[0].copy()
+            for other in given[1:]:
+                total = more["op"](total, other).astype(total.dtype)
+            for r, call in enumerate(calls):
+                call[2][0][:] = total.reshape(size, -1)[r]
+        elif kind == "bcast":
+            for call in calls:
+                call[2][0][:] = calls[root][2][0]
+        else:
+            for r in range(size):
+                for q in range(size):
+                    if kind == "all_gather" or (kind == "gather" and r == root):
+                        part(r, 2, q)[:] = given[q]
+                    elif kind == "scatter" and q == root:
+                        calls[r][2][0][:] = part(q, 1, r)
+                    elif kind == "all_to_all":
+                        part(r, 2, q)[:] = part(q, 1, r)
+        for call in calls:
+            call[4].done = True
+
+    def Iallreduce(self, given, taken, op):
+        return self._call("reduce", given, taken, op=op)
+
+    def Ireduce(self, given, taken, op, root):
+        return self._call("reduce", given, taken, op=op, to=(root,))
+
+    def Ireduce_scatter_block(self, given, taken, op):
+        return self._call("reduce_scatter", given, taken, op=op)
+
+    def Ibcast(self, buffer, root):
+        return self._call("bcast", None, buffer, root=root)
+
+    def Iallgather(self, given, taken):
+        return self._call("all_gather", given, taken)
+
+    def Igather(self, given, taken, root):
+        return self._call("gather", given, taken, root=root)
+
+    def Iscatter(self, given, taken, root):
+        return self._call("scatter", given, taken, root=root)
+
+    def Ialltoall(self, given, taken):
+        return self._call("all_to_all", given, taken)
+
+    Iallgatherv, Igatherv, Iscatterv, Ialltoallv = Iallgather, Igather, Iscatter, Ialltoall
+
+    def _wait(self, request):
+        event = threading.Event()
+        while not request.done:
+            event.wait(0.001)
+
+    def Allgather(self, given, taken):
+        self._wait(self._call("all_gather", given, taken))
+
+    def Split(self, color, key):
+        table = np.empty((self._shared.size, 2), np.int64)
+        self.Allgather(np.array([color, key], np.int64), table)
+        if color == UNDEFINED:
+            self.Dup()
+            return None
+        ranks = [r for r in range(self._shared.size) if table[r, 0] == color]
+        ranks.sort(key=lambda r: (table[r, 1], r))
+        return self._made(color, len(ranks), ranks.index(self._rank))
+
+    def Dup(self):
+        return self._made(None, self._shared.size, self._rank)
+
+    def _made(self, color, size, rank):
+        with self._shared.lock:
+            number = self._shared.numbers[self._rank]
+            shared = self._shared.made[number].setdefault(color, _Shared(size))
+        self.Allgather(np.zeros(1), np.empty(self._shared.size))
+        return Intracomm(shared, rank)
+
+    # Messages -----------------------------------------------------------------------------------
+
+    def Isend(self, buffer, dest, tag=0):
+        request = Request()
+        with self._shared.lock:
+            data = _flat(buffer)[0].copy()
+            self._shared.inboxes[dest].append((self._rank, tag, data))
+        request.done = True
+        return request
+
+    def _find(self, source, status, takes):
+        inbox = self._shared.inboxes[self._rank]
+        with self._shared.lock:
+            for place, (sender, tag, data) in enumerate(inbox):
+                if source in (ANY_SOURCE, sender):
+                    if status is not None:
+                        status.source, status.tag, status.count = sender, tag, data.nbytes
+                    return inbox.pop(place)[2] if takes else data
+        return None
+
+    def Iprobe(self, source, tag, status):
+        return self._find(source, status, False) is not None
+
+    def Improbe(self, source, tag, status):
+        data = self._find(source, status, True)
+        return None if data is None else Message(data)
+
+    def Probe(self, source, tag, status):
+        while not self.Iprobe(source, tag, status):
+            threading.Event().wait(0.001)
+
+    def Recv(self, buffer, source, tag=ANY_TAG):
+        _flat(buffer)[0][:] = self._find(source, None, True)
+
+
+def world(size):
+    """Return COMM_WORLD as each rank has it."""
+    shared = _Shared(size)
+    return [Intracomm(shared, rank) for rank in range(size)]

@@ -1,0 +1,133 @@
+"""Communicators on a stand-in for MPI whose ranks are threads; test_mpi.py has the real MPI."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import fake_mpi
+import numpy as np
+import pytest
+from cases import FACTORS, Case, Known, pairwise, play
+
+import pycollective as pc
+
+
+@pytest.fixture
+def on_mpi(monkeypatch, on_ranks):
+    """Return a function that calls ``work(communicator)`` for so many ranks."""
+    package = types.ModuleType("mpi4py")
+    package.MPI = fake_mpi
+    monkeypatch.setitem(sys.modules, "mpi4py", package)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi)
+
+    def run(size, work):
+        def on_one(comm):
+            return work(pc.Communicator.from_mpi(comm, timeout=20))
+
+        return on_ranks(fake_mpi.world(size), on_one)
+
+    return run
+
+
+def chosen_by_mpi(which):
+    """Return the cases of test_suite.py without those that name an algorithm."""
+    factors, whats = dict(FACTORS[which]), {}
+    for what in factors["what"]:
+        named = what.algorithm
+        if not isinstance(named, str) or named not in ("auto", "", "tree", "ring", "direct"):
+            continue
+        if what.collective != "all_reduce" or named == "auto":
+            whats.setdefault((what.collective, what.ragged), what)
+    factors["what"] = list(whats.values())
+    return list(pairwise(factors))
+
+
+@pytest.mark.parametrize("which", ["reductions", "moves"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_collective_gives_what_the_core_gives(on_mpi, ranks, which):
+    chosen = chosen_by_mpi(which)
+    assert len(chosen) > 100
+
+    def work(comm):
+        for factors in chosen[:: 1 if ranks == 2 else 3]:
+            case = Case(ranks, **factors)
+            play(comm, case, Known(case))
+
+    assert on_mpi(ranks, work) == [None] * ranks
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "mean"])
+def test_reductions_in_place_leave_mpi_buffers_that_do_not_overlap(on_mpi, op):
+    def work(comm):
+        x = np.arange(6.0) * (comm.rank + 1)
+        comm.all_reduce(x, op, out=x)
+        y = np.arange(6.0) * (comm.rank + 1)
+        got = comm.reduce(y, op, out=y if comm.rank == 0 else None)
+        return x.tolist(), None if got is None else y.tolist()
+
+    factor = {"sum": 3.0, "max": 2.0, "mean": 1.5}[op]
+    want = [factor * i for i in range(6)]
+    assert on_mpi(2, work) == [(want, want), (want, None)]
+
+
+def test_messages_and_splits(on_mpi):
+    def work(comm):
+        for step in range(comm.size):
+            comm.send(np.full(5, comm.rank + 0.5), (comm.rank + step) % comm.size, tag=step)
+        for step in reversed(range(comm.size)):
+            source = (comm.rank - step) % comm.size
+            got = comm.recv(source=source, tag=step, shape=5, dtype=float)
+            assert (got == source + 0.5).all()
+        part = comm.split(comm.rank % 2, -comm.rank)
+        assert part.all_reduce(np.ones(1))[0] == part.size == (2 if comm.rank != 1 else 1)
+        assert (comm.split(None if comm.rank else 0) is None) == (comm.rank > 0)
+        return comm.all_reduce(np.ones(3), async_op=True).wait().tolist()
+
+    assert on_mpi(3, work) == [[3.0] * 3] * 3
+
+
+def test_calls_that_differ_are_named(on_mpi):
+    def work(comm):
+        with pytest.raises(pc.MismatchError, match=r"rank 0 is in all_reduce\(float64\[4\], sum\)"):
+            comm.all_reduce(np.ones(4 if comm.rank == 0 else 3))
+
+    assert on_mpi(2, work) == [None, None]
+
+
+def test_a_rank_that_leaves_is_lost_and_one_that_does_not_come_is_waited_for(on_mpi, monkeypatch):
+    monkeypatch.setattr("pycollective.communicator.mpi._GRACE", 0.05)
+
+    def work(comm):
+        first, second = comm.split(0), comm.split(0)
+        if comm.rank == 0:
+            first.close()
+            with pytest.raises(pc.CollectiveTimeoutError, match="did not come within 0.1 s"):
+                second.barrier(timeout=0.1)
+            return
+        with pytest.raises(pc.PeerLostError, match="rank 0 has left the group"):
+            first.barrier()
+
+    assert on_mpi(2, work) == [None, None]
+
+
+def test_items_without_bytes_are_moved(on_mpi):
+    def work(comm):
+        x = np.zeros(4, "V0")
+        return [
+            r if r is None else (r.shape, r.dtype == "V0")
+            for r in (comm.broadcast(x), comm.all_gather(x), comm.scatter(x), comm.all_to_all(x))
+        ]
+
+    want = [((4,), True), ((8,), True), ((2,), True), ((4,), True)]
+    assert on_mpi(2, work) == [want, want]
+
+
+def test_what_is_no_communicator_of_mpi_is_refused(on_mpi):
+    def work(comm):
+        with pytest.raises(TypeError, match="needs an intracommunicator"):
+            pc.Communicator.from_mpi("MPI.COMM_WORLD")
+        with pytest.raises(TypeError, match="timeout must be a positive number of seconds"):
+            pc.Communicator.from_mpi(comm._group.comm, timeout="x")
+
+    assert on_mpi(1, work) == [None]

@@ -1,0 +1,31 @@
+"""A split that fails because of one rank: the others hear of that rank, by its number here."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from processes import run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+
+BODY = """
+with without_descriptors(2) if comm.rank == 1 else contextlib.nullcontext():
+    try:
+        comm.split(0 if comm.rank else 5)
+        print("made")
+    except pc.CollectiveError as error:
+        print(in_words(error))
+comm.barrier()
+"""
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+def test_split_of_a_rank_without_descriptors_names_that_rank_to_all(tmp_path, transport):
+    done = run(tmp_path, transport, 3, BODY)
+    alone, first, second = done.outputs
+    assert alone == "made\n", done
+    for output in (first, second):
+        assert "could not be made: rank 1: rank 1 cannot meet the group at" in output, done
+        assert "Too many open files" in output, done
+        assert "rank 0" not in output, done
