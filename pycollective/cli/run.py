@@ -18,10 +18,10 @@ the process's communicator; the ranks talk through shared memory, or over TCP on
 Nothing has to be configured; for TCP a secret is made and handed out.
 
 Signals are passed on; Ctrl-Z stops the ranks too, and a third Ctrl-C kills them. Rank 0 has the standard
-input, the others have none. When a rank fails, the others' calls raise PeerLostError; what still runs
-5 seconds later gets SIGTERM, and after 5 more SIGKILL. What a rank leaves behind is ended, and so is
-everything when this command is killed. The exit status is that of the rank that failed first, 128 + n
-for signal n.
+input, the others have none. When a rank fails, the others' calls raise PeerLostError, or RendezvousError
+if the ranks have not met yet; what still runs 5 seconds later gets SIGTERM, and after 5 more SIGKILL.
+What a rank leaves behind is ended, and so is everything when this command is killed. The exit status is
+that of the rank that failed first, 128 + n for signal n.
 """
 
 _EPILOG = """\
