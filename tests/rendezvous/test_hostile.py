@@ -13,6 +13,7 @@ import pytest
 from ports import free_port
 from processes import SECRET
 
+from pycollective import tuning
 from pycollective.rendezvous import RendezvousError, handshake, meet
 from pycollective.rendezvous.door import Door
 
@@ -196,3 +197,16 @@ def test_rank_0_place_with_a_bad_port_names_the_field(on_ranks, port):
     error, said = on_ranks([rank_0, joins], lambda rank: rank())
     assert isinstance(error, RendezvousError)
     assert said == {"error": "port is not a number from 1 to 65535"}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}", '[["all_reduce", -1, "ring"]]', "nonsense"])
+def test_given_table_of_algorithms_that_is_none_raises_value_error(text):
+    with pytest.raises(ValueError, match=f"^{tuning.CHOICES}="):
+        tuning.given({tuning.CHOICES: text}, "shm", 2)
+
+
+def test_prepare_table_of_deep_json_begins_a_new_one(tmp_path):
+    file = tmp_path / "table.json"
+    file.write_text("[" * 100_000)
+    tuning.prepare(file, "1.0")
+    assert json.loads(file.read_text())["tables"] == {}
