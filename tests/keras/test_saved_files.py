@@ -189,6 +189,21 @@ def test_load_own_variables_that_raises_names_the_layer(tmp_path):
         model.load_weights(path)
 
 
+@pytest.mark.parametrize("count", [1, 40])
+def test_load_weights_values_that_expand_too_far_are_refused(tmp_path, count):
+    model = keras.Sequential([keras.Input((3,)), Stubborn(name="mine")])
+    path = tmp_path / "m.weights.h5"
+    model.save_weights(path)
+    each = (65 << 20) // count
+    with h5py.File(path, "r+") as file:
+        group = file["layers/stubborn/vars"]
+        for number in range(count):
+            group.create_dataset(f"x{number}", (each,), "u1", chunks=(1 << 20,), compression="gzip")
+    assert path.stat().st_size < 500_000
+    with pytest.raises(CheckpointError, match="too large for a file of"):
+        model.load_weights(path)
+
+
 def test_load_weights_items_of_gigabytes_are_refused_before_they_are_read(tmp_path):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1000, name="d")])
     path = tmp_path / "m.weights.h5"

@@ -28,7 +28,7 @@ __all__ = ["owners_of", "read_weights", "write_weights"]
 #: What Keras stores besides weights and optimizer, or stored once: nothing here takes it.
 _ELSEWHERE = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
 _MOST_NAMED = 10  # of the differences in a message
-_LARGEST_VALUE = 64 << 20  # bytes, or so many times the whole file:
+_LARGEST_VALUE = 64 << 20  # bytes of a layer's values, or so many times the whole file:
 _MOST_EXPANSION = 100
 
 
@@ -202,12 +202,14 @@ def _all_values(h5py: Any, stored: Any, where: str, size: int) -> dict[str, Arra
     Nothing says which shapes are right: values that would be much larger than the file are refused.
     """
     values = {}
+    left = max(_LARGEST_VALUE, _MOST_EXPANSION * size)
     for name in [] if stored is None else stored:
         dataset = _dataset(h5py, stored, name, where)
-        if dataset.nbytes > max(_LARGEST_VALUE, _MOST_EXPANSION * size):
+        left -= dataset.nbytes
+        if left < 0:
             raise CheckpointError(
-                f"{where} is refused: {dataset.name!r} in its weights would have {dataset.nbytes} "
-                f"bytes, the whole file has {size}"
+                f"{where} is refused: with {dataset.name!r}, which would have {dataset.nbytes} bytes, "
+                f"the values of one layer in it are too large for a file of {size} bytes"
             )
         values[name] = _numbers(dataset, where)
     return values
