@@ -29,6 +29,8 @@ def as_element(value: Any, own: bool = False) -> Any:
     if isinstance(value, (tuple, dict)) and not isinstance(value, TensorShape):
         children = value.values() if isinstance(value, dict) else value
         return nest.rebuild(value, [as_element(v, own) for v in children])
+    if isinstance(value, Dataset):  # a window
+        return value
     array = _as_text(value) if _is_text(value) else as_tensor(value).array
     return copy(array) if own and is_array(value) else array
 
@@ -58,8 +60,8 @@ def _as_text(value: Any) -> Any:
 
 
 def as_tensors(element: Any) -> Any:
-    """Return a nest of arrays as a nest of tensors."""
-    return nest.map_structure(Tensor, element)
+    """Return a nest of arrays as a nest of tensors; the datasets that are windows stay."""
+    return nest.map_structure(lambda a: a if isinstance(a, Dataset) else Tensor(a), element)
 
 
 class DatasetIterator(NextElements):
@@ -171,6 +173,11 @@ class Dataset:
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Yield the elements as nests of NumPy arrays."""
         for element in self._iter():
+            if any(isinstance(leaf, Dataset) for leaf in nest.flatten(element)):
+                raise TypeError(
+                    "as_numpy_iterator() is not supported for datasets whose elements are datasets; "
+                    "call it for each of these"
+                )
             yield nest.map_structure(lambda a: Tensor(a).numpy(), element)
 
     @property
@@ -442,10 +449,35 @@ class Dataset:
         """Return pairs of a number and an element."""
         return transformations.Enumerate(self, start)
 
+    def window(
+        self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
+    ) -> Dataset:
+        """Return datasets of ``size`` elements each, one for each component of the elements.
+
+        Parameters
+        ----------
+        size : int
+            How many elements a window has; the last ones may have fewer.
+        shift : int, optional
+            How many elements further the next window begins; by default ``size``.
+        stride : int
+            How many elements further the next element of a window is.
+        drop_remainder : bool
+            Leave out windows of fewer elements.
+        """
+        return windows.Window(self, size, shift, stride, drop_remainder)
+
     def unbatch(self) -> Dataset:
         """Return the rows of every element."""
         return batching.Unbatch(self)
 
 
 # The methods above need these modules, whose classes are kinds of `Dataset`.
-from pycollective.data import batching, cache, files, sources, transformations  # noqa: E402
+from pycollective.data import (  # noqa: E402
+    batching,
+    cache,
+    files,
+    sources,
+    transformations,
+    windows,
+)
