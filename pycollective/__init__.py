@@ -70,6 +70,8 @@ def __getattr__(name: str) -> Any:
         from pycollective.rendezvous import init
 
         value: Any = init
+    elif name == "bool":  # `bool_` in `dtypes`, where Python's own is needed
+        return importlib.import_module("pycollective.dtypes").bool_
     elif name == "device":
         value = importlib.import_module("pycollective.distribute.devices").device
     elif importlib.util.find_spec(f"pycollective.{name}") is not None:
@@ -88,4 +90,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     tensor = importlib.import_module("pycollective.tensor")
     dtypes = importlib.import_module("pycollective.dtypes")
-    return sorted({*__all__, "device", *_ROOMS, *tensor.__all__, *dtypes.__all__})
+    return sorted({*__all__, "bool", "device", *_ROOMS, *tensor.__all__, *dtypes.__all__})

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["VARIABLES", "check", "enumerated", "is_number", "number", "shown"]
+__all__ = ["MAX_RANKS", "VARIABLES", "check", "enumerated", "is_number", "number", "shown"]
 
 _log = logging.getLogger("pycollective")
 
+MAX_RANKS = 1024
+"""The most processes that a group may have."""
 PREFIX = "PYCOLLECTIVE_"
 VARIABLES = {
     "PYCOLLECTIVE_RANK": "the number of this process in its group, from 0",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pycollective import _core
+from pycollective.atomic_files import write_atomically
 
 __all__ = [
     "CHOICES",
@@ -185,7 +186,7 @@ def _read(file: str, changed: int, length: int) -> dict[str, dict[int, Rows]]:
             str(transport): {int(ranks): checked(found) for ranks, found in sizes.items()}
             for transport, sizes in content["tables"].items()
         }
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _log.warning(
             "the table of algorithms in %s is not used, but the built-in one: %s. "
             "'pycollective bench --tune' measures a new one",
@@ -218,8 +219,8 @@ def _kept(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
         if content["format"] == FORMAT and content["host"] == host():
-            return dict(content["tables"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return {name: dict(sizes) for name, sizes in content["tables"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     return {}
 
@@ -227,6 +228,4 @@ def _kept(file: Path) -> dict[str, Any]:
 def _write(file: Path, kept: dict[str, Any], version: str) -> None:
     content = {"format": FORMAT, "version": version, "host": host(), "tables": kept}
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(file)
+    write_atomically(str(file), (json.dumps(content, indent=1) + "\n").encode())

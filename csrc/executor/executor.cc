@@ -311,7 +311,8 @@ void wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
   };
   endpoint.wait(watched, deadline, [&] {
     std::uint64_t now = endpoint.moved();
-    look_up(awaited(), std::exchange(moved, false) || now != std::exchange(before, now));
+    endpoint.note_awaited(awaited());
+    look_up(endpoint.awaited(), std::exchange(moved, false) || now != std::exchange(before, now));
   });
 }
 

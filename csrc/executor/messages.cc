@@ -162,7 +162,9 @@ void Messages::fail_group(FailureKind kind, const std::string& message) {
 void Messages::done(Call& call, std::exception_ptr error) noexcept {
   call.task->finish(error);
   finished_.push_back(std::move(call.task));
-  --outstanding_;
+  if (--outstanding_ > 0 || told_.empty()) return;
+  told_.clear();
+  group_->tell_message(rank_, told_);
 }
 
 void Messages::fail_all(std::exception_ptr error) noexcept {
@@ -318,6 +320,25 @@ void Messages::end_data(int, Peer& peer) {
   take(call, came);
 }
 
+void Messages::tell_waiting() {
+  const Call* oldest = nullptr;
+  bool sends = false;
+  auto look_at = [&](const Call& call, bool is_send) {
+    if (oldest && oldest->message.began <= call.message.began) return;
+    oldest = &call;
+    sends = is_send;
+  };
+  for (const Peer& peer : peers_) {
+    if (!peer.sends.empty()) look_at(peer.sends.front(), true);
+    if (!peer.receives.empty()) look_at(peer.receives.front(), false);
+    if (peer.receiving) look_at(*peer.receiving, false);
+  }
+  std::string text = oldest ? describe(*oldest, sends) : "";
+  if (text == told_) return;
+  told_ = text;
+  group_->tell_message(rank_, text);
+}
+
 std::string Messages::describe(const Call& call, bool sends) const {
   const Message& message = call.message;
   return (sends ? "send (" : "recv (") +
@@ -329,6 +350,7 @@ std::string Messages::describe(const Call& call, bool sends) const {
 // Deadlines, the group's failure, and peers that have left.
 void Messages::look_up(Clock::time_point now, bool moved) {
   if (auto failure = group_->failure()) throw *failure;
+  tell_waiting();
   for (Peer& peer : peers_) {
     auto look_at = [&](Call& call, bool sends, std::size_t bytes) {
       std::string me = "rank " + std::to_string(rank_);

@@ -102,6 +102,8 @@ class Messages {
   void take(Call& call, const Kept& kept);
   void compare(const Call& call, const Envelope& envelope);
   void look_up(Clock::time_point now, bool moved);
+  // Says to the others in which message this rank waits, if in any.
+  void tell_waiting();
   void done(Call& call, std::exception_ptr error) noexcept;
   void fail_all(std::exception_ptr error) noexcept;
   [[noreturn]] void throw_failure();
@@ -125,6 +127,7 @@ class Messages {
   Clock::time_point looked_up_{};
   std::vector<std::string> warnings_;  // to be said without the mutex
   bool ending_ = false;
+  std::string told_;     // to the others: in which message this rank waits
   bool failed_ = false;  // for ever: what was read last may not be whole
   std::condition_variable changed_;
   std::jthread thread_;

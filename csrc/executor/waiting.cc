@@ -6,18 +6,7 @@
 namespace pycollective {
 namespace {
 
-constexpr std::size_t kNamed = 8;  // ranks that a warning names
-
-// "rank 1", "ranks 1, 2".
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
-    if (i) text += ", ";
-    text += std::to_string(ranks[i]);
-  }
-  if (ranks.size() > kNamed) text += " and " + std::to_string(ranks.size() - kNamed) + " more";
-  return text;
-}
+constexpr std::size_t kNamed = 8;  // ranks that a warning describes
 
 }  // namespace
 
@@ -53,16 +42,16 @@ void LongWait::look(const std::vector<int>& awaited, bool moved) {
   std::string text =
       group_.describe(rank_) + " and has waited " + in_seconds(now - since_) + " for ";
   if (absent.empty()) {
-    text += present.empty() ? "the other ranks" : list_of(present);
+    text += present.empty() ? "the other ranks" : list_ranks(present);
     text += ", although all ranks have come to this call";
   } else {
-    text += list_of(absent) + " to come to this call: ";
+    text += list_ranks(absent) + " to come to this call: ";
     for (std::size_t i = 0; i < std::min(absent.size(), kNamed); ++i) {
       if (i) text += "; ";
       text += group_.describe(absent[i]);
     }
     if (!present.empty()) {
-      text += ". Next it needs something of " + list_of(present) + ", in this call itself";
+      text += ". Next it needs something of " + list_ranks(present) + ", in this call itself";
     }
   }
   warning_.tell(text + ". It gives up in " + in_seconds(waiting_.deadline - now) + ".");

@@ -13,11 +13,43 @@ std::string Group::describe_ranks() const {
   return text;
 }
 
-std::string describe_rank(int rank, bool busy, const CallRecord& call) {
+namespace {
+
+constexpr std::size_t kNamed = 8;  // ranks that a text names
+
+}  // namespace
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
+    if (i) text += ", ";
+    text += std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kNamed) text += " and " + std::to_string(ranks.size() - kNamed) + " more";
+  return text;
+}
+
+std::string describe_rank(int rank, bool busy, const CallRecord& call, const std::string& message) {
   std::string text = "rank " + std::to_string(rank);
+  if (!message.empty()) text += " waits in " + message + " and";
   if (busy) return text + " is in " + call.describe();
-  if (call.number == 0) return text + " has not called anything yet";
-  return text + " has finished " + call.describe() + " and called nothing since";
+  if (call.number == 0) return text + " has made no collective call yet";
+  return text + " has finished " + call.describe() + " and made no collective call since";
+}
+
+std::string describe_timeout(const Group& group, int rank, const std::vector<int>& awaited) {
+  std::vector<int> absent;
+  for (int r = 0; r < group.size(); ++r) {
+    if (r != rank && group.calls(r) < group.calls(rank)) absent.push_back(r);
+  }
+  std::string text = "rank " + std::to_string(rank) + " waited until its deadline";
+  if (!absent.empty()) {
+    text += " for " + list_ranks(absent) + (absent.size() == 1 ? ", which has" : ", which have") +
+            " not come to this call";
+  } else if (!awaited.empty()) {
+    text += " for what " + list_ranks(awaited) + " had to do in this call, to which all have come";
+  }
+  return text + ". " + group.describe_ranks();
 }
 
 std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call) {

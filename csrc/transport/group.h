@@ -58,12 +58,23 @@ class Group {
   virtual std::vector<int> silent(double /*seconds*/) { return {}; }
   // What a rank is doing: "rank 0 is in …".
   virtual std::string describe(int rank) const = 0;
+  // Tells the others in which message between two ranks this rank waits; in none, where it is
+  // empty.
+  virtual void tell_message(int /*rank*/, const std::string& /*message*/) noexcept {}
   // The same of all ranks: "rank 0 is in …; rank 1 has …".
   std::string describe_ranks() const;
 };
 
-// "rank 1 is in all_reduce #3 (…)", from what is recorded of a rank's last call.
-std::string describe_rank(int rank, bool busy, const CallRecord& call);
+// "rank 1", "ranks 1, 2".
+std::string list_ranks(const std::vector<int>& ranks);
+
+// "rank 1 is in all_reduce #3 (…)", from what is recorded of a rank's last call, and of the message
+// in which it waits.
+std::string describe_rank(int rank, bool busy, const CallRecord& call, const std::string& message);
+
+// "rank 0 waited until its deadline for rank 2, which has not come to this call. rank 0 is in …".
+// `awaited`: the ranks without which this rank could not go on, as far as that is known.
+std::string describe_timeout(const Group& group, int rank, const std::vector<int>& awaited);
 
 // "rank 1 has left the group after 2 calls, while rank 0 is in …".
 std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call);

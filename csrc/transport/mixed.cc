@@ -163,8 +163,7 @@ class MixedEndpoint final : public Endpoint {
   }
 
   void time_out() {
-    group_.fail(FailureKind::timeout, "rank " + std::to_string(rank_) +
-                                          " waited until its deadline. " + group_.describe_ranks());
+    group_.fail(FailureKind::timeout, describe_timeout(group_, rank_, awaited()));
     check();
   }
 

@@ -48,6 +48,7 @@ struct alignas(kCacheLine) ShmGroup::RankState {
       std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
   std::atomic<std::uint32_t> busy;
   std::atomic<std::uint64_t> beats;
+  char message[160];  // between two ranks, in which it waits; only for texts
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
   std::atomic<std::uint64_t> number;               // of the last call
@@ -325,8 +326,7 @@ class ShmEndpoint final : public Endpoint {
   }
 
   void time_out() {
-    group_.fail(FailureKind::timeout, "rank " + std::to_string(group_.name(rank_)) +
-                                          " waited until its deadline. " + group_.describe_ranks());
+    group_.fail(FailureKind::timeout, describe_timeout(group_, rank_, awaited()));
     group_.check();
   }
 
@@ -490,14 +490,14 @@ std::optional<Failure> ShmGroup::leave(int rank) noexcept {
 
 // Launchers may give each rank cores of its own: those of all ranks count.
 bool ShmGroup::in_crowd() const {
-  if (crowd_ >= 0) return crowd_ != 0;
+  if (int known = crowd_.load(std::memory_order_relaxed); known >= 0) return known != 0;
   bool all = true;
   for (int r = 0; r < size(); ++r) all = all && state(r).presence.load() != 0;
   CoreSet cores;
   for (std::size_t word = 0; word < cores.size(); ++word) cores[word] = header().cores[word].load();
   static const double quota = quota_of_cores();
   bool crowd = size() > within_quota(count_of(cores), quota);
-  if (all) crowd_ = crowd;
+  if (all) crowd_.store(crowd, std::memory_order_relaxed);
   return crowd;
 }
 
@@ -573,6 +573,10 @@ CallRecord ShmGroup::call_of(int rank, std::uint64_t number) const {
   return call;
 }
 
+void ShmGroup::tell_message(int rank, const std::string& message) noexcept {
+  if (origin_.is_here()) set_name(state(rank).message, message);
+}
+
 KnownCalls ShmGroup::calls_of(int rank) const {
   KnownCalls found;
   std::uint64_t last = calls(rank);
@@ -611,7 +615,10 @@ std::vector<int> ShmGroup::silent(double seconds) {
 std::string ShmGroup::describe(int rank) const {
   const RankState& of = state(rank);
   if (of.presence.load() == 0) return "rank " + std::to_string(name(rank)) + " has not joined yet";
-  return describe_rank(name(rank), of.busy.load() != 0, call_of(rank, of.number.load()));
+  char message[sizeof of.message];
+  std::memcpy(message, of.message, sizeof message);
+  message[sizeof message - 1] = 0;
+  return describe_rank(name(rank), of.busy.load() != 0, call_of(rank, of.number.load()), message);
 }
 
 Bed& ShmGroup::bed() const { return state(rank_).bed; }

@@ -11,6 +11,7 @@
 // its own; for one that is killed, whoever watches the processes (`pycollective run`) writes it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -61,6 +62,7 @@ class ShmGroup final : public Group {
   void beat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
+  void tell_message(int rank, const std::string& message) noexcept override;
 
   // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
   Bed& bed() const;
@@ -95,7 +97,7 @@ class ShmGroup final : public Group {
   SharedMemory memory_;
   Mapping mapping_;
   int size_;
-  mutable int crowd_ = -1;  // whether it is one, once all ranks have joined
+  mutable std::atomic<int> crowd_ = -1;  // whether it is one, once all ranks have joined
   std::shared_ptr<SharedHeap> heap_;
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;

@@ -58,6 +58,7 @@ struct Peer {
   KnownCall heard{0, 0, ""};     // the last call of which a message came
   KnownCall waiting{0, 0, ""};   // the last that it said it is in
   KnownCall over{0, 0, ""};      // the last that it said it has finished, being in none
+  std::string message;           // between two ranks, in which it waits
   KnownCalls told_of;            // all of its last calls, if it has said so
   Clock::time_point asked_at{};  // when this rank told it all of its own
   bool beats = false;
@@ -68,16 +69,21 @@ std::string state_of(const Peer& peer) {
   if (peer.left) {
     return peer.name + " has left the group after " + std::to_string(peer.calls) + " calls";
   }
+  std::string who = peer.name;
+  if (!peer.message.empty()) who += " waits in " + peer.message + " and";
   std::uint64_t last = std::max(peer.waiting.number, peer.heard.number);
   if (peer.beats && peer.over.number >= last) {
-    return peer.name + (peer.over.number == 0 ? " had not called anything when last heard of"
-                                              : " was last heard of after " + peer.over.text);
+    return who + (peer.over.number == 0 ? " had made no collective call when last heard of"
+                                        : " was last heard of after " + peer.over.text);
   }
   if (peer.waiting.number > 0 && peer.waiting.number == last) {
-    return peer.name + " is in " + peer.waiting.text;
+    return who + " is in " + peer.waiting.text;
   }
-  if (peer.heard.number == 0) return peer.name + " has not been heard of yet";
-  return peer.name + " was last heard of in " + clean(peer.heard.text);
+  if (peer.heard.number == 0) {
+    return who + (peer.message.empty() ? " has not been heard of yet"
+                                       : " has been heard of in no collective call yet");
+  }
+  return who + " was last heard of in " + clean(peer.heard.text);
 }
 
 // What is known of a peer's calls.
@@ -124,8 +130,8 @@ KnownCalls calls_in(std::string_view lines) {
 // This process's rank: its connections, and its endpoint.
 class TcpGroup::Member final : public Endpoint {
  public:
-  Member(int rank, const std::vector<std::vector<int>>& streams, bool others)
-      : rank_(rank), size_(static_cast<int>(streams.size())) {
+  Member(const TcpGroup& group, int rank, const std::vector<std::vector<int>>& streams, bool others)
+      : group_(group), rank_(rank), size_(static_cast<int>(streams.size())) {
     if (rank < 0 || rank >= size_) throw std::invalid_argument("no such rank in the group");
     peers_.resize(streams.size());
     std::size_t most = 0;
@@ -319,9 +325,20 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   std::string describe(int rank) {
+    if (rank != rank_ && !failed_.load() && origin_.is_here()) read_control();
     std::lock_guard lock(mutex_);
     if (rank != rank_) return state_of(at(rank));
-    return describe_rank(rank, busy_.load() && !closed_, call_);
+    return describe_rank(rank, busy_.load() && !closed_, call_, message_);
+  }
+
+  void tell_message(const std::string& message) noexcept {
+    if (!origin_.is_here()) return;
+    std::lock_guard lock(mutex_);
+    if (closed_ || message == message_) return;
+    message_ = message;
+    Header header;
+    header.kind = Kind::in_message;
+    tell_all(header, message);
   }
 
   void beat() {
@@ -672,18 +689,8 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void time_out() {
-    fail(FailureKind::timeout,
-         "rank " + std::to_string(rank_) + " waited until its deadline. " + describe_all());
+    fail(FailureKind::timeout, describe_timeout(group_, rank_, awaited()));
     check_failure();
-  }
-
-  std::string describe_all() {
-    std::string text;
-    for (int r = 0; r < size_; ++r) {
-      if (r) text += "; ";
-      text += describe(r);
-    }
-    return text;
   }
 
   // Control frames -----------------------------------------------------------------------------
@@ -695,7 +702,8 @@ class TcpGroup::Member final : public Endpoint {
   // With the mutex held. A peer that does not read gets no more than a failure and a leave.
   void tell(Peer& peer, Header header, const std::string& text) noexcept {
     if (peer.control.get() < 0 || peer.closed) return;
-    bool optional = header.kind == Kind::in_call || header.kind == Kind::idle;
+    bool optional = header.kind == Kind::in_call || header.kind == Kind::idle ||
+                    header.kind == Kind::in_message;
     if (optional && !peer.control_out.empty()) return;
     header.text = static_cast<std::uint32_t>(std::min(text.size(), kControlText));
     peer.control_out.append(reinterpret_cast<const char*>(&header), sizeof header);
@@ -763,6 +771,8 @@ class TcpGroup::Member final : public Endpoint {
         peer.beats = true;
       } else if (header.kind == Kind::failed) {
         fail_locked(static_cast<FailureKind>(header.failure), text, false);
+      } else if (header.kind == Kind::in_message) {
+        peer.message = text;
       } else if (header.kind == Kind::left) {
         peer.left = true;
         peer.calls = header.call;
@@ -796,6 +806,7 @@ class TcpGroup::Member final : public Endpoint {
     wake_.wake();
   }
 
+  const TcpGroup& group_;
   const int rank_, size_;
   const Origin origin_;
   int here_ = 1;  // ranks at this rank's address
@@ -815,6 +826,7 @@ class TcpGroup::Member final : public Endpoint {
   mutable std::mutex mutex_;  // guards what follows, and the control side of the peers
   CallHistory history_;       // written by the thread in a call, which reads it without
   CallRecord call_;           // the last of them
+  std::string message_;       // between two ranks, in which this one waits
   Clock::time_point control_read_{};
   std::vector<pollfd> control_polled_;
   bool beats_ = false;
@@ -825,7 +837,7 @@ class TcpGroup::Member final : public Endpoint {
 
 TcpGroup::TcpGroup(int rank, const std::vector<std::vector<int>>& streams,
                    const std::vector<int>& pipes, bool others)
-    : member_(std::make_unique<Member>(rank, streams, others)) {
+    : member_(std::make_unique<Member>(*this, rank, streams, others)) {
   if (pipes.empty()) return;
   if (pipes.size() != streams.size()) throw std::invalid_argument("one pipe for each rank");
   std::vector<Descriptor> copies;
@@ -878,6 +890,10 @@ void TcpGroup::beat() { member_->beat(); }
 std::vector<int> TcpGroup::silent(double seconds) { return member_->silent(seconds); }
 
 std::string TcpGroup::describe(int rank) const { return member_->describe(rank); }
+
+void TcpGroup::tell_message(int, const std::string& message) noexcept {
+  member_->tell_message(message);
+}
 
 std::vector<int> TcpGroup::hosts() const {
   std::vector<int> hosts(static_cast<std::size_t>(size()));

@@ -53,6 +53,7 @@ class TcpGroup final : public Group {
   void beat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
+  void tell_message(int rank, const std::string& message) noexcept override;
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;
 

@@ -24,7 +24,8 @@ bool is_control(const Header& header) {
   return header.magic == good.magic && header.version == good.version &&
          header.text <= kControlText && header.bytes == 0 &&
          (header.kind == Kind::in_call || header.kind == Kind::failed ||
-          header.kind == Kind::left || header.kind == Kind::idle || header.kind == Kind::calls) &&
+          header.kind == Kind::left || header.kind == Kind::idle || header.kind == Kind::calls ||
+          header.kind == Kind::in_message) &&
          header.failure <= static_cast<std::uint32_t>(FailureKind::aborted);
 }
 

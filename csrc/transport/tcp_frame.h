@@ -20,7 +20,8 @@ enum class Kind : std::uint16_t {
   failed = 3,
   left = 4,  // with the rank's last calls
   idle = 5,
-  calls = 6,  // the rank's last calls, because one of them differs from the receiver's
+  calls = 6,       // the rank's last calls, because one of them differs from the receiver's
+  in_message = 7,  // between two ranks, in which the rank waits; or empty
 };
 
 struct Header {

@@ -29,6 +29,7 @@ struct alignas(kCacheLine) ThreadGroup::RankState {
   std::atomic<bool> left{false};
   mutable std::mutex mutex;  // guards what follows; the rank itself reads it without
   CallHistory calls;
+  std::string message;  // between two ranks, in which it waits
 };
 
 class ThreadBoard final : public Board {
@@ -164,8 +165,7 @@ class ThreadEndpoint final : public Endpoint {
   }
 
   void time_out() {
-    group_.fail(FailureKind::timeout, "rank " + std::to_string(rank_) +
-                                          " waited until its deadline. " + group_.describe_ranks());
+    group_.fail(FailureKind::timeout, describe_timeout(group_, rank_, awaited()));
     group_.check();
   }
 
@@ -283,6 +283,12 @@ bool ThreadGroup::has_left(int rank) const {
   return ranks_[static_cast<std::size_t>(rank)].left.load();
 }
 
+void ThreadGroup::tell_message(int rank, const std::string& message) noexcept {
+  RankState& me = ranks_[static_cast<std::size_t>(rank)];
+  std::lock_guard lock(me.mutex);
+  me.message = message;
+}
+
 std::uint64_t ThreadGroup::calls(int rank) const {
   const RankState& of = ranks_[static_cast<std::size_t>(rank)];
   std::lock_guard lock(of.mutex);
@@ -292,7 +298,7 @@ std::uint64_t ThreadGroup::calls(int rank) const {
 std::string ThreadGroup::describe(int rank) const {
   const RankState& of = ranks_[static_cast<std::size_t>(rank)];
   std::lock_guard lock(of.mutex);
-  return describe_rank(rank, of.busy.load(), of.calls.last());
+  return describe_rank(rank, of.busy.load(), of.calls.last(), of.message);
 }
 
 }  // namespace pycollective

@@ -13,6 +13,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "support/failure.h"
 
@@ -134,10 +135,17 @@ class Endpoint {
   virtual void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
                     const Interrupt& interrupt) = 0;
 
+  // The ranks that a waiting call was last found to wait for, which a deadline's error names.
+  void note_awaited(const std::vector<int>& ranks) { awaited_ = ranks; }
+  const std::vector<int>& awaited() const { return awaited_; }
+
   // Throws the group's failure when it has one.
   virtual void check() = 0;
   // Fails the whole group, unless it has failed already: every rank's present or next call throws.
   virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
+
+ private:
+  std::vector<int> awaited_;
 };
 
 }  // namespace pycollective

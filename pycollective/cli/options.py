@@ -11,9 +11,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pycollective.environment import is_number
+from pycollective.environment import MAX_RANKS, is_number
 from pycollective.errors import DataError
-from pycollective.rendezvous.description import MAX_RANKS
 
 __all__ = [
     "file",

@@ -23,7 +23,7 @@ from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.sources import resolver_of_environment, unheeded
 from pycollective.cluster.spec import ClusterSpec
 from pycollective.cluster.tf_config import TFConfigClusterResolver
-from pycollective.rendezvous.description import MAX_RANKS
+from pycollective.environment import MAX_RANKS
 
 __all__ = [
     "Membership",

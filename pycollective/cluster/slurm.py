@@ -161,7 +161,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     There may be several brackets: ``"r[1-2]n[1-2]"`` is r1n1, r1n2, r2n1, r2n2. Raises ValueError if
     it cannot be understood.
     """
-    hosts = []
+    hosts: list[str] = []
     for part in re.split(r",(?![^\[]*\])", hostlist):  # commas in brackets separate ranges
         if not part or re.fullmatch(r"(?:[^\[\],]|\[[\d,-]+\])*", part) is None:
             raise _invalid("hostlist", hostlist, part)
@@ -194,7 +194,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
 
     Raises ValueError if it cannot be understood.
     """
-    numbers = []
+    numbers: list[int] = []
     for part in tasks_per_node.split(","):
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
         if match is None or len(numbers) + int(match[2] or 1) > _MOST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from pycollective.errors import CollectiveError
 __all__ = ["Family", "SharedMemory", "Threads", "split_groups"]
 
 _OFFER_BYTES = 256
+_REASON_BYTES = 512
+_RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*")
 
 
 class Family(Protocol):
@@ -157,22 +160,48 @@ def _split(
     if members and problem is None:
         place = offers[members[0]].tobytes()
         if not any(place):
-            problem = CollectiveError(f"rank {members[0]} could not make the new group")
+            problem = CollectiveError("rank 0 could not make the new group")
         else:
             try:
                 made = family.accept(place, members.index(me), len(members), seconds)
             except (OSError, RuntimeError, ValueError, MemoryError) as error:
                 problem = error
     # Nobody goes on with a group that is not whole. Who waits for the others there waits longer here.
-    failed = communicator.all_gather(np.array([problem is not None]), timeout=2 * seconds)
-    missing = [r for r in members if failed[r]]
-    if not missing:
+    reason = "" if problem is None else _in_ranks_here(str(problem) or repr(problem), members)
+    said = reason.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+    failed = communicator.all_gather(
+        np.frombuffer(said, np.uint8).reshape(1, -1), timeout=2 * seconds
+    )
+    reasons = {r: _text_of(failed[r]) for r in members if failed[r].any()}
+    if not reasons:
         return None if made is None else (made[0], members.index(me), made[1])
     if made is not None:
         with contextlib.suppress(CollectiveError):
             made[0].leave(members.index(me))
-    who = ", ".join(f"rank {r}" for r in missing)
+    # A rank whose error speaks of another one has it because of that one.
+    causes = {r: text for r, text in reasons.items() if _ranks_in(text) <= {r}} or reasons
     raise CollectiveError(
         f"the group of color {wanted} could not be made: "
-        + (f"rank {me}: {problem}" if problem is not None else f"{who} had an error of its own")
+        + "; ".join(f"rank {r}: {text}" for r, text in causes.items())
     ) from problem
+
+
+def _in_ranks_here(text: str, members: list[int]) -> str:
+    """Return a text about a new group with the numbers that its ranks have in this one."""
+
+    def here(found: re.Match[str]) -> str:
+        return re.sub(
+            r"\d+",
+            lambda n: str(members[int(n[0])] if int(n[0]) < len(members) else n[0]),
+            found[0],
+        )
+
+    return _RANKS.sub(here, re.sub(r"(\brank \d+) of \d+", r"\1", text))
+
+
+def _ranks_in(text: str) -> set[int]:
+    return {int(n) for found in _RANKS.findall(text) for n in re.findall(r"\d+", found)}
+
+
+def _text_of(said: Any) -> str:
+    return str(said.tobytes().rstrip(b"\0").decode(errors="replace"))

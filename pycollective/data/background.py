@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import weakref
@@ -75,6 +76,7 @@ class Prefetcher:
 
     def __init__(self, make: Callable[[], Iterator[Any]], size: int) -> None:
         shared = self._shared = _Shared(size)
+        self._process = os.getpid()
         thread = threading.Thread(
             target=_produce,
             args=(make(), shared, random.spawn(1)[0]),
@@ -90,6 +92,11 @@ class Prefetcher:
     def __next__(self) -> Any:
         if not self.close.alive:
             raise StopIteration
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "this iterator began before the process forked, and its thread is in the parent; make "
+                "a new iterator of the dataset"
+            )
         item = self._shared.ready.get()
         self._shared.places.put(None)
         if item is _END:

@@ -205,6 +205,8 @@ def _padded_shape(
     """Return the lengths to fill up to; None: as long as the longest."""
     if shape is None:
         shape = [None] * len(found[0])
+    elif np.ndim(shape) == 0:  # of one axis
+        shape = [shape]
     lengths = [None if n is None or int(n) == -1 else int(n) for n in shape]
     for one in found:
         if len(one) != len(lengths):
@@ -368,7 +370,10 @@ class Unbatch(Transformed):
             return count
         if isinstance(self._source, Batch) and not self._source._drop:
             return self._source._source.cardinality()
-        lengths = {s.shape[0] if s.shape else None for s in nest.flatten(self._source.element_spec)}
+        lengths = {
+            s.shape[0] if s.shape is not None and len(s.shape) else None
+            for s in nest.flatten(self._source.element_spec)
+        }
         length = lengths.pop() if len(lengths) == 1 else None
         return UNKNOWN_CARDINALITY if length is None else count * length
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import to_numpy
+from pycollective.atomic_files import replacing
 from pycollective.data.dataset import Dataset
 from pycollective.data.rows import Rows
 from pycollective.data.transformations import Transformed
@@ -83,27 +82,21 @@ class FileCache(Transformed):
         return self._read() if os.path.exists(self._filename) else self._made()
 
     def _made(self) -> Iterator[Any]:
-        folder = os.path.dirname(self._filename) or "."
-        descriptor, temporary = tempfile.mkstemp(prefix=".cache-", dir=folder)
         count = 0
-        try:
-            with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-                for element in self._source._iter():
-                    for k, leaf in enumerate(nest.flatten(element)):
-                        _write(archive, f"{count}/{k}", to_numpy(leaf))
-                    count += 1
-                    yield element
-                archive.writestr(self._INDEX, json.dumps({"elements": count}))
-            os.replace(temporary, self._filename)
-        finally:  # of a pass that was not finished nothing stays
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        # Of a pass that was not finished nothing stays.
+        with replacing(self._filename) as file, zipfile.ZipFile(file, "w") as archive:
+            for element in self._source._iter():
+                for k, leaf in enumerate(nest.flatten(element)):
+                    _write(archive, f"{count}/{k}", to_numpy(leaf))
+                count += 1
+                yield element
+            archive.writestr(self._INDEX, json.dumps({"elements": count}))
 
     def _read(self) -> Iterator[Any]:
         spec = self.element_spec
         width = len(nest.flatten(spec))
         try:
-            with zipfile.ZipFile(self._filename) as archive:
+            with open(self._filename, "rb") as file, zipfile.ZipFile(file) as archive:
                 *names, index = archive.namelist()
                 if index != self._INDEX:
                     raise zipfile.BadZipFile("no index at its end")
@@ -117,9 +110,9 @@ class FileCache(Transformed):
                         f"{self._filename} has elements of another structure than this dataset's, "
                         f"{spec}; delete it, or choose another name"
                     )
-        except InvalidArgumentError:
+        except (InvalidArgumentError, FileNotFoundError, PermissionError):
             raise
-        except (zipfile.BadZipFile, EOFError, StopIteration, KeyError, ValueError) as error:
+        except Exception as error:  # zipfile and NumPy have no class for all that can be wrong
             raise DataLossError(
                 f"{self._filename} is no complete cache of this dataset ({error}); delete it, and it "
                 "is made again"
@@ -152,6 +145,8 @@ def _read(archive: zipfile.ZipFile, place: str, name: str) -> Any:
     if dtype != "string":
         return array if array.dtype.name == dtype else array.view(as_dtype(dtype))
     text = archive.read(f"{name}{_BYTES}")
+    if (array < 0).any() or array.sum() != len(text):
+        raise ValueError(f"{name} has other lengths than its bytes")
     ends = np.cumsum(array.ravel()).tolist()
     items = np.empty(array.size, string)
     items[:] = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]

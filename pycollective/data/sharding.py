@@ -80,7 +80,10 @@ def batch_sizes_for_worker(
 
 def batch_size_of(dataset: Dataset) -> int | None:
     """Return the number of rows of a dataset's elements, or None if it is not known beforehand."""
-    lengths = [s.shape[0] if s.shape else None for s in nest.flatten(dataset.element_spec)]
+    lengths = [
+        s.shape[0] if s.shape is not None and len(s.shape) else None
+        for s in nest.flatten(dataset.element_spec)
+    ]
     if None in lengths:
         return dataset._batch_size()
     return lengths[0] if len(set(lengths)) == 1 else None

@@ -35,7 +35,7 @@ class TensorSpec:
 
     Attributes
     ----------
-    shape : tuple of (int or None), or None
+    shape : TensorShape, or None
         None in the tuple: a length that varies. None for the whole: unknown rank.
     dtype : numpy.dtype or None
         The type of the elements; None: unknown.
@@ -59,12 +59,25 @@ class TensorSpec:
                 ) from None
             if any(n is not None and n < 0 for n in shape):
                 raise ValueError(f"TensorSpec: a length in the shape {shape} is negative")
-            object.__setattr__(self, "shape", shape)
+            object.__setattr__(self, "shape", TensorShape(shape))
         if self.dtype is not None:
             text = any(self.dtype is t for t in (string, str)) or (
                 isinstance(self.dtype, str) and self.dtype == "string"
             )
             object.__setattr__(self, "dtype", string if text else as_dtype(self.dtype))
+
+    @classmethod
+    def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:
+        """Return the spec of a tensor."""
+        return cls(tensor.shape, tensor.dtype, name)
+
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
+        """Return True if a tensor, or one of another spec, may be one of this spec."""
+        shape = TensorShape(spec_or_value.shape)
+        return spec_or_value.dtype == self.dtype and shape.is_compatible_with(self.shape)
+
+    def __repr__(self) -> str:
+        return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}, name={self.name!r})"
 
     def accepts(self, array: Any) -> bool:
         """Whether an array has this dtype and a shape that fits."""

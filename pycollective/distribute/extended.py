@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +106,8 @@ class StrategyExtended:
         self.start_afresh()
 
     def start_afresh(self) -> None:
-        """Make what belongs to this object alone, also when it is a copy."""
+        """Make what belongs to this object alone, also when it is a copy, or in a forked process."""
+        self._process = os.getpid()
         self._threads: ReplicaThreads | None = None
         self._run_lock = threading.RLock()
         self._runs = False
@@ -370,6 +372,8 @@ class StrategyExtended:
         args, kwargs = tuple(args), dict(kwargs or {})
         if self.num_local_replicas == 1:
             return self._call(0, None, fn, args, kwargs)
+        if self._process != os.getpid():  # a forked process has the strategy, and not its threads
+            self.start_afresh()
         with self.strategy.scope():
             with self._run_lock:  # runs of several user threads come one after the other
                 if self._runs:

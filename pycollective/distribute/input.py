@@ -271,7 +271,11 @@ def _is_static(spec: Any) -> bool:
 
 
 def _of_any_length(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec
+    return (
+        TensorSpec((None, *spec.shape[1:]), spec.dtype)
+        if spec.shape is not None and len(spec.shape)
+        else spec
+    )
 
 
 def _empty(spec: Any, like: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import array_backend
+from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.communicator import Communicator, local_group
 from pycollective.distribute.all_reduce_ops import default_cross_device_ops
 from pycollective.distribute.blas_threads import available_cores
@@ -226,7 +226,7 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
-        if json.loads(os.environ.get("TF_CONFIG") or "{}"):
+        if TFConfigClusterResolver.applies(os.environ):
             _log.info(
                 "Initializing local devices since in-graph multi-worker training with "
                 "`MirroredStrategy` is not supported in eager mode. TF_CONFIG will be ignored when "

@@ -249,11 +249,16 @@ class Model(Trainer):
         save_model(self, filepath, overwrite=overwrite, zipped=zipped)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Write the weights to a ``.weights.h5`` file; see `keras.saving.save_weights`."""
+        """Write the weights to a ``.weights.h5`` file or a checkpoint.
+
+        See `keras.saving.save_weights`.
+        """
         save_weights(self, filepath, overwrite=overwrite)
 
-    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False) -> None:
-        """Take the weights of a ``.weights.h5`` or ``.keras`` file.
+    def load_weights(
+        self, filepath: str | os.PathLike[str] | None, skip_mismatch: bool = False
+    ) -> None:
+        """Take the weights of a ``.weights.h5`` or ``.keras`` file, or of a checkpoint.
 
         See `keras.saving.load_weights`.
         """

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pycollective.atomic_files import write_atomically
+
 if TYPE_CHECKING:
     from pycollective.observe.calls import Call
 
@@ -138,14 +140,8 @@ def _named(what: str, lane: int, row: int, name: str) -> dict[str, Any]:
 
 def _write(path: Path, events: list[dict[str, Any]], other: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     content = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
-    try:
-        temporary.write_text(json.dumps(content) + "\n")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_atomically(str(path), (json.dumps(content) + "\n").encode())
 
 
 def merge(files: Iterable[Path], target: Path) -> int:
@@ -164,7 +160,7 @@ def merge(files: Iterable[Path], target: Path) -> int:
             found = json.loads(file.read_bytes())["traceEvents"]
             if not isinstance(found, list):
                 raise TypeError
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f"{file} is not a timeline: it has no list traceEvents") from None
         events += found
     _write(target, events, {})

@@ -16,15 +16,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pycollective import _core, observe, tuning
+from pycollective.cluster.membership import membership_of_environment
 from pycollective.communicator import DEFAULT_TIMEOUT, Communicator, threads
 from pycollective.communicator.member import live
 from pycollective.communicator.split import SharedMemory
 from pycollective.environment import check, is_number, number
 from pycollective.errors import RendezvousError
+from pycollective.rendezvous.ended import Ended
 
 if TYPE_CHECKING:
     from pycollective.rendezvous.description import Description, Roster
-    from pycollective.rendezvous.ended import Ended
     from pycollective.rendezvous.knocks import Knocks
     from pycollective.rendezvous.links import Findings
     from pycollective.rendezvous.tls import Tls
@@ -125,8 +126,6 @@ def init(
         processes where this one would be alone; the rank is taken, the transport is not there, the
         secrets differ, or a rank does not come in time.
     """
-    from pycollective.cluster.membership import membership_of_environment
-
     observe.settings()  # what it asks for in vain is said before anyone is waited for
     env = os.environ if environment is None else environment
     try:
@@ -229,11 +228,15 @@ def _met(
 
     if not timeout > 0 or not join_timeout > 0:
         raise ValueError("timeout and join_timeout must be positive numbers of seconds")
-    rank = about.rank
-    group, name, how, host = tcp.connect(about, join_timeout)
-    if about.ended is not None:
-        about.ended.has_met(rank)
+    rank, ended = about.rank, about.ended
+    try:
+        group, name, how, host = tcp.connect(about, join_timeout)
+        if ended is not None:
+            ended.has_met(rank)
+    finally:
         about.ended = None  # from now on connections tell who has ended
+        if ended is not None:
+            ended.close()
     communicator = Communicator(group, about.rank, timeout, tcp.Addresses(about, host, group))
     communicator._prefer(about.choices.get(group.transport, []))
     trust = "authenticated" if about.secret else "without a secret"
@@ -289,6 +292,7 @@ def meet(
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
     about.least, about.patience, about.roster = least, patience, roster
+    about.ended = Ended.of_environment(env, size, addresses[0])
     return _met(about, source, timeout, join_timeout)
 
 
@@ -401,17 +405,7 @@ def _described(
         choices=tuning.tables(env, size) if rank == 0 else {},
         own=own,
         tls=_tls(env),
-        ended=_ended(env, host, port),
     )
-
-
-def _ended(env: Mapping[str, str], host: str, port: int) -> Ended | None:
-    """Return the list of ended ranks, if it is of the group that meets at this address."""
-    from pycollective.rendezvous import ended
-
-    if ended.VARIABLE not in env or env.get(ADDRESS) != f"{host}:{port}":
-        return None
-    return ended.Ended.of_environment(env)
 
 
 def _secret(env: Mapping[str, str]) -> bytes:

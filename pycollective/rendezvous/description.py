@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pycollective import tuning
+from pycollective.environment import MAX_RANKS
 from pycollective.errors import RendezvousError
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_RANKS", "MAX_STREAMS", "Description", "FirstRankLostError", "Roster"]
 
-MAX_RANKS = 1024
 MAX_STREAMS = 8
 
 

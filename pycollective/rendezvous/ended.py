@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from collections.abc import Mapping
 
 __all__ = ["VARIABLE", "Ended"]
 
 VARIABLE = "PYCOLLECTIVE_ENDED_FD"
 _MARK = b"pycollective ends"
+_ADDRESS = 64
+_START = len(_MARK) + _ADDRESS
 _TEXT = 400
 
 
@@ -35,26 +36,42 @@ class Ended:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._is_ours = False
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        self._ranks = len(self._memory) - len(_MARK) - _TEXT
-        if self._ranks < 1 or self._memory[: len(_MARK)] != _MARK:
+        self.size = len(self._memory) - _START - _TEXT
+        """The number of ranks in the launched group."""
+        if self.size < 1 or self._memory[: len(_MARK)] != _MARK:
             raise ValueError(f"descriptor {descriptor} is not the list of ended ranks")
+        self.address = self._memory[len(_MARK) : _START].rstrip(b"\0").decode(errors="replace")
+        """The address at which the ranks of the launched group meet."""
 
     @classmethod
-    def create(cls, size: int) -> Ended:
-        """Make the file for a number of ranks."""
+    def create(cls, size: int, address: str) -> Ended:
+        """Make the file for a number of ranks that meet at an address."""
+        import tempfile
+
         with tempfile.TemporaryFile() as file:
-            file.write(_MARK + bytes(_TEXT + size))
+            file.write(_MARK + address.encode().ljust(_ADDRESS, b"\0") + bytes(_TEXT + size))
             file.flush()
-            return cls(os.dup(file.fileno()))
+            made = cls(os.dup(file.fileno()))
+            made._is_ours = True
+            return made
 
     @classmethod
-    def of_environment(cls, environ: Mapping[str, str]) -> Ended | None:
-        """Return the launcher's file; None where there is none, as in a child of a rank."""
+    def of_environment(cls, environ: Mapping[str, str], size: int, address: str) -> Ended | None:
+        """Return the launcher's file for a group of some size that meets at an address.
+
+        Return None where there is none, as in a child of a rank, or if the group is another one: those
+        who are left may meet elsewhere.
+        """
         try:
-            return cls(int(environ[VARIABLE]))
+            found = cls(int(environ[VARIABLE]))
         except (KeyError, OSError, ValueError):
             return None
+        if (found.size, found.address) == (size, address):
+            return found
+        found.close()
+        return None
 
     def has_met(self, rank: int) -> None:
         """Write that a rank is connected with the others."""
@@ -64,21 +81,20 @@ class Ended:
         """Write how the first rank has ended that has failed, or has not met the others."""
         if not self.text and (failed or not self._memory[self._place(rank)]):
             text = f"{how} before all ranks had met".encode()[: _TEXT - 1]
-            start = len(_MARK)
-            self._memory[start + 1 : start + len(text)] = text[1:]
-            self._memory[start] = text[0]  # the last, so that nobody reads half of the text
+            self._memory[_START + 1 : _START + len(text)] = text[1:]
+            self._memory[_START] = text[0]  # the last, so that nobody reads half of the text
 
     @property
     def text(self) -> str:
         """Which rank has ended, and how; empty if none has."""
-        start = len(_MARK)
-        text = self._memory[start : start + _TEXT]
+        text = self._memory[_START : _START + _TEXT]
         return text.rstrip(b"\0").decode(errors="replace") if text[0] else ""
 
     def close(self) -> None:
-        """Give back the memory and the descriptor."""
+        """Give back the memory, and the descriptor where `create` has made it."""
         self._memory.close()
-        os.close(self.descriptor)
+        if self._is_ours:
+            os.close(self.descriptor)
 
     def _place(self, rank: int) -> int:
-        return len(_MARK) + _TEXT + rank
+        return _START + _TEXT + rank

@@ -80,14 +80,15 @@ class _Tcp:
         self._size = size
         self._secret = secrets.token_hex(32)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=min(size + 64, 1024))
-        self._ended = Ended.create(size)
+        self._address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._ended = Ended.create(size, self._address)
 
     def given_to(self, rank: int) -> tuple[dict[str, str], list[int]]:
         env = {
             TRANSPORT: "tcp",
             RANK: str(rank),
             SIZE: str(self._size),
-            ADDRESS: f"127.0.0.1:{self._listener.getsockname()[1]}",
+            ADDRESS: self._address,
             SECRET: self._secret,
             ended.VARIABLE: str(self._ended.descriptor),
         }

@@ -106,14 +106,14 @@ class TensorShape(tuple[Any, ...]):
         ValueError
             If the shapes are not compatible.
         """
-        other = TensorShape(other)
+        that = TensorShape(other)
         if not self._known:
-            return other
-        if not other._known:
+            return that
+        if not that._known:
             return self
-        if not self.is_compatible_with(other):
-            raise ValueError(f"Shapes {self} and {other} are not compatible")
-        pairs = zip(tuple.__iter__(self), tuple.__iter__(other), strict=True)
+        if not self.is_compatible_with(that):
+            raise ValueError(f"Shapes {self} and {that} are not compatible")
+        pairs = zip(tuple.__iter__(self), tuple.__iter__(that), strict=True)
         return TensorShape([m if n is None else n for n, m in pairs])
 
     def most_specific_compatible_shape(self, other: Any) -> TensorShape:
@@ -190,11 +190,11 @@ class TensorShape(tuple[Any, ...]):
             return TensorShape(None)
         return TensorShape([None] * max(0, stop - start))
 
-    def __add__(self, other: Any) -> TensorShape:
-        return self.concatenate(other)
+    def __add__(self, other: Any) -> Any:
+        return _joined(self, other) if isinstance(other, (tuple, list)) else self.concatenate(other)
 
-    def __radd__(self, other: Any) -> TensorShape:
-        return TensorShape(other).concatenate(self)
+    def __radd__(self, other: Any) -> Any:
+        return _joined(other, self)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, TensorShape):
@@ -221,6 +221,17 @@ class TensorShape(tuple[Any, ...]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TensorShape, (self.dims,)
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Return the lengths of two shapes, one after the other.
+
+    The result is a plain tuple if a length is negative: -1, which `reshape` takes, is no length.
+    """
+    try:
+        return TensorShape(one).concatenate(other)
+    except ValueError:
+        return (*one, *other)
 
 
 def shape_of_array(lengths: tuple[int | None, ...]) -> TensorShape:

@@ -101,6 +101,10 @@ class Tensor(Operators):
         """The lengths of the axes: a tuple with TensorFlow's methods."""
         return shape_of_array(self.array.shape)
 
+    def get_shape(self) -> TensorShape:
+        """Return `shape`: TensorFlow's older name of it."""
+        return self.shape
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the elements."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.atomic_files import locked
-from pycollective.distribute.context import Mode, current_mode, entered
+from pycollective.distribute.context import current_mode
 from pycollective.distribute.workers import Workers
 from pycollective.errors import CheckpointError
 from pycollective.tensor import Variable, VariableAggregation, VariableSynchronization
 from pycollective.train.files import Contents, Node, read_files, write_files
+from pycollective.train.restoration import Restoration, listed, variables_of
 from pycollective.train.state import add_to_state, get_checkpoint_state
 from pycollective.train.trackable import Trackable, children_of, is_trackable
 
@@ -24,14 +23,10 @@ __all__ = [
     "Checkpoint",
     "CheckpointMismatchError",
     "CheckpointStatus",
-    "Restoration",
     "contents_of",
     "require_same",
-    "variables_of",
     "workers_of",
 ]
-
-_log = logging.getLogger(__name__)
 
 
 class CheckpointMismatchError(CheckpointError, AssertionError):
@@ -256,7 +251,7 @@ class CheckpointStatus:
         if unused:
             raise CheckpointMismatchError(
                 f"checkpoint {restoration.path!r} has values that nothing here took: "
-                f"{_listed(unused)}; the objects that they belong to were not made (yet), or have "
+                f"{listed(unused)}; the objects that they belong to were not made (yet), or have "
                 "other names"
             )
         return self.assert_existing_objects_matched()
@@ -273,7 +268,7 @@ class CheckpointStatus:
         missing = restoration.without_value(self._root)
         if missing:
             raise CheckpointMismatchError(
-                f"checkpoint {restoration.path!r} has no values for: {_listed(missing)}"
+                f"checkpoint {restoration.path!r} has no values for: {listed(missing)}"
             )
         return self
 
@@ -290,7 +285,7 @@ class CheckpointStatus:
             saved, present = restoration.names_on_both_sides(self._root)
             raise CheckpointMismatchError(
                 f"checkpoint {restoration.path!r} does not belong to these objects: it has "
-                f"{_listed(saved)}, here are {_listed(present)}. Restore it into the objects that "
+                f"{listed(saved)}, here are {listed(present)}. Restore it into the objects that "
                 "it was saved from, under the same names"
             )
         return self
@@ -305,199 +300,6 @@ class CheckpointStatus:
                 "No checkpoint specified (save_path=None); nothing is being restored."
             )
         return self._restoration
-
-
-class Plan(NamedTuple):
-    """What a restoration will do to an object and its parts.
-
-    Attributes
-    ----------
-    pairs
-        Variables, and the nodes that have their values.
-    holders
-        Objects that lack parts, and the nodes that have them.
-    problems
-        Variables whose saved values have another shape or dtype, for messages.
-    complete
-        Whether every saved value has its variable.
-    """
-
-    pairs: list[tuple[Variable, int]]
-    holders: list[tuple[Trackable, int]]
-    problems: list[str]
-    complete: bool
-
-
-class Restoration:
-    """A checkpoint on its way into objects, some of which may not exist yet.
-
-    Parameters
-    ----------
-    path
-        The name of the checkpoint, for messages.
-    contents
-        The saved objects and values.
-    """
-
-    def __init__(self, path: str, contents: Contents) -> None:
-        self.path = path
-        self._nodes = contents.nodes
-        self._tensors = contents.tensors
-        #: The variables that have their saved values, by node.
-        self._restored: dict[int, list[Variable]] = {}
-        self._names = dict(_walk_nodes(self._nodes))
-
-    # From Checkpoint -------------------------------------------------------------------------
-
-    def start(self, root: Checkpoint) -> None:
-        """Restore what exists; what is missing is noted in the objects that lack it."""
-        self._apply(root, 0)
-        missing = self.without_value(root)
-        if missing:
-            _log.warning("checkpoint %r has no values for %s", self.path, _listed(missing))
-
-    def names_on_both_sides(self, root: Checkpoint) -> tuple[list[str], list[str]]:
-        """Return the names of the checkpoint's parts, and those of the parts of ``root``."""
-        saved, present = (
-            [name for name in children if name != "save_counter"]
-            for children in (self._nodes[0].children, children_of(root))
-        )
-        return saved, present
-
-    def matched(self, root: Checkpoint) -> bool:
-        """Return True if a variable other than the save counter has been restored."""
-        counter = root._variables.get("save_counter")
-        return any(v is not counter for variables in self._restored.values() for v in variables)
-
-    def unused(self) -> list[str]:
-        """Return the saved values that no variable has taken."""
-        return [
-            node.tensor
-            for number, node in enumerate(self._nodes)
-            if node.tensor is not None and number not in self._restored
-        ]
-
-    def without_value(self, root: Checkpoint) -> list[str]:
-        """Return the variables under ``root`` that the checkpoint gave no value."""
-        known = {id(v) for variables in self._restored.values() for v in variables}
-        return [
-            name
-            for name, variable in variables_of(root)
-            if id(variable) not in known and variable is not root._variables.get("save_counter")
-        ]
-
-    # From Trackable --------------------------------------------------------------------------
-
-    def resume(self, owner: Trackable, node: int) -> bool:
-        """Restore what has been added to ``owner`` since; return whether nothing is missing now."""
-        return self._apply(owner, node)
-
-    def initial_value(
-        self, node: int, name: str, shape: tuple[int, ...], dtype: Any
-    ) -> Array | None:
-        """Return the saved value of the variable ``name`` of a node, or None."""
-        child = self._nodes[node].children.get(name)
-        if child is None or self._nodes[child].tensor is None:
-            return None
-        problem = self._problem(child, tuple(shape), np.dtype(dtype))
-        if problem:
-            raise self._mismatch([problem])
-        return self._value(child)
-
-    def created(self, node: int, name: str, variable: Variable) -> None:
-        """Note that ``variable`` was made with the value that `initial_value` returned."""
-        self._restored.setdefault(self._nodes[node].children[name], []).append(variable)
-
-    # Work ------------------------------------------------------------------------------------
-
-    def _apply(self, owner: Any, node: int) -> bool:
-        """Restore ``owner`` and its parts from a node; return whether everything was there."""
-        found = self.plan(owner, node)
-        if found.problems:
-            raise self._mismatch(found.problems)
-        self.carry_out(found)
-        return found.complete
-
-    def plan(self, owner: Any, node: int) -> Plan:
-        """Return what restoring ``owner`` from a node will do."""
-        pairs: list[tuple[Variable, int]] = []
-        holders: list[tuple[Trackable, int]] = []
-        complete = self._match(owner, node, pairs, holders, set())
-        problems = {id(v): self._problem(n, v.shape, v.dtype) for v, n in pairs}
-        return Plan(
-            [(v, n) for v, n in pairs if not problems[id(v)]],
-            holders,
-            [problem for problem in problems.values() if problem],
-            complete,
-        )
-
-    def carry_out(self, plan: Plan) -> None:
-        """Assign the values of a plan, and leave the rest of the checkpoint with its objects."""
-        for holder, number in plan.holders:
-            object.__setattr__(holder, "_restore", (self, number))
-        for variable, number in plan.pairs:
-            _assign_everywhere(variable, self._value(number))
-            self._restored.setdefault(number, []).append(variable)
-
-    def _match(
-        self,
-        owner: Any,
-        number: int,
-        pairs: list[tuple[Variable, int]],
-        holders: list[tuple[Trackable, int]],
-        seen: set[tuple[int, int]],
-    ) -> bool:
-        """Collect variables to be assigned, and objects that lack parts (``holders``)."""
-        if (id(owner), number) in seen:
-            return True
-        seen.add((id(owner), number))
-        node = self._nodes[number]
-        if isinstance(owner, Variable):
-            if node.tensor is not None and all(
-                owner is not variable for variable in self._restored.get(number, ())
-            ):
-                pairs.append((owner, number))
-            return True
-        children = children_of(owner)
-        complete = True
-        for name, child_number in node.children.items():
-            child = children.get(name)
-            if child is None or not self._match(child, child_number, pairs, holders, seen):
-                complete = False
-        if isinstance(owner, Trackable) and not complete:
-            holders.append((owner, number))
-        return complete
-
-    def _value(self, number: int) -> Array:
-        tensor = self._nodes[number].tensor
-        assert tensor is not None
-        return self._tensors[tensor]
-
-    def _problem(self, number: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str | None:
-        value = self._value(number)
-        if value.shape == shape and value.dtype == dtype:
-            return None
-        return (
-            f"{self._names[number]}: saved with shape {value.shape} and dtype {value.dtype}, the "
-            f"variable has {shape} and {dtype}"
-        )
-
-    def _mismatch(self, problems: list[str]) -> CheckpointError:
-        return CheckpointError(
-            f"checkpoint {self.path!r} was saved from another model: " + "; ".join(problems) + ". "
-            "Nothing was changed; build the model as it was when it was saved, or restore another "
-            "checkpoint"
-        )
-
-
-def _assign_everywhere(variable: Variable, value: Array) -> None:
-    """Assign to all components of a variable, also when a replica's code made it just now."""
-    mode = current_mode()
-    if mode is None or mode.replica_context is None:
-        variable.assign(value)
-        return
-    with entered(Mode(mode.strategy, None)):
-        variable.assign(value)
 
 
 def contents_of(root: Trackable) -> Contents:
@@ -533,34 +335,6 @@ def _unused_name(name: str, taken: dict[str, Array]) -> str:
     return unique
 
 
-def _walk_nodes(nodes: list[Node]) -> Iterator[tuple[int, str]]:
-    """Yield each node with a name of the way to it."""
-    queue = deque([(0, "")])
-    seen = {0}
-    while queue:
-        number, name = queue.popleft()
-        yield number, name
-        for child_name, child in nodes[number].children.items():
-            if child not in seen:
-                seen.add(child)
-                queue.append((child, f"{name}/{child_name}".lstrip("/")))
-
-
-def variables_of(root: Trackable) -> Iterator[tuple[str, Variable]]:
-    """Yield the variables under ``root`` with their names."""
-    # The objects themselves are kept too: an id says nothing once its object is gone.
-    queue: deque[tuple[str, Any]] = deque([("", root)])
-    seen: dict[int, Any] = {id(root): root}
-    while queue:
-        name, value = queue.popleft()
-        if isinstance(value, Variable):
-            yield name, value
-        for child_name, child in children_of(value).items():
-            if id(child) not in seen:
-                seen[id(child)] = child
-                queue.append((f"{name}/{child_name}".lstrip("/"), child))
-
-
 def _remedy(path: str) -> str:
     """Say which checkpoint of the same directory can be restored instead of a damaged one."""
     directory = os.path.dirname(path) or "."
@@ -576,11 +350,6 @@ def _remedy(path: str) -> str:
                 continue
             return f"The newest intact other checkpoint is {other!r}; restore that one"
     return f"No other intact checkpoint is noted in {directory!r}"
-
-
-def _listed(names: list[str], most: int = 12) -> str:
-    text = ", ".join(names[:most]) or "none"
-    return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
 def _require_outside_replicas(method: str) -> None:

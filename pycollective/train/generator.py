@@ -127,7 +127,7 @@ class Generator(Trackable):
             raise ValueError(
                 "Generator() needs copy_from, or state and alg; see Generator.from_seed"
             )
-        self._alg = _checked_algorithm(alg)
+        self._alg: int = _checked_algorithm(alg)
         self._strategy = get_strategy() if has_strategy() else None
         self._state_var = Variable(_checked_state(state), trainable=False, name="StateVar")
 

@@ -357,6 +357,19 @@ def test_a_bad_table_gives_one_warning(table, caplog, change, text):
     assert text in caplog.text
 
 
+@pytest.mark.parametrize(
+    "tables", ["no object", [1], {"tcp": [1]}, {"tcp": None}, {"tcp": {"2": 5}}], ids=repr
+)
+def test_save_over_a_table_with_wrong_types_replaces_or_keeps_it(tmp_path, tables):
+    file = tmp_path / "tuning.json"
+    content = {"format": tuning.FORMAT, "host": tuning.host(), "tables": tables}
+    for text in (json.dumps(content), "[" * 100_000, "[]", "{"):
+        file.write_text(text)
+        tuning.save(file, "TCP", 4, [(_core.Collective.broadcast, 99, "chain")], "0")
+        found = json.loads(file.read_text())
+        assert found["tables"]["tcp"]["4"] == [["broadcast", 99, "chain"]]
+
+
 def test_a_table_that_is_not_there(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv(tuning.TUNING, str(tmp_path / "nothing.json"))
     for _ in range(2):

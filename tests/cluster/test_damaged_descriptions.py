@@ -120,6 +120,14 @@ def test_tf_config_that_cannot_be_read_is_named(tf_config, text):
         pc.init()
 
 
+@pytest.mark.parametrize("text", DAMAGED[:5])
+def test_strategy_of_one_process_ignores_a_damaged_tf_config(tf_config, caplog, text):
+    tf_config(text)
+    caplog.set_level("INFO", "pycollective")
+    pc.distribute.MirroredStrategy(["cpu:0"])
+    assert "TF_CONFIG will be ignored" in caplog.text
+
+
 def test_tf_config_too_deep_says_so(tf_config):
     tf_config('{"cluster": ' * DEEP)
     with pytest.raises(ValueError, match="TF_CONFIG: no JSON: .* nested too deeply"):
@@ -207,7 +215,7 @@ def test_port_at_the_bounds(monkeypatch, address, right):
     _, wrong, _ = examine(TFConfigClusterResolver(), here=False)
     assert (not wrong) is right
     by_hand = {"PYCOLLECTIVE_RANK": "1", "PYCOLLECTIVE_SIZE": "2", "PYCOLLECTIVE_ADDRESS": address}
-    said = "within 0.01 s" if right else "not host:port with a port from 1 to 65535"
+    said = "did not reach rank 0" if right else "not host:port with a port from 1 to 65535"
     monkeypatch.delenv("TF_CONFIG")
     with pytest.raises(RendezvousError, match=said):
         pc.init(environment=by_hand, join_timeout=0.01)

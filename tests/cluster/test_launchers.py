@@ -205,8 +205,12 @@ def test_init_under_mpirun_sums_over_two_processes(tmp_path, program):
 
 def test_pmi_jobs_on_one_host_meet_at_different_ports(tmp_path):
     """MPICH names no job: the process that started the ranks tells two jobs from each other."""
+    # One write for each line: both ranks write to the same pipe, perhaps unbuffered.
     proxy = tmp_path / "hydra_pmi_proxy"
-    show = "from pycollective.cluster import PMIClusterResolver as R; print(R().address())"
+    show = (
+        "from pycollective.cluster import PMIClusterResolver as R\n"
+        "print(R().address() + chr(10), end=str())"
+    )
     rank = f"{sys.executable} -c '{show}'"
     proxy.write_text(f'#!/bin/sh\n{rank} & sh -c "{rank}; true" & wait\n')
     proxy.chmod(0o700)

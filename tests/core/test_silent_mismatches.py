@@ -1,4 +1,4 @@
-"""Calls that differ although no rank receives anything in them, and ranks that leave."""
+"""Calls that differ although no rank receives anything in them; ranks that leave, and do not come."""
 
 from __future__ import annotations
 
@@ -195,3 +195,41 @@ def test_a_rank_that_raises_in_its_with_block_is_lost_at_once(on_ranks):
     lost, own = on_ranks(pc.local_group(2, timeout=60), work)
     assert isinstance(lost, pc.PeerLostError), lost
     assert isinstance(own, KeyError)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_two_ranks_that_both_receive_are_both_said_to(on_ranks, kind):
+    def work(comm):
+        return str(error_of(lambda: comm.recv(source=1 - comm.rank, shape=3, dtype="int8", tag=5)))
+
+    for error in on_ranks(make_group(kind, 2, 1.0), work):
+        for rank in (0, 1):
+            assert f"rank {rank} waits in recv (int8[3], tag 5) from rank {1 - rank}" in error
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_message_that_came_late_is_no_longer_said_to_be_waited_for(on_ranks, kind):
+    def work(comm):
+        if comm.rank == 0:
+            late = comm.recv(source=1, shape=1, dtype=float, async_op=True)
+            with pytest.raises(TimeoutError):
+                late.wait(0.3)
+            comm.barrier()
+            late.wait()
+        else:
+            comm.barrier()
+            comm.send(np.ones(1), 0)
+        comm.barrier()
+        return comm.describe()
+
+    for text in on_ranks(make_group(kind, 2, 20), work):
+        assert "waits in" not in text
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_deadline_names_the_rank_that_did_not_come(on_ranks, kind):
+    def work(comm):
+        return None if comm.rank == 2 else str(error_of(lambda: comm.all_reduce(np.ones(3))))
+
+    for error in on_ranks(make_group(kind, 3, 1.0), work)[:2]:
+        assert "waited until its deadline for rank 2, which has not come to this call. " in error

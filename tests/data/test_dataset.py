@@ -792,3 +792,13 @@ def test_mnist_shape_and_every_image_once(mnist_dir: Any) -> None:
         total += int(images.sum(dtype=np.int64))
     np.testing.assert_array_equal(counts, np.bincount(y))
     assert total == int(x.sum(dtype=np.int64))
+
+
+def test_padded_shape_of_one_axis_may_be_a_number() -> None:
+    ds = Dataset.range(1, 5, output_type="int32").map(lambda x: tf.fill([x], x))
+    padded = ds.padded_batch(2, padded_shapes=5, padding_values=-1)
+    assert values(padded) == [
+        [[1, -1, -1, -1, -1], [2, 2, -1, -1, -1]],
+        [[3, 3, 3, -1, -1], [4, 4, 4, 4, -1]],
+    ]
+    assert padded.element_spec == TensorSpec((None, 5), np.int32)

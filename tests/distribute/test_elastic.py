@@ -158,11 +158,12 @@ def test_a_worker_that_dies_at_the_same_step_again_and_again(tmp_path, alone):
 
 
 @pytest.mark.slow
-def test_processes_that_join_and_die_leave_the_others_training(tmp_path, alone):
-    """They die when they have heard who the members are, as fast as they can."""
+@pytest.mark.parametrize("fate", ["die", "stop"])
+def test_processes_that_join_and_go_no_further_leave_the_others_training(tmp_path, alone, fate):
+    """They die again and again when they have heard who the members are; or one of them is stopped."""
     ports = free_ports(3)
     cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-    more = {"LEAST": "2", "PATIENCE": "1", "ALL": "3"}
+    more = {"LEAST": "2", "PATIENCE": "1" if fate == "die" else "5", "ALL": "3"}
     processes = []
     for index in range(3):
         dies = {"DIES": "1"} if index == 2 else {}
@@ -172,7 +173,7 @@ def test_processes_that_join_and_die_leave_the_others_training(tmp_path, alone):
     assert processes[2].wait(60) == -9
     processes.pop().communicate()
     over, heard = threading.Event(), []
-    joins = threading.Thread(target=_join_and_die, args=(ports[0], 2, 3, over, heard))
+    joins = threading.Thread(target=_join, args=(ports, fate == "stop", over, heard))
     joins.start()
     try:
         said = ended(processes, 100).said
@@ -181,24 +182,28 @@ def test_processes_that_join_and_die_leave_the_others_training(tmp_path, alone):
         joins.join(30)
     assert said[0] == said[1]
     check(said[0], alone, 2, begun=said[0]["begun"])
-    assert sum("ranks" in word for word in heard) >= 2, "it was never a member"
+    assert sum("ranks" in word for word in heard) >= (1 if fate == "stop" else 2)
 
 
-def _join_and_die(port, rank, size, over, heard):
-    """Join again and again as a rank does; close the connection when rank 0 has said anything."""
+def _join(ports, stops, over, heard):
+    """Join as worker 2 does; go no further when rank 0 has said who the members are."""
     key = handshake.key_of(secret.of_user())
-    while not over.wait(0.05):
-        soon = time.monotonic() + 10
-        with contextlib.suppress(OSError, handshake.HandshakeError):
-            with socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
-                hello = {"purpose": "join", "rank": rank, "size": size}
-                channel = handshake.introduce(sock, key, hello, soon)
-                if "welcome" not in channel.receive(soon):
-                    continue
-                process = f"process {len(heard)}"
-                place = {"host": "127.0.0.1", "port": 9, "claim": "", "process": process}
-                channel.send(place, soon)
-                heard.append(channel.receive(soon))
+    with socket.create_server(("127.0.0.1", ports[2])):  # which takes connections, and answers none
+        while not over.wait(0.05):
+            soon = time.monotonic() + 10
+            with contextlib.suppress(OSError, handshake.HandshakeError):
+                with socket.create_connection(("127.0.0.1", ports[0]), timeout=1) as sock:
+                    hello = {"purpose": "join", "rank": 2, "size": 3}
+                    channel = handshake.introduce(sock, key, hello, soon)
+                    if "welcome" not in channel.receive(soon):
+                        continue
+                    process = f"process {len(heard)}"
+                    place = {"host": "127.0.0.1", "port": ports[2], "claim": ""}
+                    channel.send({**place, "process": process}, soon)
+                    heard.append(channel.receive(soon))
+                    if stops and "ranks" in heard[-1]:
+                        over.wait(90)
+                        return
 
 
 _FITS = """

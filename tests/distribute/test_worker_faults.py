@@ -98,7 +98,7 @@ if workers.index == 0:
     assert len(said) == 3, done
     assert "rank 1 (worker 1 at " in done.stdout, done
     assert re.search(
-        r"rank 1 \(.*?\) has finished barrier #\d+ and called nothing since", done.stdout
+        r"rank 1 \(.*?\) has finished barrier #\d+ and made no collective call since", done.stdout
     )
 
 

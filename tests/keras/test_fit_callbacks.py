@@ -388,3 +388,26 @@ def test_a_callback_ends_evaluate_and_predict(name):
         callbacks=[Stops()],
     )
     assert heard == [("test", 0), ("test", 1)] * 2
+
+
+def test_callback_list_forwards_the_older_names():
+    heard = []
+
+    class Older(callbacks.Callback):
+        def on_batch_begin(self, batch, logs=None):
+            heard.append(("begin", batch, logs))
+
+        def on_batch_end(self, batch, logs=None):
+            heard.append(("end", batch, logs))
+
+    group = callbacks.CallbackList([Older()])
+    group.on_batch_begin(0)
+    group.on_batch_end(0, {"loss": 1.0})
+    group.on_train_batch_begin(1)
+    group.on_train_batch_end(1, {"loss": 2.0})
+    assert heard == [
+        ("begin", 0, {}),
+        ("end", 0, {"loss": 1.0}),
+        ("begin", 1, {}),
+        ("end", 1, {"loss": 2.0}),
+    ]

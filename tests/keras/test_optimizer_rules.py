@@ -454,3 +454,13 @@ def test_what_is_wrong_is_said(make, text):
 def test_functions_cannot_be_stored():
     with pytest.raises(TypeError, match="cannot be stored; make it a LearningRateSchedule"):
         optimizers.SGD(lambda: 0.5).get_config()
+
+
+def test_update_step_with_the_arguments_of_keras_is_refused():
+    def update_step(self, gradient, variable, learning_rate):
+        raise AssertionError
+
+    with pytest.raises(
+        TypeError, match=r"Own.update_step\(self, gradient, .*must take \(self, par"
+    ):
+        type("Own", (keras.optimizers.Optimizer,), {"update_step": update_step})

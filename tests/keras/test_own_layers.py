@@ -79,6 +79,18 @@ def test_build_with_several_shapes_in_a_functional_model():
     assert model([X, X[:, :2]]).shape == (2, 2)
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_output_shape_of_several_shapes_in_a_functional_model(by_name):
+    class Shaped(Attending):
+        def compute_output_shape(self, query_shape, value_shape):
+            return value_shape
+
+    query, value = keras.Input((3,)), keras.Input((2,))
+    result = Shaped()(query=query, value=value) if by_name else Shaped()(query, value)
+    assert result.shape == (None, 2)
+    assert keras.Model([query, value], result)([X, X[:, :2]]).shape == (2, 2)
+
+
 def test_call_arrays_in_all_arguments_become_tensors_of_the_layers_dtype():
     layer = Attending()
     layer(X, X[:, :2].astype(np.float64), scale=np.ones(1, np.float64))
@@ -222,3 +234,13 @@ def test_dense_one_axis_is_refused():
 def test_model_overrides_what_is_never_called_is_refused(kind):
     with pytest.raises(TypeError, match=f"overrides make_{kind}_function.*override {kind}_step"):
         type("Own", (keras.Model,), {f"make_{kind}_function": lambda self, force=False: None})
+
+
+def test_dtype_policy_may_be_set():
+    layer = layers.Dense(2)
+    layer.dtype_policy = "float64"
+    assert (layer(X).dtype, layer.kernel.dtype) == (np.float64, np.float64)
+    layer = layers.Dense(2)
+    layer(X)
+    layer.dtype_policy = "mixed_float16"
+    assert (layer(X).dtype, layer.kernel.dtype) == (np.float16, np.float32)

@@ -6,7 +6,12 @@ from fitting import mirrored
 
 from pycollective import keras
 from pycollective.keras import layers, metrics
-from pycollective.tensor import Variable, as_tensor
+from pycollective.tensor import (
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    as_tensor,
+)
 
 X = np.arange(12.0).reshape(4, 3)
 Y = np.ones((4, 1))
@@ -136,6 +141,61 @@ def test_evaluate_metrics_in_layers_begin_anew():
     assert [found[name] for name in ("plain", "listed", "deep", "nested")] == [X.mean()] * 4
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_evaluate_metrics_in_layers_and_made_late_count_all_replicas(replicas):
+    class Late(metrics.Metric):
+        def __init__(self):
+            super().__init__(name="late")
+            self.parts = []
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            if not self.parts:
+                self.parts.append(metrics.Sum())
+            self.parts[0].update_state(y_true)
+
+        def result(self):
+            return self.parts[0].result()
+
+    class Summing(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.parts = {"a": [metrics.Sum(name="rows")]}
+
+        def call(self, inputs):
+            self.parts["a"][0].update_state(inputs[:, 0] * 0 + 1)
+            return inputs
+
+    with mirrored(replicas).scope():
+        model = keras.Sequential([Summing(), layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Late()])
+    model.fit(X, Y, batch_size=3, verbose=0)
+    for _ in range(2):
+        found = model.evaluate(X, Y, batch_size=3, verbose=0, return_dict=True)
+        assert (found["late"], found["rows"]) == (4.0, 4.0)
+
+
+@pytest.mark.parametrize("container", [lambda v: v, lambda v: [v]])
+def test_metric_variable_of_which_only_one_copy_is_read_is_refused(container):
+    class Own(metrics.Metric):
+        def __init__(self, **options):
+            super().__init__(name="own")
+            self.total = container(Variable(np.zeros(()), trainable=False, **options))
+
+    summed = {"synchronization": VariableSynchronization.ON_READ}
+    for replicas, options in ((1, {}), (2, {**summed, "aggregation": VariableAggregation.SUM})):
+        with mirrored(replicas).scope():
+            assert len(Own(**options).variables) == 1
+    with mirrored(2).scope():
+        own = Own()
+        model = keras.Sequential([layers.Dense(1, input_shape=(3,))])
+        with pytest.raises(
+            ValueError, match="metric 'own' has the variable 'Variable' with aggregat"
+        ):
+            model.compile("sgd", "mse", metrics=[own])
+    with pytest.raises(ValueError, match="Make the variable with add_weight"):
+        own.reset_state()
+
+
 # Initial values -----------------------------------------------------------------------------------
 
 DTYPES = ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64"]
@@ -155,3 +215,32 @@ def test_add_weight_without_initializer_floating_starts_random(dtype):
     weight = layers.Layer().add_weight(shape=(30, 2), dtype=dtype)
     assert weight.dtype == dtype
     assert 0 < np.abs(as_tensor(weight).numpy()).max() <= np.sqrt(6 / 32) + 1e-3
+
+
+def test_losses_penalties_on_weights_that_are_not_trained_do_not_count():
+    layer = layers.Layer()
+    for trainable in (False, True):
+        layer.add_weight(shape=(2,), initializer="ones", regularizer="l2", trainable=trainable)
+    assert [float(loss) for loss in layer.losses] == [pytest.approx(0.02)]
+
+
+# Means, by the numbers of Keras 3 -----------------------------------------------------------------
+
+BATCHES = {
+    "several values of an example": ([([1.0, 2, 3], [0.0, 1, 1]), ([[4.0, 5]], [[1.0, 0]])], 2.8),
+    "sequences of two lengths": ([([[1.0, 0, 1], [1, 1, 1]], None), ([[0.0], [0]], None)], 5 / 12),
+    "one weight for all": ([([[0.0, 1], [2, 3], [4, 5]], 0.5), ([0.0, 1, 2, 3], None)], 7.25 / 4.5),
+    "a weight for each value": (
+        [([[[1.0, 2], [3, 4]]], [[1.0, 0]]), ([2.0], None)],
+        (1.5 * 0.5 + 2) / 1.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_mean_weighs_examples_as_keras(case):
+    batches, expected = BATCHES[case]
+    mean = metrics.Mean()
+    for values, weights in batches:
+        mean.update_state(values, sample_weight=weights)
+    assert float(mean.result()) == pytest.approx(expected)

@@ -58,7 +58,7 @@ def test_direct(soon, on_ranks, items):
     assert len(texts) == 2
     for rank, text in enumerate(texts):
         assert text.startswith(f"rank {rank} is in all_reduce #1 (float32[{items}], sum, direct)")
-        assert " s for rank 2 to come to this call: rank 2 has not called anything yet" in text
+        assert " s for rank 2 to come to this call: rank 2 has made no collective call yet" in text
         assert ". It gives up in " in text
         assert "Next" not in text
 
@@ -99,7 +99,7 @@ def test_messages(soon, on_ranks):
 
     (text,) = late(comms, on_ranks, call, soon, who=1, count=1)
     assert text.startswith("rank 0 has waited 0.")
-    assert "in recv (float64[3], tag 7) from rank 1: rank 1 has not called anything yet" in text
+    assert "in recv (float64[3], tag 7) from rank 1: rank 1 has made no collective call yet" in text
 
 
 def test_many_ranks_are_not_all_named(soon, on_ranks):

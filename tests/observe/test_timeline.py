@@ -184,7 +184,9 @@ def test_merge(tmp_path, capsys, monkeypatch):
     assert main(["timeline", "merge", *files, "-o", str(target)]) == 0
     assert len(slices(target, "barrier")) == 2
     assert "of 2 files" in capsys.readouterr().out
-    for wrong, content in [("a.json", "{}"), ("b.json", "no json"), ("c.json", "[]")]:
+    deep = "[" * 100_000
+    bad = {"a.json": "{}", "b.json": "no json", "c.json": "[]", "d.json": deep}
+    for wrong, content in bad.items():
         (tmp_path / wrong).write_text(content)
         assert main(["timeline", "merge", str(tmp_path / wrong), "-o", str(target)]) == 2
         assert "is not a timeline" in capsys.readouterr().err

@@ -328,7 +328,7 @@ def test_tcp_rank_that_has_met_the_others_may_end(tmp_path):
 
 
 def test_list_of_ended_ranks_has_the_first_that_failed_or_did_not_meet():
-    made = Ended.create(3)
+    made = Ended.create(3, "127.0.0.1:1")
     seen = Ended(made.descriptor)
     assert seen.text == ""
     seen.has_met(1)
@@ -338,7 +338,7 @@ def test_list_of_ended_ranks_has_the_first_that_failed_or_did_not_meet():
     assert seen.text == "rank 2 exited with status 0 before all ranks had met"
     made.write(1, "rank 1 exited with status 3", failed=True)
     assert seen.text.startswith("rank 2 ")
-    long = Ended.create(1)
+    long = Ended.create(1, "127.0.0.1:1")
     long.write(0, "é" * 1000, failed=True)
     assert "é" * 100 in long.text
     for one in (made, long):
@@ -348,13 +348,20 @@ def test_list_of_ended_ranks_has_the_first_that_failed_or_did_not_meet():
 def test_list_of_ended_ranks_is_none_where_its_descriptor_is_another(tmp_path):
     """As in a program that a rank starts, which has the variable and not the descriptor."""
     variable = "PYCOLLECTIVE_ENDED_FD"
-    assert Ended.of_environment({}) is None
+    assert Ended.of_environment({}, 2, "a:1") is None
     for text in ("", "x", "-1", "99999"):
-        assert Ended.of_environment({variable: text}) is None
+        assert Ended.of_environment({variable: text}, 2, "a:1") is None
+    made = Ended.create(2, "a:1")
+    given = {variable: str(made.descriptor)}
+    assert Ended.of_environment(given, 2, "a:1") is not None
+    # Those who are left meet as another group.
+    assert Ended.of_environment(given, 1, "a:1") is None
+    assert Ended.of_environment(given, 2, "a:2") is None
+    made.close()
     for content in (b"", b"hello", bytes(1000)):
         (tmp_path / "other").write_bytes(content)
         with open(tmp_path / "other", "r+b") as file:
-            assert Ended.of_environment({variable: str(file.fileno())}) is None
+            assert Ended.of_environment({variable: str(file.fileno())}, 2, "a:1") is None
 
 
 def test_ranks_do_not_see_the_cluster_that_the_launcher_is_in(tmp_path):

@@ -191,9 +191,9 @@ def test_streams_are_connections_without_delay():
         close(comms)
         return flags
 
-    one, four = of_a_group("1"), of_a_group("4")
-    assert len(four) == len(one) + 2 * 3  # both ends are in this process
-    assert all(one) and all(four)
+    one, most = of_a_group("1"), of_a_group("8")
+    assert len(most) == len(one) + 2 * 7  # both ends are in this process
+    assert all(one) and all(most)
 
 
 def test_streams_ipv6_and_torchrun(on_ranks, caplog):

@@ -19,7 +19,7 @@ UNKNOWN = S(None)
 def test_shape_of_tensor_and_variable_is_a_tensor_shape():
     for x in (tf.zeros([2, 3]), tf.Variable(np.zeros((2, 3)))):
         shape = x.shape
-        assert type(shape) is S
+        assert type(shape) is type(tf.convert_to_tensor(x).get_shape()) is S
         assert shape == (2, 3) and shape == [2, 3] and shape == S([2, 3])
         assert shape != (2, 4) and shape != [2] and shape != S([2, None])
         assert (shape.rank, shape.ndims, shape.as_list(), shape.dims) == (2, 2, [2, 3], [2, 3])
@@ -152,3 +152,31 @@ def test_newaxis_is_there():
     assert "newaxis" in dir(tf)
     assert tf.zeros([2])[:, tf.newaxis].shape == (2, 1)
     assert tf.zeros([2])[tf.newaxis, ..., tf.newaxis].shape == (1, 2, 1)
+
+
+def test_bool_is_there():
+    assert tf.bool == np.bool_ and "bool" in dir(tf)
+    assert tf.cast(tf.constant([0.0, 2.0]), tf.bool).numpy().tolist() == [False, True]
+    assert isinstance(True, bool)
+
+
+def test_sum_with_what_only_reshape_takes_is_a_tuple():
+    x = tf.zeros([2, 3])
+    rows, columns = (-1,), [-1]
+    for found in (rows + x.shape[1:], columns + x.shape[1:]):
+        assert type(found) is tuple
+        assert tf.reshape(x, found).shape == (2, 3)
+    assert tf.reshape(x, x.shape[:1] + rows).shape == (2, 3)
+
+
+def test_shape_of_a_spec_is_a_tensor_shape():
+    spec = tf.data.Dataset.range(3).batch(2).element_spec
+    assert type(spec.shape) is S
+    assert (spec.shape.as_list(), spec.shape.rank) == ([None], 1)
+    assert repr(spec) == "TensorSpec(shape=(None,), dtype=dtype('int64'), name=None)"
+    assert spec.is_compatible_with(tf.zeros([7], tf.int64))
+    assert not spec.is_compatible_with(tf.zeros([7]))
+    assert not spec.is_compatible_with(tf.zeros([7, 1], tf.int64))
+    assert spec.is_compatible_with(tf.TensorSpec(None, tf.int64))
+    assert tf.TensorSpec(None).is_compatible_with(tf.zeros([1, 2]))
+    assert tf.TensorSpec.from_tensor(tf.zeros([2])) == tf.TensorSpec([2])

@@ -281,6 +281,23 @@ def test_a_variable_replaced_after_a_complete_restore_keeps_its_own_value(tmp_pa
     np.testing.assert_array_equal(checkpoint.layer.kernel.numpy(), np.ones((3, 2)))
 
 
+def test_parts_replaced_while_others_are_missing_keep_their_own_values(tmp_path, trained):
+    model, optimizer = trained
+    path = train.Checkpoint(model=model, optimizer=optimizer, a=Variable(1.0)).save(tmp_path / "c")
+    net = make_model()
+    checkpoint = train.Checkpoint(model=net, a=Variable(0.0))
+    checkpoint.restore(path)  # the optimizer is missing
+    checkpoint.a = Variable(5.0)
+    checkpoint.model = keras.Sequential([keras.layers.Dense(7, kernel_initializer="ones")])
+    checkpoint.model(INPUTS)
+    checkpoint.optimizer = keras.optimizers.Adam(0.9)
+    assert float(checkpoint.a) == 5
+    np.testing.assert_array_equal(checkpoint.model.layers[0].kernel.numpy(), np.ones((3, 7)))
+    # What was missing is restored as before.
+    assert float(checkpoint.optimizer.learning_rate) == np.float32(0.05)
+    np.testing.assert_array_equal(net(INPUTS).numpy(), model(INPUTS).numpy())
+
+
 def test_partly_other_objects_are_named_on_request(tmp_path, caplog):
     path = train.Checkpoint(step=Variable(1.0), generator=Variable(1.0)).save(tmp_path / "c")
     status = train.Checkpoint(step=Variable(0.0), classifier=Variable(0.0)).restore(path)

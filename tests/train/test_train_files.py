@@ -287,27 +287,17 @@ def test_damaged_state_file_beside_a_damaged_checkpoint_names_the_checkpoint(two
         checkpoint.restore(second)
 
 
-def test_concurrent_writers_of_one_folder_lose_no_entry(tmp_path):
-    code = """
-import sys
-from pycollective import train
-from pycollective.tensor import Variable
-
-checkpoint = train.Checkpoint(v=Variable(0.0))
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(15):
-    checkpoint.save(sys.argv[1])
-"""
+def run_together(code, folder, *names):
+    """Run a program once for each name, all at the same time."""
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / name)],
-            cwd=tmp_path,
+            [sys.executable, "-c", code, str(folder), name],
+            cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        for name in "ab"
+        for name in names
     ]
     try:
         for process in started:
@@ -321,8 +311,47 @@ for _ in range(15):
         for process in started:
             process.kill()
             process.communicate()
+
+
+def test_concurrent_writers_of_one_folder_lose_no_entry(tmp_path):
+    code = """
+import sys
+from pycollective import train
+from pycollective.tensor import Variable
+
+checkpoint = train.Checkpoint(v=Variable(0.0))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(15):
+    checkpoint.save(sys.argv[1] + "/" + sys.argv[2])
+"""
+    run_together(code, tmp_path, "a", "b")
     noted = train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
     assert sorted(noted) == sorted(str(tmp_path / f"{n}-{i}") for n in "ab" for i in range(1, 16))
+
+
+def test_concurrent_managers_with_the_same_names_leave_whole_checkpoints(tmp_path):
+    code = """
+import sys
+import numpy as np
+from pycollective import train
+from pycollective.tensor import Variable
+
+weight = Variable(np.full(1000, float(sys.argv[2])))
+manager = train.CheckpointManager(train.Checkpoint(weight=weight), sys.argv[1], 2)
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(15):
+    manager.save()
+"""
+    run_together(code, tmp_path, "1", "2")
+    noted = train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
+    assert len(noted) == 2
+    weight = Variable(np.zeros(1000))
+    for path in noted:
+        train.Checkpoint(weight=weight).restore(path).assert_consumed()
+        assert weight.numpy()[0] in (1, 2) and len(set(weight.numpy())) == 1
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 # CheckpointManager --------------------------------------------------------------------------------

@@ -226,5 +226,6 @@ def _forward(name: str) -> Callable[..., None]:
     return call
 
 
-for _name in EVENTS:
+# Loops of one's own may call the older names, too.
+for _name in (*EVENTS, "on_batch_begin", "on_batch_end"):
     setattr(CallbackList, _name, _forward(_name))

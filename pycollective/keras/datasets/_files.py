@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import http.client
 import os
-import tempfile
 import urllib.request
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ...atomic_files import replacing
 from ...errors import DataError
 
 __all__ = ["Collection", "Images", "cache_folder", "download", "load"]
@@ -319,9 +319,8 @@ def download(url: str, target: Path, checksum: str, largest: int | None = None) 
     """
     largest = _LARGEST if largest is None else largest
     digest = hashlib.sha256()
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as out, _open_url(url) as response:
+    with replacing(str(target)) as out:
+        with _open_url(url) as response:
             announced = response.headers.get("Content-Length")
             total = int(announced) if announced and announced.isdigit() else None
             done = 0
@@ -340,12 +339,6 @@ def download(url: str, target: Path, checksum: str, largest: int | None = None) 
                 f"{url} sent a file with SHA-256 {digest.hexdigest()}, expected {checksum}; it was "
                 "not kept"
             )
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 def _open_url(url: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, shape_of
+from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, shape_of, symbols_in
 from pycollective.keras.layers.layer import Layer, is_shape, map_shapes
 from pycollective.tensor import Tensor
 
@@ -36,7 +36,8 @@ def record(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Built for other inputs: whether these fit too, only the layer itself can say.
         _called_on_zeros(layer, args, kwargs)
     asks = type(layer).compute_output_shape is not Layer.compute_output_shape
-    if asks and len(args) == 1 and all(inside.built for inside in layer._flatten_layers()):
+    alone = len(args) == 1 and not symbols_in(kwargs)
+    if asks and alone and all(inside.built for inside in layer._flatten_layers()):
         outputs = _described(layer, inputs, layer.compute_output_shape(shapes))
     else:
         outputs = nest.map_structure(

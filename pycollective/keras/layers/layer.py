@@ -147,10 +147,7 @@ class Layer(CopiedByConfig, Trackable):
         input_shape: Sequence[int | None] | None = None,
     ) -> None:
         self._name = unique_name(name_of_class(type(self))) if name is None else str(name)
-        self._policy = policy_of(dtype)
-        #: What is computed in, and what variables are read as where that is another dtype.
-        self._dtype = self._policy.compute_dtype
-        self._reads_as = None if self._dtype == self._policy.variable_dtype else self._dtype
+        self.dtype_policy = policy_of(dtype)
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self._trainable = bool(trainable)
         self._input_shape = None if input_shape is None else (None, *input_shape)
@@ -196,8 +193,18 @@ class Layer(CopiedByConfig, Trackable):
 
     @property
     def dtype_policy(self) -> DTypePolicy:
-        """What `compute_dtype` and `variable_dtype` follow from."""
+        """What `compute_dtype` and `variable_dtype` follow from.
+
+        Setting it, by a policy or its name, does not change variables that are there already.
+        """
         return self._policy
+
+    @dtype_policy.setter
+    def dtype_policy(self, value: Any) -> None:
+        self._policy = policy_of(value)
+        #: What is computed in, and what variables are read as where that is another dtype.
+        self._dtype = self._policy.compute_dtype
+        self._reads_as = None if self._dtype == self._policy.variable_dtype else self._dtype
 
     @property
     def trainable(self) -> bool:
@@ -834,7 +841,8 @@ class Layer(CopiedByConfig, Trackable):
             if _any_added_loss:
                 found += layer._added_losses.__dict__.get("values", ())
             if layer._trainable and layer._regularized:
-                found += [penalty(variable) for penalty, variable in layer._regularized]
+                kept = [(penalty, v) for penalty, v in layer._regularized if v.trainable]
+                found += [penalty(variable) for penalty, variable in kept]
         return found
 
 

@@ -143,9 +143,23 @@ class Metric(CopiedByConfig, Trackable):
         return self.result()
 
     def _parts(self) -> list[Variable | Metric]:
-        """Return the variables and metrics directly inside, each once."""
+        """Return the variables and metrics directly inside, each once.
+
+        Raises
+        ------
+        ValueError
+            If the replicas would count in a variable of which only the first copy is read.
+        """
         found = {id(part): part for part in parts_of(self)}
-        return [part for part in found.values() if isinstance(part, (Variable, Metric))]
+        parts = [part for part in found.values() if isinstance(part, (Variable, Metric))]
+        for part in parts:
+            if isinstance(part, Variable) and _loses_counts(part):
+                raise ValueError(
+                    f"metric {self.name!r} has the variable {part.name!r} with aggregation NONE: each "
+                    "replica would count in its own copy, and only the first copy would be read. "
+                    "Make the variable with add_weight()"
+                )
+        return parts
 
     @property
     def variables(self) -> list[Variable]:
@@ -168,6 +182,17 @@ class Metric(CopiedByConfig, Trackable):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
+
+
+def _loses_counts(variable: Variable) -> bool:
+    """Whether what the replicas add to a variable is not added up when it is read."""
+    strategy = variable._distribute_strategy
+    return (
+        strategy is not None
+        and strategy.num_replicas_in_sync > 1
+        and variable.aggregation is VariableAggregation.NONE
+        and variable.synchronization is not VariableSynchronization.ON_READ
+    )
 
 
 def _beside(metric: Metric) -> AbstractContextManager[Any]:
@@ -237,10 +262,13 @@ class Mean(Metric):
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Take values in; parameters as those of `Sum.update_state`.
 
-        Several values of one example count as their mean, as in Keras 3.
+        Several values of one example count as their mean, as in Keras 3, and with one weight for all
+        values so do these.
         """
         total, count = _weighted_sum(values, sample_weight, self._dtype)
-        each = math.prod(as_tensor(values).shape[1:])
+        shape = as_tensor(values).shape
+        one_weight = sample_weight is not None and not as_tensor(sample_weight).ndim
+        each = math.prod(shape if one_weight else shape[1:])
         if each > 1:
             total, count = total / total.dtype.type(each), count / each
         add_to_sums((self.total, self.count), (total, count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import warnings
@@ -212,6 +213,14 @@ class Optimizer(CopiedByConfig, Trackable):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "update_step" in cls.__dict__ and "_update_steps" not in cls.__dict__:
+            try:
+                inspect.signature(cls.update_step).bind(*(None,) * 6)
+            except TypeError:
+                raise TypeError(
+                    f"{cls.__name__}.update_step{inspect.signature(cls.update_step)} must take "
+                    "(self, parameter, gradient, slots, learning_rate, step): it updates arrays in "
+                    "place, and not variables as in Keras; slot_names() says what is in slots"
+                ) from None
             # What a base class does for all variables at once is not what this one does.
             type.__setattr__(cls, "_update_steps", Optimizer._update_steps)
 

@@ -6,8 +6,9 @@ import warnings
 from typing import TYPE_CHECKING
 
 from pycollective.errors import CheckpointError
-from pycollective.train.checkpoint import Checkpoint, Plan, Restoration
+from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import Contents, read_files
+from pycollective.train.restoration import Plan, Restoration
 from pycollective.train.trackable import children_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from pycollective.keras.saving.objects import (
     serialize_with_own,
     sharing,
 )
-from pycollective.train.checkpoint import Restoration, contents_of, variables_of
+from pycollective.train.checkpoint import contents_of
 from pycollective.train.files import Contents
+from pycollective.train.restoration import Restoration, variables_of
 
 __all__ = ["copied", "reduced"]
 

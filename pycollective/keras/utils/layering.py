@@ -58,8 +58,8 @@ def layout(sizes: Mapping[int, Point], arrows: Sequence[tuple[int, int]], gap: f
     row_of = _rows_of(sizes, arrows)
     routes = [_route(source, target, row_of) for source, target in arrows]
     rows: list[list[_Place]] = [[] for _ in range(max(row_of.values(), default=-1) + 1)]
-    for key, row in row_of.items():
-        rows[row].append((key, row, "box"))
+    for key, number in row_of.items():
+        rows[number].append((key, number, "box"))
     for lane in dict.fromkeys(place for route in routes for place in route[1:-1]):
         rows[lane[1]].append(lane)
     links = _links(routes)
