@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycollective import _core, array_backend
 from pycollective.communicator.arrays import Array, Place, deliver
+from pycollective.errors import CollectiveError
 
 if TYPE_CHECKING:
     from pycollective.communicator.member import Member
@@ -38,6 +39,7 @@ class Work:
         self._core = core  # of a communicator that the call itself keeps
         self._finish: Callable[[], Any] | None = finish
         self._result: Any = None
+        self._error: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Work {'done' if self.done() else 'under way'}>"
@@ -98,8 +100,16 @@ class Work:
         if self._core is not None:
             self._core.collect()
             self._core = None
-        for task in self._tasks:
-            task.check()
+        if self._error is not None:
+            raise self._error
+        try:
+            for task in self._tasks:
+                task.check()
+        except CollectiveError:
+            raise
+        except BaseException as error:
+            self._error = error  # a task can raise an error of Python's only once
+            raise
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
         return self._result
@@ -140,21 +150,38 @@ def in_python(member: Member, call: Callable[[], Any], array: Array | None = Non
         result = call()
         return Work([], lambda: result)
     _need_python.add(member)
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    answer = _Answer()
+    # The core keeps `begin` until the next call, and Python's collector cannot see that reference.
+    # If `begin` referred to the communicator or to the result, nobody could free the communicator.
+    calls, answers, group, rank = [call], weakref.ref(answer), member._group, member.rank
 
     def begin() -> None:
+        result, problem = None, None
         try:
-            results.append(call())
-        except BaseException as error:  # for the one who asks, if need be again
-            errors.append(error)
+            result = calls.pop()()
+        except BaseException as error:
+            problem = error
+            if not isinstance(error, CollectiveError):  # later calls of the others would differ
+                group.abort(
+                    f"rank {rank} left an asynchronous call because of an error of its own: "
+                    f"{type(error).__name__}"
+                )
+        if (asked := answers()) is not None:
+            asked.result, asked.error = result, problem
 
     def finish() -> Any:
-        if errors:
-            raise errors[0]
-        return results[0]
+        if answer.error is not None:
+            raise answer.error
+        return answer.result
 
     return Work([member._core.submit(begin)], finish, member._core)
+
+
+class _Answer:
+    """The result or the error of a call that Python made."""
+
+    result: Any = None
+    error: BaseException | None = None
 
 
 @atexit.register

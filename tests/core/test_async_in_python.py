@@ -1,0 +1,74 @@
+"""Asynchronous calls that consist of several, with Python between them: ragged ones and `split`."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+
+import leftovers
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective.communicator.work import in_python
+
+
+def wait_until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.all_gather(np.ones(1 + comm.rank), ragged=True, async_op=True),
+        lambda comm: comm.split(0, async_op=True),
+    ],
+    ids=["all_gather", "split"],
+)
+def test_communicator_dropped_after_a_call_that_nobody_waited_for_is_freed(on_ranks, call):
+    comms = pc.local_group(2, timeout=20)
+    alive = [weakref.ref(comm) for comm in comms]
+
+    def work(comm):
+        done = call(comm)
+        assert wait_until(done.done)
+
+    assert on_ranks(comms, work) == [None, None]
+    del comms
+    gc.collect()
+    assert wait_until(lambda: not any(ref() for ref in alive))
+    leftovers.assert_no_threads()
+
+
+def test_async_call_with_an_error_of_its_own_aborts_the_group(on_ranks):
+    def fail():
+        raise MemoryError("no memory is left")
+
+    def work(comm):
+        if comm.rank == 1:
+            done = in_python(comm, fail)
+            for _ in range(2):
+                with pytest.raises(MemoryError, match="no memory is left"):
+                    done.wait()
+        try:
+            comm.barrier()
+        except pc.AbortedError as error:
+            return str(error)
+        finally:
+            comm.close()
+
+    text = "rank 1 left an asynchronous call because of an error of its own: MemoryError"
+    assert on_ranks(pc.local_group(2, timeout=20), work) == [text] * 2
+
+
+def test_work_whose_task_raised_a_python_error_raises_it_again():
+    (comm,) = pc.local_group(1, timeout=20)
+    done = pc.Work([comm._core.submit(lambda: 1 / 0)], lambda: None)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            done.wait()
+    comm.close()
