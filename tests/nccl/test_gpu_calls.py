@@ -222,7 +222,7 @@ def test_what_is_refused(gpus):
         alone.all_reduce(gpus.asarray(np.ones(2, np.int16)))
     with pytest.raises(ValueError, match="no rank can send to itself"):
         alone.send(x, 0)
-    with pytest.raises(ValueError, match="rank 5 is not among the 1 ranks"):
+    with pytest.raises(ValueError, match="root 5 is not among the 1 ranks"):
         alone.broadcast(x, 5)
     with gpus.cuda.Device(1), pytest.raises(ValueError, match="lies on GPU 1, and rank 0 .* GPU 0"):
         alone.all_reduce(gpus.asarray(np.ones(2)))
