@@ -149,9 +149,9 @@ def _bad_argument(rank: Any) -> None:
         "rank": lambda: comm.send(x, -1),
         "tag": lambda: comm.send(x, 0, 2**31),
     }
-    if rank.trial.variant == "timeout of the communicator":
-        comm.timeout = None
     try:
+        if rank.trial.variant == "timeout of the communicator":
+            comm.timeout = None
         calls[rank.trial.variant]()
         rank.say(wrong=f"the bad argument {rank.trial.variant!r} was accepted")
     except (TypeError, ValueError, LookupError):
@@ -312,7 +312,9 @@ FAULTS: dict[str, Fault] = {
         _no_descriptors, soft=True, timeout=3.0, variants=("0", "0", "1", "2", "4"),
     ),
     "no memory": Fault(
-        _no_memory, ("AbortedError", "PeerLostError"), certain=False, own=_ANY, soft=True,
+        # A thread that cannot start is a RuntimeError.
+        _no_memory, ("AbortedError", "PeerLostError"), certain=False, soft=True,
+        own=(*_ANY, "RuntimeError"),
         may_die=True, large=True, variants=("0 MiB", "1 MiB", "4 MiB", "16 MiB"), setups=PROCESSES,
     ),
     "fork": Fault(_fork, variants=("drop", "exit", "keep", "use"), repeats=True, shared=True),

@@ -292,7 +292,7 @@ class Rank:
         try:
             x, out = self._prepare(step, place, comm, number)
         except MemoryError as error:
-            if not self.fault.soft or "a rank of the group has no memory" not in str(error):
+            if not self.fault.soft or "no shared array" not in str(error):
                 raise
             self.say(refused=str(error))
             return
