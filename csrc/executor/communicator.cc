@@ -5,6 +5,8 @@
 #include <system_error>
 #include <thread>
 
+#include "support/reserve.h"
+
 namespace pycollective {
 namespace {
 
@@ -42,7 +44,9 @@ std::vector<Part> in_a_row(const std::vector<std::size_t>& counts) {
 }
 
 Communicator::Communicator(std::shared_ptr<Group> group, int rank)
-    : group_(std::move(group)), rank_(rank) {}
+    : group_(std::move(group)), rank_(rank) {
+  keep_reserve();
+}
 
 Endpoint& Communicator::endpoint() {
   if (!endpoint_) endpoint_ = &group_->endpoint(rank_);
@@ -134,7 +138,21 @@ ProgressThread* Communicator::progress() {
 std::shared_ptr<Task> Communicator::submit(std::function<void()> call, std::shared_ptr<void> kept) {
   if (!progress()) progress_ = std::make_unique<ProgressThread>();
   progress_->collect();
-  return progress_->submit(std::move(call), std::move(kept));
+  // The caller goes on to other calls. If this one is not made, the others must hear of it.
+  auto told = [this, call = std::move(call)] {
+    try {
+      call();
+    } catch (const Failure&) {
+      throw;
+    } catch (...) {
+      use_reserve();
+      group_->fail(FailureKind::aborted,
+                   "rank " + std::to_string(rank_) +
+                       " left an asynchronous call because of an error of its own");
+      throw;
+    }
+  };
+  return progress_->submit(std::move(told), std::move(kept));
 }
 
 void Communicator::settle_progress(const Interrupt& interrupt) {

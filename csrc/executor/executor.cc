@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "support/reserve.h"
 #include "support/round_up.h"
 
 namespace pycollective {
@@ -282,6 +283,7 @@ void Execution::work(const Step& step, std::size_t first, std::size_t bytes, con
 }
 
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
+  use_reserve();
   endpoint.fail(FailureKind::aborted, "rank " + std::to_string(endpoint.rank()) + " left " +
                                           call.collective + " because of an error of its own");
   endpoint.leave();

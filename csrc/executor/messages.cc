@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/reserve.h"
 #include "support/start_thread.h"
 #include "support/thread_name.h"
 #include "support/tuning.h"
@@ -432,6 +433,7 @@ void Messages::finish(Task& task, const Interrupt& interrupt) {
     }
   } catch (...) {
     // The memory is the caller's again: nothing may be moved into it any more.
+    use_reserve();
     group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
                                            " left a message because of an error of its own");
     std::lock_guard lock(mutex_);

@@ -129,6 +129,9 @@ inline constexpr int kHostYields = 2000;
 // rank's memory.
 inline constexpr auto kWithdrawal = std::chrono::milliseconds(200);
 
+// Address space that is kept until an error has to be told to the other ranks.
+inline constexpr std::size_t kReserveBytes = 1 << 20;
+
 // After how many steps forward in a row a rank looks at the clock.
 inline constexpr unsigned kMovesPerLook = 16;
 

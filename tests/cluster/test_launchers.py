@@ -216,7 +216,8 @@ def test_pmi_jobs_on_one_host_meet_at_different_ports(tmp_path):
     proxy.chmod(0o700)
     env = surroundings(PMI_RANK="0", PMI_SIZE="2", MPI_LOCALNRANKS="2")
     jobs = [
-        subprocess.Popen([str(proxy)], env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"
+        subprocess.Popen([str(proxy)], cwd="/", env=env, stdout=subprocess.PIPE, text=True)
+        for _ in "ab"
     ]
     (one, same), (other, its) = (job.communicate(timeout=60)[0].split() for job in jobs)
     assert (one, other) == (same, its)

@@ -323,6 +323,7 @@ def limited(call, room):
 def limited(body):
     done = subprocess.run(
         [sys.executable, "-c", _LIMITED + body],
+        cwd="/",  # the sources have no core beside them
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

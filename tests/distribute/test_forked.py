@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -56,6 +57,8 @@ print("PARENT IS DONE")
 def test_forked_process_runs_a_strategy_with_threads_of_its_own(kind):
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(kind=kind)],
+        cwd="/",  # the sources have no core beside them
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=60,

@@ -142,6 +142,7 @@ def other(port, seconds, **more):
     """Start rank 1 as a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", _OTHER, str(seconds)],
+        cwd="/",  # the sources have no core beside them
         env=surroundings(**description(1, port), **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
