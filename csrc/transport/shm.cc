@@ -529,7 +529,10 @@ std::optional<Failure> ShmGroup::failure() const {
   if (header().failed.load() == 0) {
     if (!followed_) return {};
     auto theirs = followed_->failure();
-    return theirs && theirs->kind == FailureKind::peer_lost ? theirs : std::nullopt;
+    if (!theirs || theirs->kind != FailureKind::peer_lost) return {};
+    // The numbers of the ranks are those of that group, and its lost rank may not be in this one.
+    return Failure(theirs->kind,
+                   std::string("in the group that this one was split from: ") + theirs->what());
   }
   // Another rank writes the reason just now; it may also have been killed while it did.
   auto patience = Clock::now() + std::chrono::seconds(1);

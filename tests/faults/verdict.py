@@ -95,14 +95,14 @@ def _shown(error: dict[str, Any]) -> str:
 
 
 def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
-    """Return whether an error names the victim, by its number in the group of the call."""
-    if error["group"] == "part":
+    """Return whether an error names the victim, by its number in the group that the error names."""
+    text = error["text"]
+    if error["group"] == "part" and not text.startswith("in the group that this one was split from"):
         victim = trial.members(rank, "part").index(trial.victim)
     else:
         victim = trial.victim
     if error["ranks"] is not None:
         return victim in error["ranks"]
-    text = error["text"]
     if error["error"] == "MismatchError":
         return bool(re.search(rf"rank {victim} (called|receives|sent)", text)) or bool(
             re.search(rf"from rank {victim}\b", text)
