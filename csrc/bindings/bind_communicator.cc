@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "algorithms/algorithms.h"
 #include "bindings/bindings.h"
@@ -163,9 +164,18 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
   return nullptr;
 }
 
+// Communicators whose last reference went with a call of Python's, on their own progress threads.
+// A thread cannot join itself: the end of the next communicator joins these.
+struct Unjoined {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Communicator>> communicators;
+};
+
 // Ends a communicator: its calls that are still under way fail, since nobody can wait for them.
 void end(Communicator* communicator) {
-  if (communicator->outstanding() > 0) {
+  std::vector<std::unique_ptr<Communicator>> ended;
+  const bool is_inside = communicator->is_on_progress_thread();
+  if (communicator->outstanding() > (is_inside ? 1 : 0)) {  // the call that lets go is over
     communicator->group().fail(FailureKind::aborted,
                                "rank " + std::to_string(communicator->rank()) +
                                    " let go of its communicator while calls were under way");
@@ -176,7 +186,14 @@ void end(Communicator* communicator) {
     // Nobody is to wait for a rank that nobody has any more.
     communicator->group().leave(communicator->rank());
   }
-  delete communicator;
+  auto& unjoined = lasting<Unjoined>();
+  {
+    std::lock_guard lock(unjoined.mutex);
+    if (!is_inside) ended.swap(unjoined.communicators);
+    (is_inside ? unjoined.communicators : ended).emplace_back(communicator);
+  }
+  InterpreterRelease release;
+  for (const auto& each : ended) each->stop();
 }
 
 // Makes a call: at once, after those that are under way, or `later`, on the communicator's progress

@@ -127,8 +127,10 @@ class Communicator {
   // Waits for them, too.
   void settle_all(const Interrupt& interrupt);
   std::size_t outstanding();
-  // Ends the thread, when all is done.
+  // Ends the threads when all is done. The progress thread cannot wait for its own end: another
+  // thread then stops the communicator once more before it is destroyed.
   void stop();
+  bool is_on_progress_thread() { return progress() && progress_->is_this_thread(); }
 
   // all_reduce of every rank of a group, by one thread; rank r's array is arrays[r].
   static void all_reduce_together(const std::vector<Communicator*>& communicators,

@@ -62,7 +62,7 @@ void ProgressThread::join() {
     ending_ = true;
     changed_.notify_all();
   }
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable() && !is_this_thread()) thread_.join();
 }
 
 std::shared_ptr<Task> ProgressThread::submit(std::function<void()> call,

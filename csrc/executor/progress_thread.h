@@ -54,7 +54,7 @@ class ProgressThread {
   ProgressThread();
   ~ProgressThread() { join(); }
 
-  // Ends the thread when all tasks are done.
+  // Ends the thread when all tasks are done, and waits for that unless this is the thread.
   void join();
   std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
   // Lets go of what finished tasks kept: for a thread that may do that, which this one may not.

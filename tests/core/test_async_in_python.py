@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
 import time
 import weakref
 
@@ -41,6 +43,27 @@ def test_communicator_dropped_after_a_call_that_nobody_waited_for_is_freed(on_ra
     del comms
     gc.collect()
     assert wait_until(lambda: not any(ref() for ref in alive))
+    leftovers.assert_no_threads()
+
+
+def test_call_that_lets_go_of_its_communicator_on_the_progress_thread_ends_it():
+    """A thread cannot join itself: the end of the next communicator joins it."""
+    mine, theirs = pc.local_group(2, timeout=20)
+    let_go = threading.Event()
+
+    def call(comm):
+        let_go.wait(20)
+
+    done = in_python(mine, functools.partial(call, mine))
+    core = done._tasks[0]
+    del mine, done
+    gc.collect()
+    let_go.set()
+    with pytest.raises(pc.PeerLostError, match="rank 0 has left the group"):
+        theirs.barrier()
+    assert core.wait(20)
+    del core
+    theirs.close()
     leftovers.assert_no_threads()
 
 

@@ -97,7 +97,9 @@ def _shown(error: dict[str, Any]) -> str:
 def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
     """Return whether an error names the victim, by its number in the group that the error names."""
     text = error["text"]
-    if error["group"] == "part" and not text.startswith("in the group that this one was split from"):
+    if error["group"] == "part" and not text.startswith(
+        "in the group that this one was split from"
+    ):
         victim = trial.members(rank, "part").index(trial.victim)
     else:
         victim = trial.victim
