@@ -360,6 +360,16 @@ void Messages::look_up(Clock::time_point now, bool moved) {
                                                " has left the group, while " + me + " is in " +
                                                describe(call, sends));
       }
+      // A peer that left or was lost is named by what comes over other connections.
+      if (!moved && pipes_->has_ended(call.message.peer)) {
+        if (!peer.ended) peer.ended = now;
+        if (now - *peer.ended >= kEndedPipe) {
+          fail_group(FailureKind::peer_lost, "the connection for messages between " + me +
+                                                 " and rank " + std::to_string(call.message.peer) +
+                                                 " has ended, while " + me + " is in " +
+                                                 describe(call, sends));
+        }
+      }
       if (now < call.message.deadline) {
         warn(call, sends, bytes, now);
         return;

@@ -82,6 +82,7 @@ class Messages {
     std::deque<Kept> kept;
     std::size_t kept_bytes = 0;
     bool left = false;
+    std::optional<Clock::time_point> ended;  // since when its pipe is known to have ended
     // What is being read: an envelope, then data for a receive, or data to be kept.
     Envelope envelope;
     std::size_t envelope_read = 0, data_read = 0;

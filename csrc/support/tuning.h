@@ -132,6 +132,10 @@ inline constexpr auto kWithdrawal = std::chrono::milliseconds(200);
 // Address space that is kept until an error has to be told to the other ranks.
 inline constexpr std::size_t kReserveBytes = 1 << 20;
 
+// How long a rank whose connection for messages has ended waits to hear why. The reason comes over
+// another connection.
+inline constexpr auto kEndedPipe = std::chrono::milliseconds(500);
+
 // After how many steps forward in a row a rank looks at the clock.
 inline constexpr unsigned kMovesPerLook = 16;
 

@@ -24,6 +24,8 @@ class Pipes {
   // never wait. What a peer that is gone has written can still be read.
   virtual std::size_t try_write(int peer, const std::byte* data, std::size_t bytes) = 0;
   virtual std::size_t try_read(int peer, std::byte* data, std::size_t bytes) = 0;
+  // Whether no more bytes can go to this peer, or come from it.
+  virtual bool has_ended(int /*peer*/) const { return false; }
 
   // To sleep: listen(), look once more, then sleep() until a peer does something, somebody wakes
   // the sleeper, or the time is over; the interests are the peers'.

@@ -11,7 +11,6 @@ namespace pycollective {
 TcpPipes::TcpPipes(std::vector<Descriptor> sockets)
     : sockets_(std::move(sockets)), ended_(new std::atomic<bool>[sockets_.size()]()) {}
 
-// That a peer is gone is for the control connections to say.
 std::size_t TcpPipes::try_write(int peer, const std::byte* data, std::size_t bytes) {
   ssize_t count;
   do {

@@ -17,6 +17,7 @@ class TcpPipes final : public Pipes {
 
   std::size_t try_write(int peer, const std::byte* data, std::size_t bytes) override;
   std::size_t try_read(int peer, std::byte* data, std::size_t bytes) override;
+  bool has_ended(int peer) const override { return ended_[static_cast<std::size_t>(peer)]; }
   std::uint32_t listen() override { return 0; }
   void sleep(std::uint32_t heard, std::chrono::milliseconds limit,
              const std::vector<Interest>& interests) override;

@@ -15,9 +15,22 @@ _CRASHES = {
 }  # fmt: skip
 
 
+#: CPython's `Thread.start` waits for ever for a thread that finds no memory for its first call.
+_LOST_START = re.compile(
+    r'threading.py", line \d+ in wait\n[^\n]*threading.py", line \d+ in start\n'
+)
+
+
 def judge(trial: Trial, outcome: Outcome) -> list[str]:
     """Return one line for each thing that is wrong."""
     found = []
+    if outcome.hung and trial.fault == "no memory" and _LOST_START.search(outcome.errors):
+        return [
+            f"wrong: rank {rank}: {line['wrong']}"
+            for rank, said in enumerate(outcome.said)
+            for line in said
+            if "wrong" in line
+        ]
     if outcome.hung:
         still = [
             f"rank {rank} (last said {said[-1] if said else 'nothing'})"

@@ -579,6 +579,20 @@ def test_bad_control_frames(data):
     messages.close()
 
 
+def test_recv_connection_for_messages_ended_names_the_peer_before_the_deadline():
+    """The control connection stays, and says nothing of a peer that left."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    control, data, pipe = (mine.fileno() for mine, _ in pairs)
+    comm = _core.Communicator(_core.TcpGroup(0, [[], [control, data]], [-1, pipe]), 0)
+    for mine, _ in pairs:
+        mine.close()
+    pairs[2][1].close()
+    with pytest.raises(pc.PeerLostError, match="for messages between rank 0 and rank 1 has ended"):
+        comm.recv(np.empty(1 << 18), 1, 0, 60.0)
+    for _, theirs in pairs[:2]:
+        theirs.close()
+
+
 def test_who_is_silent():
     group, comm, control, messages = pair_with_a_stranger()
     assert group.silent(0) == []  # nobody has promised to say anything
