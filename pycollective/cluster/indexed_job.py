@@ -129,7 +129,7 @@ class KubernetesJobClusterResolver(ClusterResolver):
         return pods.index(host) * processes + local, [f"{pod}{dot}{domain}" for pod in pods]
 
     def _local(self) -> tuple[int, int]:
-        """Return which process of this pod this is, of how many."""
+        """Return this process's number within its pod, and the number of the pod's processes."""
         if LOCAL_SIZE not in self._environ:
             return 0, 1
         size = number(self._environ, LOCAL_SIZE, 1, _MOST_PODS)

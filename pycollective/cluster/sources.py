@@ -180,7 +180,7 @@ def resolver_of_environment(environ: Mapping[str, str] | None = None) -> Cluster
 
 
 def unheeded(environ: Mapping[str, str]) -> list[str]:
-    """Return which variables speak of several processes, for a process that would be alone.
+    """Return the variables that speak of several processes, for a process that would be alone.
 
     ``PYCOLLECTIVE_RANK=0`` and ``PYCOLLECTIVE_SIZE=1`` say that it is meant to be alone.
     """

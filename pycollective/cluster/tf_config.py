@@ -181,7 +181,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def _loaded(environ: Mapping[str, str], hook: Any = None) -> Any:
-    """Return what the variable holds; raises ValueError if it is no JSON, or too deep to be read."""
+    """Return the variable's JSON, parsed; raises ValueError if it is no JSON, or too deep."""
     try:
         return json.loads(environ.get("TF_CONFIG") or "{}", object_pairs_hook=hook)
     except RecursionError:

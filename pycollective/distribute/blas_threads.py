@@ -27,7 +27,7 @@ _restore: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use: of its affinity, within its CPU quota."""
+    """Return the number of cores that this process may use: of its affinity, within its CPU quota."""
     return _core.usable_cores()
 
 

@@ -449,7 +449,7 @@ class Sequential(Model):
         self._graph = Graph(first, tensor)
 
     def _dtype_of_input(self) -> np.dtype[Any]:
-        """Return what inputs of no declared dtype are converted to."""
+        """Return the dtype that inputs of no declared dtype are converted to."""
         if not self._stack:
             return self._dtype
         first = self._stack[0]

@@ -141,7 +141,7 @@ class Gathering:
             return []
 
     def _let_in(self, there: list[int]) -> list[int]:
-        """Return those that become members: new processes only as far as the roster has room."""
+        """Return the ranks that become members: new processes only as far as the roster has room."""
         if self._roster is None:
             return there
         known = [r for r in there if self.came[r].process in self._roster.known]

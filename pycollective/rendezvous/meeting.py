@@ -240,7 +240,7 @@ class Meeting:
             ) from None
 
     def _heard(self, channel: Channel) -> dict[str, Any]:
-        """Return what a peer says, unless the attempt fails first."""
+        """Return a peer's next message, unless the attempt fails first."""
         while not channel.readable(0.05):
             self._watch_others()
             if time.monotonic() >= self.attempt_ends:

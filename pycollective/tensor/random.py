@@ -186,7 +186,7 @@ def stateless_normal(
 def stateless_truncated_normal(
     shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = float32
 ) -> Tensor:
-    """Return what `truncated_normal` does: always the same for two integers as the seed."""
+    """Return numbers as `truncated_normal` does, always the same for two integers as the seed."""
     with _of_seeds(seed):
         return truncated_normal(shape, mean, stddev, dtype)
 
@@ -194,6 +194,6 @@ def stateless_truncated_normal(
 def stateless_uniform(
     shape: Any, seed: Any, minval: Any = 0, maxval: Any = None, dtype: Any = float32
 ) -> Tensor:
-    """Return what `uniform` does: always the same for two integers as the seed."""
+    """Return numbers as `uniform` does, always the same for two integers as the seed."""
     with _of_seeds(seed):
         return uniform(shape, minval, maxval, dtype)

@@ -117,7 +117,7 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape([m if n is None else n for n, m in pairs])
 
     def most_specific_compatible_shape(self, other: Any) -> TensorShape:
-        """Return what is known of a tensor that has this shape or another one."""
+        """Return the most specific shape that fits both this shape and another one."""
         other = TensorShape(other)
         if not (self._known and other._known) or len(self) != len(other):
             return TensorShape(None)

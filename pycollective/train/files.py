@@ -177,7 +177,7 @@ def is_bare_name(name: object) -> bool:
 
 
 def parse_json(path: str, raw: bytes) -> Any:
-    """Return what the JSON of a file says.
+    """Return the parsed JSON of a file.
 
     Raises
     ------
@@ -251,7 +251,7 @@ def _read_index(path: str) -> _Index:
 
 
 def _problem(index: Mapping[str, Any]) -> str:
-    """Return what is wrong in an index, or ``""``."""
+    """Return the first problem of an index, or ``""``."""
     data, objects, tensors = (index.get(part) for part in ("data", "objects", "tensors"))
     if not isinstance(data, dict) or not {"bytes", "sha256"} <= data.keys():
         return f"data={data!r} does not describe a data file"

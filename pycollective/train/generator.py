@@ -275,7 +275,7 @@ class Generator(Trackable):
     def binomial(
         self, shape: Any, counts: Any, probs: Any, dtype: Any = int32, name: Any = None
     ) -> Tensor:
-        """Return how many of ``counts`` trials, each with a chance of ``probs``, succeed.
+        """Return numbers of successes in ``counts`` trials, each with a chance of ``probs``.
 
         ``counts`` and ``probs`` are broadcast to ``shape``.
         """

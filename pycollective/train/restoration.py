@@ -140,7 +140,7 @@ class Restoration:
         return found.complete
 
     def plan(self, owner: Any, node: int) -> Plan:
-        """Return what restoring ``owner`` from a node will do."""
+        """Return the plan of restoring ``owner`` from a node."""
         pairs: list[tuple[Variable, int]] = []
         holders: list[tuple[Trackable, int]] = []
         places: list[tuple[Trackable, int, str, Any]] = []

@@ -87,7 +87,7 @@ class InputSpec:
         return f"InputSpec({', '.join(f'{key}={value}' for key, value in given.items())})"
 
     def refusal(self, value: Any) -> str | None:
-        """Return what is wrong with a tensor, or None."""
+        """Return the problem of a tensor that does not fit, or None."""
         shape = tuple(value.shape)
         wanted = self.shape
         if wanted is not None and self.allow_last_axis_squeeze:

@@ -412,7 +412,7 @@ class Layer(CopiedByConfig, Trackable):
             self.build(**{self._build_names[0]: shapes})
 
     def _shapes_to_build(self, inputs: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return what the layer is built for by a call with these arguments."""
+        """Return the shapes that a call with these arguments builds the layer for."""
         if self._build_names is None:
             return _shapes(inputs)
         given = inspect.signature(self.call).bind_partial(inputs, *args, **kwargs).arguments

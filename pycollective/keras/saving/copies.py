@@ -18,7 +18,7 @@ __all__ = ["copied", "reduced"]
 
 
 def reduced(obj: Any) -> tuple[Any, ...]:
-    """Return what ``__reduce__`` of an object returns."""
+    """Return the value that an object's ``__reduce__`` returns."""
     stored, own = serialize_with_own(obj)
     return _rebuilt, (stored, own, contents_of(obj))
 

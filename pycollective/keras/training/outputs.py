@@ -48,7 +48,7 @@ def _named(outputs: Any, known: Any, path: tuple[Any, ...]) -> Any:
 
 
 def parts_of(what: str, value: Any, names: Any, lists: bool = False) -> list[Any]:
-    """Return what belongs to each output.
+    """Return a list with each output's own part.
 
     Parameters
     ----------

@@ -133,7 +133,7 @@ def _centers(
     widths: Mapping[_Place, float],
     gap: float,
 ) -> dict[_Place, float]:
-    """Return where the middle of each place is, across: near those that it is joined to."""
+    """Return the middle of each place, across: near those that it is joined to."""
     centers = {place: 0.0 for row in rows for place in row}
     for sweep in range(_SWEEPS):
         step = 1 if sweep % 2 == 0 else -1
