@@ -453,8 +453,8 @@ class Meeting:
                 if isinstance(error, Refused):
                     refusal = error
                 if now >= deadline:
-                    # The deadline, too, ends an attempt, and says less than a refusal does.
-                    if refusal is not None and isinstance(error, (Refused, TimeoutError)):
+                    # The deadline ends an attempt, too, and its error says less than a refusal.
+                    if refusal is not None:
                         raise refusal from None
                     raise RendezvousError(
                         f"rank {self.about.rank} did not reach {whom} within "
