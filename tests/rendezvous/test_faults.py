@@ -344,14 +344,14 @@ comm = pc.init(timeout=20)
 """
     body = """
 comm.barrier()
-print(comm._group.needing_fences)
+print(getattr(comm._group, "needing_fences", "mixed"))  # of shared memory alone
 for turn in range(300):
     if turn % 100 == comm.rank:
         time.sleep(0.02)  # the others sleep
     assert comm.all_reduce(np.ones(3))[0] == 3
 """
     done = run(tmp_path, transport, 3, body, preamble)
-    assert done.outputs == ["[1]\n"] * 3, done
+    assert done.outputs == ["[1]\n" if transport == "shm" else "mixed\n"] * 3, done
 
 
 @knows_membarrier
