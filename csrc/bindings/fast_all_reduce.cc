@@ -319,7 +319,7 @@ PyObject* get_timeout(PyObject* self, void*) {
   return PyFloat_FromDouble(reinterpret_cast<Base*>(self)->timeout);
 }
 
-// What is wrong is refused here: an error in the middle of a call would leave the peers waiting.
+// Refuses wrong values here: an error in the middle of a call would leave the peers waiting.
 int set_timeout(PyObject* self, PyObject* value, void*) {
   double seconds = value ? PyFloat_AsDouble(value) : -1;
   bool is_number = !PyErr_Occurred();

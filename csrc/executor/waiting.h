@@ -41,7 +41,7 @@ class LongWait {
   bool said_ = false;
 };
 
-// Whether it is time to say that a call has waited since it began.
+// Returns true when a call that began then has waited long.
 bool is_long(const Warning& warning, Clock::time_point began, Clock::time_point deadline,
              Clock::time_point now);
 // "10 s" for a duration.

@@ -14,7 +14,7 @@
 
 namespace pycollective {
 
-// Whether this process can interrupt others that can, and be interrupted by them.
+// True if this process may interrupt others, and be interrupted by them.
 bool can_interrupt();
 // Returns false if the barrier was only a fence of this thread's.
 bool heavy_barrier();

@@ -29,7 +29,7 @@ inline int within_quota(int cores, double quota) {
   return std::max(1, quota > 0 ? std::min(cores, static_cast<int>(quota)) : cores);
 }
 
-// How many cores this process may use. Asked for once: what changes later is not seen.
+// The number of cores that this process may use, read once: later changes do not count.
 inline int usable_cores() {
   static const int cores = within_quota(count_of(affinity()), quota_of_cores());
   return cores;

@@ -10,7 +10,7 @@
 namespace pycollective {
 namespace {
 
-// Where a hierarchy of control groups is mounted: its directory `root` is seen at `place`.
+// A mounted hierarchy of control groups: its directory `root` is seen at `place`.
 struct Mount {
   std::string root, place;
 };

@@ -249,7 +249,7 @@ class Met(Exception):
 
 
 def places(monkeypatch, capsys):
-    """Return what each of the three says of this process: rank and size."""
+    """Return the rank and the size that each of the three finds."""
 
     def meet(rank, size, addresses, source, **how):
         raise Met(rank, size, tuple(addresses), source)

@@ -142,7 +142,7 @@ def test_a_replacement_is_waited_for(tmp_path, alone):
 
 @pytest.mark.slow
 def test_a_worker_that_dies_at_the_same_step_again_and_again(tmp_path, alone):
-    """It is let in a few times; then the other one goes on as far as the next checkpoint."""
+    """The worker is let in a few times; then the other trains to the next checkpoint."""
     more = {"LEAST": "1", "PATIENCE": "30", "GROWS": "1"}
     processes, again = begin(tmp_path, 2, 1, **more)
     deaths = 0

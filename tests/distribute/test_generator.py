@@ -92,7 +92,7 @@ def test_draws_do_not_overlap():
     assert two.skip(tf.constant(1)).numpy().tolist() == one.state.numpy().tolist()
 
 
-def test_states():
+def test_generator_states():
     g = Generator.from_state([1, 2, 3], "philox")
     assert g.state.numpy().tolist() == [1, 2, 3]
     assert (g.state.dtype, g.state.trainable, g.algorithm, int(g.key)) == (tf.int64, False, 1, 3)
@@ -134,7 +134,7 @@ def test_what_is_refused():
             call()
 
 
-def test_global_generator():
+def test_global_generator_can_be_set():
     before = tf.random.get_global_generator()
     assert tf.random.get_global_generator() is before
     mine = Generator.from_seed(3)

@@ -88,7 +88,7 @@ def combined(step: Step, contributions: list[np.ndarray]) -> np.ndarray:
 
 
 def parts(step: Step, place: Place, count: int) -> list[np.ndarray]:
-    """Return what each rank contributes, with ``count`` elements."""
+    """Return each rank's contribution, with ``count`` elements."""
     return [numbers(step, r, count, place.size) for r in range(place.size)]
 
 

@@ -238,7 +238,7 @@ def _mismatch(rank: Any) -> None:
 
 
 def mismatch_variants(step: Step) -> tuple[str, ...]:
-    """Return how a call can differ from the step's."""
+    """Return the ways in which a call can differ."""
     call = CALLS[step.call]
     # Messages are beside the collectives, where no call of another rank is amiss.
     found = [] if call.pair else ["collective"]

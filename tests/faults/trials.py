@@ -109,7 +109,7 @@ def _be_a_job(folder: Path) -> int:
 
 
 def evidence(trial: Any, outcome: Any) -> str:
-    """Return what a reader needs to understand a failure."""
+    """Return the text that explains a failure."""
     steps = [f"step {i}: {step}" for i, step in enumerate(trial.steps)]
     lines = [repr(dataclasses.replace(trial, steps=())), *steps, f"exit codes: {outcome.codes}"]
     for rank, said in enumerate(outcome.said):

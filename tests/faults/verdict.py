@@ -91,7 +91,7 @@ def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]]) -> list[str
 
 
 def _ends(trial: Trial, said: list[dict[str, Any]]) -> bool:
-    """Return whether a rank has said its last word; of threads only rank 0 does, for all."""
+    """Return True if a rank has said its last word; of threads rank 0 does so for all."""
     return trial.setup == "threads" or _has(said, "final")
 
 
@@ -108,7 +108,7 @@ def _shown(error: dict[str, Any]) -> str:
 
 
 def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
-    """Return whether an error names the victim, by its number in the group that the error names."""
+    """Return True if an error names the victim, by its number in the group that the error names."""
     text = error["text"]
     if error["group"] == "part" and not text.startswith(
         "in the group that this one was split from"

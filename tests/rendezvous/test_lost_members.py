@@ -273,7 +273,7 @@ def test_gathering_member_that_ends_after_the_choice_stays_a_member(gathering):
     [(2, 1, [0, 1, 2, 3]), (1, 1, [0, 1, 3]), (0, 1, [0, 3]), (0, 3, [0, 1, 3])],
 )
 def test_gathering_new_processes_beyond_the_roster_come_later(gathering, left, least, expected):
-    """They come if there is room, or if the others are too few without them."""
+    """New processes come if a place is free, or the others are too few."""
     roster = Roster(limit=5, known={"survivor"})
     roster.left = left
     four = gathering(4, least=least, roster=roster)

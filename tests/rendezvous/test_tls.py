@@ -319,7 +319,7 @@ def until(condition):
 
 @pytest.mark.parametrize("sends", [False, True], ids=["silent", "sends on"])
 def test_accept_refused_peer_that_stays_is_hung_up(refusing, certificates, sends):
-    """It has a second to hear why, and keeps neither the thread nor the connection for longer."""
+    """The peer has a second to read the reason; thread and connection end then."""
     with refused(refusing, certificates) as sock:
 
         def hung_up():
