@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "support/tuning.h"
+
 namespace pycollective {
 namespace {
 
@@ -26,6 +28,10 @@ void LongWait::look(const std::vector<int>& awaited, bool moved) {
   if (waiting_.interrupt) waiting_.interrupt();
   auto now = Clock::now();
   if (moved) since_ = now;
+  if (now - beaten_ >= kBeat) {
+    beaten_ = now;
+    group_.beat();
+  }
   if (now >= waiting_.deadline) return;  // it is given up at once
   // Half of the time there is remains half of the call's whole time.
   if (said_ || !is_long(warning_, since_, since_ + (waiting_.deadline - waiting_.began), now))

@@ -25,7 +25,7 @@ struct Warning {
 // One wait. It is looked at only where the rank sleeps.
 class LongWait {
  public:
-  LongWait(const Warning& warning, const Group& group, int rank, const Waiting& waiting)
+  LongWait(const Warning& warning, Group& group, int rank, const Waiting& waiting)
       : warning_(warning), group_(group), rank_(rank), waiting_(waiting), since_(waiting.began) {}
 
   // `awaited`: the ranks without which the call does not go on. `moved`: whether it has gone on
@@ -34,10 +34,11 @@ class LongWait {
 
  private:
   const Warning& warning_;
-  const Group& group_;
+  Group& group_;
   const int rank_;
   const Waiting& waiting_;
   Clock::time_point since_;  // nothing has moved
+  Clock::time_point beaten_ = since_;
   bool said_ = false;
 };
 

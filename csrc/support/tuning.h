@@ -141,5 +141,9 @@ inline constexpr unsigned kMovesPerLook = 16;
 
 // How often a waiting rank looks at its deadline and at the user's interrupt.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
+// How often a rank that waits says so, and the seconds without a word after which a rank is named
+// as the one that holds up the others.
+inline constexpr auto kBeat = std::chrono::seconds(1);
+inline constexpr double kSilence = 2.5;
 
 }  // namespace pycollective

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "support/tuning.h"
+
 namespace pycollective {
 
 std::string Group::describe_ranks() const {
@@ -37,16 +39,29 @@ std::string describe_rank(int rank, bool busy, const CallRecord& call, const std
   return text + " has finished " + call.describe() + " and made no collective call since";
 }
 
-std::string describe_timeout(const Group& group, int rank, const std::vector<int>& awaited) {
-  std::vector<int> absent;
+std::string describe_timeout(Group& group, int rank, const std::vector<int>& awaited) {
+  std::vector<int> absent, stopped;
+  const std::vector<int> silent = group.silent(kSilence);
   for (int r = 0; r < group.size(); ++r) {
-    if (r != rank && group.calls(r) < group.calls(rank)) absent.push_back(r);
+    const bool is_silent = std::find(silent.begin(), silent.end(), r) != silent.end();
+    if (r != rank && group.calls(r) < group.calls(rank)) {
+      // One that is heard of waits in an earlier call, for the silent one.
+      if (is_silent || silent.empty()) absent.push_back(r);
+    } else if (is_silent) {
+      stopped.push_back(r);
+    }
   }
   std::string text = "rank " + std::to_string(rank) + " waited until its deadline";
   if (!absent.empty()) {
     text += " for " + list_ranks(absent) + (absent.size() == 1 ? ", which has" : ", which have") +
             " not come to this call";
-  } else if (!awaited.empty()) {
+  }
+  if (!stopped.empty()) {
+    text += (absent.empty() ? " for " : ", and for ") + list_ranks(stopped) +
+            (stopped.size() == 1 ? ", which is" : ", which are") +
+            " in this call but silent (a process that is stopped or swapped out?)";
+  }
+  if (absent.empty() && stopped.empty() && !awaited.empty()) {
     text += " for what " + list_ranks(awaited) + " had to do in this call, to which all have come";
   }
   return text + ". " + group.describe_ranks();

@@ -50,8 +50,8 @@ class Group {
   virtual std::string address(int /*rank*/) const { return {}; }
   // Collective calls that a rank has begun, as far as this one knows.
   virtual std::uint64_t calls(int rank) const = 0;
-  // Tells the others that this process goes on, and what its rank is in. Where processes do so once
-  // a second, one that is stopped or cut off is known by its silence.
+  // Tells the others that this process runs, and which call its rank is in. A rank that waits does
+  // so every kBeat, so that a process that is stopped or cut off is known by its silence.
   virtual void beat() {}
   // The ranks that have not been heard of for so many seconds, nor left in good order; from the
   // first beat on.
@@ -73,8 +73,9 @@ std::string list_ranks(const std::vector<int>& ranks);
 std::string describe_rank(int rank, bool busy, const CallRecord& call, const std::string& message);
 
 // "rank 0 waited until its deadline for rank 2, which has not come to this call. rank 0 is in …".
-// `awaited`: the ranks without which this rank could not go on, as far as that is known.
-std::string describe_timeout(const Group& group, int rank, const std::vector<int>& awaited);
+// Ranks that wait are heard of: one that is silent holds up the others. `awaited`: the ranks that
+// this rank itself waits for, which the text names if no rank is known to be silent.
+std::string describe_timeout(Group& group, int rank, const std::vector<int>& awaited);
 
 // "rank 1 has left the group after 2 calls, while rank 0 is in …".
 std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call);

@@ -594,23 +594,32 @@ std::uint64_t ShmGroup::calls(int rank) const { return state(rank).number.load()
 
 void ShmGroup::beat() {
   if (rank_ < 0 || !origin_.is_here()) return;
-  auto now = Clock::now();
-  for (int r = static_cast<int>(heard_.size()); r < size(); ++r) {
-    heard_.push_back({state(r).beats.load(), now});
-  }
+  std::lock_guard lock(heard_mutex_);
   state(rank_).beats.fetch_add(1);
+  heard_.resize(static_cast<std::size_t>(size()), {0, Clock::now()});
+  hear();
+}
+
+// With the mutex held: looks for beats since the last time.
+void ShmGroup::hear() {
+  auto now = Clock::now();
+  for (std::size_t r = 0; r < heard_.size(); ++r) {
+    int rank = static_cast<int>(r);
+    std::uint64_t beats = state(rank).beats.load();
+    if (beats != heard_[r].beats || has_left(rank)) heard_[r] = {beats, now};
+  }
 }
 
 std::vector<int> ShmGroup::silent(double seconds) {
   std::vector<int> found;
+  std::lock_guard lock(heard_mutex_);
+  hear();
   auto now = Clock::now();
-  for (int r = 0; r < static_cast<int>(heard_.size()); ++r) {
-    Heard& heard = heard_[static_cast<std::size_t>(r)];
-    std::uint64_t beats = state(r).beats.load();
-    if (beats != heard.beats || has_left(r)) heard = {beats, now};
-    if (r != rank_ && std::chrono::duration<double>(now - heard.at).count() > seconds) {
-      found.push_back(r);
-    }
+  for (std::size_t r = 0; r < heard_.size(); ++r) {
+    int rank = static_cast<int>(r);
+    if (rank == rank_ || std::chrono::duration<double>(now - heard_[r].at).count() <= seconds)
+      continue;
+    found.push_back(rank);
   }
   return found;
 }

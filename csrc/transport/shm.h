@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -106,6 +107,8 @@ class ShmGroup final : public Group {
     std::uint64_t beats;
     Clock::time_point at;
   };
+  void hear();
+  std::mutex heard_mutex_;
   std::vector<Heard> heard_;  // of each rank, since this one's first beat
   std::shared_ptr<ShmGroup> followed_;
 };

@@ -130,7 +130,7 @@ KnownCalls calls_in(std::string_view lines) {
 // This process's rank: its connections, and its endpoint.
 class TcpGroup::Member final : public Endpoint {
  public:
-  Member(const TcpGroup& group, int rank, const std::vector<std::vector<int>>& streams, bool others)
+  Member(TcpGroup& group, int rank, const std::vector<std::vector<int>>& streams, bool others)
       : group_(group), rank_(rank), size_(static_cast<int>(streams.size())) {
     if (rank < 0 || rank >= size_) throw std::invalid_argument("no such rank in the group");
     peers_.resize(streams.size());
@@ -806,7 +806,7 @@ class TcpGroup::Member final : public Endpoint {
     wake_.wake();
   }
 
-  const TcpGroup& group_;
+  TcpGroup& group_;
   const int rank_, size_;
   const Origin origin_;
   int here_ = 1;  // ranks at this rank's address

@@ -325,6 +325,30 @@ print("met", met)
     assert done.outputs == ["met 2\n"] * 2, done
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rank_stopped_in_a_call_to_which_all_came_is_named_at_the_deadline(tmp_path, transport):
+    """Round the ring rank 0 waits for rank 3, rank 3 for rank 2, and rank 2 for rank 1."""
+    body = """
+pids = [int(p) for p in comm.all_gather(np.array([os.getpid()]))]
+comm.timeout = 6
+if comm.rank == 1:  # handlers run while it waits in the call
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+if comm.rank == 0:
+    assert wait_for(lambda: is_stopped(pids[1]))
+try:
+    comm.all_reduce(np.ones(300_000), algorithm="ring")
+except pc.CollectiveError as error:
+    print(error)
+if comm.rank == 0:
+    os.kill(pids[1], signal.SIGCONT)
+"""
+    done = run(tmp_path, transport, 4, body, seconds=60)
+    for text in done.outputs:
+        assert "until its deadline for rank 1, which is in this call but silent" in text, done
+
+
 # A rank that may not do all that others may ---------------------------------------------------
 
 knows_membarrier = pytest.mark.skipif(
