@@ -15,8 +15,10 @@ const Algorithm& reduce_to_one_all_reduce();
 const Algorithm& halving_doubling_all_reduce();
 const Algorithm& double_tree_all_reduce();
 const Algorithm& direct_all_reduce();
+const Algorithm& direct_broadcast();
 const Algorithm& tree_broadcast();
 const Algorithm& chain_broadcast();
+const Algorithm& direct_reduce();
 const Algorithm& tree_reduce();
 const Algorithm& ring_all_gather();
 const Algorithm& doubling_all_gather();
@@ -33,6 +35,8 @@ const Algorithm& dissemination_barrier();
 std::span<const Algorithm* const> all_algorithms();
 
 const Algorithm& default_algorithm(Collective collective);
+// What the direct path (executor/direct.h) does without messages.
+const Algorithm& direct_algorithm(Collective collective);
 
 // What algorithm="auto" means: of a collective of so many bytes (nccl-tests' count: of the whole
 // array), in a group whose Group::transport() is this.

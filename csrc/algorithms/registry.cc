@@ -16,11 +16,13 @@ std::span<const Algorithm* const> all_algorithms() {
       &direct_all_reduce(),
       // the others
       &tree_reduce(),
+      &direct_reduce(),
       &ring_reduce_scatter(),
       &halving_reduce_scatter(),
       &direct_reduce_scatter(),
       &tree_broadcast(),
       &chain_broadcast(),
+      &direct_broadcast(),
       &direct_scatter(),
       &direct_gather(),
       &ring_all_gather(),
@@ -37,6 +39,30 @@ const Algorithm& default_algorithm(Collective collective) {
     if (algorithm->collective() == collective) return *algorithm;
   }
   throw std::logic_error("a collective without algorithms");
+}
+
+const Algorithm& direct_algorithm(Collective collective) {
+  switch (collective) {
+    case Collective::all_reduce:
+      return direct_all_reduce();
+    case Collective::reduce:
+      return direct_reduce();
+    case Collective::reduce_scatter:
+      return direct_reduce_scatter();
+    case Collective::broadcast:
+      return direct_broadcast();
+    case Collective::scatter:
+      return direct_scatter();
+    case Collective::gather:
+      return direct_gather();
+    case Collective::all_gather:
+      return direct_all_gather();
+    case Collective::all_to_all:
+      return direct_all_to_all();
+    case Collective::barrier:
+      return dissemination_barrier();
+  }
+  throw std::logic_error("a collective without a direct algorithm");
 }
 
 const Algorithm* find_algorithm(Collective collective, std::string_view name) {

@@ -1,8 +1,7 @@
 // Which algorithm algorithm="auto" means: one table, the first row that fits. A collective without
 // a row has its default. `pycollective bench --tune` measures rows for a machine, which come first.
 //
-// Ranks that share a board have a direct path for all-reduce, which no schedule overtakes. The
-// others' rows are from schedules measured among threads on two cores, float32 sums in place, by
+// The rows are from schedules measured among threads on two cores, float32 sums in place, by
 // pycollective._core. measure_all_reduce(algorithm, ranks, bytes, iterations), best median of three
 // turns, in µs:
 //
@@ -99,8 +98,6 @@ constexpr std::size_t kAllBytes = SIZE_MAX;
 constexpr int kAllRanks = INT_MAX;
 
 constexpr Row kRows[] = {
-    {kThreads, Collective::all_reduce, kAllBytes, kAllRanks, direct_all_reduce},
-    {kProcesses, Collective::all_reduce, kAllBytes, kAllRanks, direct_all_reduce},
     {kTcp, Collective::all_reduce, 8 << 10, 16, reduce_to_one_all_reduce},
     {kTcp, Collective::all_reduce, kAllBytes, 4, ring_all_reduce},
     {kTcp, Collective::all_reduce, 512 << 10, kAllRanks, halving_doubling_all_reduce},
@@ -131,6 +128,8 @@ constexpr Row kRows[] = {
 
 const Algorithm& select(Collective collective, std::size_t bytes, int ranks,
                         std::string_view transport) {
+  // Ranks that share a board have a direct path, which no schedule overtakes.
+  if (transport == kThreads || transport == kProcesses) return direct_algorithm(collective);
   for (const Row& row : kRows) {
     if (row.collective == collective && bytes <= row.most_bytes && ranks <= row.most_ranks &&
         (row.transport == kAny || row.transport == transport)) {

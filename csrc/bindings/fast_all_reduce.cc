@@ -38,7 +38,7 @@ struct Known {
   int dims = -1;         // -1: nothing is known here
   std::array<Py_intptr_t, CallRecord::kMaxDims> shape{};
   bool automatic = false;  // whether "auto" means "direct" for it
-  PreparedAllReduce prepared;
+  PreparedCall prepared;
 };
 
 // What a Communicator in Python inherits: its end of the core.
@@ -136,9 +136,10 @@ const Known* learn(State& state, const ArrayStruct& x, PyObject* op) {
     array.shape.assign(x.dimensions, x.dimensions + x.nd);
     for (std::int64_t items : array.shape) array.count *= static_cast<std::size_t>(items);
     if (array.count == 0) return nullptr;
+    Reducing reducing{type, which};
     Known& known = state.known[state.oldest];
     known.dims = -1;
-    known.prepared = state.communicator->prepare(array, {type, which});
+    known.prepared = state.communicator->prepare(direct_all_reduce(), array, 0, &reducing);
     const Algorithm& selected =
         state.communicator->select(Collective::all_reduce, array.count * array.item);
     known.automatic = &selected == &direct_all_reduce();
@@ -168,7 +169,7 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   const Known* known = find(state, *x, arguments.op);
   if (!known) known = learn(state, *x, arguments.op);
   if (!known || (arguments.automatic && !known->automatic)) return Py_None;
-  const PreparedAllReduce& prepared = known->prepared;
+  const PreparedCall& prepared = known->prepared;
   std::size_t bytes = prepared.data.count * prepared.data.item;
 
   py::object result;
@@ -193,7 +194,7 @@ PyObject* all_reduce(PyObject* self, State& state, const Arguments& arguments) {
   try {
     if (!brief || !communicator.begin(prepared, x->data, output, state.looks)) {
       std::shared_ptr<Communicator> kept = state.communicator;
-      PreparedAllReduce copy = prepared;  // another thread may use the place
+      PreparedCall copy = prepared;  // another thread may use the place
       Waiting waiting = waiting_for(reinterpret_cast<Base*>(self)->timeout);
       InterpreterRelease release;
       if (brief || !kept->begin(copy, x->data, output, 1)) kept->finish(copy, waiting);

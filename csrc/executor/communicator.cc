@@ -73,25 +73,36 @@ const Algorithm& Communicator::select(Collective collective, std::size_t bytes) 
   return pycollective::select(collective, bytes, size(), group_->transport());
 }
 
-PreparedAllReduce Communicator::prepare(const Array& array, Reducing reducing) {
-  PreparedAllReduce prepared;
-  prepared.call = record_of(direct_all_reduce(), array, 0);
-  set_name(prepared.call.op, to_string(reducing.op));
-  prepared.call.detail += reducing.reproducible;
-  prepared.call.seal();
-  prepared.data = {nullptr,
-                   nullptr,
-                   array.count,
-                   array.item,
-                   reducing.dtype,
-                   reducing.op,
-                   &reduction(reducing.dtype, reducing.op),
-                   !reducing.reproducible};
+bool Communicator::goes_directly(const Algorithm& algorithm) {
+  return &algorithm == &direct_algorithm(algorithm.collective()) && has_board();
+}
+
+PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& array, int root,
+                                   const Reducing* reducing) {
+  PreparedCall prepared;
+  prepared.call = record_of(algorithm, array, root);
+  prepared.data.collective = algorithm.collective();
+  prepared.data.root = root;
+  prepared.data.count = array.count;
+  prepared.data.item = array.item;
+  if (reducing) {
+    set_name(prepared.call.op, to_string(reducing->op));
+    prepared.call.detail += reducing->reproducible;
+    prepared.call.seal();
+    prepared.data.dtype = reducing->dtype;
+    prepared.data.op = reducing->op;
+    prepared.data.reduction = &reduction(reducing->dtype, reducing->op);
+    prepared.data.fused = !reducing->reproducible;
+  }
   return prepared;
 }
 
-bool Communicator::begin(const PreparedAllReduce& prepared, const void* input, void* output,
-                         int looks) {
+void Communicator::run_directly(const PreparedCall& prepared, const Array& array,
+                                const Waiting& waiting) {
+  if (!begin(prepared, array.input, array.output, 1)) finish(prepared, waiting);
+}
+
+bool Communicator::begin(const PreparedCall& prepared, const void* input, void* output, int spins) {
   Endpoint& end = endpoint();
   end.check();
   end.enter(prepared.call);
@@ -100,7 +111,7 @@ bool Communicator::begin(const PreparedAllReduce& prepared, const void* input, v
     call.input = static_cast<const std::byte*>(input);
     call.output = static_cast<std::byte*>(output);
     begun_.emplace(end, call);
-    for (int look = 0; look < looks; ++look) {
+    for (int spin = 0; spin < spins; ++spin) {
       Progress progress = begun_->advance();
       if (progress == Progress::done) {
         end.leave();
@@ -115,7 +126,7 @@ bool Communicator::begin(const PreparedAllReduce& prepared, const void* input, v
   return false;
 }
 
-void Communicator::finish(const PreparedAllReduce& prepared, const Waiting& waiting) {
+void Communicator::finish(const PreparedCall& prepared, const Waiting& waiting) {
   Endpoint& end = endpoint();
   try {
     LongWait wait(warning_, *group_, rank_, waiting);
@@ -241,10 +252,8 @@ void Communicator::run_parts(const Algorithm& algorithm, int root, Buffers buffe
 
 void Communicator::reduce(const Algorithm& algorithm, const Array& array, Reducing reducing,
                           int root, const Waiting& waiting) {
-  if (&algorithm == &direct_all_reduce() && array.count > 0 && has_board()) {
-    PreparedAllReduce prepared = prepare(array, reducing);
-    if (!begin(prepared, array.input, array.output, 1)) finish(prepared, waiting);
-    return;
+  if (goes_directly(algorithm)) {
+    return run_directly(prepare(algorithm, array, root, &reducing), array, waiting);
   }
   CallRecord call = record_of(algorithm, array, root);
   set_name(call.op, to_string(reducing.op));
@@ -256,6 +265,9 @@ void Communicator::reduce(const Algorithm& algorithm, const Array& array, Reduci
 
 void Communicator::move(const Algorithm& algorithm, const Array& array, int root,
                         const Waiting& waiting) {
+  if (goes_directly(algorithm)) {
+    return run_directly(prepare(algorithm, array, root, nullptr), array, waiting);
+  }
   run_equal(algorithm, root, buffers_of(array, nullptr), record_of(algorithm, array, root),
             waiting);
 }
@@ -288,7 +300,7 @@ std::byte* Communicator::allocate(SharedHeap& heap, std::size_t bytes, const Wai
 }
 
 void Communicator::barrier(const Waiting& waiting) {
-  run(dissemination_barrier(), 0, Buffers{}, record_of(dissemination_barrier(), {}, 0), waiting);
+  move(dissemination_barrier(), {}, 0, waiting);
 }
 
 void Communicator::move(const Algorithm& algorithm, const Array& array,
@@ -318,7 +330,7 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
                                      const std::vector<Array>& arrays, Reducing reducing,
                                      const Waiting& waiting) {
   std::size_t ranks = communicators.size(), entered = 0;
-  PreparedAllReduce prepared = communicators[0]->prepare(arrays[0], reducing);
+  PreparedCall prepared = communicators[0]->prepare(direct_all_reduce(), arrays[0], 0, &reducing);
   if (waiting.interrupt) waiting.interrupt();
   try {
     for (; entered < ranks; ++entered) {

@@ -47,9 +47,9 @@ CallRecord record_of(const Algorithm& algorithm, const Array& array, int root);
 // Parts one after the other.
 std::vector<Part> in_a_row(const std::vector<std::size_t>& counts);
 
-// An all-reduce of arrays of one shape and type, in one way: what a program that repeats it need
+// A call by the direct path of arrays of one shape and type: what a program that repeats it need
 // not find out again.
-struct PreparedAllReduce {
+struct PreparedCall {
   CallRecord call;
   DirectCall data;  // without the arrays
 };
@@ -92,11 +92,15 @@ class Communicator {
   // several hosts, and one of them has several ranks.
   const Algorithm& hierarchical() const;
   bool has_levels() const;
-  // What reduce() does with direct_all_reduce(), in two parts: begin() looks so many times whether
-  // the peers have come, and says whether all is done; if not, finish() waits for them.
-  PreparedAllReduce prepare(const Array& array, Reducing reducing);
-  bool begin(const PreparedAllReduce& prepared, const void* input, void* output, int looks);
-  void finish(const PreparedAllReduce& prepared, const Waiting& waiting);
+  // Whether a call goes by the direct path: the ranks share a board, and the algorithm is "direct".
+  bool goes_directly(const Algorithm& algorithm);
+  // A call by the direct path in two parts: begin() spins so many times for the peers, and returns
+  // true if all is done; if not, finish() waits for them. `reducing` is nullptr where data only
+  // moves.
+  PreparedCall prepare(const Algorithm& algorithm, const Array& array, int root,
+                       const Reducing* reducing);
+  bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
+  void finish(const PreparedCall& prepared, const Waiting& waiting);
 
   // Parts of different lengths, in items, one after the other in each buffer. Of a gather's, a
   // scatter's and an all-gather's all ranks know all lengths; an all-to-all's are known to sender
@@ -149,6 +153,7 @@ class Communicator {
   // Ranks without data still meet, so that calls which do not belong together are found out.
   const Plan& plan(const Algorithm& algorithm, int root, std::size_t count);
   Buffers buffers_of(const Array& array, const Reduction* reduction);
+  void run_directly(const PreparedCall& prepared, const Array& array, const Waiting& waiting);
   // A call whose chunks, or parts, are equal.
   void run_equal(const Algorithm& algorithm, int root, Buffers buffers, const CallRecord& call,
                  const Waiting& waiting);
@@ -169,7 +174,7 @@ class Communicator {
   int rank_;
   Endpoint* endpoint_ = nullptr;                              // once it was asked for
   mutable std::shared_ptr<const Hierarchical> hierarchical_;  // once it was asked for
-  std::optional<DirectAllReduce> begun_;
+  std::optional<DirectExecution> begun_;
   Scratch scratch_;
   std::vector<Choice> choices_;
   Warning warning_;

@@ -18,307 +18,709 @@ std::uint32_t shift_of(const void* address) {
   return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(address) % kCacheLine);
 }
 
-// Bytes of a chunk of a full block: so many that several blocks fit into the staging.
-std::size_t full_chunk(int size) {
-  std::size_t room = kInputStagingBytes / 4 / static_cast<std::size_t>(size) - kCacheLine;
-  return std::min(kStagedChunkBytes, room / kCacheLine * kCacheLine);
-}
+// Says that this rank reads or writes memory of its peers. After a failure a peer waits until
+// nobody does, and nobody begins to.
+class Reaching {
+ public:
+  Reaching(Board& board, Endpoint& endpoint, bool reaches)
+      : flag_(board.counters(board.rank()).reaching), endpoint_(endpoint), reaches_(reaches) {
+    if (!reaches_) return;
+    flag_.store(1);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    try {
+      endpoint_.check();
+    } catch (...) {
+      flag_.store(0, std::memory_order_release);
+      throw;
+    }
+  }
+  ~Reaching() {
+    if (reaches_) flag_.store(0, std::memory_order_release);
+  }
+  Reaching(const Reaching&) = delete;
+  Reaching& operator=(const Reaching&) = delete;
+  // A peer that gave up may have changed what was read. It fails the group first.
+  void check() const {
+    if (!reaches_) return;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    endpoint_.check();
+  }
+
+ private:
+  std::atomic<std::uint32_t>& flag_;
+  Endpoint& endpoint_;
+  bool reaches_;
+};
 
 }  // namespace
 
-DirectAllReduce::DirectAllReduce(Endpoint& endpoint, const DirectCall& call)
-    : endpoint_(endpoint),
-      board_(*endpoint.board()),
-      call_(call),
-      bytes_(call.count * call.item),
-      turn_(++board_.turn),
-      fingerprint_(board_.fingerprint) {
-  auto& note = board_.note(board_.rank(), turn_);
-  note.fingerprint = fingerprint_;
-  auto size = static_cast<std::size_t>(board_.size());
-  if (size == 1) {
-    mode_ = Mode::alone;
-  } else if (bytes_ <= kOneShotBytes && bytes_ * size <= kOneShotTotalBytes) {
-    mode_ = Mode::one_shot;
-    if (bytes_ <= sizeof note.data) {
-      std::memcpy(note.data, call_.input, bytes_);
-    } else {
-      staging_.input_at = place_in_ring(board_.input_position, bytes_, board_.input_bytes());
-      board_.input_position = round_up(staging_.input_at + bytes_, kCacheLine);
-      std::memcpy(shot(board_.rank()), call_.input, bytes_);
-    }
-  } else {
-    note.places = {board_.place_of(call_.input, bytes_), board_.place_of(call_.output, bytes_),
-                   shift_of(call_.input), shift_of(call_.output)};
-    mappable_ = note.places.input && note.places.output;
-    if (!mappable_) mode_ = Mode::staged;
-    if (mappable_) board_.written = {call_.output, bytes_};
-    staging_.input_end = board_.input_position;
-    staging_.output_end = board_.output_position;
-    lay_out(staging_);
-    reducing_ = taking_ = staging_;
+// Roles ------------------------------------------------------------------------------------------
+
+bool DirectExecution::is_source(int rank) const {
+  switch (call_.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce_scatter:
+    case Collective::all_to_all:
+      return true;
+    case Collective::reduce:
+      return rank != call_.root;
+    case Collective::scatter:
+      return rank == call_.root;
+    default:
+      return false;
   }
-  note.turn.store(turn_, std::memory_order_release);
-  // Looking at once for what the peers bring would hold up what is still on its way to them.
-  if (mode_ == Mode::one_shot && bytes_ > sizeof note.data) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
-  board_.ring_others();
 }
 
-bool DirectAllReduce::all_have_come() {
-  for (; come_ < board_.size(); ++come_) {
-    if (come_ == board_.rank()) continue;
-    const auto& note = board_.note(come_, turn_);
-    if (note.turn.load(std::memory_order_acquire) != turn_) return false;
-    if (note.fingerprint != fingerprint_) board_.mismatch(come_);
-    mappable_ = mappable_ && note.places.input && note.places.output;
+bool DirectExecution::is_consumer(int rank) const {
+  switch (call_.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce_scatter:
+    case Collective::all_to_all:
+      return true;
+    case Collective::reduce:
+      return rank == call_.root;
+    case Collective::scatter:
+      return rank != call_.root;
+    default:
+      return false;
   }
-  return true;
 }
 
-Progress DirectAllReduce::advance() {
-  switch (mode_) {
-    case Mode::alone: {
-      void* target = call_.output;
-      const void* source = call_.input;
-      combine(&target, 1, &source, bytes_);
-      return Progress::done;
-    }
-    case Mode::one_shot:
-      if (!all_have_come()) return Progress::blocked;
-      reduce_one_shot();
-      return Progress::done;
-    case Mode::undecided:
-      if (!all_have_come()) return Progress::blocked;
-      mode_ = mappable_ ? Mode::mapped : Mode::staged;
-      return Progress::moved;
-    case Mode::mapped:
-      if (reduce_mapped()) mode_ = Mode::mapped_written;
-      return Progress::moved;
-    case Mode::mapped_written:
-      return reached(&Board::Counters::finished, turn_, seen_finished_) ? Progress::done
-                                                                        : Progress::blocked;
-    case Mode::staged:
-      return advance_staged();
+bool DirectExecution::is_publisher(int rank) const {
+  switch (call_.collective) {
+    case Collective::all_reduce:
+    case Collective::all_gather:
+      return true;
+    case Collective::broadcast:
+      return rank == call_.root;
+    case Collective::gather:
+      return rank != call_.root;
+    default:
+      return false;
   }
-  return Progress::blocked;
 }
 
-void DirectAllReduce::reduce_one_shot() {
-  auto& sources = board_.sources;
-  for (int r = 0; r < board_.size(); ++r) {
-    const auto& note = board_.note(r, turn_);
-    sources[static_cast<std::size_t>(r)] = bytes_ <= sizeof note.data ? note.data : shot(r);
+bool DirectExecution::is_taker(int rank) const {
+  switch (call_.collective) {
+    case Collective::all_reduce:
+      return !board_.peers[static_cast<std::size_t>(rank)].output;  // else the others write to it
+    case Collective::all_gather:
+      return true;
+    case Collective::broadcast:
+      return rank != call_.root;
+    case Collective::gather:
+      return rank == call_.root;
+    default:
+      return false;
   }
-  // A rank's own part is read from its note as well: the output may be the input.
-  void* target = call_.output;
-  combine(&target, 1, sources.data(), bytes_);
-  // What was staged before can be overwritten, when all peers are so far.
-  board_.counters(board_.rank()).reduced.store(board_.input_position, std::memory_order_release);
 }
 
-std::byte* DirectAllReduce::shot(int rank) const {
-  return board_.input_staging(rank) + staging_.input_at % board_.input_bytes();
+bool DirectExecution::is_staging(int rank) const {
+  return is_source(rank) && !board_.peers[static_cast<std::size_t>(rank)].input;
 }
 
-bool DirectAllReduce::reduce_mapped() {
-  auto& mine = board_.counters(board_.rank());
-  // After a failure peers wait until nobody reaches into their memory, and nobody begins to.
-  mine.reaching.store(1);
-  struct Reaching {
-    std::atomic<std::uint32_t>& flag;
-    ~Reaching() { flag.store(0, std::memory_order_release); }
-  } reaching{mine.reaching};
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  endpoint_.check();
-  auto size = static_cast<std::size_t>(board_.size());
-  Block whole;
-  whole.bytes = bytes_;
-  whole.chunk = round_up((bytes_ + size - 1) / size, kCacheLine);
-  Span own = chunk_of(whole, board_.rank());
-  std::size_t first = own.offset + mapped_, bytes = std::min(own.bytes - mapped_, kPieceBytes);
-  for (int r = 0; r < board_.size(); ++r) {
-    const auto& places = board_.note(r, turn_).places;
-    board_.sources[static_cast<std::size_t>(r)] = board_.reach(r, places.input, bytes_) + first;
-    board_.targets[static_cast<std::size_t>(r)] = board_.reach(r, places.output, bytes_) + first;
+bool DirectExecution::is_awaited(int rank) const {
+  switch (call_.collective) {
+    case Collective::broadcast:
+    case Collective::scatter:
+      return rank == call_.root;
+    case Collective::reduce:
+    case Collective::gather:
+      return board_.rank() == call_.root;
+    default:
+      return true;
   }
-  combine(board_.targets.data(), size, board_.sources.data(), bytes);
-  mapped_ += bytes;
-  if (mapped_ < own.bytes) return false;
-  // A peer that gave up may have changed what was read here. It fails the group first.
-  std::atomic_thread_fence(std::memory_order_acquire);
-  endpoint_.check();
-  mine.finished.store(turn_, std::memory_order_release);
-  board_.ring_others();
-  return true;
 }
 
-std::vector<int> DirectAllReduce::awaited() const {
-  std::vector<int> found;
-  for (int r = 0; r < board_.size(); ++r) {
-    bool come = board_.note(r, turn_).turn.load(std::memory_order_acquire) == turn_;
-    if (r != board_.rank() && !come) found.push_back(r);
+bool DirectExecution::has_exchange() const {
+  switch (call_.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+    case Collective::all_to_all:
+      return true;
+    default:
+      return false;
   }
-  if (!found.empty()) return found;
-  if (mode_ == Mode::mapped_written) return behind(&Board::Counters::finished, turn_);
-  if (mode_ != Mode::staged) return {};
-  // What the blocks under way need next, the earliest one first.
-  using Counters = Board::Counters;
-  if (reduced_ahead_ > 0) found = behind(&Counters::reduced, taking_.input_end);
-  if (found.empty() && reducing_.bytes) found = behind(&Counters::staged, reducing_.input_end);
-  if (found.empty() && reducing_.bytes && reducing_.output_end > kOutputStagingBytes) {
-    found = behind(&Counters::taken, reducing_.output_end - kOutputStagingBytes);
+}
+
+bool DirectExecution::has_publishing() const {
+  switch (call_.collective) {
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::gather:
+    case Collective::all_gather:
+      return true;
+    default:
+      return false;
   }
-  if (found.empty() && staging_.bytes && staging_.input_end > kInputStagingBytes) {
-    found = behind(&Counters::reduced, staging_.input_end - kInputStagingBytes);
+}
+
+// Where data lies --------------------------------------------------------------------------------
+
+std::size_t DirectExecution::input_bytes(int rank) const {
+  switch (call_.collective) {
+    case Collective::reduce_scatter:
+    case Collective::all_to_all:
+      return unit_ * static_cast<std::size_t>(board_.size());
+    case Collective::scatter:
+      return rank == call_.root ? unit_ * static_cast<std::size_t>(board_.size()) : 0;
+    case Collective::broadcast:
+      return rank == call_.root ? unit_ : 0;
+    case Collective::barrier:
+      return 0;
+    default:
+      return unit_;
   }
-  return found;
 }
 
-std::vector<int> DirectAllReduce::behind(std::atomic<std::uint64_t> Board::Counters::* counter,
-                                         std::uint64_t position) const {
-  std::vector<int> found;
-  for (int r = 0; r < board_.size(); ++r) {
-    if (r != board_.rank() && (board_.counters(r).*counter).load() < position) found.push_back(r);
+std::size_t DirectExecution::output_bytes(int rank) const {
+  switch (call_.collective) {
+    case Collective::all_gather:
+    case Collective::all_to_all:
+      return unit_ * static_cast<std::size_t>(board_.size());
+    case Collective::gather:
+      return rank == call_.root ? unit_ * static_cast<std::size_t>(board_.size()) : 0;
+    case Collective::reduce:
+      return rank == call_.root ? unit_ : 0;
+    case Collective::barrier:
+      return 0;
+    default:
+      return unit_;
   }
-  return found;
 }
 
-bool DirectAllReduce::reached(std::atomic<std::uint64_t> Board::Counters::* counter,
-                              std::uint64_t position, std::uint64_t& seen) const {
-  if (seen >= position) return true;
-  std::uint64_t least = UINT64_MAX;
-  for (int r = 0; r < board_.size(); ++r) {
-    if (r == board_.rank()) continue;
-    least = std::min(least, (board_.counters(r).*counter).load(std::memory_order_acquire));
-    if (least < position) return false;
-  }
-  seen = least;
-  return true;
+DirectExecution::Span DirectExecution::single(const Block& block) const {
+  return {block.begin, block.bytes};
 }
 
-void DirectAllReduce::lay_out(Block& block) const {
-  auto size = static_cast<std::size_t>(board_.size());
-  std::size_t left = bytes_ - block.begin;
-  block.chunk = std::min(full_chunk(board_.size()), round_up((left + size - 1) / size, kCacheLine));
-  block.bytes = std::min(left, size * block.chunk);
-  block.stride = block.chunk + kCacheLine;         // room for the shift
-  std::size_t staged = (size - 1) * block.stride;  // a rank's own chunk is not
-  block.input_at = place_in_ring(block.input_end, staged, kInputStagingBytes);
-  block.input_end = block.input_at + staged;
-  block.output_at = place_in_ring(block.output_end, block.stride, kOutputStagingBytes);
-  block.output_end = block.output_at + block.stride;
-}
-
-void DirectAllReduce::go_on(Block& block) const {
-  block.begin += block.bytes;
-  block.bytes = 0;
-  if (block.begin < bytes_) lay_out(block);
-}
-
-DirectAllReduce::Span DirectAllReduce::chunk_of(const Block& block, int rank) const {
-  std::size_t begin = std::min(static_cast<std::size_t>(rank) * block.chunk, block.bytes);
+DirectExecution::Span DirectExecution::chunk_of(const Block& block, int rank) const {
+  auto r = static_cast<std::size_t>(rank);
+  if (!is_cut()) return {r * unit_ + block.begin, block.bytes};
+  std::size_t begin = std::min(r * block.chunk, block.bytes);
   std::size_t end = std::min(begin + block.chunk, block.bytes);
   return {block.begin + begin, end - begin};
 }
 
-Progress DirectAllReduce::advance_staged() {
-  Progress progress = Progress::blocked;
-  std::size_t until = taking_.begin + kPieceBytes;
-  while (taking_.bytes) {
-    if (taking_.begin >= until) return Progress::moved;
-    bool moved = try_stage();
-    moved = try_reduce() || moved;
-    moved = try_take() || moved;
-    if (!moved) return progress;
-    progress = Progress::moved;
+DirectExecution::Span DirectExecution::input_span(const Block& block, int rank) const {
+  bool one = call_.collective == Collective::reduce || !has_exchange();
+  return one ? single(block) : chunk_of(block, rank);
+}
+
+DirectExecution::Span DirectExecution::output_span(const Block& block, int rank) const {
+  switch (call_.collective) {
+    case Collective::all_reduce:
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::all_to_all:
+      return chunk_of(block, rank);
+    default:
+      return single(block);
   }
-  board_.input_position = taking_.input_end;
-  board_.output_position = taking_.output_end;
-  return Progress::done;
 }
 
-// Where in a block's staging of a rank the chunk for another one lies.
-std::size_t DirectAllReduce::staged_place(int rank, int peer, const Block& block) {
-  return static_cast<std::size_t>(peer < rank ? peer : peer - 1) * block.stride;
+// Bytes of a chunk of a full block: so many that several blocks fit into the staging.
+void DirectExecution::lay_out(Block& block) const {
+  auto size = static_cast<std::size_t>(board_.size());
+  std::size_t left = unit_ - block.begin;
+  std::size_t most = kMappedChunkBytes;
+  if (board_.has_staging()) {
+    std::size_t room = kInputStagingBytes / 4 / size - 2 * kCacheLine;
+    most = std::min(kStagedChunkBytes, room / kCacheLine * kCacheLine);
+  }
+  if (is_cut()) {
+    block.chunk = std::min(most, round_up((left + size - 1) / size, kCacheLine));
+    block.bytes = std::min(left, size * block.chunk);
+  } else {
+    block.chunk = block.bytes = std::min(most, left);
+  }
+  block.stride = round_up(block.chunk, kCacheLine) + kCacheLine;  // room for the shift
+  if (!board_.has_staging()) {  // the counters tell blocks from each other all the same
+    block.input_at = block.input_end;
+    block.output_at = block.output_end;
+    block.input_end += kCacheLine;
+    block.output_end += kCacheLine;
+    return;
+  }
+  if (has_exchange()) {
+    // A rank's own chunk is not staged.
+    std::size_t bytes =
+        call_.collective == Collective::reduce ? block.stride : (size - 1) * block.stride;
+    block.input_at = place_in_ring(block.input_end, bytes, kInputStagingBytes);
+    block.input_end = block.input_at + bytes;
+  }
+  if (has_publishing()) {
+    block.output_at = place_in_ring(block.output_end, block.stride, kOutputStagingBytes);
+    block.output_end = block.output_at + block.stride;
+  }
 }
 
-bool DirectAllReduce::try_stage() {
-  if (!staging_.bytes || staged_ahead_ > board_.lookahead()) return false;
+void DirectExecution::go_on(Block& block) const {
+  block.begin += block.bytes;
+  block.bytes = 0;
+  if (block.begin < unit_) lay_out(block);
+}
+
+// Where in rank `from`'s staging the chunk for rank `to` lies.
+std::byte* DirectExecution::staged(int from, int to, const Block& block) const {
+  std::size_t place = call_.collective == Collective::reduce
+                          ? 0
+                          : static_cast<std::size_t>(to < from ? to : to - 1) * block.stride;
+  return board_.input_staging(from) + block.input_at % kInputStagingBytes + place +
+         board_.slot(from, turn_).places.input_shift;
+}
+
+std::byte* DirectExecution::published(int rank, const Block& block) const {
+  return board_.output_staging(rank) + block.output_at % kOutputStagingBytes +
+         board_.slot(rank, turn_).places.output_shift;
+}
+
+const std::byte* DirectExecution::shot(int rank) const {
+  const auto& slot = board_.slot(rank, turn_);
+  if (shot_bytes_ <= sizeof slot.data) return slot.data;
+  return board_.input_staging(rank) + shot_at_ % board_.input_bytes();
+}
+
+// A call --------------------------------------------------------------------------------------
+
+DirectExecution::DirectExecution(Endpoint& endpoint, const DirectCall& call)
+    : endpoint_(endpoint),
+      board_(*endpoint.board()),
+      call_(call),
+      unit_(call.count * call.item),
+      turn_(board_.turn + 1),
+      fingerprint_(board_.fingerprint) {
+  post();
+}
+
+// Posts this rank's slot. Returns false while a peer may still read what the slot's memory holds.
+bool DirectExecution::post() {
+  const int rank = board_.rank();
+  const auto size = static_cast<std::size_t>(board_.size());
+  if (!input_bytes(rank)) call_.input = nullptr;  // of others than the root, perhaps
+  if (!output_bytes(rank)) call_.output = nullptr;
+  if (size == 1) {
+    mode_ = Mode::alone;
+    return true;
+  }
+  // The slot was used two calls ago: who has come to the last call has read it.
+  if (!board_.all_have_posted(turn_ - 1)) return false;
+  shot_bytes_ = std::max(input_bytes(call_.root), input_bytes((call_.root + 1) % board_.size()));
+  auto& slot = board_.slot(rank, turn_);
+  if (shot_bytes_ <= kOneShotBytes && shot_bytes_ * size <= kOneShotTotalBytes) {
+    const std::size_t ring = board_.input_bytes();
+    if (shot_bytes_ > sizeof slot.data) {
+      shot_at_ = place_in_ring(board_.input_position, shot_bytes_, ring);
+      std::uint64_t end = round_up(shot_at_ + shot_bytes_, kCacheLine);
+      if (end > ring && !reached(&Board::Counters::consumed, end - ring, &DirectExecution::is_peer,
+                                 board_.seen_consumed)) {
+        return false;
+      }
+      board_.input_position = end;
+    }
+    mode_ = Mode::one_shot;
+    if (std::size_t bytes = input_bytes(rank)) {
+      std::memcpy(const_cast<std::byte*>(shot(rank)), call_.input, bytes);
+    }
+  } else {
+    mode_ = Mode::blocks;
+    input_begin_ = board_.input_position;
+    output_begin_ = board_.output_position;
+    const std::size_t in = input_bytes(rank), out = output_bytes(rank);
+    const bool writable = call_.collective == Collective::all_reduce;  // others' results
+    slot.places = {in ? board_.place_of(call_.input, in) : 0,
+                   out && writable ? board_.place_of(call_.output, out) : 0, shift_of(call_.input),
+                   shift_of(call_.output)};
+    input_is_mapped_ = slot.places.input != 0;
+    output_is_mapped_ = slot.places.output != 0;
+    if (output_is_mapped_) board_.written = {call_.output, out};
+    for (auto& peer : board_.peers) peer = {};
+    auto& own = board_.peers[static_cast<std::size_t>(rank)];
+    own.input = input_is_mapped_ ? const_cast<std::byte*>(call_.input) : nullptr;
+    own.output = output_is_mapped_ ? call_.output : nullptr;
+    last_.input_end = board_.input_position;
+    last_.output_end = board_.output_position;
+    lay_out(last_);
+    Block first = last_;
+    block_bytes_ = first.bytes;
+    lookahead_ = board_.lookahead();
+    while (last_.bytes) go_on(last_);
+    // A scatter's root has its own part to copy, too.
+    const bool stages = !input_is_mapped_ || !is_consumer(rank);
+    if (is_source(rank) && stages) staging_ = first;
+    if (is_consumer(rank) || is_publisher(rank)) producing_ = first;
+    if (is_taker(rank)) taking_ = first;
+  }
+  board_.turn = turn_;
+  board_.posted = fingerprint_;
+  slot.fingerprint = fingerprint_;
+  slot.turn.store(turn_, std::memory_order_release);
+  // Looking at once for what the peers bring would hold up what is still on its way to them.
+  if (mode_ == Mode::one_shot && shot_bytes_ > sizeof slot.data) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  board_.ring_others();
+  return true;
+}
+
+// Whether the ranks have come whose data this rank needs.
+bool DirectExecution::have_come() {
+  if (come_ == board_.size()) return true;
+  for (; come_ < board_.size(); ++come_) {
+    if (come_ == board_.rank()) continue;
+    if (!is_awaited(come_)) {
+      awaits_all_ = false;
+      continue;
+    }
+    const auto& slot = board_.slot(come_, turn_);
+    if (slot.turn.load(std::memory_order_acquire) != turn_) return false;
+    if (slot.fingerprint != fingerprint_) board_.mismatch(come_);
+    if (mode_ != Mode::blocks) continue;
+    auto& peer = board_.peers[static_cast<std::size_t>(come_)];
+    const Board::Places places = slot.places;
+    if (places.input) peer.input = board_.reach(come_, places.input, input_bytes(come_));
+    if (places.output) peer.output = board_.reach(come_, places.output, output_bytes(come_));
+  }
+  if (awaits_all_) board_.settled = turn_;
+  return true;
+}
+
+Progress DirectExecution::advance() {
+  switch (mode_) {
+    case Mode::alone:
+      complete_alone();
+      return Progress::done;
+    case Mode::entering:
+      return post() ? Progress::moved : Progress::blocked;
+    case Mode::one_shot:
+      if (!have_come()) return Progress::blocked;
+      complete_one_shot();
+      return Progress::done;
+    case Mode::blocks:
+      return advance_blocks();
+  }
+  return Progress::blocked;
+}
+
+void DirectExecution::complete_alone() {
+  if (reduces(call_.collective)) {
+    void* target = call_.output;
+    const void* source = call_.input;
+    combine_all(call_, &target, 1, &source, 1, call_.count);
+  } else if (unit_ && call_.output != call_.input) {
+    std::memcpy(call_.output, call_.input, unit_);
+  }
+}
+
+void DirectExecution::complete_one_shot() {
+  const int rank = board_.rank(), size = board_.size();
+  const std::size_t own = static_cast<std::size_t>(rank) * unit_;
+  auto copy = [this](std::size_t at, const std::byte* from) {
+    if (unit_) std::memcpy(call_.output + at, from, unit_);
+  };
+  switch (call_.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::reduce_scatter: {
+      if (!output_bytes(rank)) break;
+      std::size_t place = call_.collective == Collective::reduce_scatter ? own : 0;
+      for (int i = 0; i < size; ++i) {
+        // A rank's own part is read from its shot as well: the output may be the input.
+        board_.sources[static_cast<std::size_t>(i)] = shot(contributor(i)) + place;
+      }
+      void* target = call_.output;
+      combine_all(call_, &target, 1, board_.sources.data(), size, call_.count);
+      break;
+    }
+    case Collective::broadcast:
+      if (call_.output != call_.input) copy(0, shot(call_.root));
+      break;
+    case Collective::scatter:
+      copy(0, shot(call_.root) + own);
+      break;
+    case Collective::gather:
+    case Collective::all_gather:
+      if (!output_bytes(rank)) break;
+      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, shot(r));
+      break;
+    case Collective::all_to_all:
+      for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, shot(r) + own);
+      break;
+    case Collective::barrier:
+      break;
+  }
+  if (shot_bytes_ <= sizeof(Board::Slot::data)) return;
+  // What was staged before can be overwritten, when all peers are so far.
+  board_.counters(rank).consumed.store(board_.input_position, std::memory_order_release);
+}
+
+Progress DirectExecution::advance_blocks() {
+  Progress progress = Progress::blocked;
+  for (std::size_t moved = 0; moved < kPieceBytes; moved += block_bytes_) {
+    bool any = try_stage();
+    any = try_produce() || any;
+    any = try_take() || any;
+    if (any) {
+      progress = Progress::moved;
+      continue;
+    }
+    if (staging_.bytes || producing_.bytes || taking_.bytes || !is_over()) return progress;
+    auto& mine = board_.counters(board_.rank());
+    board_.input_position = last_.input_end;
+    board_.output_position = last_.output_end;
+    mine.staged.store(last_.input_end, std::memory_order_relaxed);
+    mine.consumed.store(last_.input_end, std::memory_order_relaxed);
+    mine.published.store(last_.output_end, std::memory_order_relaxed);
+    mine.taken.store(last_.output_end, std::memory_order_release);
+    board_.ring_others();
+    return Progress::done;
+  }
+  return progress;
+}
+
+bool DirectExecution::try_stage() {
+  const int rank = board_.rank();
+  if (!staging_.bytes || (is_consumer(rank) && staged_ahead_ > lookahead_)) return false;
   if (staging_.input_end > kInputStagingBytes &&
-      !reached(&Board::Counters::reduced, staging_.input_end - kInputStagingBytes, seen_reduced_)) {
+      !reached(&Board::Counters::consumed, staging_.input_end - kInputStagingBytes,
+               &DirectExecution::is_consumer, seen_consumed_)) {
     return false;
   }
-  std::byte* staging = board_.input_staging(board_.rank()) +
-                       staging_.input_at % kInputStagingBytes + shift_of(call_.input);
-  for (int i = 1; i < board_.size(); ++i) {
-    int peer = (board_.rank() + i) % board_.size();
-    Span chunk = chunk_of(staging_, peer);
+  for (int i = 1; i < board_.size() && !input_is_mapped_; ++i) {
+    int peer = (rank + i) % board_.size();
+    if (!is_consumer(peer)) continue;
+    Span chunk = input_span(staging_, peer);
     if (!chunk.bytes) continue;
-    std::memcpy(staging + staged_place(board_.rank(), peer, staging_), call_.input + chunk.offset,
-                chunk.bytes);
+    std::memcpy(staged(rank, peer, staging_), call_.input + chunk.offset, chunk.bytes);
   }
-  board_.counters(board_.rank()).staged.store(staging_.input_end, std::memory_order_release);
+  if (!is_consumer(rank)) copy_own(staging_);
+  board_.counters(rank).staged.store(staging_.input_end, std::memory_order_release);
   board_.ring_others();
   ++staged_ahead_;
   go_on(staging_);
   return true;
 }
 
-bool DirectAllReduce::try_reduce() {
-  if (staged_ahead_ == 0 || !all_have_come() ||
-      !reached(&Board::Counters::staged, reducing_.input_end, seen_staged_)) {
-    return false;
+bool DirectExecution::try_produce() {
+  if (!producing_.bytes) return false;
+  const int rank = board_.rank();
+  const bool consumes = is_consumer(rank), publishes = is_publisher(rank);
+  if (consumes) {
+    const bool stages = is_source(rank) && !input_is_mapped_;
+    if ((stages && staged_ahead_ == 0) || !have_come() ||
+        !reached(&Board::Counters::staged, producing_.input_end, &DirectExecution::is_staging,
+                 seen_staged_)) {
+      return false;
+    }
   }
-  if (reducing_.output_end > kOutputStagingBytes &&
-      !reached(&Board::Counters::taken, reducing_.output_end - kOutputStagingBytes, seen_taken_)) {
-    return false;
+  if (publishes) {
+    if (!consumes && is_taker(rank) && published_ahead_ > lookahead_) return false;
+    if (board_.has_staging() && producing_.output_end > kOutputStagingBytes &&
+        !reached(&Board::Counters::taken, producing_.output_end - kOutputStagingBytes,
+                 &DirectExecution::is_taker, seen_taken_)) {
+      return false;
+    }
   }
-  int rank = board_.rank();
-  Span own = chunk_of(reducing_, rank);
-  std::size_t place = reducing_.input_at % kInputStagingBytes;
-  for (int r = 0; r < board_.size(); ++r) {
-    board_.sources[static_cast<std::size_t>(r)] =
-        r == rank ? call_.input + own.offset
-                  : board_.input_staging(r) + place + staged_place(r, rank, reducing_) +
-                        board_.note(r, turn_).places.input_shift;
+  if (consumes) {
+    consume(producing_);
+  } else {
+    publish(producing_);
   }
-  void* targets[] = {call_.output + own.offset, board_.output_staging(rank) +
-                                                    reducing_.output_at % kOutputStagingBytes +
-                                                    shift_of(call_.output)};
-  combine(targets, 2, board_.sources.data(), own.bytes);
-  board_.counters(rank).reduced.store(reducing_.input_end, std::memory_order_release);
+  auto& mine = board_.counters(rank);
+  if (consumes) mine.consumed.store(producing_.input_end, std::memory_order_release);
+  if (publishes) mine.published.store(producing_.output_end, std::memory_order_release);
   board_.ring_others();
   --staged_ahead_;
-  ++reduced_ahead_;
-  go_on(reducing_);
+  ++published_ahead_;
+  go_on(producing_);
   return true;
 }
 
-bool DirectAllReduce::try_take() {
-  // A block that has just been reduced is left alone for a while: the peers are at it too.
-  bool due = reducing_.bytes ? reduced_ahead_ > board_.lookahead() : reduced_ahead_ > 0;
-  if (!due || !reached(&Board::Counters::reduced, taking_.input_end, seen_reduced_)) return false;
-  std::size_t place = taking_.output_at % kOutputStagingBytes;
-  for (int i = 1; i < board_.size(); ++i) {
-    int peer = (board_.rank() + i) % board_.size();
-    Span chunk = chunk_of(taking_, peer);
-    if (!chunk.bytes) continue;
-    std::memcpy(call_.output + chunk.offset,
-                board_.output_staging(peer) + place + board_.note(peer, turn_).places.output_shift,
-                chunk.bytes);
+// The rank whose contribution is the i-th one to be combined, as in the schedules "direct".
+int DirectExecution::contributor(int i) const {
+  const int rank = board_.rank();
+  if (call_.collective == Collective::reduce) return (call_.root + i) % board_.size();
+  if (call_.collective == Collective::reduce_scatter) return i == 0 ? rank : i <= rank ? i - 1 : i;
+  return i;
+}
+
+// Combines, or copies, what the sources offer this rank.
+void DirectExecution::consume(const Block& block) {
+  const int rank = board_.rank(), size = board_.size();
+  const Span own = input_span(block, rank);
+  bool reaches = false;
+  for (const auto& peer : board_.peers) reaches = reaches || peer.input || peer.output;
+  Reaching reaching(board_, endpoint_, reaches);
+  auto source = [&](int r) -> const std::byte* {
+    if (r == rank) return call_.input + own.offset;
+    const std::byte* mapped = board_.peers[static_cast<std::size_t>(r)].input;
+    return mapped ? mapped + own.offset : staged(r, rank, block);
+  };
+  if (!reduces(call_.collective)) {
+    for (int i = 0; i < size; ++i) {
+      int r = (rank + i) % size;
+      if (r == rank) {
+        copy_own(block);
+      } else if (is_source(r)) {
+        std::memcpy(call_.output + output_span(block, r).offset, source(r), own.bytes);
+      }
+    }
+    reaching.check();
+    return;
   }
-  board_.counters(board_.rank()).taken.store(taking_.output_end, std::memory_order_release);
+  for (int i = 0; i < size; ++i)
+    board_.sources[static_cast<std::size_t>(i)] = source(contributor(i));
+  std::size_t targets = 0;
+  const Span result = output_span(block, rank);
+  board_.targets[targets++] = call_.output + result.offset;
+  bool publishes = false;
+  for (int r = 0; is_cut() && r < size; ++r) {
+    if (r == rank) continue;
+    std::byte* mapped = board_.peers[static_cast<std::size_t>(r)].output;
+    if (mapped) {
+      board_.targets[targets++] = mapped + result.offset;
+    } else {
+      publishes = true;
+    }
+  }
+  // Who reaches this rank's result need not find it in the staging.
+  if (publishes && !output_is_mapped_) board_.targets[targets++] = published(rank, block);
+  combine_all(call_, board_.targets.data(), targets, board_.sources.data(), size,
+              own.bytes / call_.item);
+  reaching.check();
+}
+
+// Offers this rank's input to the takers.
+void DirectExecution::publish(const Block& block) {
+  const Span own = input_span(block, board_.rank());
+  if (!input_is_mapped_) {
+    std::memcpy(published(board_.rank(), block), call_.input + own.offset, own.bytes);
+  }
+  copy_own(block);
+}
+
+// Copies what a rank has for itself.
+void DirectExecution::copy_own(const Block& block) {
+  const int rank = board_.rank();
+  if (!call_.input || !call_.output || reduces(call_.collective)) return;
+  const std::byte* from = call_.input + input_span(block, rank).offset;
+  const Span to = output_span(block, rank);
+  if (call_.output + to.offset != from) std::memcpy(call_.output + to.offset, from, to.bytes);
+}
+
+bool DirectExecution::try_take() {
+  if (!taking_.bytes) return false;
+  const int rank = board_.rank(), size = board_.size();
+  // A block that has just been published is left alone for a while: the peers are at it too.
+  const bool produces = is_consumer(rank) || is_publisher(rank);
+  const bool due =
+      !produces || (producing_.bytes ? published_ahead_ > lookahead_ : published_ahead_ > 0);
+  if (!due || !have_come() ||
+      !reached(&Board::Counters::published, taking_.output_end, &DirectExecution::is_publisher,
+               seen_published_)) {
+    return false;
+  }
+  // The result of an all-reduce is in the output of its rank, what is only moved in the input.
+  auto mapped_of = [&](int r) {
+    const auto& peer = board_.peers[static_cast<std::size_t>(r)];
+    return is_cut() ? peer.output : peer.input;
+  };
+  bool reaches = false;
+  for (int r = 0; r < size; ++r) reaches = reaches || (r != rank && mapped_of(r));
+  Reaching reaching(board_, endpoint_, reaches);
+  for (int i = 1; i < size; ++i) {
+    int peer = (rank + i) % size;
+    if (!is_publisher(peer)) continue;
+    const Span to = output_span(taking_, peer);
+    if (!to.bytes) continue;
+    const std::byte* mapped = mapped_of(peer);
+    const std::byte* from = mapped ? mapped + (is_cut() ? to.offset : single(taking_).offset)
+                                   : published(peer, taking_);
+    std::memcpy(call_.output + to.offset, from, to.bytes);
+  }
+  reaching.check();
+  if (!produces) copy_own(taking_);
+  board_.counters(rank).taken.store(taking_.output_end, std::memory_order_release);
   board_.ring_others();
-  --reduced_ahead_;
+  --published_ahead_;
   go_on(taking_);
   return true;
 }
 
-void DirectAllReduce::combine(void* const* targets, std::size_t num_targets,
-                              const void* const* sources, std::size_t bytes) const {
-  combine_all(call_, targets, num_targets, sources, board_.size(), bytes / call_.item);
+// Whether the peers have done with this rank's memory.
+bool DirectExecution::is_over() {
+  if (input_is_mapped_ && is_source(board_.rank()) &&
+      !reached(&Board::Counters::consumed, last_.input_end, &DirectExecution::is_consumer,
+               seen_consumed_)) {
+    return false;
+  }
+  const bool is_read =
+      is_cut() ? output_is_mapped_ : input_is_mapped_ && is_publisher(board_.rank());
+  if (is_cut() && output_is_mapped_ &&
+      !reached(&Board::Counters::published, last_.output_end, &DirectExecution::is_peer,
+               seen_published_)) {
+    return false;
+  }
+  return !is_read || reached(&Board::Counters::taken, last_.output_end, &DirectExecution::is_taker,
+                             seen_taken_);
+}
+
+bool DirectExecution::reached(Counter counter, std::uint64_t position, Role role,
+                              std::uint64_t& seen) const {
+  if (seen >= position) return true;
+  // Who has no part in this call may still be in one before it, and read what is there.
+  std::uint64_t earlier = 0;
+  if (counter == &Board::Counters::consumed) earlier = std::min(position, input_begin_);
+  if (counter == &Board::Counters::taken) earlier = std::min(position, output_begin_);
+  for (int r = 0; r < board_.size(); ++r) {
+    if (r == board_.rank()) continue;
+    const std::uint64_t needed = (this->*role)(r) ? position : earlier;
+    if ((board_.counters(r).*counter).load(std::memory_order_acquire) < needed) return false;
+  }
+  seen = position;
+  return true;
+}
+
+std::vector<int> DirectExecution::behind(Counter counter, std::uint64_t position, Role role) const {
+  std::vector<int> found;
+  for (int r = 0; r < board_.size(); ++r) {
+    if (r == board_.rank() || !(this->*role)(r)) continue;
+    if ((board_.counters(r).*counter).load() < position) found.push_back(r);
+  }
+  return found;
+}
+
+std::vector<int> DirectExecution::awaited() const {
+  std::vector<int> found;
+  const std::uint64_t turn = mode_ == Mode::entering ? turn_ - 1 : turn_;
+  for (int r = 0; r < board_.size(); ++r) {
+    const bool is_needed = mode_ == Mode::entering || is_awaited(r);
+    if (r == board_.rank() || !is_needed) continue;
+    if (board_.slot(r, turn).turn.load(std::memory_order_acquire) != turn) found.push_back(r);
+  }
+  if (!found.empty() || mode_ != Mode::blocks) return found;
+  // What the blocks under way need next, the earliest one first.
+  using Counters = Board::Counters;
+  using Self = DirectExecution;
+  if (taking_.bytes && (published_ahead_ > 0 || !producing_.bytes)) {
+    found = behind(&Counters::published, taking_.output_end, &Self::is_publisher);
+  }
+  if (found.empty() && producing_.bytes && is_consumer(board_.rank())) {
+    found = behind(&Counters::staged, producing_.input_end, &Self::is_staging);
+  }
+  if (found.empty() && producing_.bytes && producing_.output_end > kOutputStagingBytes) {
+    found = behind(&Counters::taken, producing_.output_end - kOutputStagingBytes, &Self::is_taker);
+  }
+  if (found.empty() && staging_.bytes && staging_.input_end > kInputStagingBytes) {
+    found =
+        behind(&Counters::consumed, staging_.input_end - kInputStagingBytes, &Self::is_consumer);
+  }
+  if (found.empty() && is_source(board_.rank())) {
+    found = behind(&Counters::consumed, last_.input_end, &Self::is_consumer);
+  }
+  if (found.empty()) found = behind(&Counters::taken, last_.output_end, &Self::is_taker);
+  return found;
 }
 
 void combine_all(const DirectCall& call, void* const* targets, std::size_t num_targets,

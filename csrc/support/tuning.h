@@ -108,6 +108,8 @@ inline constexpr int kTeamYields = 2000;
 inline constexpr std::size_t kInputStagingBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kOutputStagingBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kStagedChunkBytes = 128 * 1024;
+// The same where ranks reach all memory of their peers, as threads do.
+inline constexpr std::size_t kMappedChunkBytes = std::size_t{4} << 20;
 
 // Up to which size the memory of a group's direct path is put into page tables at its start.
 inline constexpr std::size_t kPopulatedBytes = std::size_t{64} << 20;

@@ -5,14 +5,28 @@
 namespace pycollective {
 
 Board::Board(std::byte* memory, int rank, std::vector<Bed*> beds, bool with_staging)
-    : sources(beds.size()),
-      targets(beds.size()),
+    : peers(beds.size()),
+      sources(beds.size()),
+      targets(beds.size() + 1),
       memory_(memory),
       stride_(bytes_for(1, with_staging)),
       input_bytes_(with_staging ? kInputStagingBytes : 4 * kOneShotBytes),
+      has_staging_(with_staging),
       rank_(rank),
       beds_(std::move(beds)),
       own_bed_(beds_[static_cast<std::size_t>(rank)]) {}
+
+bool Board::all_have_posted(std::uint64_t last) {
+  if (settled >= last) return true;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    const Slot& theirs = slot(r, last);
+    if (theirs.turn.load(std::memory_order_acquire) != last) return false;
+    if (theirs.fingerprint != posted) mismatch(r);
+  }
+  settled = last;
+  return true;
+}
 
 std::size_t Board::bytes_for(int size, bool with_staging) {
   std::size_t staging = with_staging ? kInputStagingBytes + kOutputStagingBytes : 4 * kOneShotBytes;

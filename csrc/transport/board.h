@@ -1,10 +1,10 @@
 // A board: memory that all ranks of a group on one host reach, where they post what they bring to a
-// call. It is what the direct path of an all-reduce (executor/direct.h) works on.
+// call. It is what the direct path (executor/direct.h) works on.
 //
-// Every rank has on it two notes in turn, counters that only grow, and rings of staging memory. A
-// rank that posts a note for turn t knows that nobody reads its note of turn t - 2 any more: it has
-// seen everyone's note of turn t - 1. All ranks make the same calls, so that each knows where in
-// its staging the others will look without being told.
+// Every rank has on it two slots in turn, counters that only grow, and rings of staging memory. A
+// rank that posts its slot for turn t knows that nobody reads its slot of turn t - 2 any more: it
+// has seen everyone's slot of turn t - 1. All ranks make the same calls, so that each knows where
+// in its staging the others will look without being told.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class Board {
   };
 
   // A rank's entry into a call.
-  struct alignas(kCacheLine) Note {
+  struct alignas(kCacheLine) Slot {
     std::atomic<std::uint64_t> turn;  // written last
     std::uint64_t fingerprint;
     union {
@@ -36,11 +36,11 @@ class Board {
     };
   };
 
-  // What a rank has done so far. The first two are positions in everyone's input staging, the third
-  // one in the output staging.
+  // How far a rank is: in the staging of exchanges it has staged for others, and consumed what
+  // others have staged for it; in the staging of results it has published, and taken what others
+  // have published.
   struct alignas(kCacheLine) Counters {
-    std::atomic<std::uint64_t> staged, reduced, taken;
-    std::atomic<std::uint64_t> finished;  // turns in which it has written all peers' outputs
+    std::atomic<std::uint64_t> staged, consumed, published, taken;
     std::atomic<std::uint32_t> reaching;  // it reads or writes memory of its peers now
   };
 
@@ -51,15 +51,20 @@ class Board {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(beds_.size()); }
-  Note& note(int rank, std::uint64_t turn) const {
-    return *reinterpret_cast<Note*>(at(rank) + turn % 2 * sizeof(Note));
+  Slot& slot(int rank, std::uint64_t turn) const {
+    return *reinterpret_cast<Slot*>(at(rank) + turn % 2 * sizeof(Slot));
   }
   Counters& counters(int rank) const {
-    return *reinterpret_cast<Counters*>(at(rank) + sizeof(Note) * 2);
+    return *reinterpret_cast<Counters*>(at(rank) + sizeof(Slot) * 2);
   }
   std::byte* input_staging(int rank) const { return at(rank) + kStagingAt; }
   std::byte* output_staging(int rank) const { return input_staging(rank) + input_bytes_; }
   std::size_t input_bytes() const { return input_bytes_; }
+  bool has_staging() const { return has_staging_; }
+
+  // Whether all peers have posted a turn, the last one: then nobody reads the turn before it. Fails
+  // the group if one has posted another call.
+  bool all_have_posted(std::uint64_t last);
 
   // Wakes the peers that sleep.
   void ring_others() const {
@@ -94,7 +99,12 @@ class Board {
   // Whether there are more ranks than cores for them.
   virtual bool in_crowd() const = 0;
 
-  // Room for an address in each rank's memory.
+  // Of the present call: where this rank reaches the ranks' arrays; nullptr where it does not.
+  struct Peer {
+    std::byte *input = nullptr, *output = nullptr;
+  };
+  std::vector<Peer> peers;
+  // Room for addresses of all ranks, and of one more.
   std::vector<const void*> sources;
   std::vector<void*> targets;
 
@@ -103,9 +113,13 @@ class Board {
 
   std::uint64_t fingerprint = 0;  // of the call that this rank is in
 
-  // Of this rank, and the same on all: calls so far, and where the next ones' staging begins.
+  // Of this rank, and the same on all: calls posted so far, and where the next ones' staging
+  // begins.
   std::uint64_t turn = 0;
   std::uint64_t input_position = 0, output_position = 0;
+  std::uint64_t posted = 0;         // fingerprint of the last call
+  std::uint64_t settled = 0;        // the last turn that all peers are known to have posted
+  std::uint64_t seen_consumed = 0;  // position that all peers are known to have consumed
 
  private:
   static constexpr std::size_t kStagingAt = 4096;
@@ -113,6 +127,7 @@ class Board {
 
   std::byte* memory_;
   std::size_t stride_, input_bytes_;
+  bool has_staging_;
   int rank_;
   std::vector<Bed*> beds_;
   Bed* own_bed_;
