@@ -14,9 +14,9 @@ class DirectBroadcast final : public Algorithm {
   int num_chunks(int) const override { return 1; }
   int num_steps(int rank, int size) const override { return rank == 0 ? size : 1; }
 
-  Step step(int rank, int size, int k) const override {
+  Step step(int rank, int, int k) const override {
     if (rank != 0) return recv(0, output(0));
-    return k < size - 1 ? send(k + 1, input(0)) : copy(input(0), output(0));
+    return k == 0 ? copy(input(0), output(0)) : send(k, output(0));
   }
 };
 

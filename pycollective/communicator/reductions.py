@@ -128,11 +128,11 @@ class Reductions(Member):
         root: int = 0,
         *,
         out: Any = None,
-        algorithm: str | Algorithm = "tree",
+        algorithm: str | Algorithm = DEFAULT_ALGORITHM,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Reduce the ranks' arrays element by element and give the root the result (binomial tree).
+        """Reduce the ranks' arrays element by element and give the root the result.
 
         Parameters
         ----------
@@ -144,9 +144,10 @@ class Reductions(Member):
             The rank that gets the result.
         out : array, optional
             Where the root's result goes; ``out=x`` works in place. Other ranks' is not looked at.
-        algorithm : {"tree"} or Algorithm
-            See `pycollective.algorithms`; one's own must be for reduce. The tree combines in an order
-            that depends on root and number of ranks alone, the same over every transport.
+        algorithm : {"auto", "tree", "direct"} or Algorithm
+            See `pycollective.algorithms`; one's own must be for reduce. Each combines in an order that
+            depends on root and number of ranks alone. "auto" is "direct" where all ranks share memory,
+            else "tree".
         async_op : bool
             Return a `Work` at once instead of the result.
         timeout : float, optional

@@ -134,8 +134,6 @@ def test_all_reduce_many(bytes_per_pack, kind, on_ranks):
     [
         ([lambda c: c.reduce(np.zeros(3)), lambda c: c.all_reduce(np.zeros(3))],
          ["reduce #1", "all_reduce #1"]),
-        ([lambda c: c.reduce(np.zeros(3), root=0), lambda c: c.reduce(np.zeros(3), root=1)],
-         ["root 0", "root 1"]),
         ([lambda c: c.all_gather(np.zeros(3)), lambda c: c.all_gather(np.zeros(4))],
          ["float64[3]", "float64[4]"]),
         ([lambda c: c.all_gather(np.zeros(3)), lambda c: c.gather(np.zeros(3))],
@@ -167,7 +165,7 @@ def test_all_reduce_many(bytes_per_pack, kind, on_ranks):
         ([lambda c: c.all_reduce(np.zeros((1,) * 9 + (2, 3))),
           lambda c: c.all_reduce(np.zeros((1,) * 9 + (3, 2)))], ["float64[1, 1, 1,"]),
         ([lambda c: c.broadcast(np.zeros(3)), lambda c: c.broadcast(np.zeros(3), algorithm="chain")],
-         ["tree", "chain"]),
+         ["direct", "chain"]),
     ],
 )  # fmt: skip
 def test_calls_that_do_not_belong_together(calls, named, on_ranks):
@@ -252,14 +250,15 @@ def test_ragged_scatter_says_what_is_wrong(on_ranks):
 @pytest.mark.parametrize(
     ("kind", "ranks", "collective", "borders"),
     [
-        ("threads", 2, "broadcast", [("tree", None)]),
-        ("shm", 3, "broadcast", [("tree", 1 << 20), ("chain", None)]),
+        ("threads", 2, "broadcast", [("direct", None)]),
+        ("shm", 3, "reduce", [("direct", None)]),
+        ("mixed", 3, "broadcast", [("tree", 1 << 20), ("chain", None)]),
         ("tcp", 4, "broadcast", [("tree", 64 << 10), ("chain", None)]),
         ("tcp", 5, "broadcast", [("tree", 256 << 10), ("chain", None)]),
         ("threads", 4, "reduce_scatter", [("direct", None)]),
         ("mixed", 5, "reduce_scatter", [("halving", None)]),
         ("tcp", 3, "reduce_scatter", [("direct", 32 << 10), ("ring", None)]),
-        ("shm", 3, "all_gather", [("ring", None)]),
+        ("shm", 3, "all_gather", [("direct", None)]),
         ("tcp", 3, "all_gather", [("direct", 32 << 10), ("ring", None)]),
     ],
 )

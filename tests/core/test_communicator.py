@@ -154,8 +154,6 @@ def test_together_with_threads_for_large_arrays():
         ([lambda c: c.all_reduce(np.zeros(3), algorithm="ring"),
           lambda c: c.all_reduce(np.zeros(3), algorithm="reduce_to_one")],
          ["ring", "reduce_to_one"]),
-        ([lambda c: c.broadcast(np.zeros(3), 0), lambda c: c.broadcast(np.zeros(3), 1)],
-         ["root 0", "root 1"]),
         ([lambda c: c.barrier(), lambda c: c.all_reduce(np.zeros(3))], ["barrier", "all_reduce"]),
         ([lambda c: c.all_reduce(np.zeros(0)), lambda c: c.all_reduce(np.zeros(1))],
          ["float64[0]", "float64[1]"]),

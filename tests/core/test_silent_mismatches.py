@@ -15,13 +15,13 @@ import pycollective as pc
 CASES = {
     "roots of a broadcast": (
         lambda c: c.broadcast(np.ones(4), c.rank),
-        "broadcast #1 (float64[4], tree, root 0)",
-        "broadcast #1 (float64[4], tree, root 1)",
+        "broadcast #1 (float64[4], {way}, root 0)",
+        "broadcast #1 (float64[4], {way}, root 1)",
     ),
     "roots of a reduce": (
         lambda c: c.reduce(np.ones(4), root=1 - c.rank),
-        "reduce #1 (float64[4], sum, tree, root 1)",
-        "reduce #1 (float64[4], sum, tree, root 0)",
+        "reduce #1 (float64[4], sum, {way}, root 1)",
+        "reduce #1 (float64[4], sum, {way}, root 0)",
     ),
     "roots of a gather": (
         lambda c: c.gather(np.ones(4), root=1 - c.rank),
@@ -35,13 +35,13 @@ CASES = {
     ),
     "sizes of a broadcast": (
         lambda c: c.broadcast(np.ones(4 + c.rank), c.rank),
-        "broadcast #1 (float64[4], tree, root 0)",
-        "broadcast #1 (float64[5], tree, root 1)",
+        "broadcast #1 (float64[4], {way}, root 0)",
+        "broadcast #1 (float64[5], {way}, root 1)",
     ),
     "broadcast against reduce": (
         lambda c: c.broadcast(np.ones(4), 0) if c.rank == 0 else c.reduce(np.ones(4), root=0),
-        "broadcast #1 (float64[4], tree, root 0)",
-        "reduce #1 (float64[4], sum, tree, root 0)",
+        "broadcast #1 (float64[4], {way}, root 0)",
+        "reduce #1 (float64[4], sum, {way}, root 0)",
     ),
 }
 
@@ -54,8 +54,9 @@ def error_of(call):
     return None
 
 
-def check(error, case):
-    _, of_0, of_1 = CASES[case]
+def check(error, case, kind):
+    way = "tree" if kind == "tcp" else "direct"
+    of_0, of_1 = (text.format(way=way) for text in CASES[case][1:])
     assert isinstance(error, pc.MismatchError), error
     assert f"rank 0 called {of_0}, rank 1 called {of_1}. " in str(error)
 
@@ -79,7 +80,7 @@ def test_differing_calls_are_named_by_the_next_call_of_each_rank(on_ranks, kind,
         return error_of(calls)
 
     for error in on_ranks(make_group(kind, 2, 20), work):
-        check(error, case)
+        check(error, case, kind)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -93,7 +94,7 @@ def test_differing_calls_are_named_by_close(on_ranks, kind, case):
     found = [error for error in errors if error is not None]
     assert found
     for error in found:
-        check(error, case)
+        check(error, case, kind)
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

@@ -55,5 +55,6 @@ def test_shapes_of_items_without_bytes_are_compared(on_ranks):
     def work(comm):
         with pytest.raises(pc.MismatchError, match=r"\[2\].*\[3\]"):
             comm.broadcast(np.zeros(2 + comm.rank, "V0"))
+            comm.barrier()
 
     assert on_ranks(pc.local_group(2, timeout=20), work) == [None, None]
