@@ -101,6 +101,8 @@ class Communicator {
                        const Reducing* reducing);
   bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
   void finish(const PreparedCall& prepared, const Waiting& waiting);
+  // Gives up a call that has begun, because of an error of this rank's own.
+  void give_up(const PreparedCall& prepared) noexcept { abandon(endpoint(), prepared.call); }
 
   // Parts of different lengths, in items, one after the other in each buffer. Of a gather's, a
   // scatter's and an all-gather's all ranks know all lengths; an all-to-all's are known to sender

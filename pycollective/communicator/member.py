@@ -134,6 +134,7 @@ class Member(_core.CommunicatorBase):
         made: Array | None = registered and registered(sizes, kind, seconds)
         return array_backend.empty(sizes, kind, like) if made is None else made
 
+    @_core.fast_call(_core.Collective.barrier)
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
         """Return when every rank has called it; with ``async_op``, a `Work` at once."""
         later = switch("async_op", async_op)

@@ -41,6 +41,7 @@ class _Parts(NamedTuple):
 class Moves(Member):
     """What of a `Communicator` gives arrays from rank to rank as they are."""
 
+    @_core.fast_call(_core.Collective.broadcast)
     def broadcast(
         self,
         x: ArrayLike | None,
@@ -95,6 +96,7 @@ class Moves(Member):
         )
         return outcome(task, target, result)
 
+    @_core.fast_call(_core.Collective.all_gather)
     def all_gather(
         self,
         x: ArrayLike,
@@ -162,6 +164,7 @@ class Moves(Member):
             self._move_ragged("all_gather", source, target, rows, row, 0, how, seconds)
         return deliver(target, result)
 
+    @_core.fast_call(_core.Collective.gather)
     def gather(
         self,
         x: ArrayLike,
@@ -226,6 +229,7 @@ class Moves(Member):
         task = self._move("gather", source, target, parts, how, async_op)
         return outcome(task, target, result)
 
+    @_core.fast_call(_core.Collective.scatter)
     def scatter(
         self,
         x: ArrayLike | None,
@@ -312,6 +316,7 @@ class Moves(Member):
         task = self._move("scatter", source, target, parts, how, async_op)
         return outcome(task, target, result)
 
+    @_core.fast_call(_core.Collective.all_to_all)
     def all_to_all(
         self,
         x: ArrayLike,

@@ -34,7 +34,7 @@ DEFAULT_ALGORITHM = "auto"
 class Reductions(Member):
     """What of a `Communicator` combines the ranks' arrays."""
 
-    @_core.fast_all_reduce
+    @_core.fast_call(_core.Collective.all_reduce)
     def all_reduce(
         self,
         x: ArrayLike,
@@ -121,6 +121,7 @@ class Reductions(Member):
             )
         return "direct"
 
+    @_core.fast_call(_core.Collective.reduce)
     def reduce(
         self,
         x: ArrayLike,
@@ -176,6 +177,7 @@ class Reductions(Member):
         task = core.reduce(source, target, op, root, how, seconds, async_op)
         return outcome(task, target, result)
 
+    @_core.fast_call(_core.Collective.reduce_scatter)
     def reduce_scatter(
         self,
         x: ArrayLike,

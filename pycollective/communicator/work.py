@@ -32,14 +32,18 @@ class Work:
             ...  # both are under way
     """
 
+    _tasks: Sequence[_core.Task] = ()
+    _core: Any = None
+    _finish: Callable[[], Any] | None = None
+    _result: Any = None
+    _error: BaseException | None = None
+
     def __init__(
         self, tasks: Sequence[_core.Task], finish: Callable[[], Any], core: Any = None
     ) -> None:
         self._tasks = tasks
         self._core = core  # of a communicator that the call itself keeps
-        self._finish: Callable[[], Any] | None = finish
-        self._result: Any = None
-        self._error: BaseException | None = None
+        self._finish = finish
 
     def __repr__(self) -> str:
         return f"<Work {'done' if self.done() else 'under way'}>"
@@ -65,6 +69,8 @@ class Work:
         CollectiveError
             As the call without ``async_op``.
         """
+        if not self._tasks:
+            return self.result()
         until = time.monotonic() + (_FOR_EVER if timeout is None else float(timeout))
         for task in self._tasks:
             if not task.done and not task.wait(max(0.0, until - time.monotonic())):
@@ -131,6 +137,9 @@ def outcome(task: _core.Task | None, target: Array, place: Place | None) -> Any:
     if task is None:
         return deliver(target, place)
     return Work([task], lambda: deliver(target, place))
+
+
+_core.use_work(Work, lambda task, result: Work([task], lambda: result))
 
 
 def nothing(task: _core.Task | None) -> Work | None:

@@ -1,0 +1,611 @@
+// The short way of a communicator's collective calls from Python to the direct path.
+//
+// A call of some hundred nanoseconds has no time for pybind11's conversions, nor for Python's own
+// statements. `fast_call(collective)(method)` makes a method that looks at the arguments itself:
+// plain NumPy arrays that need no preparation, in a group that shares a board, go to the core at
+// once; all else goes to the method in Python, which is right for everything. What a program
+// repeats (shape, dtype, op, root) is kept prepared.
+#include <pybind11/numpy.h>
+#include <structmember.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/dtypes.h"
+#include "bindings/errors.h"
+#include "bindings/interpreter_release.h"
+#include "executor/communicator.h"
+#include "support/tuning.h"
+#include "transport/wait.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+using ArrayStruct = py::detail::PyArray_Proxy;
+using py::detail::npy_api;
+
+// A collective as its method in Python declares it.
+struct Kind {
+  Collective collective;
+  std::array<const char*, 3> positional;  // the parameters that may be given by position
+  bool is_in_place;                       // the output may be the input, or a part of it
+};
+
+constexpr Kind kKinds[] = {
+    {Collective::all_reduce, {"x", "op"}, true},
+    {Collective::reduce, {"x", "op", "root"}, true},
+    {Collective::reduce_scatter, {"x", "op"}, true},
+    {Collective::broadcast, {"x", "root"}, true},
+    {Collective::scatter, {"x", "root"}, true},
+    {Collective::gather, {"x", "root"}, true},
+    {Collective::all_gather, {"x"}, true},
+    {Collective::all_to_all, {"x"}, false},
+    {Collective::barrier, {}, false},
+};
+
+// A call as it was made before.
+struct Known {
+  const Kind* kind = nullptr;  // nullptr: nothing is known here
+  py::object descr, op;        // compared by identity, so they are kept
+  int root = 0, dims = 0;
+  std::array<Py_intptr_t, CallRecord::kMaxDims> shape{};  // of the input, or of a scatter's output
+  bool automatic = false;                                 // "auto" means "direct" for it
+  // What it needs of this rank: items of the input, of the output; their bytes, and how many move.
+  std::size_t inputs = 0, outputs = 0, item = 1;
+  std::size_t bytes() const { return std::max(inputs, outputs) * item; }
+  int output_dims = 0;
+  std::array<Py_intptr_t, CallRecord::kMaxDims> output_shape{};
+  PreparedCall prepared;
+};
+
+// What a Communicator in Python inherits: its end of the core.
+struct State {
+  std::shared_ptr<Communicator> communicator;
+  bool threads = false;
+  int spins = 1;  // for the peers, while the interpreter is kept
+  std::array<Known, 16> known;
+  std::size_t last = 0, oldest = 0;
+};
+
+struct Base {
+  PyObject_HEAD State* state;  // nullptr: not attached, or closed
+  double timeout;              // seconds that it waits unless a call says otherwise; checked
+};
+
+struct Method {
+  PyObject_HEAD vectorcallfunc call;
+  PyObject* general;
+  const Kind* kind;
+};
+
+PyTypeObject* base_type = nullptr;
+PyTypeObject* method_type = nullptr;
+PyObject* array_type = nullptr;
+PyObject *name_x, *name_op, *name_root, *name_out, *name_algorithm, *name_async, *name_sum;
+PyObject *name_auto, *name_direct, *name_result;
+PyTypeObject* work_type = nullptr;  // Work: of calls that are over
+PyObject* make_work = nullptr;      // makes a Work of a task and its result
+
+struct Arguments {
+  PyObject *x = nullptr, *out = nullptr, *op = name_sum;
+  int root = 0;
+  bool automatic = true;  // "auto", not "direct"
+  bool later = false;     // async_op
+};
+
+bool is_name(PyObject* object, PyObject* name) {
+  return object == name || (PyUnicode_CheckExact(object) && PyUnicode_Compare(object, name) == 0);
+}
+
+bool set_root(PyObject* value, int size, Arguments& found) {
+  if (!PyLong_CheckExact(value)) return false;
+  int overflow = 0;
+  long root = PyLong_AsLongAndOverflow(value, &overflow);
+  if (overflow || root < 0 || root >= size) return false;
+  found.root = static_cast<int>(root);
+  return true;
+}
+
+// Whether a collective has a parameter besides `out`, `algorithm` and `async_op`.
+bool has_parameter(const Kind& kind, const char* name) {
+  for (const char* has : kind.positional) {
+    if (has && std::strcmp(has, name) == 0) return true;
+  }
+  return false;
+}
+
+// Whether these are arguments for the short way; nothing is raised if they are not.
+bool parse(const Kind& kind, int size, PyObject* const* args, std::size_t positional,
+           PyObject* names, Arguments& found) {
+  if (positional > kind.positional.size()) return false;
+  for (std::size_t i = 0; i < positional; ++i) {
+    const char* name = kind.positional[i];
+    if (!name) return false;
+    if (name[0] == 'x') {
+      found.x = args[i];
+    } else if (name[0] == 'o') {
+      found.op = args[i];
+    } else if (!set_root(args[i], size, found)) {
+      return false;
+    }
+  }
+  const bool has_arrays = kind.positional[0] != nullptr;
+  Py_ssize_t count = names ? PyTuple_GET_SIZE(names) : 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    PyObject* value = args[positional + static_cast<std::size_t>(i)];
+    if (name == name_out && has_arrays) {
+      found.out = value == Py_None ? nullptr : value;
+    } else if (name == name_async && PyBool_Check(value)) {
+      found.later = value == Py_True;
+    } else if (name == name_algorithm && has_arrays) {
+      if (is_name(value, name_direct)) {
+        found.automatic = false;
+      } else if (!is_name(value, name_auto)) {
+        return false;
+      }
+    } else if (name == name_op && positional < 2 && has_parameter(kind, "op")) {
+      found.op = value;
+    } else if (name == name_root && has_parameter(kind, "root") &&
+               (positional == 0 || std::strcmp(kind.positional[positional - 1], "root") != 0)) {
+      if (!set_root(value, size, found)) return false;
+    } else if (name == name_x && positional == 0 && has_arrays) {
+      found.x = value;
+    } else {
+      return false;
+    }
+  }
+  if (found.x == Py_None) found.x = nullptr;
+  return true;
+}
+
+// An array that the core can take as it is.
+const ArrayStruct* plain_array(PyObject* object, int flags) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type) return nullptr;
+  const auto* array = py::detail::array_proxy(object);
+  return (array->flags & flags) == flags && array->nd <= CallRecord::kMaxDims ? array : nullptr;
+}
+
+bool same_shape(const ArrayStruct& a, const Py_intptr_t* shape, int dims) {
+  return a.nd == dims && std::equal(a.dimensions, a.dimensions + dims, shape);
+}
+
+bool fits(const Known& known, const Kind& kind, const Arguments& arguments, const ArrayStruct& x) {
+  return known.kind == &kind && known.descr.ptr() == x.descr && known.op.ptr() == arguments.op &&
+         known.root == arguments.root && same_shape(x, known.shape.data(), known.dims);
+}
+
+const Known* find(State& state, const Kind& kind, const Arguments& arguments,
+                  const ArrayStruct& x) {
+  if (fits(state.known[state.last], kind, arguments, x)) return &state.known[state.last];
+  for (std::size_t i = 0; i < state.known.size(); ++i) {
+    if (!fits(state.known[i], kind, arguments, x)) continue;
+    state.last = i;
+    return &state.known[i];
+  }
+  return nullptr;
+}
+
+std::size_t items_of(const std::vector<std::int64_t>& shape) {
+  std::size_t items = 1;
+  for (std::int64_t length : shape) items *= static_cast<std::size_t>(length);
+  return items;
+}
+
+// nullptr where the call is none for the short way: the general method does it, or says why not.
+// `x` is the input; on a scatter's other ranks, the output.
+const Known* learn(State& state, const Kind& kind, const Arguments& arguments,
+                   const ArrayStruct& x) {
+  constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
+  Communicator& communicator = *state.communicator;
+  const int size = communicator.size(), rank = communicator.rank();
+  const bool is_root = rank == arguments.root;
+  auto dtype = py::reinterpret_borrow<py::dtype>(x.descr);
+  std::vector<std::int64_t> shape(x.dimensions, x.dimensions + x.nd);
+  Array array;
+  try {
+    if (static_cast<std::uint64_t>(dtype.flags()) & kHasObject) return nullptr;
+    std::optional<Reducing> reducing;
+    array.item = static_cast<std::size_t>(dtype.itemsize());
+    if (reduces(kind.collective)) {
+      if (!PyUnicode_CheckExact(arguments.op)) return nullptr;
+      auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(arguments.op)));
+      reducing = Reducing{type, which};
+      array.type = to_string(type);
+    } else {
+      array.type = py::str(dtype);
+    }
+    const std::size_t items = items_of(shape);
+    if (items == 0 || array.item == 0) return nullptr;
+    std::vector<std::int64_t> part = shape, whole = shape;
+    if (in_parts(kind.collective)) {
+      if (shape.empty()) return nullptr;
+      whole[0] *= size;
+      if (shape[0] % size == 0) part[0] /= size;
+    }
+    const bool cuts = kind.collective == Collective::reduce_scatter ||
+                      kind.collective == Collective::all_to_all ||
+                      (kind.collective == Collective::scatter && is_root);
+    if (cuts && shape[0] % size != 0) return nullptr;
+    array.shape = shape;
+    array.count = items;
+    std::size_t inputs = items, outputs = items;
+    std::vector<std::int64_t> result = shape;
+    switch (kind.collective) {
+      case Collective::reduce:
+        if (!is_root) outputs = 0;
+        break;
+      case Collective::broadcast:
+        if (!is_root) inputs = 0;
+        break;
+      case Collective::reduce_scatter:
+        array.count = outputs = items / static_cast<std::size_t>(size);
+        result = part;
+        break;
+      case Collective::scatter:
+        if (is_root) {
+          array.shape = result = part;
+          array.count = outputs = items / static_cast<std::size_t>(size);
+        } else {
+          inputs = 0;
+        }
+        // Of one row, the output may be without the first axis.
+        while (!array.shape.empty() && array.shape[0] == 1) array.shape.erase(array.shape.begin());
+        break;
+      case Collective::gather:
+      case Collective::all_gather:
+        outputs = kind.collective == Collective::gather && !is_root
+                      ? 0
+                      : items * static_cast<std::size_t>(size);
+        result = whole;
+        break;
+      case Collective::all_to_all:
+        array.count = items / static_cast<std::size_t>(size);
+        break;
+      default:
+        break;
+    }
+    Known& known = state.known[state.oldest];
+    known.kind = nullptr;
+    const Algorithm& direct = direct_algorithm(kind.collective);
+    known.prepared =
+        communicator.prepare(direct, array, arguments.root, reducing ? &*reducing : nullptr);
+    const std::size_t bytes =
+        array.count * array.item * (in_parts(kind.collective) ? static_cast<std::size_t>(size) : 1);
+    known.automatic = &communicator.select(kind.collective, bytes) == &direct;
+    known.descr = dtype;
+    known.op = py::reinterpret_borrow<py::object>(arguments.op);
+    known.root = arguments.root;
+    known.dims = x.nd;
+    std::copy(shape.begin(), shape.end(), known.shape.begin());
+    known.inputs = inputs;
+    known.outputs = outputs;
+    known.item = array.item;
+    known.output_dims = static_cast<int>(result.size());
+    std::copy(result.begin(), result.end(), known.output_shape.begin());
+    known.kind = &kind;
+    state.last = state.oldest;
+    state.oldest = (state.oldest + 1) % state.known.size();
+    return &known;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+// Whether input and output overlap in another way than in place: as one array, or the smaller one
+// as this rank's part of the larger.
+bool overlap(const Known& known, int rank, const char* x, const char* out) {
+  std::size_t in = known.inputs * known.item, bytes = known.outputs * known.item;
+  if (x >= out + bytes || out >= x + in) return false;
+  if (!known.kind->is_in_place) return true;
+  const char* larger = in >= bytes ? x : out;
+  const char* smaller = in >= bytes ? out : x;
+  const std::size_t part = in == bytes ? 0 : std::min(in, bytes);
+  return smaller != larger + static_cast<std::size_t>(rank) * part;
+}
+
+// A Work that is over.
+PyObject* finished_work(PyObject* result) {
+  PyObject* work = work_type->tp_alloc(work_type, 0);
+  if (work && PyObject_SetAttr(work, name_result, result) == 0) return work;
+  Py_XDECREF(work);
+  return nullptr;
+}
+
+// What the call returns; nullptr with a Python error; Py_NotImplemented (borrowed) where the call
+// is none for the short way.
+PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Arguments& arguments) {
+  constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
+  Communicator& communicator = *state.communicator;
+  if (communicator.has_calls_under_way()) return Py_NotImplemented;  // which must be over first
+  static const PreparedCall kBarrier =
+      communicator.prepare(dissemination_barrier(), {}, 0, nullptr);
+  const PreparedCall* prepared = &kBarrier;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::size_t bytes = 0;
+  py::object kept, result = py::none();
+  if (kind.collective != Collective::barrier) {
+    // On a scatter's other ranks, the output says what there is; the input is not looked at.
+    const bool by_output = kind.collective == Collective::scatter && !arguments.x &&
+                           communicator.rank() != arguments.root;
+    if (kind.collective == Collective::scatter && arguments.x &&
+        communicator.rank() != arguments.root) {
+      return Py_NotImplemented;
+    }
+    PyObject* given = by_output ? arguments.out : arguments.x;
+    const ArrayStruct* x = given ? plain_array(given, kReadable) : nullptr;
+    if (!x) return Py_NotImplemented;
+    const Known* known = find(state, kind, arguments, *x);
+    if (!known) known = learn(state, kind, arguments, *x);
+    if (!known || (arguments.automatic && !known->automatic)) return Py_NotImplemented;
+    bytes = known->bytes();
+    prepared = &known->prepared;
+    if (!by_output) input = x->data;
+    if (known->outputs == 0) {
+      // Another rank than the root gets nothing.
+    } else if (arguments.out) {
+      const ArrayStruct* out =
+          plain_array(arguments.out, kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
+      if (!out || out->descr != x->descr ||
+          !same_shape(*out, known->output_shape.data(), known->output_dims) ||
+          (input && overlap(*known, communicator.rank(), x->data, out->data))) {
+        return Py_NotImplemented;
+      }
+      result = py::reinterpret_borrow<py::object>(arguments.out);
+    } else {
+      Py_INCREF(x->descr);
+      auto& api = npy_api::get();
+      result = py::reinterpret_steal<py::object>(
+          api.PyArray_NewFromDescr_(api.PyArray_Type_, x->descr, known->output_dims,
+                                    known->output_shape.data(), nullptr, nullptr, 0, nullptr));
+      if (!result) return nullptr;
+    }
+    if (known->outputs) output = py::detail::array_proxy(result.ptr())->data;
+    kept = py::reinterpret_borrow<py::object>(given);
+  }
+  // While the interpreter is kept, peers that are threads cannot come.
+  if (!state.threads) state.spins = communicator.group().in_crowd() ? kCrowdedSpins : kHeldLooks;
+  bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
+  const double timeout = reinterpret_cast<Base*>(self)->timeout;
+  try {
+    if (arguments.later) {
+      if (!brief) return Py_NotImplemented;
+      if (communicator.begin(*prepared, input, output, state.spins)) {
+        return finished_work(result.ptr());
+      }
+      auto arrays = std::make_shared<std::pair<py::object, py::object>>(kept, result);
+      auto finish = [&communicator, copy = *prepared, timeout] {
+        communicator.finish(copy, waiting_for(timeout, {}));
+      };
+      py::object task;
+      try {
+        task = py::cast(communicator.submit(finish, arrays));
+      } catch (...) {  // no thread, or no memory: the peers wait
+        communicator.give_up(*prepared);
+        throw;
+      }
+      return PyObject_CallFunctionObjArgs(make_work, task.ptr(), result.ptr(), nullptr);
+    }
+    if (!brief || !communicator.begin(*prepared, input, output, state.spins)) {
+      std::shared_ptr<Communicator> kept_communicator = state.communicator;
+      PreparedCall copy = *prepared;  // another thread may use the place
+      Waiting waiting = waiting_for(timeout);
+      InterpreterRelease release;
+      if (brief || !kept_communicator->begin(copy, input, output, 1)) {
+        kept_communicator->finish(copy, waiting);
+      }
+    }
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+  return result.release().ptr();
+}
+
+PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nargsf,
+                      PyObject* names) {
+  auto* method = reinterpret_cast<Method*>(callable);
+  auto positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
+  if (positional > 0 && PyObject_TypeCheck(args[0], base_type)) {
+    State* state = reinterpret_cast<Base*>(args[0])->state;
+    Arguments arguments;
+    if (state && parse(*method->kind, state->communicator->size(), args + 1, positional - 1, names,
+                       arguments)) {
+      PyObject* result = make_call(args[0], *state, *method->kind, arguments);
+      if (result != Py_NotImplemented) return result;
+    }
+  }
+  return PyObject_Vectorcall(method->general, args, nargsf, names);
+}
+
+// The method's type.
+
+PyObject* new_method(const Kind& kind, PyObject* general) {
+  auto* method = PyObject_GC_New(Method, method_type);
+  if (!method) return nullptr;
+  method->call = call_method;
+  method->general = Py_NewRef(general);
+  method->kind = &kind;
+  PyObject_GC_Track(method);
+  return reinterpret_cast<PyObject*>(method);
+}
+
+int traverse_method(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(reinterpret_cast<Method*>(self)->general);
+  return 0;
+}
+
+int clear_method(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<Method*>(self)->general);
+  return 0;
+}
+
+void free_method(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear_method(self);
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+PyObject* bind_method(PyObject* self, PyObject* object, PyObject*) {
+  return object && object != Py_None ? PyMethod_New(self, object) : Py_NewRef(self);
+}
+
+// Name, documentation and signature are those of the method in Python.
+PyObject* method_attribute(PyObject* self, PyObject* name) {
+  PyObject* general = reinterpret_cast<Method*>(self)->general;
+  if (PyUnicode_CompareWithASCIIString(name, "__wrapped__") == 0) return Py_NewRef(general);
+  if (PyUnicode_CompareWithASCIIString(name, "__class__") == 0) {
+    return PyObject_GenericGetAttr(self, name);
+  }
+  return PyObject_GetAttr(general, name);
+}
+
+// Python's help looks for the documentation past method_attribute().
+PyObject* method_documentation(PyObject* self, void*) {
+  return PyObject_GetAttrString(reinterpret_cast<Method*>(self)->general, "__doc__");
+}
+
+PyTypeObject* make_method_type() {
+  static PyGetSetDef properties[] = {{"__doc__", method_documentation, nullptr, nullptr, nullptr},
+                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyMemberDef members[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(Method, call), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                {Py_tp_descr_get, reinterpret_cast<void*>(bind_method)},
+                                {Py_tp_getattro, reinterpret_cast<void*>(method_attribute)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse_method)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear_method)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(free_method)},
+                                {Py_tp_members, members},
+                                {Py_tp_getset, properties},
+                                {0, nullptr}};
+  static PyType_Spec spec = {"pycollective._core.FastMethod", sizeof(Method), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                                 Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                             slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+// The base's type.
+
+PyObject* attach(PyObject* self, PyObject* core) {
+  auto* base = reinterpret_cast<Base*>(self);
+  try {
+    auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
+    auto state = std::make_unique<State>();
+    state->threads = communicator->group().transport() == "threads";
+    // Without a board there is no short way.
+    bool direct = communicator->has_board();
+    state->communicator = std::move(communicator);
+    delete std::exchange(base->state, direct ? state.release() : nullptr);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* detach(PyObject* self, PyObject*) {
+  delete std::exchange(reinterpret_cast<Base*>(self)->state, nullptr);
+  Py_RETURN_NONE;
+}
+
+PyObject* get_timeout(PyObject* self, void*) {
+  return PyFloat_FromDouble(reinterpret_cast<Base*>(self)->timeout);
+}
+
+// Refuses wrong values here: an error in the middle of a call would leave the peers waiting.
+int set_timeout(PyObject* self, PyObject* value, void*) {
+  double seconds = value ? PyFloat_AsDouble(value) : -1;
+  bool is_number = !PyErr_Occurred();
+  if (is_number && seconds > 0) {
+    reinterpret_cast<Base*>(self)->timeout = seconds;
+    return 0;
+  }
+  PyErr_Clear();
+  PyErr_Format(is_number ? PyExc_ValueError : PyExc_TypeError,
+               "timeout must be a positive number of seconds, not %R", value ? value : Py_None);
+  return -1;
+}
+
+void free_base(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<Base*>(self)->state;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyTypeObject* make_base_type() {
+  static PyMethodDef methods[] = {
+      {"_attach", attach, METH_O, "_attach($self, core, /)\n--\n\nGo the short way to this core."},
+      {"_detach", detach, METH_NOARGS, "_detach($self, /)\n--\n\nGo it no more."},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef properties[] = {
+      {"timeout", get_timeout, set_timeout,
+       "Seconds that a call waits for the other ranks, unless the call says otherwise.", nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyType_Slot slots[] = {
+      {Py_tp_getset, properties},
+      {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(free_base)},
+      {Py_tp_methods, methods},
+      {Py_tp_doc, const_cast<char*>("What a communicator inherits: its end of the core.")},
+      {0, nullptr}};
+  static PyType_Spec spec = {"pycollective._core.CommunicatorBase", sizeof(Base), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+}  // namespace
+
+void bind_fast_calls(py::module_& m) {
+  auto intern = [](const char* text) { return PyUnicode_InternFromString(text); };
+  name_x = intern("x"), name_op = intern("op"), name_root = intern("root");
+  name_out = intern("out"), name_algorithm = intern("algorithm"), name_async = intern("async_op");
+  name_sum = intern("sum"), name_auto = intern("auto"), name_direct = intern("direct");
+  name_result = intern("_result");
+  array_type = reinterpret_cast<PyObject*>(npy_api::get().PyArray_Type_);
+  base_type = make_base_type();
+  method_type = make_method_type();
+  if (!base_type || !method_type) throw py::error_already_set();
+  m.attr("CommunicatorBase") =
+      py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(base_type));
+  m.def(
+      "fast_call",
+      [](Collective collective) {
+        for (const Kind& kind : kKinds) {
+          if (kind.collective != collective) continue;
+          return py::cpp_function([&kind](const py::object& method) {
+            return py::reinterpret_steal<py::object>(new_method(kind, method.ptr()));
+          });
+        }
+        throw std::invalid_argument("a collective without a short way");
+      },
+      py::arg("collective"), "Decorate a communicator's method: it gets a short way to the core.");
+  m.def(
+      "use_work",
+      [](const py::type& type, const py::function& make) {
+        work_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type.ptr()));
+        make_work = Py_NewRef(make.ptr());
+      },
+      py::arg("type"), py::arg("make"),
+      "The class of works, whose plain instances are over, and what makes one of a task and its "
+      "result.");
+}
+
+}  // namespace pycollective
