@@ -18,7 +18,7 @@ import importlib.util
 from typing import Any
 
 from pycollective._core import __version__
-from pycollective.communicator import Communicator, Work, local_group
+from pycollective.communicator import Communicator, Work, local_group, shared_arrays
 from pycollective.errors import (
     AbortedError,
     CheckpointError,
@@ -58,6 +58,7 @@ __all__ = [
     "__version__",
     "init",
     "local_group",
+    "shared_arrays",
     "timeline",
 ]
 

@@ -11,7 +11,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["MAX_RANKS", "VARIABLES", "check", "enumerated", "is_number", "number", "shown"]
+from pycollective import _core
+
+__all__ = ["MAX_RANKS", "VARIABLES", "arena_bytes", "check", "enumerated", "is_number", "number", "shown"]
 
 _log = logging.getLogger("pycollective")
 
@@ -26,6 +28,7 @@ VARIABLES = {
     "PYCOLLECTIVE_LISTEN_FD": "set by `pycollective run`: the descriptor of rank 0's listening socket",
     "PYCOLLECTIVE_ENDED_FD": "set by `pycollective run`: the descriptor of the list of ended ranks",
     "PYCOLLECTIVE_CHOICES": "set by `pycollective run`: the table of algorithms for all ranks",
+    "PYCOLLECTIVE_ARENA": "bytes of address space for each rank's shared arrays; 0: none",
     "PYCOLLECTIVE_TRANSPORT": "force a transport: shm, tcp or thread",
     "PYCOLLECTIVE_SECRET": "the secret of the group, at least 16 bytes",
     "PYCOLLECTIVE_SECRET_FILE": "a file that holds the secret",
@@ -107,6 +110,12 @@ def number(environ: Mapping[str, str], name: str, low: int, high: int | None = N
         to = "" if high is None else f" to {high}"
         raise ValueError(f"{name}={shown(text)} is not a number from {low}{to}")
     return value
+
+
+def arena_bytes(environ: Mapping[str, str]) -> int:
+    """Return the address space of a rank's shared arrays (see `pycollective.shared_arrays`)."""
+    name = "PYCOLLECTIVE_ARENA"
+    return number(environ, name, 0, 1 << 45) if environ.get(name) else _core.ARENA_BYTES
 
 
 def enumerated(names: Iterable[str]) -> str:

@@ -24,7 +24,7 @@
 #include "executor/communicator.h"
 #include "schedule/tabulated.h"
 #include "support/lasting.h"
-#include "transport/shared_heap.h"
+#include "transport/arena.h"
 
 namespace py = pybind11;
 
@@ -254,14 +254,6 @@ double seconds_at(Clock::time_point time) {
 }  // namespace
 
 void bind_communicator(py::module_& m) {
-  py::register_exception_translator([](std::exception_ptr error) {
-    try {
-      if (error) std::rethrow_exception(error);
-    } catch (const NoSharedMemory& found) {
-      PyErr_SetString(PyExc_MemoryError, found.what());
-    }
-  });
-
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { gate().close(); }, py::call_guard<InterpreterRelease>()));
 
@@ -515,35 +507,26 @@ void bind_communicator(py::module_& m) {
           py::arg("shape"), py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "empty",
-          [](Communicator& self, const std::vector<py::ssize_t>& shape, const py::dtype& dtype,
-             double timeout) -> std::optional<py::array> {
-            Array array;
-            array.shape.assign(shape.begin(), shape.end());
-            array.type = py::str(dtype);
+          [](Communicator& self, const std::vector<py::ssize_t>& shape,
+             const py::dtype& dtype) -> std::optional<py::array> {
             auto bytes = static_cast<std::size_t>(dtype.itemsize());
             for (py::ssize_t items : shape) bytes *= static_cast<std::size_t>(items);
-            Waiting waiting = waiting_for(timeout);
-            std::shared_ptr<SharedHeap> heap = self.group().heap();
-            std::byte* part = nullptr;
-            {
-              InterpreterRelease release;
-              self.settle(waiting.interrupt);
-              self.meet("empty", array, waiting);
-              if (!heap) return {};
-              part = self.allocate(*heap, bytes, waiting);
-            }
             struct Owner {
-              std::shared_ptr<SharedHeap> heap;
-              std::byte* part;
-              ~Owner() { heap->release(part); }
+              std::shared_ptr<Arena> arena;
+              std::byte* data;
+              ~Owner() { arena->free(data); }
             };
-            auto owner = std::make_unique<Owner>(std::move(heap), part);
+            std::shared_ptr<Arena> arena = self.group().arena();
+            std::byte* data = arena ? arena->allocate(bytes) : nullptr;
+            if (!data) return {};
+            std::unique_ptr<Owner> owner(new Owner{std::move(arena), data});
             py::capsule keeper(owner.get(), [](void* kept) { delete static_cast<Owner*>(kept); });
             owner.release();
-            return py::array(dtype, shape, part, keeper);
+            return py::array(dtype, shape, data, keeper);
           },
-          py::arg("shape"), py::arg("dtype"), py::arg("timeout"),
-          "An array that all ranks of a host reach, or None where there is nothing to gain.")
+          py::arg("shape"), py::arg("dtype"),
+          "An array that all ranks of a host reach, or None where there is nothing to gain, or no "
+          "room.")
       .def(
           "barrier",
           [](Communicator& self, double timeout, bool async_op) {

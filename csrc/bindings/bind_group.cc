@@ -15,6 +15,7 @@
 #include "bindings/errors.h"
 #include "bindings/interpreter_release.h"
 #include "support/cores.h"
+#include "support/tuning.h"
 #include "transport/mixed.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -120,7 +121,9 @@ void bind_group(py::module_& m) {
 
   py::class_<ShmGroup, Group, std::shared_ptr<ShmGroup>>(
       m, "ShmGroup", "Ranks that are processes of one host, through shared memory.")
-      .def_static("create", &ShmGroup::create, py::arg("size"), "The memory of a new group.")
+      .def_static("create", &ShmGroup::create, py::arg("size"), py::arg("arena") = kArenaBytes,
+                  "The memory of a new group, with `arena` bytes of address space for the arrays of "
+                  "each rank.")
       .def_static("open", &ShmGroup::open, py::arg("descriptor"),
                   "The group whose memory a descriptor, which is duplicated, stands for.")
       .def_property_readonly("descriptor", &ShmGroup::descriptor)

@@ -19,6 +19,7 @@ void bind_group(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_measure(pybind11::module_& m);
 void bind_arrivals(pybind11::module_& m);
+void bind_arena(pybind11::module_& m);
 void bind_fast_calls(pybind11::module_& m);
 void bind_reduce(pybind11::module_& m);
 void bind_nn(pybind11::module_& m);

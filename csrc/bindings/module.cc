@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, m) {
   pycollective::bind_communicator(m);
   pycollective::bind_measure(m);
   pycollective::bind_arrivals(m);
+  pycollective::bind_arena(m);
   pycollective::bind_fast_calls(m);
   pycollective::bind_reduce(m);
   auto nn = m.def_submodule("nn", "Kernels of the trainer that NumPy has no fast form of.");

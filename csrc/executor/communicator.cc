@@ -272,33 +272,6 @@ void Communicator::move(const Algorithm& algorithm, const Array& array, int root
             waiting);
 }
 
-void Communicator::meet(const char* what, const Array& array, const Waiting& waiting) {
-  CallRecord call = record_of(dissemination_barrier(), array, 0);
-  set_name(call.collective, what);
-  set_name(call.algorithm, "");
-  call.seal();
-  run(dissemination_barrier(), 0, Buffers{}, call, waiting);
-}
-
-std::byte* Communicator::allocate(SharedHeap& heap, std::size_t bytes, const Waiting& waiting) {
-  std::byte* part = nullptr;
-  std::string why;
-  try {
-    part = heap.allocate(bytes);
-  } catch (const std::exception& error) {
-    why = error.what();  // the others are told first
-  }
-  const std::int32_t nobody = size();
-  std::int32_t failed = part ? nobody : rank_;
-  reduce(direct_all_reduce(), {&failed, &failed, {}, 1, 4, "int32"}, {DType::i32, Op::min}, 0,
-         waiting);
-  if (failed == nobody) return part;
-  if (part) heap.take_back(part);
-  std::string text = "no shared array of " + std::to_string(bytes) + " bytes: ";
-  throw NoSharedMemory(
-      text + (part ? "rank " + std::to_string(failed) + " had an error of its own" : why));
-}
-
 void Communicator::barrier(const Waiting& waiting) {
   move(dissemination_barrier(), {}, 0, waiting);
 }

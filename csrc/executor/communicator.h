@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +18,6 @@
 #include "executor/progress_thread.h"
 #include "executor/waiting.h"
 #include "transport/group.h"
-#include "transport/shared_heap.h"
 
 namespace pycollective {
 
@@ -54,12 +52,6 @@ struct PreparedCall {
   DirectCall data;  // without the arrays
 };
 
-// A rank has found no memory that ranks share.
-class NoSharedMemory : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 class Communicator {
  public:
   Communicator(std::shared_ptr<Group> group, int rank);
@@ -78,13 +70,6 @@ class Communicator {
   // built-in ones, the same on all ranks, to be given before the first call.
   const Algorithm& select(Collective collective, std::size_t bytes) const;
   void prefer(std::vector<Choice> choices) { choices_ = std::move(choices); }
-
-  // Meets all ranks in a call that moves nothing, and of which all must have the same idea.
-  void meet(const char* what, const Array& array, const Waiting& waiting);
-
-  // This rank's part of memory that all ranks reach. Where one of them finds none left, all throw
-  // NoSharedMemory.
-  std::byte* allocate(SharedHeap& heap, std::size_t bytes, const Waiting& waiting);
 
   // Whether all ranks share a board, so that all-reduce has a direct path.
   bool has_board() { return endpoint().board() != nullptr; }

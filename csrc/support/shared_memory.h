@@ -22,7 +22,9 @@ class Mapping {
   bool has(const std::byte* address) const { return address >= data_ && address < data_ + size_; }
 
   // Has the pages of a part of it ready, if the system can do that.
-  void populate(std::byte* begin, std::size_t bytes) noexcept;
+  void populate(std::byte* begin, std::size_t bytes) const noexcept;
+  // Asks for huge pages, and for core files without this memory; hints, where the system knows them.
+  void use_huge_pages() const noexcept;
 
  private:
   std::byte* data_;

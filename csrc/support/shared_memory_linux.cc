@@ -37,7 +37,12 @@ Mapping::~Mapping() {
   if (data_) munmap(data_, size_);
 }
 
-void Mapping::populate(std::byte* begin, std::size_t bytes) noexcept {
+void Mapping::use_huge_pages() const noexcept {
+  (void)madvise(data_, size_, MADV_HUGEPAGE);
+  (void)madvise(data_, size_, MADV_DONTDUMP);
+}
+
+void Mapping::populate(std::byte* begin, std::size_t bytes) const noexcept {
 #ifdef MADV_POPULATE_WRITE                           // Linux 5.14
   (void)madvise(begin, bytes, MADV_POPULATE_WRITE);  // begin is on a page; a hint, in any case
 #else

@@ -10,7 +10,9 @@ namespace pycollective {
 Mapping::Mapping(Mapping&& other) noexcept = default;
 Mapping& Mapping::operator=(Mapping&& other) noexcept = default;
 Mapping::~Mapping() = default;
-void Mapping::populate(std::byte*, std::size_t) noexcept {}
+void Mapping::use_huge_pages() const noexcept {}
+
+void Mapping::populate(std::byte*, std::size_t) const noexcept {}
 
 SharedMemory SharedMemory::create(std::size_t) {
   throw std::runtime_error("groups of processes through shared memory need Linux");

@@ -44,8 +44,13 @@ inline constexpr std::size_t kShmInlineBytes = 224;
 //   2 x 2    179   153    223   213    576   292    4944  4046    27461 18701
 inline constexpr std::size_t kShmLentBytes = 128 * 1024;
 
-// Arrays of Communicator.empty() of at most half of this share a region with others.
-inline constexpr std::size_t kHeapBlockBytes = 64 * 1024;
+// A rank's arena: its address space unless PYCOLLECTIVE_ARENA says otherwise, the pages of freed
+// memory that it keeps, and from which size on pages are made at once.
+inline constexpr std::size_t kArenaBytes = std::size_t{64} << 30;
+inline constexpr std::size_t kKeptBytes = std::size_t{512} << 20;
+inline constexpr std::size_t kPopulatedFrom = 128 * 1024;
+// NumPy's arrays of at least so many bytes lie in the arena where the user wants that.
+inline constexpr std::size_t kSharedFrom = 16 * 1024;
 
 // What a message between two ranks of one host can have under way before its sender waits: of all
 // pairs together, and of one pair. Only what is used is ever there.

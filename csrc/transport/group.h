@@ -14,7 +14,7 @@
 
 namespace pycollective {
 
-class SharedHeap;
+class Arena;
 
 class Group {
  public:
@@ -37,9 +37,9 @@ class Group {
   virtual void abandon() noexcept {}
   // What moves the bytes, in words.
   virtual std::string_view transport() const = 0;
-  // Where arrays are made that the ranks of this host reach; nullptr where every rank has memory of
-  // its own, or all the same: for all ranks of the group, or for none.
-  virtual std::shared_ptr<SharedHeap> heap() { return nullptr; }
+  // Where this rank makes arrays that the ranks of its host reach; nullptr where there is nothing to
+  // gain, or no address space.
+  virtual std::shared_ptr<Arena> arena() { return nullptr; }
   // For each rank, the number of its host; ranks of one number share memory.
   virtual std::vector<int> hosts() const {
     return std::vector<int>(static_cast<std::size_t>(size()), 0);

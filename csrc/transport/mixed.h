@@ -39,7 +39,7 @@ class MixedGroup final : public Group {
   bool in_crowd() const override {
     return shm_->in_crowd() || (tcp_.here() > shm_->size() && tcp_.in_crowd());
   }
-  std::shared_ptr<SharedHeap> heap() override { return shm_->heap(); }
+  std::shared_ptr<Arena> arena() override { return shm_->arena(); }
   std::vector<int> hosts() const override { return hosts_; }
   std::string address(int rank) const override { return tcp_.address(rank); }
   std::uint64_t calls(int rank) const override;

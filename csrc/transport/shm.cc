@@ -16,15 +16,21 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 6;
+constexpr std::uint32_t kVersion = 7;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kMaxArenas = std::size_t{1} << 45;  // of the 2^47 bytes that a process has
 // Calls of a rank that are remembered: a sender may be as many messages ahead as a channel has
 // slots.
 constexpr std::uint64_t kHistory = CallHistory::kLength;
 static_assert(kHistory >= kShmSlots + 2);
 
 std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+// Where the arenas lie, behind a group of so many bytes.
+std::uint64_t arenas_begin(std::size_t bytes) {
+  return (bytes + kHugePage - 1) / kHugePage * kHugePage;
+}
 
 // A new record is written only when a call differs from the one before; more are kept than calls.
 constexpr std::uint64_t kRecords = kHistory + 2;
@@ -36,6 +42,7 @@ struct ShmGroup::Header {
   std::uint32_t version;
   std::int32_t size;
   std::uint64_t bytes;
+  std::uint64_t arena;                                           // bytes of each rank's
   std::atomic<std::uint64_t> cores[std::tuple_size_v<CoreSet>];  // of all ranks that have joined
   std::atomic<std::uint32_t> failed;                             // 0: no, 1: being written, 2: yes
   std::uint32_t kind;
@@ -48,6 +55,8 @@ struct alignas(kCacheLine) ShmGroup::RankState {
       std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
   std::atomic<std::uint32_t> busy;
   std::atomic<std::uint64_t> beats;
+  // One more than its place among the arenas; 0: not known yet, -1: the rank has not mapped them.
+  std::atomic<std::int32_t> arena;
   char message[160];  // between two ranks, in which it waits; only for texts
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
@@ -65,7 +74,7 @@ struct alignas(kCacheLine) ShmGroup::Channel {
     std::uint64_t bytes;      // of this part
     union {
       std::byte inline_data[kShmInlineBytes];
-      std::uint64_t place;  // of longer ones: 0 in the ring, else where in the heap it is lent
+      std::uint64_t place;  // of longer ones: 0 in the ring, else where in the arena it is lent
     };
   };
   std::atomic<std::uint64_t> posted;  // parts, ever
@@ -132,7 +141,7 @@ class ShmEndpoint final : public Endpoint {
   bool try_send(int peer, const void* data, std::size_t bytes) override {
     Pending& pending = pending_[static_cast<std::size_t>(peer)];
     if (pending.active && !push(peer)) return false;
-    std::uint64_t place = bytes >= kShmLentBytes ? group_.heap_->place_of(data, bytes) : 0;
+    std::uint64_t place = bytes >= kShmLentBytes ? group_.place_of(data, bytes) : 0;
     pending = {static_cast<const std::byte*>(data), bytes, place, true};
     ++unsent_;
     push(peer);
@@ -149,7 +158,7 @@ class ShmEndpoint final : public Endpoint {
     }
     if (slot.bytes <= kShmInlineBytes) return {slot.inline_data, slot.bytes};
     if (slot.place) {
-      const std::byte* lent = group_.heap_->reach(slot.place, slot.bytes);
+      const std::byte* lent = group_.reach(peer, slot.place, slot.bytes);
       if (!lent) lose(peer);
       return {lent, slot.bytes};
     }
@@ -304,7 +313,7 @@ class ShmEndpoint final : public Endpoint {
     auto patience = Clock::now() + kWithdrawal;
     while (board_.is_reached()) {
       if (Clock::now() > patience) {
-        group_.heap_->detach(board_.written.data, board_.written.bytes);
+        group_.arena_->detach(board_.written.data, board_.written.bytes);
         break;
       }
       std::this_thread::yield();
@@ -350,11 +359,11 @@ ShmBoard::ShmBoard(ShmEndpoint& endpoint)
       endpoint_(endpoint) {}
 
 std::uint64_t ShmBoard::place_of(const void* data, std::size_t bytes) const {
-  return endpoint_.group_.heap_->place_of(data, bytes);
+  return endpoint_.group_.place_of(data, bytes);
 }
 
 std::byte* ShmBoard::reach(int peer, std::uint64_t place, std::size_t bytes) {
-  std::byte* found = endpoint_.group_.heap_->reach(place, bytes);
+  std::byte* found = endpoint_.group_.reach(peer, place, bytes);
   if (!found) endpoint_.lose(peer);
   return found;
 }
@@ -381,18 +390,20 @@ std::vector<Bed*> ShmGroup::beds() const {
   return beds;
 }
 
-std::shared_ptr<ShmGroup> ShmGroup::create(int size) {
+std::shared_ptr<ShmGroup> ShmGroup::create(int size, std::size_t arena) {
   if (size < 1 || size > kMaxRanks) {
     throw std::invalid_argument("a group of processes has 1 to " + std::to_string(kMaxRanks) +
                                 " ranks, not " + std::to_string(size));
   }
-  SharedMemory memory = SharedMemory::create(bytes_for(size));
+  arena = std::min(arena, kMaxArenas / static_cast<std::size_t>(size)) / kHugePage * kHugePage;
+  SharedMemory memory = SharedMemory::create(arenas_begin(bytes_for(size)));
   Mapping mapping = memory.map(0, bytes_for(size));
   // The memory is zero: what the atomics start with.
   auto* header = new (mapping.data()) Header;
   header->version = kVersion;
   header->size = size;
   header->bytes = bytes_for(size);
+  header->arena = arena;
   header->failed.store(0);
   header->magic = kMagic;
   return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size));
@@ -406,13 +417,14 @@ std::shared_ptr<ShmGroup> ShmGroup::open(int descriptor) {
   SharedMemory memory = SharedMemory::open(descriptor);
   std::size_t bytes = memory.size();
   if (bytes < sizeof(Header)) refuse();
-  Mapping mapping = memory.map(0, bytes);
-  const auto* header = reinterpret_cast<const Header*>(mapping.data());
+  Mapping first = memory.map(0, page_up(sizeof(Header)));
+  const auto* header = reinterpret_cast<const Header*>(first.data());
   // Kept as it was checked: another process may write to the header.
   const int size = header->size;
   bool whole = header->magic == kMagic && header->version == kVersion && size >= 1 &&
-               size <= kMaxRanks && header->bytes == bytes && bytes_for(size) == bytes;
+               size <= kMaxRanks && header->bytes == bytes_for(size) && bytes_for(size) <= bytes;
   if (!whole) refuse();
+  Mapping mapping = memory.map(0, bytes_for(size));
   return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size));
 }
 
@@ -471,9 +483,45 @@ void ShmGroup::join(int rank) {
   // Pages that are touched for the first time in a call would make it slow.
   std::size_t bytes = Board::bytes_for(size(), /*with_staging=*/true);
   if (bytes <= kPopulatedBytes) mapping_.populate(board(), bytes);
-  heap_ =
-      std::make_shared<SharedHeap>(memory_.descriptor(), page_up(bytes_for(size())), size(), rank);
+  map_arenas();
   endpoint_ = std::make_unique<ShmEndpoint>(*this, rank);
+}
+
+void ShmGroup::map_arenas() {
+  std::int32_t place = rank_;
+  const std::uint64_t bytes = header().arena;
+  if (followed_) {
+    arena_ = followed_->arena_;
+    place = followed_->arena_of(followed_->rank_);
+  } else if (bytes > 0 && bytes <= kMaxArenas / static_cast<std::size_t>(size())) {
+    try {
+      arena_ = Arena::map(memory_.descriptor(), arenas_begin(bytes_for(size())), bytes, size(), rank_);
+    } catch (const std::system_error&) {
+      // Without the address space for it, all of the group's arrays are ordinary.
+    }
+  }
+  state(rank_).arena.store(arena_ ? place + 1 : -1);
+}
+
+int ShmGroup::arena_of(int rank) const { return state(rank).arena.load() - 1; }
+
+bool ShmGroup::all_reach() const {
+  if (int known = reaches_.load(std::memory_order_relaxed); known >= 0) return known != 0;
+  bool all_joined = true, all_map = true;
+  for (int r = 0; r < size(); ++r) {
+    all_joined = all_joined && state(r).arena.load() != 0;
+    all_map = all_map && arena_of(r) >= 0;
+  }
+  if (all_joined) reaches_.store(all_map, std::memory_order_relaxed);
+  return all_joined && all_map;
+}
+
+std::uint64_t ShmGroup::place_of(const void* data, std::size_t bytes) const {
+  return arena_ && all_reach() ? arena_->place_of(data, bytes) : 0;
+}
+
+std::byte* ShmGroup::reach(int rank, std::uint64_t place, std::size_t bytes) const {
+  return arena_ ? arena_->reach(arena_of(rank), place, bytes) : nullptr;
 }
 
 std::optional<Failure> ShmGroup::leave(int rank) noexcept {

@@ -3,7 +3,7 @@
 // Every ordered pair of ranks has a channel: a ring of kShmSlots slots of kShmSlotBytes each. A
 // sender copies its message in, part by part as there is room; the receiver reduces or copies
 // straight out of the ring. Small messages travel in the slot's own cache lines; what lies in the
-// heap (shared_heap.h) is lent: the receiver reads it where it is. Whoever waits sleeps on a futex
+// arena (arena.h) is lent: the receiver reads it where it is. Whoever waits sleeps on a futex
 // in the shared memory. Whoever holds the descriptor of the memory may join, and
 // nobody else.
 //
@@ -23,7 +23,7 @@
 #include "support/shared_memory.h"
 #include "transport/board.h"
 #include "transport/group.h"
-#include "transport/shared_heap.h"
+#include "transport/arena.h"
 
 namespace pycollective {
 
@@ -31,25 +31,27 @@ class ShmEndpoint;
 
 class ShmGroup final : public Group {
  public:
-  // Makes the memory of a group of `size` ranks.
-  static std::shared_ptr<ShmGroup> create(int size);
+  // Makes the memory of a group of `size` ranks, each of which has an arena of so many bytes of
+  // address space; 0: parts of a group use those of the whole.
+  static std::shared_ptr<ShmGroup> create(int size, std::size_t arena);
   // Maps the memory behind a descriptor. Throws std::invalid_argument if no group is in it.
   static std::shared_ptr<ShmGroup> open(int descriptor);
   ~ShmGroup() override;
 
   int size() const override { return size_; }
   int descriptor() const { return memory_.descriptor(); }
-  // Takes the place of a rank; throws std::invalid_argument if it is taken or there is none.
+  // Takes the place of a rank, after follow() if this is a part of another group; throws std::invalid_argument if it is taken or there is none.
   void join(int rank);
   std::optional<Failure> leave(int rank) noexcept override;
-  std::shared_ptr<SharedHeap> heap() override { return heap_; }
+  std::shared_ptr<Arena> arena() override { return arena_; }
   std::string_view transport() const override { return "shared memory"; }
   bool in_crowd() const override;
   // The ranks whose wake-up costs their peers a fence, because they may not interrupt them.
   std::vector<int> needing_fences() const;
   // What messages call the ranks, where they are part of a larger group; in ascending order.
   void name_ranks(std::vector<int> names) { names_ = std::move(names); }
-  // A process that is lost to another group is lost to this one as well.
+  // A process that is lost to another group, of which this is a part, is lost to this one as well;
+  // the arenas are those of the other group.
   void follow(std::shared_ptr<ShmGroup> other) { followed_ = std::move(other); }
   // Whether the rank has joined and not left.
   bool is_in(int rank) const;
@@ -82,6 +84,13 @@ class ShmGroup final : public Group {
 
   ShmGroup(SharedMemory memory, Mapping mapping, int size);
   static std::size_t bytes_for(int size);
+  void map_arenas();
+  std::uint64_t place_of(const void* data, std::size_t bytes) const;
+  std::byte* reach(int rank, std::uint64_t place, std::size_t bytes) const;
+  // The place of a rank's arena among those of the whole group.
+  int arena_of(int rank) const;
+  // Whether every rank reaches every arena.
+  bool all_reach() const;
   Header& header() const;
   RankState& state(int rank) const;
   Channel& channel(int from, int to) const;
@@ -99,7 +108,8 @@ class ShmGroup final : public Group {
   Mapping mapping_;
   int size_;
   mutable std::atomic<int> crowd_ = -1;  // whether it is one, once all ranks have joined
-  std::shared_ptr<SharedHeap> heap_;
+  std::shared_ptr<Arena> arena_;  // nullptr: there is none, or no address space for it
+  mutable std::atomic<int> reaches_ = -1;  // whether all ranks have mapped all arenas, once known
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
   int rank_ = -1;

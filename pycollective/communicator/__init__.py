@@ -14,6 +14,7 @@ from pycollective.communicator.reductions import (
     Reductions,
     all_reduce_together,
 )
+from pycollective.communicator.shared_arrays import shared_arrays
 from pycollective.communicator.split import Threads, split_groups
 from pycollective.communicator.work import Work, in_python
 
@@ -24,6 +25,7 @@ __all__ = [
     "Work",
     "all_reduce_together",
     "local_group",
+    "shared_arrays",
 ]
 
 DEFAULT_TIMEOUT = 600.0

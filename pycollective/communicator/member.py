@@ -65,6 +65,8 @@ class Member(_core.CommunicatorBase):
         observe.join(self)
         if not isinstance(family, Threads):
             live.add(self)
+        if isinstance(group, _core.Group):
+            _core.use_arena(group)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
@@ -77,13 +79,16 @@ class Member(_core.CommunicatorBase):
         device: Literal["cpu", "gpu"] = "cpu",
         timeout: float | None = None,
     ) -> Array:
-        """Make an array that `all_reduce` reduces without a copy; every rank calls it.
+        """Make an array that the ranks of this host reach, so that calls need not copy it.
 
-        Processes of one host reach each other's such arrays: an all-reduce in place, or from one of
-        them to another, reads and writes them where they are. What else they send each other of
-        them, 128 KiB or more at once, is read where it is: in groups of several hosts, the hierarchical
-        all-reduce copies nothing within a host but results. Over TCP alone, and among threads, it is
-        an ordinary array. What it holds is whatever was there.
+        A call reads the array of another rank where it is; an all-reduce also writes its result there.
+        Each array of a call counts on its own: those of other ranks may be ordinary. In groups of
+        several hosts, messages of 128 KiB or more within a host are read in place, too. Over TCP
+        alone, and among threads, this is an ordinary array. What it holds is whatever was there.
+
+        The memory lies in this rank's arena, a range of addresses that all ranks of the host have
+        mapped. Making an array concerns this rank alone. When the arena (``PYCOLLECTIVE_ARENA`` bytes)
+        is full, this is an ordinary array.
 
         On a GPU its memory is NCCL's (``ncclMemAlloc``) and registered with its communicator, which may
         then move it without a copy. All ranks must give such arrays to a collective call, at the same
@@ -92,24 +97,23 @@ class Member(_core.CommunicatorBase):
         Parameters
         ----------
         shape : int or sequence of int
-            The same on every rank.
+            On a GPU, the same on every rank.
         dtype : dtype
-            The same on every rank; without Python objects.
+            On a GPU, the same on every rank; without Python objects.
         device : {"cpu", "gpu"}
             Where: in the host's memory, or on this thread's present CuPy device.
         timeout : float, optional
-            Seconds to wait for the other ranks.
+            Seconds to wait for the other ranks, on a GPU.
 
         Returns
         -------
         ndarray
-            On a cache line at least. Its memory is given back when all ranks of the host have dropped
-            theirs.
+            On a cache line at least.
 
         Raises
         ------
         MemoryError
-            On every rank, if one of them finds no memory that is shared; else on the rank itself.
+            There is no memory.
         ImportError
             A GPU is asked for without CuPy.
         MismatchError, CollectiveTimeoutError, AbortedError
@@ -125,7 +129,7 @@ class Member(_core.CommunicatorBase):
             raise MemoryError(f"no memory has room for {lengths} of {kind} from each rank")
         if device == "gpu":
             return self._empty_on_gpu(lengths, kind, self._seconds(timeout))
-        shared: Array | None = self._core.empty(lengths, kind, self._seconds(timeout))
+        shared: Array | None = self._core.empty(lengths, kind)
         return np.empty(lengths, kind) if shared is None else shared
 
     def _empty_on_gpu(self, sizes: Sequence[int], kind: np.dtype[Any], seconds: float) -> Array:

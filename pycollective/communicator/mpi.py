@@ -478,9 +478,8 @@ class MPICore:
         what = f"all_to_all({source.dtype}{list(shape)}, ragged)"
         return self._call(what, call, seconds, async_op)
 
-    def empty(self, shape: Sequence[int], dtype: Any, seconds: float) -> Array | None:
+    def empty(self, shape: Sequence[int], dtype: Any) -> Array | None:
         """Return None: the array is an ordinary one."""
-        self._call(f"empty({dtype}{list(shape)})", lambda: None, seconds, False)
         return None
 
     def barrier(self, seconds: float, async_op: bool = False) -> _Task | None:

@@ -85,7 +85,7 @@ class SharedMemory:
 
     def offer(self, size: int) -> bytes:
         """Make the memory; return process, descriptor, and what identifies the memory."""
-        self._made = _core.ShmGroup.create(size)
+        self._made = _core.ShmGroup.create(size, 0)
         descriptor = self._made.descriptor
         found = os.fstat(descriptor)
         return struct.pack("=qqqq", os.getpid(), descriptor, found.st_dev, found.st_ino)
@@ -98,8 +98,8 @@ class SharedMemory:
         group = made or self._open(offer)
         if group.size != size:
             raise CollectiveError(f"the new group has {group.size} ranks, and not {size}")
-        group.join(rank)
         group.follow(self._group)  # a rank that dies is lost to both
+        group.join(rank)
         return group, SharedMemory(group)
 
     @staticmethod

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from pycollective import _core, tuning
 from pycollective.distribute.blas_threads import available_cores
+from pycollective.environment import arena_bytes
 from pycollective.rendezvous import (
     ADDRESS,
     LISTENER,
@@ -50,7 +51,7 @@ class _SharedMemory:
     """A group through shared memory: the launcher tells the others of a rank that dies."""
 
     def __init__(self, size: int) -> None:
-        self._group = _core.ShmGroup.create(size)
+        self._group = _core.ShmGroup.create(size, arena_bytes(os.environ))
         self._size = size
 
     def given_to(self, rank: int) -> tuple[dict[str, str], list[int]]:

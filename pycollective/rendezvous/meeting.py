@@ -185,7 +185,7 @@ class Meeting:
             how = "over TCP" + self._unproved(here)
             return _core.TcpGroup(rank, sockets, pipes), self.name, how, own
         if shared is None:
-            shared = _core.ShmGroup.create(1)
+            shared = _core.ShmGroup.create(1, 0)
             shared.join(0)
         how = "through shared memory"
         if len(here) < size:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pycollective import _core
+from pycollective.environment import arena_bytes
 from pycollective.rendezvous import secret
 from pycollective.rendezvous.handshake import Channel, HandshakeError, introduce
 
@@ -130,7 +131,7 @@ class Sharing:
             memory = None
             if came:
                 try:
-                    memory = _core.ShmGroup.create(1 + len(came))
+                    memory = _core.ShmGroup.create(1 + len(came), arena_bytes(os.environ))
                     memory.join(0)
                 except (OSError, MemoryError, RuntimeError):
                     came, memory = [], None

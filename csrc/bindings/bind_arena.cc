@@ -1,0 +1,148 @@
+// NumPy's arrays in the arena (transport/arena.h): handlers of data memory, NEP 49.
+#include <pybind11/numpy.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "bindings/bindings.h"
+#include "support/lasting.h"
+#include "support/tuning.h"
+#include "transport/arena.h"
+#include "transport/group.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+// The arena in which NumPy's arrays are made; that of the group that was joined last.
+struct Current {
+  std::mutex mutex;
+  std::weak_ptr<Arena> arena;
+
+  std::shared_ptr<Arena> get() {
+    std::lock_guard lock(mutex);
+    return arena.lock();
+  }
+};
+
+std::byte* allocate(std::size_t bytes, bool* is_zero) noexcept {
+  if (bytes < kSharedFrom) return nullptr;
+  std::shared_ptr<Arena> arena = lasting<Current>().get();
+  return arena ? arena->allocate(bytes, is_zero) : nullptr;
+}
+
+void* handle_malloc(void*, std::size_t bytes) {
+  std::byte* data = allocate(bytes, nullptr);
+  return data ? data : std::malloc(bytes ? bytes : 1);
+}
+
+void* handle_calloc(void*, std::size_t count, std::size_t item) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(count, item, &bytes)) return nullptr;
+  bool is_zero = false;
+  std::byte* data = allocate(bytes, &is_zero);
+  if (!data) return std::calloc(count ? count : 1, item ? item : 1);
+  if (!is_zero) std::memset(data, 0, bytes);
+  return data;
+}
+
+void handle_free(void*, void* data, std::size_t) {
+  Arena* arena = data ? Arena::of(data) : nullptr;
+  if (arena) {
+    arena->free(static_cast<std::byte*>(data));
+  } else {
+    std::free(data);
+  }
+}
+
+void* handle_realloc(void* context, void* data, std::size_t bytes) {
+  Arena* arena = data ? Arena::of(data) : nullptr;
+  if (!arena) return std::realloc(data, bytes ? bytes : 1);
+  const std::size_t room = arena->room(static_cast<std::byte*>(data));
+  if (bytes <= room) return data;
+  void* larger = handle_malloc(context, bytes);
+  if (!larger) return nullptr;
+  std::memcpy(larger, data, room);
+  arena->free(static_cast<std::byte*>(data));
+  return larger;
+}
+
+// NumPy's PyDataMem_Handler.
+struct Handler {
+  char name[127];
+  std::uint8_t version;
+  struct {
+    void* context;
+    void* (*malloc)(void*, std::size_t);
+    void* (*calloc)(void*, std::size_t, std::size_t);
+    void* (*realloc)(void*, void*, std::size_t);
+    void (*free)(void*, void*, std::size_t);
+  } allocator;
+};
+
+Handler handler = {
+    "pycollective.shared_arrays",
+    1,
+    {nullptr, handle_malloc, handle_calloc, handle_realloc, handle_free},
+};
+
+// NumPy's PyDataMem_SetHandler, which pybind11 does not know: its place in the table of the C API.
+using SetHandler = PyObject* (*)(PyObject*);
+constexpr std::size_t kSetHandler = 304;
+
+SetHandler find_set_handler() {
+  py::module_ umath;
+  try {
+    umath = py::module_::import("numpy._core._multiarray_umath");
+  } catch (py::error_already_set&) {  // NumPy 1
+    umath = py::module_::import("numpy.core._multiarray_umath");
+  }
+  py::object table = umath.attr("_ARRAY_API");
+  auto** functions = static_cast<void**>(PyCapsule_GetPointer(table.ptr(), nullptr));
+  if (!functions) throw py::error_already_set();
+  return reinterpret_cast<SetHandler>(functions[kSetHandler]);
+}
+
+py::object set_handler(const py::object& capsule) {
+  static const SetHandler set = find_set_handler();
+  PyObject* before = set(capsule.is_none() ? nullptr : capsule.ptr());
+  if (!before) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(before);
+}
+
+}  // namespace
+
+void bind_arena(py::module_& m) {
+  m.attr("ARENA_BYTES") = kArenaBytes;
+  m.def(
+      "share_arrays",
+      [] { return set_handler(py::capsule(&handler, "mem_handler")); },
+      "NumPy's arrays of this thread are made in the arena from now on. Returns what made them "
+      "before, for set_handler().");
+  m.def("set_handler", &set_handler, py::arg("handler"),
+        "What makes NumPy's arrays of this thread; returns what made them before.");
+  m.def(
+      "use_arena",
+      [](Group& group) {
+        auto& current = lasting<Current>();
+        std::shared_ptr<Arena> arena = group.arena();
+        if (!arena) return false;
+        std::lock_guard lock(current.mutex);
+        current.arena = arena;
+        return true;
+      },
+      py::arg("group"), "Make NumPy's shared arrays in this group's arena, if it has one.");
+  m.def(
+      "is_shared",
+      [](const py::array& array) {
+        Arena* arena = Arena::of(array.data());
+        return arena && arena->place_of(array.data(), static_cast<std::size_t>(array.nbytes())) != 0;
+      },
+      py::arg("array"), "Whether an array lies in an arena, where other ranks may reach it.");
+}
+
+}  // namespace pycollective
