@@ -92,7 +92,7 @@ PyTypeObject* base_type = nullptr;
 PyTypeObject* method_type = nullptr;
 PyObject* array_type = nullptr;
 PyObject *name_x, *name_op, *name_root, *name_out, *name_algorithm, *name_async, *name_sum;
-PyObject *name_auto, *name_direct, *name_result;
+PyObject *name_auto, *name_direct, *name_result, *name_error;
 PyTypeObject* work_type = nullptr;  // Work: of calls that are over
 PyObject* make_work = nullptr;      // makes a Work of a task and its result
 
@@ -314,11 +314,22 @@ bool overlap(const Known& known, int rank, const char* x, const char* out) {
   return smaller != larger + static_cast<std::size_t>(rank) * part;
 }
 
-// A Work that is over.
+// A Work that is over: with a result, or else with the error that Python has now.
 PyObject* finished_work(PyObject* result) {
   PyObject* work = work_type->tp_alloc(work_type, 0);
-  if (work && PyObject_SetAttr(work, name_result, result) == 0) return work;
-  Py_XDECREF(work);
+  if (!work) return nullptr;
+  int failed = 0;
+  if (result) {
+    failed = PyObject_SetAttr(work, name_result, result);
+  } else {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    failed = PyObject_SetAttr(work, name_error, error);
+    Py_XDECREF(type), Py_XDECREF(error), Py_XDECREF(traceback);
+  }
+  if (!failed) return work;
+  Py_DECREF(work);
   return nullptr;
 }
 
@@ -408,7 +419,7 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
     }
   } catch (...) {
     set_python_error();
-    return nullptr;
+    return arguments.later ? finished_work(nullptr) : nullptr;
   }
   return result.release().ptr();
 }
@@ -578,7 +589,7 @@ void bind_fast_calls(py::module_& m) {
   name_x = intern("x"), name_op = intern("op"), name_root = intern("root");
   name_out = intern("out"), name_algorithm = intern("algorithm"), name_async = intern("async_op");
   name_sum = intern("sum"), name_auto = intern("auto"), name_direct = intern("direct");
-  name_result = intern("_result");
+  name_result = intern("_result"), name_error = intern("_error");
   array_type = reinterpret_cast<PyObject*>(npy_api::get().PyArray_Type_);
   base_type = make_base_type();
   method_type = make_method_type();

@@ -69,6 +69,7 @@ Arena::Arena(SharedMemory memory, Mapping mapping, std::size_t bytes, int rank)
       mapping_(std::move(mapping)),
       bytes_(bytes),
       base_(mapping_.data() + static_cast<std::size_t>(rank) * bytes) {
+  private_.reserve(4);
   All& all = lasting<All>();
   std::lock_guard lock(all.mutex);
   all.arenas.insert(this);
@@ -183,8 +184,9 @@ void Arena::detach(const void* data, std::size_t bytes) noexcept {
 }
 
 void Arena::isolate() noexcept {
+  // Only this rank's part: the program has no array in those of the others.
   std::sort(private_.begin(), private_.end());
-  std::byte* from = mapping_.data();
+  std::byte* from = base_;
   auto isolate_to = [&](std::byte* to) {
     if (to > from) memory_.isolate(mapping_, from, static_cast<std::size_t>(to - from));
   };
@@ -192,7 +194,9 @@ void Arena::isolate() noexcept {
     isolate_to(begin);
     from = std::max(from, end);
   }
-  isolate_to(mapping_.data() + mapping_.size());
+  isolate_to(base_ + round_up(used_, kPage));
+  private_.clear();  // with room for one range
+  private_.emplace_back(base_, base_ + bytes_);
 }
 
 }  // namespace pycollective

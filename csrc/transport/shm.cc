@@ -31,6 +31,9 @@ std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kP
 std::uint64_t arenas_begin(std::size_t bytes) {
   return (bytes + kHugePage - 1) / kHugePage * kHugePage;
 }
+std::uint64_t bytes_with_arenas(std::size_t bytes, int size, std::uint64_t arena) {
+  return arenas_begin(bytes) + arena * static_cast<std::uint64_t>(size);
+}
 
 // A new record is written only when a call differs from the one before; more are kept than calls.
 constexpr std::uint64_t kRecords = kHistory + 2;
@@ -396,7 +399,14 @@ std::shared_ptr<ShmGroup> ShmGroup::create(int size, std::size_t arena) {
                                 " ranks, not " + std::to_string(size));
   }
   arena = std::min(arena, kMaxArenas / static_cast<std::size_t>(size)) / kHugePage * kHugePage;
-  SharedMemory memory = SharedMemory::create(arenas_begin(bytes_for(size)));
+  SharedMemory memory = [&] {
+    try {
+      return SharedMemory::create(bytes_with_arenas(bytes_for(size), size, arena));
+    } catch (const std::system_error&) {  // files may not be so long
+      arena = 0;
+      return SharedMemory::create(bytes_with_arenas(bytes_for(size), size, 0));
+    }
+  }();
   Mapping mapping = memory.map(0, bytes_for(size));
   // The memory is zero: what the atomics start with.
   auto* header = new (mapping.data()) Header;
@@ -406,7 +416,7 @@ std::shared_ptr<ShmGroup> ShmGroup::create(int size, std::size_t arena) {
   header->arena = arena;
   header->failed.store(0);
   header->magic = kMagic;
-  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size));
+  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size, arena));
 }
 
 std::shared_ptr<ShmGroup> ShmGroup::open(int descriptor) {
@@ -421,15 +431,18 @@ std::shared_ptr<ShmGroup> ShmGroup::open(int descriptor) {
   const auto* header = reinterpret_cast<const Header*>(first.data());
   // Kept as it was checked: another process may write to the header.
   const int size = header->size;
+  const std::uint64_t arena = header->arena;
   bool whole = header->magic == kMagic && header->version == kVersion && size >= 1 &&
-               size <= kMaxRanks && header->bytes == bytes_for(size) && bytes_for(size) <= bytes;
+               size <= kMaxRanks && header->bytes == bytes_for(size) &&
+               arena <= kMaxArenas / static_cast<std::size_t>(size) &&
+               bytes == bytes_with_arenas(bytes_for(size), size, arena);
   if (!whole) refuse();
   Mapping mapping = memory.map(0, bytes_for(size));
-  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size));
+  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size, arena));
 }
 
-ShmGroup::ShmGroup(SharedMemory memory, Mapping mapping, int size)
-    : memory_(std::move(memory)), mapping_(std::move(mapping)), size_(size) {}
+ShmGroup::ShmGroup(SharedMemory memory, Mapping mapping, int size, std::size_t arena)
+    : memory_(std::move(memory)), mapping_(std::move(mapping)), size_(size), arena_bytes_(arena) {}
 
 ShmGroup::~ShmGroup() {
   if (rank_ >= 0) leave(rank_);
@@ -489,13 +502,13 @@ void ShmGroup::join(int rank) {
 
 void ShmGroup::map_arenas() {
   std::int32_t place = rank_;
-  const std::uint64_t bytes = header().arena;
   if (followed_) {
     arena_ = followed_->arena_;
     place = followed_->arena_of(followed_->rank_);
-  } else if (bytes > 0 && bytes <= kMaxArenas / static_cast<std::size_t>(size())) {
+  } else if (arena_bytes_ > 0) {
     try {
-      arena_ = Arena::map(memory_.descriptor(), arenas_begin(bytes_for(size())), bytes, size(), rank_);
+      arena_ = Arena::map(memory_.descriptor(), arenas_begin(bytes_for(size())), arena_bytes_, size(),
+                          rank_);
     } catch (const std::system_error&) {
       // Without the address space for it, all of the group's arrays are ordinary.
     }

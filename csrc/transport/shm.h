@@ -82,7 +82,7 @@ class ShmGroup final : public Group {
   struct RankState;
   struct Channel;
 
-  ShmGroup(SharedMemory memory, Mapping mapping, int size);
+  ShmGroup(SharedMemory memory, Mapping mapping, int size, std::size_t arena);
   static std::size_t bytes_for(int size);
   void map_arenas();
   std::uint64_t place_of(const void* data, std::size_t bytes) const;
@@ -107,6 +107,7 @@ class ShmGroup final : public Group {
   SharedMemory memory_;
   Mapping mapping_;
   int size_;
+  std::size_t arena_bytes_;  // of each rank
   mutable std::atomic<int> crowd_ = -1;  // whether it is one, once all ranks have joined
   std::shared_ptr<Arena> arena_;  // nullptr: there is none, or no address space for it
   mutable std::atomic<int> reaches_ = -1;  // whether all ranks have mapped all arenas, once known

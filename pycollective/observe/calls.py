@@ -238,11 +238,6 @@ class _Observed:
             ),
         )
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], timeout: float) -> Any:
-        call = Call("empty", None, _NO_ALGORITHM, {})
-        call.dtype, call.shape = str(dtype), list(shape)
-        return self._make(call, lambda: self.plain.empty(shape, dtype, timeout))
-
     def barrier(self, timeout: float, async_op: bool = False) -> Any:
         return self._make(
             Call("barrier", None, _NO_ALGORITHM, {}), lambda: self.plain.barrier(timeout, async_op)

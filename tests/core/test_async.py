@@ -244,7 +244,7 @@ def test_no_thread_before_the_first_such_call(on_ranks):
     comms = local_group(2)
     on_ranks(comms, lambda c: c.barrier())
     assert progress_threads_become(0)
-    on_ranks(comms, lambda c: c.barrier(async_op=True).wait())
+    on_ranks(comms, lambda c: c.all_reduce(np.ones(200_000), async_op=True).wait())
     assert progress_threads_become(2)
     for c in comms:
         c.close()

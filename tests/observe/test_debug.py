@@ -122,20 +122,19 @@ def test_trace(trace, on_ranks, capsys):
         f"all_reduce #1 (float32[4], sum, direct, {table})",
         "all_reduce #2 (float32[4], max, ring)",
         "all_reduce #3 (float32[4], sum, direct, for reproducible=True)",
-        f"broadcast #4 (float64[70000], tree, {chosen.format(560000)}, root 1)",
+        f"broadcast #4 (float64[70000], direct, {chosen.format(560000)}, root 1)",
         "gather #5 (float32[4], direct, root 1)",
-        f"all_gather #6 (int64[1], ring, {table})",
-        f"all_gather #7 (float32[0], ring, {chosen.format(4)})",
+        f"all_gather #6 (int64[1], direct, {table})",
+        f"all_gather #7 (float32[0], direct, {chosen.format(4)})",
         "all_to_all #8 (int64[2], direct)",
         "all_to_all #9 (float32[4], direct)",
-        "reduce #10 (float32[4], min, tree, root 1)",
+        f"reduce #10 (float32[4], min, direct, {chosen.format(16)}, root 1)",
         f"reduce_scatter #11 (float32[4], sum, direct, {table})",
     ]
     assert calls[11] == "scatter #12 (float32[4], direct, root 0)"
-    assert calls[12].startswith("empty #13 (float64[3])")
-    assert calls[13].startswith("barrier #")
-    assert calls[14] == "barrier, async_op"
-    assert calls[15] == "recv (int8[3], from rank 1, tag 0)"
+    assert calls[12].startswith("barrier #")
+    assert calls[13] == "barrier, async_op"
+    assert calls[14] == "recv (int8[3], from rank 1, tag 0)"
     assert calls[-1].startswith(f"all_reduce (float32[4], sum, direct, {table})")
     assert calls[-1].endswith(", async_op")
 

@@ -79,7 +79,7 @@ def test_what_a_rank_did_before(soon, on_ranks):
     on_ranks(comms, lambda c: c.broadcast(np.ones(3), 1))
     (text,) = late(comms, on_ranks, lambda c: c.barrier(), soon, who=1, count=1)
     assert text.startswith("rank 0 is in barrier #2 and has waited 0.")
-    assert "rank 1 has finished broadcast #1 (float64[3], tree, root 1)" in text
+    assert "rank 1 has finished broadcast #1 (float64[3], direct, root 1)" in text
 
 
 def test_async(soon, on_ranks):
