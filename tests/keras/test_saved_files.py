@@ -76,18 +76,19 @@ def test_load_model_damaged_archive_raises_documented_errors(saved):
     assert raised > 75
 
 
-def test_load_weights_damaged_file_raises_documented_errors(tmp_path):
+@pytest.mark.parametrize("count", [100, pytest.param(400, marks=pytest.mark.slow)])
+def test_load_weights_damaged_file_raises_documented_errors(tmp_path, count):
     model = small()
     path = tmp_path / "m.weights.h5"
     model.save_weights(path)
     raised = 0
-    for data in damaged(path.read_bytes(), 400):
+    for data in damaged(path.read_bytes(), count):
         path.write_bytes(data)
         try:
             model.load_weights(path)
         except DOCUMENTED:
             raised += 1
-    assert raised > 50
+    assert raised > count // 8
 
 
 def config_errors(saved, *, each):
