@@ -26,8 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import distribute, keras, tensor
-from pycollective.distribute.blas_threads import available_cores
+from pycollective import _core, distribute, keras, tensor
 from pycollective.distribute.experimental import CommunicationOptions
 from pycollective.tensor import ops
 
@@ -167,7 +166,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "benchmark": "gradient_overlap",
         "date": time.strftime("%Y-%m-%d"),
-        "cores": available_cores(),
+        "cores": _core.usable_cores(),
         "machine": platform.machine(),
         "replicas": args.replicas,
         "layers": args.layers,

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import data, distribute, keras, nn, tensor
+from pycollective import _core, data, distribute, keras, nn, tensor
 from pycollective.cli.train import build_cnn
-from pycollective.distribute.blas_threads import available_cores
 
 
 def make_step(strategy: distribute.Strategy, batch_size: int) -> Callable[[], float]:
@@ -92,7 +91,7 @@ def main() -> None:
     report = {
         "benchmark": "strategy_overhead",
         "date": time.strftime("%Y-%m-%d"),
-        "cores": available_cores(),
+        "cores": _core.usable_cores(),
         "machine": platform.machine(),
         "batch_size": args.batch_size,
         "steps": args.steps,

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from pycollective.tensor.random import (
-    default_generator,
-    generator_scope,
-    normal,
-    set_seed,
-    shuffle,
-    spawn,
-    stateless_normal,
-    stateless_truncated_normal,
-    stateless_uniform,
-    truncated_normal,
-    uniform,
-)
+from pycollective.tensor import random as tensor_random
+from pycollective.tensor.random import *  # noqa: F403
 from pycollective.train.generator import (
     Algorithm,
     Generator,
@@ -29,21 +18,11 @@ __all__ = [
     "Algorithm",
     "Generator",
     "create_rng_state",
-    "default_generator",
     "experimental",
-    "generator_scope",
     "get_global_generator",
-    "normal",
     "set_global_generator",
-    "set_seed",
-    "shuffle",
-    "spawn",
-    "stateless_normal",
-    "stateless_truncated_normal",
-    "stateless_uniform",
-    "truncated_normal",
-    "uniform",
 ]
+__all__ += tensor_random.__all__
 
 #: The older path of the generators.
 experimental = SimpleNamespace(

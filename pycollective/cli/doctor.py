@@ -17,7 +17,6 @@ from pycollective.cluster.examined import are_errors
 from pycollective.cluster.membership import Membership, examine, source_of
 from pycollective.cluster.sources import sources_of_environment
 from pycollective.communicator import Communicator, on_device
-from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.multi_worker import join_workers
 from pycollective.errors import CollectiveError, NcclNotFoundError, RendezvousError
 from pycollective.nccl.loading import require_cuda
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 if something is wrong."""
     gpus, why = array_backend.gpu_count()
     cuda = "with CUDA" if _core.cuda.runtime_version() else "without CUDA"
-    print(f"host: {platform.node()}, {available_cores()} cores, {gpus} GPUs; core {cuda}")
+    print(f"host: {platform.node()}, {_core.usable_cores()} cores, {gpus} GPUs; core {cuda}")
     for line in _gpus(gpus) if gpus else [f"no GPU: {why or 'CUDA sees none'}"]:
         print(line)
     try:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import data, distribute, keras, nn, tensor
+from pycollective import _core, data, distribute, keras, nn, tensor
 from pycollective import train as checkpoints
 from pycollective.cli import options
-from pycollective.distribute.blas_threads import available_cores
 from pycollective.errors import DataError
 
 __all__ = ["Epoch", "add_parser", "build_cnn", "evaluate", "load_digits", "train_cnn"]
@@ -89,7 +88,7 @@ def add_parser(commands: Any) -> None:
     )
     p.add_argument(
         "--replicas",
-        type=options.whole(1, max(16, available_cores())),
+        type=options.whole(1, max(16, _core.usable_cores())),
         metavar="N",
         help="replicas of the mirrored strategy, at most 16 or one for each core (2)",
     )

@@ -6,7 +6,6 @@ import importlib
 import os
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,6 +128,8 @@ class GCEClusterResolver(ClusterResolver):
         OSError
             If it does not answer.
         """
+        import urllib.request
+
         request = urllib.request.Request(_EVENT.format(_metadata_server()), headers=_FLAVOR)
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(request, timeout=_METADATA_SECONDS) as answer:

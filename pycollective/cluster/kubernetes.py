@@ -6,7 +6,6 @@ import enum
 import importlib
 import logging
 import os
-import ssl
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -170,6 +169,8 @@ class _InPod:
             query["continue"] = str(more)
 
     def _answer(self, path: str) -> dict[str, Any]:
+        import ssl
+
         host, port = (os.environ[f"KUBERNETES_SERVICE_{name}"] for name in ("HOST", "PORT"))
         authority = _SERVICE_ACCOUNT / "ca.crt"
         try:

@@ -25,14 +25,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pycollective.cluster import ranked
 from pycollective.cluster.indexed_job import KubernetesJobClusterResolver
-from pycollective.cluster.ranked import (
-    KubeflowClusterResolver,
-    OpenMPIClusterResolver,
-    PMIClusterResolver,
-    RankedClusterResolver,
-    TorchrunClusterResolver,
-)
 from pycollective.cluster.resolver import ClusterResolver
 from pycollective.cluster.sagemaker import SageMakerClusterResolver
 from pycollective.cluster.slurm import SlurmClusterResolver
@@ -49,7 +43,7 @@ __all__ = [
 ]
 
 
-class LaunchedClusterResolver(RankedClusterResolver):
+class LaunchedClusterResolver(ranked.RankedClusterResolver):
     """``PYCOLLECTIVE_RANK`` and ``PYCOLLECTIVE_SIZE``, as ``pycollective run`` sets them.
 
     With ``PYCOLLECTIVE_MEMORY_FD`` the processes have been given memory that they share, and need no
@@ -100,7 +94,7 @@ class Source:
         return f"{self.name} ({', '.join(self.variables)})"
 
 
-def _launcher(kind: type[RankedClusterResolver]) -> Source:
+def _launcher(kind: type[ranked.RankedClusterResolver]) -> Source:
     return Source(kind.launcher, kind.needs, kind.applies, kind, kind.needs[1:2])
 
 
@@ -127,9 +121,9 @@ SOURCES = (
         lambda env: SageMakerClusterResolver(environ=env),
         ("SM_HOSTS",),
     ),
-    _launcher(TorchrunClusterResolver),
-    _launcher(KubeflowClusterResolver),
-    _launcher(OpenMPIClusterResolver),
+    _launcher(ranked.TorchrunClusterResolver),
+    _launcher(ranked.KubeflowClusterResolver),
+    _launcher(ranked.OpenMPIClusterResolver),
     Source(
         "Slurm",
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -137,7 +131,7 @@ SOURCES = (
         lambda env: SlurmClusterResolver(environ=env),
         ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     ),
-    _launcher(PMIClusterResolver),
+    _launcher(ranked.PMIClusterResolver),
     Source(
         "KubernetesJob",
         ("JOB_COMPLETION_INDEX", "PYCOLLECTIVE_SIZE"),

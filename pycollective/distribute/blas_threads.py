@@ -18,17 +18,12 @@ from typing import Any
 from pycollective import _core
 from pycollective._core import nn as kernels
 
-__all__ = ["available_cores", "controls_threads", "shared_among"]
+__all__ = ["controls_threads", "shared_among"]
 
 _log = logging.getLogger("pycollective")
 _lock = threading.Lock()
 _depth = 0
 _restore: Callable[[], None] = lambda: None  # noqa: E731
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use: of its affinity, within its CPU quota."""
-    return _core.usable_cores()
 
 
 #: What brings a BLAS of its own besides NumPy's, and may be imported at any time.
@@ -90,7 +85,7 @@ def _limit(replicas: int) -> Callable[[], None]:
     controller = _controller()
     limiter = None
     if controller is not None:
-        limiter = controller.limit(limits=max(1, available_cores() // replicas))
+        limiter = controller.limit(limits=max(1, _core.usable_cores() // replicas))
 
     def restore() -> None:
         kernels.set_threads(before)

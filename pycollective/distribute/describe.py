@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pycollective.distribute.blas_threads import available_cores, controls_threads
+from pycollective import _core
+from pycollective.distribute.blas_threads import controls_threads
 
 if TYPE_CHECKING:
     from pycollective.distribute.strategy import Strategy
@@ -34,7 +35,7 @@ def describe(strategy: Strategy) -> str:
 
 
 def _blas(replicas: int) -> str:
-    cores = available_cores()
+    cores = _core.usable_cores()
     if replicas > 1 and not controls_threads():
         return "BLAS threads not divided (no threadpoolctl)"
     threads = cores if replicas == 1 else max(1, cores // replicas)

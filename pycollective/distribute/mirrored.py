@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import array_backend
+from pycollective import _core, array_backend
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.communicator import Communicator, local_group
 from pycollective.distribute.all_reduce_ops import default_cross_device_ops
-from pycollective.distribute.blas_threads import available_cores
 from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.cross_device_ops import (
     CrossDeviceOps,
@@ -171,7 +170,7 @@ class MirroredExtended(StrategyExtended):
 
     def _can_sum_early(self) -> bool:
         on_cpus = sum([device.kind == "CPU" for device in self._devices])
-        return on_cpus < self.num_local_replicas or on_cpus < available_cores()
+        return on_cpus < self.num_local_replicas or on_cpus < _core.usable_cores()
 
     def _communicator_of(self, context: ReplicaContext) -> Communicator:
         communicators = self._communicators

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from pycollective import _core
 from pycollective._core import Arrivals
-from pycollective.distribute.blas_threads import available_cores
 from pycollective.errors import AbortedError, CollectiveTimeoutError
 
 __all__ = ["ReplicaRun", "ReplicaThreads"]
@@ -329,7 +329,7 @@ class ReplicaThreads:
             queue.SimpleQueue() for _ in range(size - 1)
         ]
         #: Counts of jobs and of ends, to look out for where each replica has a core of its own.
-        looks_out = size <= available_cores()
+        looks_out = size <= _core.usable_cores()
         self._begun = Arrivals() if looks_out else None
         self._ended = Arrivals() if looks_out else None
         self._runs = 0

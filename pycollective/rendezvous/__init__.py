@@ -285,12 +285,7 @@ def meet(
     """
     observe.settings()
     env = os.environ if environment is None else environment
-    try:
-        host, port = host_and_port(addresses[0])
-        own = host_and_port(addresses[rank]) if len(addresses) == size else None
-        about = _described(env, rank, size, host, port, own)
-    except (ValueError, OSError) as error:
-        raise RendezvousError(str(error)) from None
+    about = _described(env, rank, size, addresses)
     about.least, about.patience, about.roster = least, patience, roster
     about.ended = Ended.of_environment(env, size, addresses[0])
     return _met(about, source, timeout, join_timeout)
@@ -319,11 +314,9 @@ def probe(
     """
     from pycollective.rendezvous.links import Probe
 
-    env = os.environ if environment is None else environment
+    about = _described(environment, rank, size, addresses)
     try:
         places = {r: host_and_port(address) for r, address in enumerate(addresses)}
-        own = places[rank] if len(addresses) == size else None
-        about = _described(env, rank, size, *places[0], own)
         return Probe(about, addresses, places).run(seconds)
     except (ValueError, OSError) as error:
         raise RendezvousError(str(error)) from None
@@ -341,13 +334,7 @@ def listen_for_knocks(
     """
     from pycollective.rendezvous.knocks import Knocks
 
-    env = os.environ if environment is None else environment
-    try:
-        host, port = host_and_port(addresses[0])
-        about = _described(env, 0, len(addresses), host, port, (host, port))
-    except (ValueError, OSError) as error:
-        raise RendezvousError(str(error)) from None
-    return Knocks(about)
+    return Knocks(_described(environment, 0, len(addresses), addresses))
 
 
 def is_there(addresses: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
@@ -360,13 +347,7 @@ def is_there(addresses: Sequence[str], environment: Mapping[str, str] | None = N
     """
     from pycollective.rendezvous import knocks
 
-    env = os.environ if environment is None else environment
-    try:
-        host, port = host_and_port(addresses[0])
-        about = _described(env, 1, len(addresses), host, port, None)
-    except (ValueError, OSError) as error:
-        raise RendezvousError(str(error)) from None
-    return knocks.is_there(about)
+    return knocks.is_there(_described(environment, 1, len(addresses), addresses))
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -379,33 +360,45 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def _described(
-    env: Mapping[str, str], rank: int, size: int, host: str, port: int, own: tuple[str, int] | None
+    environment: Mapping[str, str] | None, rank: int, size: int, addresses: Sequence[str]
 ) -> Description:
-    """Return a group, with what the environment says besides who is in it."""
+    """Return a group with given addresses, and what the environment says besides.
+
+    Raises
+    ------
+    RendezvousError
+        If an address or a variable is wrong, or a file that a variable names cannot be read.
+    """
     from pycollective.rendezvous import description, memory
 
-    check(env)
-    wanted = forced(env)
-    if wanted == "thread":
-        raise ValueError(_NO_THREADS)
-    if size > description.MAX_RANKS:
-        raise ValueError(f"{size} ranks are too many: {description.MAX_RANKS} are the most")
-    return description.Description(
-        rank,
-        size,
-        host,
-        port,
-        secret=_secret(env),
-        insecure=bool(env.get(INSECURE)) and number(env, INSECURE, 0, 1) == 1,
-        interface=env.get(INTERFACE, ""),
-        streams=number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
-        host_id="" if wanted == "tcp" else env.get(HOST_ID) or memory.boot_id(),
-        one_host=wanted == "shm",
-        listener=number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
-        choices=tuning.tables(env, size) if rank == 0 else {},
-        own=own,
-        tls=_tls(env),
-    )
+    env = os.environ if environment is None else environment
+    try:
+        host, port = host_and_port(addresses[0])
+        own = host_and_port(addresses[rank]) if len(addresses) == size else None
+        check(env)
+        wanted = forced(env)
+        if wanted == "thread":
+            raise ValueError(_NO_THREADS)
+        if size > description.MAX_RANKS:
+            raise ValueError(f"{size} ranks are too many: {description.MAX_RANKS} are the most")
+        return description.Description(
+            rank,
+            size,
+            host,
+            port,
+            secret=_secret(env),
+            insecure=bool(env.get(INSECURE)) and number(env, INSECURE, 0, 1) == 1,
+            interface=env.get(INTERFACE, ""),
+            streams=number(env, STREAMS, 1, description.MAX_STREAMS) if STREAMS in env else 1,
+            host_id="" if wanted == "tcp" else env.get(HOST_ID) or memory.boot_id(),
+            one_host=wanted == "shm",
+            listener=number(env, LISTENER, 0, 1 << 30) if LISTENER in env and rank == 0 else -1,
+            choices=tuning.tables(env, size) if rank == 0 else {},
+            own=own,
+            tls=_tls(env),
+        )
+    except (ValueError, OSError) as error:
+        raise RendezvousError(str(error)) from None
 
 
 def _secret(env: Mapping[str, str]) -> bytes:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 
 from pycollective import _core, tuning
-from pycollective.distribute.blas_threads import available_cores
 from pycollective.environment import arena_bytes
 from pycollective.rendezvous import (
     ADDRESS,
@@ -140,7 +139,7 @@ def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str 
     group = _Tcp(size) if transport == "tcp" else _SharedMemory(size)
     if "TF_CONFIG" in os.environ:
         _say("the ranks do not see TF_CONFIG, which describes another group than theirs")
-    threads = str(max(1, available_cores() // size))
+    threads = str(max(1, _core.usable_cores() // size))
     received: list[int] = []
     output = Output((sys.stdout, sys.stderr), prefix)
     guardian = Guardian()

@@ -71,7 +71,7 @@ def test_types_and_operations(tmp_path, capsys, dtype, op):
     assert "# errors: 0 OK" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_processes(tmp_path, capfdbinary, transport):
     report = tmp_path / "bench.json"
     words = f"--transport {transport} -n 3 -c all -b 64 -e 64K -f 1024 --json {report}".split()

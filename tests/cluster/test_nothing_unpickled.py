@@ -17,29 +17,33 @@ PICKLE_IN_MPI = {
 }  # fmt: skip
 
 
-def calls_in(tree):
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+def nodes_of(source):
+    return list(ast.walk(ast.parse(source)))
 
 
-def imported(tree):
+def calls_in(nodes):
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
+def imported(nodes):
     """Return the first parts of the names of all modules that a source imports, at any time."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield (node.module or "").split(".")[0]
-    for call in calls_in(tree):
+    for call in calls_in(nodes):
         named = call.args[0] if call.args else None
         importing = ast.unparse(call.func).split(".")[-1] in ("import_module", "__import__")
         if importing and isinstance(named, ast.Constant) and isinstance(named.value, str):
             yield named.value.split(".")[0]
 
 
-def pickling(tree):
+def pickling(nodes):
     """Return the calls that mpi4py would pickle for."""
     return [
         call.func.attr
-        for call in calls_in(tree)
+        for call in calls_in(nodes)
         if isinstance(call.func, ast.Attribute) and call.func.attr in PICKLE_IN_MPI
     ]
 
@@ -48,12 +52,13 @@ def test_no_module_imports_what_runs_code():
     """Ray itself pickles what it hands to its actors: that is its own transport, and its own door."""
     seen = set()
     for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        seen.update(imported(tree))
-        assert not RUN_CODE & set(imported(tree)), path
-        allowed = [k for c in calls_in(tree) for k in c.keywords if k.arg == "allow_pickle"]
+        nodes = nodes_of(path.read_text(encoding="utf-8"))
+        modules, calls = set(imported(nodes)), calls_in(nodes)
+        seen |= modules
+        assert not RUN_CODE & modules, path
+        allowed = [k for c in calls for k in c.keywords if k.arg == "allow_pickle"]
         assert all(ast.unparse(k.value) == "False" for k in allowed), path
-        names = [c.func.id for c in calls_in(tree) if isinstance(c.func, ast.Name)]
+        names = [c.func.id for c in calls if isinstance(c.func, ast.Name)]
         assert not {"eval", "exec"} & set(names), path
     assert {"json", "numpy", "mpi4py", "ray"} <= seen
 
@@ -63,5 +68,5 @@ def test_mpi_is_given_arrays_only():
     found = {p.relative_to(ROOT).as_posix() for p in users}
     assert {"communicator/mpi.py", "cluster/over_mpi.py"} <= found
     for path in users:
-        assert not pickling(ast.parse(path.read_text(encoding="utf-8"))), path
-    assert pickling(ast.parse("names = comm.allgather(name)")) == ["allgather"]
+        assert not pickling(nodes_of(path.read_text(encoding="utf-8"))), path
+    assert pickling(nodes_of("names = comm.allgather(name)")) == ["allgather"]

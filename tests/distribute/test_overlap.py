@@ -199,7 +199,7 @@ def test_reduction_and_tape_are_under_way_at_the_same_time():
 @pytest.mark.parametrize(("cores", "early"), [(2, False), (3, True)])
 def test_replicas_without_a_core_to_spare_sum_at_the_end(monkeypatch, cores, early):
     monkeypatch.setattr(d.StrategyExtended, "sums_early", None)
-    monkeypatch.setattr("pycollective.distribute.mirrored.available_cores", lambda: cores)
+    monkeypatch.setattr("pycollective._core.usable_cores", lambda: cores)
     strategy = mirrored(2, watched := Watched())
     strategy.extended.gradient_options = CommunicationOptions(bytes_per_pack=1)
     begun = []

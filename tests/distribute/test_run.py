@@ -546,7 +546,7 @@ def test_ctrl_c_reaches_every_replica(two, ctrl_c):
 
 def test_blas_threads_are_divided_among_the_replicas():
     threadpoolctl = pytest.importorskip("threadpoolctl")
-    from pycollective.distribute.blas_threads import available_cores
+    from pycollective import _core
 
     def blas_threads():
         pools = threadpoolctl.threadpool_info()
@@ -558,7 +558,7 @@ def test_blas_threads_are_divided_among_the_replicas():
     for replicas in (2, 4):
         seen = []
         mirrored(replicas).run(lambda seen=seen: seen.append(blas_threads()))
-        assert seen == [{max(1, available_cores() // replicas)}] * replicas
+        assert seen == [{max(1, _core.usable_cores() // replicas)}] * replicas
     assert blas_threads() == before
 
 
@@ -568,14 +568,14 @@ def test_a_blas_that_comes_later_is_found(tmp_path):
     script = """
 import threadpoolctl
 from pycollective import distribute
-from pycollective.distribute.blas_threads import available_cores
+from pycollective import _core
 strategy = distribute.MirroredStrategy(["cpu:0", "cpu:1"])
 def threads():
     pools = threadpoolctl.threadpool_info()
     return {p["num_threads"] for p in pools if p["user_api"] == "blas"}
 strategy.run(threads)
 import scipy.linalg
-assert list(strategy.run(threads).values) == [{max(1, available_cores() // 2)}] * 2
+assert list(strategy.run(threads).values) == [{max(1, _core.usable_cores() // 2)}] * 2
 """
     subprocess.run(
         [sys.executable, "-c", script],

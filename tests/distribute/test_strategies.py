@@ -309,7 +309,7 @@ def test_central_storage_heeds_input_options():
 def test_describe(monkeypatch):
     from pycollective.distribute import blas_threads, describe
 
-    monkeypatch.setattr(describe, "available_cores", lambda: 4)
+    monkeypatch.setattr("pycollective._core.usable_cores", lambda: 4)
     monkeypatch.setattr(describe, "controls_threads", lambda: True)
     cpu = "/job:localhost/replica:0/task:0/device:CPU:"
     ops = "CollectiveAllReduce (algorithm 'auto'), the default where all devices are CPUs"

@@ -32,12 +32,19 @@ def some_fast(cases, fast):
     ]
 
 
-# `pycollective run`, which leaves the survivors of a rank the time to go on.
+def fast_on(transport):
+    """Mark as slow what a test with the fixture `run_on` does over the other transport."""
+    cases = some_fast([("shm",), ("tcp",)], [(transport,)])
+    return pytest.mark.parametrize("run_on", cases, indirect=True)
+
+
+# `pycollective run`, which leaves the survivors of a rank the time to go on, and waits less for
+# processes that a rank has left behind.
 _RUN = """
 import sys
 from pycollective.cli import main
 from pycollective.rendezvous import launcher
-launcher.GRACE = 60.0
+launcher.GRACE, launcher._LEFT_BEHIND = 60.0, 0.5
 sys.exit(main(["run", *sys.argv[1:]]))
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from processes import fast_on
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -27,6 +28,7 @@ print("done")
     assert run_on(3, body) == (0, "done\ndone\ndone\n", "")
 
 
+@fast_on("shm")
 def test_the_end_of_a_process_does_not_wait_for_its_works(run_on):
     body = """
 comm.barrier()

@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from processes import some_fast
 
 from pycollective.rendezvous import launcher
 from pycollective.rendezvous.ended import Ended
@@ -33,6 +34,20 @@ def start(tmp_path, ranks, body, *options, **how):
             **how,
         },
     )
+
+
+def impatiently(tmp_path, ranks, body):
+    """Run a script on ranks whose launcher waits less for what does not end."""
+    (tmp_path / "script.py").write_text(f"import os, signal, sys, time\n{body}")
+    command = (
+        "import sys; from pycollective.rendezvous import launcher; "
+        "launcher.GRACE = launcher._LEFT_BEHIND = 0.3; "
+        f"sys.exit(launcher.run([sys.executable, 'script.py'], {ranks}))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", command],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
 
 
 def gone(pid, seconds=10):
@@ -211,7 +226,7 @@ def test_the_third_interrupt_kills(tmp_path):
     assert "interrupted three times" in err
 
 
-def test_what_does_not_end_is_ended(tmp_path, monkeypatch):
+def test_what_does_not_end_is_ended(tmp_path):
     body = """
 print(os.getpid(), flush=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -220,15 +235,7 @@ if os.environ["PYCOLLECTIVE_RANK"] == "1":
     sys.exit(7)
 time.sleep(60)
 """
-    (tmp_path / "script.py").write_text("import os, signal, sys, time\n" + body)
-    impatient = (
-        "from pycollective.rendezvous import launcher; launcher.GRACE = 0.3; import sys; "
-        "sys.exit(launcher.run([sys.executable, 'script.py'], 3))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", impatient],
-        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = impatiently(tmp_path, 3, body)
     assert done.returncode == 7
     assert done.stderr.splitlines() == [
         "pycollective run: rank 1 exited with status 7",
@@ -245,10 +252,9 @@ import subprocess
 child = subprocess.Popen(["sleep", "60"])
 print(child.pid, flush=True)
 """
-    process = start(tmp_path, 2, body)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (0, "")
-    assert all(gone(pid) for pid in pids(out.splitlines()))
+    done = impatiently(tmp_path, 2, body)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(gone(pid) for pid in pids(done.stdout.splitlines()))
 
 
 def test_a_killed_launcher_takes_the_ranks_with_it(tmp_path):
@@ -294,18 +300,22 @@ print(rank, comm.all_reduce([1.0])[0], flush=True)
 """
 
 
-@pytest.mark.parametrize("who", ["0", "2"])
+_ENDS = {
+    "raise ValueError('mine')": ("exited with status 1", 1),
+    "time.sleep(0.5); os.kill(os.getpid(), 9)": ("was killed by SIGKILL", 137),
+    "sys.exit(0)": ("exited with status 0", 9),
+}
+
+
 @pytest.mark.parametrize(
-    ("end", "how", "status"),
-    [
-        ("raise ValueError('mine')", "exited with status 1", 1),
-        ("time.sleep(0.5); os.kill(os.getpid(), 9)", "was killed by SIGKILL", 137),
-        ("sys.exit(0)", "exited with status 0", 9),
-    ],
+    ("end", "who"),
+    some_fast(
+        [(end, who) for end in _ENDS for who in "02"],
+        list(zip(_ENDS, "020", strict=True)),
+    ),
 )
-def test_tcp_rank_that_ends_before_the_rendezvous_is_named_by_the_others(
-    tmp_path, who, end, how, status
-):
+def test_tcp_rank_that_ends_before_the_rendezvous_is_named_by_the_others(tmp_path, end, who):
+    how, status = _ENDS[end]
     body = _MEETS.replace("WHO", who).replace("END", end)
     out, err = (process := start(tmp_path, 3, body, "--transport", "tcp")).communicate(timeout=90)
     assert process.returncode == status, err

@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+from processes import fast_on
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -24,6 +25,7 @@ print("done")
     assert run_on(3, body) == (0, "done\n" * 3, "")
 
 
+@fast_on("tcp")
 def test_exchange_with_works_beside_collectives(run_on):
     body = """
 other = 1 - comm.rank
@@ -39,6 +41,7 @@ print("done")
     assert run_on(2, body) == (0, "done\n" * 2, "")
 
 
+@pytest.mark.slow  # the fast tests of test_mismatches.py have more of these
 def test_a_mismatch_is_named_on_both_sides(run_on):
     body = """
 try:

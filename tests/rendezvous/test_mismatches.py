@@ -140,7 +140,7 @@ def test_calls_of_threads(on_ranks, case):
         check(case, 1, error)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", some_fast([(t,) for t in TRANSPORTS], [("shm",), ("tcp",)]))
 def test_messages(tmp_path, transport):
     body = """
 for later in (False, True):
@@ -167,8 +167,11 @@ for later in (False, True):
             assert line.startswith(f"{text}{what}:"), done
 
 
-@pytest.mark.parametrize("end", ["close", "exit"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+_LAST = [(t, end) for t in TRANSPORTS for end in ("close", "exit")]
+_LAST_FAST = [("shm", "close"), ("host", "exit"), ("tcp", "exit"), ("mixed", "close")]
+
+
+@pytest.mark.parametrize(("transport", "end"), some_fast(_LAST, _LAST_FAST))
 def test_calls_that_differ_last_of_all_end_the_job_in_failure(tmp_path, transport, end):
     body = "comm.broadcast(np.ones(4), comm.rank)\n" + ("comm.close()\n" if end == "close" else "")
     done = run(tmp_path, transport, 2, body)

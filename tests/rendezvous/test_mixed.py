@@ -86,7 +86,7 @@ print(comm.hosts, repr(comm))
         ("aabb", [0, 0, 1, 1], "shared memory and TCP"),
         pytest.param("abacb", [0, 1, 0, 2, 1], "shared memory and TCP", marks=pytest.mark.slow),
         (["", "", ""], [0, 0, 0], "shared memory"),
-        ("abc", [0, 1, 2], "TCP"),
+        pytest.param("abc", [0, 1, 2], "TCP", marks=pytest.mark.slow),
     ],
 )
 def test_collectives(tmp_path, hosts, numbers, how):

@@ -7,7 +7,7 @@ import re
 import sys
 
 import pytest
-from processes import run_on_hosts
+from processes import fast_on, run_on_hosts, some_fast
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -26,8 +26,16 @@ def warnings_of(text):
     return {int(m[1]): m[0] for m in re.finditer(r"^rank (\d+) is in .*$", text, re.MULTILINE)}
 
 
+_PLAIN, _RING = "all_reduce(np.ones(9))", "all_reduce(np.ones(9), algorithm='ring')"
+
+
 @pytest.mark.parametrize(
-    "call", ["all_reduce(np.ones(9))", "all_reduce(np.ones(9), algorithm='ring')"]
+    ("run_on", "call"),
+    some_fast(
+        [(t, call) for t in ("shm", "tcp") for call in (_PLAIN, _RING)],
+        [("shm", _PLAIN), ("tcp", _RING)],
+    ),
+    indirect=["run_on"],
 )
 def test_a_slow_rank_is_named_once(run_on, monkeypatch, call):
     monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "0.3")
@@ -55,6 +63,7 @@ def test_in_a_mixed_group(tmp_path):
         assert " for rank 1 to come to this call: rank 1 " in warning, warning
 
 
+@fast_on("shm")
 def test_a_rank_that_stopped_within_the_call(run_on, monkeypatch):
     """All have come; one does not go on."""
     monkeypatch.setenv("PYCOLLECTIVE_WARN_AFTER", "0.3")
@@ -74,6 +83,7 @@ while comm.broadcast(np.array([time.monotonic() < until]))[0]:
     assert " for rank 1" in err, err
 
 
+@fast_on("tcp")
 def test_debug_lines(run_on, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "TRACE")
     status, _, err = run_on(2, "comm.all_reduce(np.ones(3)); comm.split(0)")
@@ -90,6 +100,7 @@ def test_debug_lines(run_on, monkeypatch):
         assert f"rank {rank} of 2 (rank {rank} before), " in err
 
 
+@fast_on("shm")
 def test_a_wrong_level_is_said_before_anyone_is_waited_for(run_on, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_DEBUG", "LOUD")
     status, _, err = run_on(2, "")
@@ -97,6 +108,7 @@ def test_a_wrong_level_is_said_before_anyone_is_waited_for(run_on, monkeypatch):
     assert "RendezvousError: PYCOLLECTIVE_DEBUG='LOUD': there are INFO and TRACE" in err
 
 
+@fast_on("shm")
 def test_timelines_of_all_ranks(run_on, tmp_path, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(tmp_path / "calls.json"))
     status, _, err = run_on(2, "comm.all_reduce(np.ones(3)); comm.split(0, -comm.rank).barrier()")
@@ -112,6 +124,7 @@ def test_timelines_of_all_ranks(run_on, tmp_path, monkeypatch):
     assert max(spans[0][0], spans[1][0]) < min(spans[0][1], spans[1][1])
 
 
+@fast_on("tcp")
 def test_a_timeline_tells_of_a_lost_rank(run_on, tmp_path, monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TIMELINE", str(tmp_path / "of {rank}.json"))
     body = """

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import some_fast
 
 import pycollective as pc
 from pycollective import _core
@@ -50,7 +51,7 @@ def run(tmp_path, ranks, body, *options):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", some_fast([(1,), (2,), (3,), (5,)], [(1,), (3,)]))
 def test_collectives(tmp_path, ranks):
     body = """
 from pycollective import algorithms
@@ -108,8 +109,8 @@ print("to stderr", file=sys.stderr)
 @pytest.mark.parametrize(
     ("death", "how", "status"),
     [("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", 137),
-     ("os._exit(3)", "exited with status 3", 3),
-     ("raise ValueError('broken')", "exited with status 1", 1)],
+     pytest.param("os._exit(3)", "exited with status 3", 3, marks=pytest.mark.slow),
+     pytest.param("raise ValueError('broken')", "exited with status 1", 1, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_rank_that_dies_is_named_by_all_others(tmp_path, death, how, status):
     body = f"""

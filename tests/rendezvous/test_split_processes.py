@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+from processes import fast_on
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -39,6 +40,7 @@ print("done")
     assert run_on(4, body) == (0, "done\n" * 4, "")
 
 
+@fast_on("tcp")
 def test_a_rank_that_dies_is_lost_to_both_groups(run_on):
     body = """
 pair = comm.split(comm.rank // 2)
@@ -80,6 +82,7 @@ sys.exit(0)
     assert (status, out) == (128 + signal.SIGKILL, "True True\n" * 2)
 
 
+@fast_on("shm")
 def test_a_group_that_fails_does_not_end_the_old_one(run_on):
     body = """
 pair = comm.split(0)

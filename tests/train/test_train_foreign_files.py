@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from json_nodes import wrong_copies
 
 from pycollective import keras, train
 from pycollective.errors import CheckpointError
@@ -94,45 +95,24 @@ def test_a_state_file_that_names_a_checkpoint_outside_is_refused(tmp_path, folde
     assert sorted(outside.iterdir()) == before
 
 
-def places(value, way=()):
-    """Yield the way to each node of a JSON value."""
-    yield way
-    keys = value if isinstance(value, dict) else range(len(value) if type(value) is list else 0)
-    for key in keys:
-        yield from places(value[key], (*way, key))
-
-
-def with_node(value, way, new):
-    if not way:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[way[0]] = with_node(value[way[0]], way[1:], new)
-    return copy
-
-
-WRONG = [None, True, -1, 10**30, 0.5, "", "x", [], [[]], {}, {"a": {}}]
-
-
 def test_an_index_with_a_wrong_type_at_any_node_raises_checkpoint_error(folder):
     variables = [Variable(np.ones(3)), Variable(2.0)]
     path = train.Checkpoint(v=variables).write(folder / "c")
     index = folder / "c.index.json"
     body = json.loads(index.read_text())
     refused = 0
-    for way in places(body):
-        for wrong in WRONG:
-            changed = with_node(body, way, wrong)
-            if isinstance(changed, dict):
-                sign(index, changed)
-            else:
-                index.write_text(json.dumps(changed))
-            target = train.Checkpoint(v=[Variable(np.zeros(3)), Variable(0.0)])
-            try:
-                # What is still a checkpoint, only of other objects, is found here.
-                target.read(path).assert_consumed()
-            except CheckpointError:
-                refused += 1
-            assert files.is_complete(path) in (True, False)
+    for _, _, changed in wrong_copies(body):
+        if isinstance(changed, dict):
+            sign(index, changed)
+        else:
+            index.write_text(json.dumps(changed))
+        target = train.Checkpoint(v=[Variable(np.zeros(3)), Variable(0.0)])
+        try:
+            # A file that is still a checkpoint, but of other objects, is refused here.
+            target.read(path).assert_consumed()
+        except CheckpointError:
+            refused += 1
+        assert files.is_complete(path) in (True, False)
     assert refused > 200
 
 
@@ -156,16 +136,15 @@ def test_a_state_file_with_a_wrong_type_at_any_node_raises_checkpoint_error(fold
     checkpoint.save(folder / "c")
     state = folder / "checkpoint"
     body = json.loads(state.read_text())
-    for way in places(body):
-        for wrong in WRONG:
-            state.write_text(json.dumps(with_node(body, way, wrong)))
-            try:
-                found = train.latest_checkpoint(folder)
-            except CheckpointError:
-                continue
-            # Only names of other checkpoints are no damage.
-            assert wrong == "x" or (way == ("all",) and wrong == [])
-            assert found in (None, str(folder / "c-1"), str(folder / "c-2"))
+    for path, wrong, changed in wrong_copies(body):
+        state.write_text(json.dumps(changed))
+        try:
+            found = train.latest_checkpoint(folder)
+        except CheckpointError:
+            continue
+        # Only names of other checkpoints are no damage.
+        assert wrong == "x" or (path == ("all",) and wrong == [])
+        assert found in (None, str(folder / "c-1"), str(folder / "c-2"))
 
 
 def test_truncated_and_flipped_files_raise_checkpoint_error(folder):
