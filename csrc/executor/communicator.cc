@@ -93,8 +93,7 @@ PreparedAllReduce Communicator::prepare(const Array& array, Reducing reducing) {
 bool Communicator::begin(const PreparedAllReduce& prepared, const void* input, void* output,
                          int looks) {
   Endpoint& end = endpoint();
-  end.check();
-  end.enter(prepared.call);
+  enter(end, prepared.call);
   try {
     DirectCall call = prepared.data;
     call.input = static_cast<const std::byte*>(input);
@@ -322,9 +321,7 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
   if (waiting.interrupt) waiting.interrupt();
   try {
     for (; entered < ranks; ++entered) {
-      Endpoint& end = communicators[entered]->endpoint();
-      end.check();
-      end.enter(prepared.call);
+      enter(communicators[entered]->endpoint(), prepared.call);
     }
     std::size_t bytes = arrays[0].count * arrays[0].item;
     std::size_t parts = bytes < kTogetherThreadsFrom ? 1 : ranks;

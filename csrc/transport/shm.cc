@@ -476,16 +476,14 @@ void ShmGroup::join(int rank) {
   endpoint_ = std::make_unique<ShmEndpoint>(*this, rank);
 }
 
-std::optional<Failure> ShmGroup::leave(int rank) noexcept {
-  if (!origin_.is_here()) return {};  // a forked child does not speak for the rank
-  if (state(rank).presence.exchange(2) == 2) return {};  // it may never have joined
+void ShmGroup::leave(int rank) noexcept {
+  if (!origin_.is_here()) return;                     // a forked child does not speak for the rank
+  if (state(rank).presence.exchange(2) == 2) return;  // it may never have joined
   for (int r = 0; r < size(); ++r) state(r).bed.ring();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
     fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
-    return failure();
   }
-  return {};
 }
 
 // Launchers may give each rank cores of its own: those of all ranks count.

@@ -41,7 +41,7 @@ class ShmGroup final : public Group {
   int descriptor() const { return memory_.descriptor(); }
   // Takes the place of a rank; throws std::invalid_argument if it is taken or there is none.
   void join(int rank);
-  std::optional<Failure> leave(int rank) noexcept override;
+  void leave(int rank) noexcept override;
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
   std::string_view transport() const override { return "shared memory"; }
   bool in_crowd() const override;
