@@ -119,8 +119,7 @@ py::object set_handler(const py::object& capsule) {
 void bind_arena(py::module_& m) {
   m.attr("ARENA_BYTES") = kArenaBytes;
   m.def(
-      "share_arrays",
-      [] { return set_handler(py::capsule(&handler, "mem_handler")); },
+      "share_arrays", [] { return set_handler(py::capsule(&handler, "mem_handler")); },
       "NumPy's arrays of this thread are made in the arena from now on. Returns what made them "
       "before, for set_handler().");
   m.def("set_handler", &set_handler, py::arg("handler"),
@@ -140,7 +139,8 @@ void bind_arena(py::module_& m) {
       "is_shared",
       [](const py::array& array) {
         Arena* arena = Arena::of(array.data());
-        return arena && arena->place_of(array.data(), static_cast<std::size_t>(array.nbytes())) != 0;
+        return arena &&
+               arena->place_of(array.data(), static_cast<std::size_t>(array.nbytes())) != 0;
       },
       py::arg("array"), "Whether an array lies in an arena, where other ranks may reach it.");
 }

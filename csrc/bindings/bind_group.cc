@@ -77,20 +77,11 @@ void bind_group(py::module_& m) {
             if (auto failure = group.failure()) throw *failure;
           },
           "Raise why the group is dead, if it is.")
-      .def(
-          "leave",
-          [](Group& group, int rank) {
-            std::optional<Failure> found;
-            {
-              InterpreterRelease release;
-              found = group.leave(rank);
-            }
-            if (found) throw *found;
-          },
-          py::arg("rank"),
-          "Leave the group in good order. Raise MismatchError if it shows now that this rank's "
-          "calls "
-          "and another rank's differ.")
+      .def("leave", &Group::leave, py::arg("rank"), py::call_guard<InterpreterRelease>(),
+           "Leave the group in good order.")
+      .def("close", &Group::close, py::arg("rank"), py::call_guard<InterpreterRelease>(),
+           "Leave, as this process's rank. Raise MismatchError where ranks' calls differ, and no "
+           "call of this rank has raised that.")
       .def("abandon", &Group::abandon,
            "Let go of the group without a word to the peers: for a forked child.")
       .def_property_readonly("transport", &Group::transport, "What moves the bytes, in words.")
@@ -121,9 +112,10 @@ void bind_group(py::module_& m) {
 
   py::class_<ShmGroup, Group, std::shared_ptr<ShmGroup>>(
       m, "ShmGroup", "Ranks that are processes of one host, through shared memory.")
-      .def_static("create", &ShmGroup::create, py::arg("size"), py::arg("arena") = kArenaBytes,
-                  "The memory of a new group, with `arena` bytes of address space for the arrays of "
-                  "each rank.")
+      .def_static(
+          "create", &ShmGroup::create, py::arg("size"), py::arg("arena") = kArenaBytes,
+          "The memory of a new group, with `arena` bytes of address space for the arrays of "
+          "each rank.")
       .def_static("open", &ShmGroup::open, py::arg("descriptor"),
                   "The group whose memory a descriptor, which is duplicated, stands for.")
       .def_property_readonly("descriptor", &ShmGroup::descriptor)

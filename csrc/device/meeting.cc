@@ -172,8 +172,7 @@ void Caller::call(const std::shared_ptr<Operation>& operation, bool later,
   int rank = communicator_.rank();
   Group& group = communicator_.group();
   Endpoint& endpoint = group.endpoint(rank);
-  endpoint.check();
-  endpoint.enter(operation->record);
+  enter(endpoint, operation->record);
   try {
     operation->record.number = group.calls(rank);
     meeting_->begin(rank, *operation);
@@ -197,6 +196,7 @@ void Caller::finish(Operation& operation, const Interrupt& interrupt) {
   try {
     wait(operation, interrupt);
   } catch (const Failure&) {
+    communicator_.group().endpoint(communicator_.rank()).note_thrown();
     meeting_->settle();
     throw;
   }

@@ -104,8 +104,7 @@ void Communicator::run_directly(const PreparedCall& prepared, const Array& array
 
 bool Communicator::begin(const PreparedCall& prepared, const void* input, void* output, int spins) {
   Endpoint& end = endpoint();
-  end.check();
-  end.enter(prepared.call);
+  enter(end, prepared.call);
   try {
     DirectCall call = prepared.data;
     call.input = static_cast<const std::byte*>(input);
@@ -307,9 +306,7 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
   if (waiting.interrupt) waiting.interrupt();
   try {
     for (; entered < ranks; ++entered) {
-      Endpoint& end = communicators[entered]->endpoint();
-      end.check();
-      end.enter(prepared.call);
+      enter(communicators[entered]->endpoint(), prepared.call);
     }
     std::size_t bytes = arrays[0].count * arrays[0].item;
     std::size_t parts = bytes < kTogetherThreadsFrom ? 1 : ranks;

@@ -284,6 +284,7 @@ void Execution::work(const Step& step, std::size_t first, std::size_t bytes, con
 
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
   use_reserve();
+  endpoint.note_thrown();
   endpoint.fail(FailureKind::aborted, "rank " + std::to_string(endpoint.rank()) + " left " +
                                           call.collective + " because of an error of its own");
   endpoint.leave();
@@ -320,8 +321,7 @@ void wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
 
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
                   Endpoint& endpoint, Clock::time_point deadline, const LookUp& look_up) {
-  endpoint.check();
-  endpoint.enter(call);
+  enter(endpoint, call);
   try {
     Execution execution(plan, buffers, endpoint);
     if (execution.advance() != Progress::done) {
@@ -349,8 +349,7 @@ void run_together(const std::vector<const Plan*>& plans, const std::vector<Buffe
     std::vector<Execution> executions;
     executions.reserve(ranks);
     for (; entered < ranks; ++entered) {
-      endpoints[entered]->check();
-      endpoints[entered]->enter(call);
+      enter(*endpoints[entered], call);
       executions.emplace_back(*plans[entered], buffers[entered], *endpoints[entered]);
     }
     for (std::size_t done = 0; done < ranks;) {

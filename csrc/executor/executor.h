@@ -103,6 +103,17 @@ class Execution {
   std::size_t worked_ = 0;       // bytes that the present advance() has sent, received or combined
 };
 
+// Begins a call, unless the group has failed.
+inline void enter(Endpoint& endpoint, const CallRecord& call) {
+  try {
+    endpoint.check();
+  } catch (...) {
+    endpoint.note_thrown();
+    throw;
+  }
+  endpoint.enter(call);
+}
+
 // After an error in the middle of a call: nobody is to wait for this rank.
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept;
 

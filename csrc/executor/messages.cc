@@ -52,7 +52,7 @@ void Messages::stop() {
 
 Messages::Call Messages::make_call(Message message, std::shared_ptr<void> kept) {
   collect();
-  if (auto failure = group_->failure()) throw *failure;
+  if (group_->failure()) throw_failure();
   Call call;
   call.envelope.tag = message.tag;
   call.envelope.bytes = message.bytes;
@@ -151,6 +151,7 @@ void Messages::compare(const Call& call, const Envelope& envelope) {
 }
 
 void Messages::throw_failure() {
+  group_->endpoint(rank_).note_thrown();
   if (auto failure = group_->failure()) throw *failure;
   throw Failure(FailureKind::aborted, "the group has failed");
 }
@@ -161,6 +162,7 @@ void Messages::fail_group(FailureKind kind, const std::string& message) {
 }
 
 void Messages::done(Call& call, std::exception_ptr error) noexcept {
+  if (error) group_->endpoint(rank_).note_thrown();
   call.task->finish(error);
   finished_.push_back(std::move(call.task));
   if (--outstanding_ > 0 || told_.empty()) return;

@@ -104,13 +104,16 @@ std::byte* Arena::allocate(std::size_t bytes, bool* is_zero) noexcept {
       free.pop_back();
       if (found.bytes >= kPage) kept_ -= std::min(kept_, found.bytes);
     } else {
-      const std::size_t unit = found.bytes >= kHugePage ? kHugePage : found.bytes >= kPage ? kPage : kCacheLine;
+      const std::size_t unit = found.bytes >= kHugePage ? kHugePage
+                               : found.bytes >= kPage   ? kPage
+                                                        : kCacheLine;
       const std::size_t at = round_up(used_, unit);
       if (at > bytes_ || bytes_ - at < found.bytes) return nullptr;
       data = base_ + at;
       blocks_.emplace(data, found);
       // So that free() needs no memory for its list.
-      if (blocks_.size() > free.capacity()) free.reserve(std::max(2 * free.capacity(), std::size_t{8}));
+      if (blocks_.size() > free.capacity())
+        free.reserve(std::max(2 * free.capacity(), std::size_t{8}));
       used_ = at + found.bytes;
       is_new = true;
     }

@@ -2,9 +2,9 @@
 // calls, and pycollective.shared_arrays().
 //
 // The arenas of a group's ranks lie one behind the other in the memory behind one descriptor, and
-// every rank maps all of them at once: another rank's array is at base(rank) + offset. Address space
-// is all that this costs: a page is there when somebody has touched it. Only the rank that owns an
-// arena allocates and frees in it, and needs nobody for it. A forked child owns nothing.
+// every rank maps all of them at once: another rank's array is at base(rank) + offset. Address
+// space is all that this costs: a page is there when somebody has touched it. Only the rank that
+// owns an arena allocates and frees in it, and needs nobody for it. A forked child owns nothing.
 #pragma once
 
 #include <array>

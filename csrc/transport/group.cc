@@ -39,6 +39,15 @@ std::string describe_rank(int rank, bool busy, const CallRecord& call, const std
   return text + " has finished " + call.describe() + " and made no collective call since";
 }
 
+void Group::close(int rank) {
+  leave(rank);
+  Endpoint& own = endpoint(rank);
+  std::optional<Failure> failed = failure();
+  if (!failed || failed->kind != FailureKind::mismatch || own.has_thrown()) return;
+  own.note_thrown();
+  throw *failed;
+}
+
 std::string describe_timeout(Group& group, int rank, const std::vector<int>& awaited) {
   std::vector<int> absent, stopped;
   const std::vector<int> silent = group.silent(kSilence);

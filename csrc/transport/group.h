@@ -30,9 +30,12 @@ class Group {
   virtual bool has_left(int /*rank*/) const { return false; }
   // Why the group is dead, if it is.
   virtual std::optional<Failure> failure() const = 0;
-  // Leaves in good order: not a failure, unless somebody still waits for this rank. Returns the
-  // mismatch where it shows only now that this rank's calls and a peer's differ.
-  virtual std::optional<Failure> leave(int rank) noexcept = 0;
+  // Leaves in good order: not a failure, unless somebody still waits for this rank, or it shows
+  // only now that this rank's calls and a peer's differ.
+  virtual void leave(int rank) noexcept = 0;
+  // The same, for a rank that this process runs. Throws the mismatch that the group has failed
+  // with, unless a call of the rank has thrown it.
+  void close(int rank);
   // Lets go of what a forked child has inherited, without a word to the peers.
   virtual void abandon() noexcept {}
   // What moves the bytes, in words.

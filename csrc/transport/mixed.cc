@@ -221,13 +221,12 @@ std::optional<Failure> MixedGroup::failure() const {
   return found ? found : tcp_.failure();
 }
 
-std::optional<Failure> MixedGroup::leave(int rank) noexcept {
-  // What this rank has heard through memory, other hosts may not have.
+void MixedGroup::leave(int rank) noexcept {
+  // Other hosts may not have heard what came through memory, nor this host what came over TCP.
   if (auto failed = shm_->failure()) tcp_.fail(failed->kind, failed->what());
-  std::optional<Failure> found = tcp_.leave(rank);
-  if (found) shm_->fail(found->kind, found->what());
-  std::optional<Failure> of_host = shm_->leave(place(rank));
-  return found ? found : of_host;
+  tcp_.leave(rank);
+  if (auto failed = tcp_.failure()) shm_->fail(failed->kind, failed->what());
+  shm_->leave(place(rank));
 }
 
 void MixedGroup::abandon() noexcept { tcp_.abandon(); }

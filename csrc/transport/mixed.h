@@ -31,7 +31,7 @@ class MixedGroup final : public Group {
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override { return tcp_.pipes(rank); }
   bool has_left(int rank) const override { return tcp_.has_left(rank); }
-  std::optional<Failure> leave(int rank) noexcept override;
+  void leave(int rank) noexcept override;
   void abandon() noexcept override;
   std::string_view transport() const override;
   // Addresses may tell of more ranks that share the cores than the memory does: those of other

@@ -416,7 +416,8 @@ std::shared_ptr<ShmGroup> ShmGroup::create(int size, std::size_t arena) {
   header->arena = arena;
   header->failed.store(0);
   header->magic = kMagic;
-  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size, arena));
+  return std::shared_ptr<ShmGroup>(
+      new ShmGroup(std::move(memory), std::move(mapping), size, arena));
 }
 
 std::shared_ptr<ShmGroup> ShmGroup::open(int descriptor) {
@@ -438,7 +439,8 @@ std::shared_ptr<ShmGroup> ShmGroup::open(int descriptor) {
                bytes == bytes_with_arenas(bytes_for(size), size, arena);
   if (!whole) refuse();
   Mapping mapping = memory.map(0, bytes_for(size));
-  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(memory), std::move(mapping), size, arena));
+  return std::shared_ptr<ShmGroup>(
+      new ShmGroup(std::move(memory), std::move(mapping), size, arena));
 }
 
 ShmGroup::ShmGroup(SharedMemory memory, Mapping mapping, int size, std::size_t arena)
@@ -507,8 +509,8 @@ void ShmGroup::map_arenas() {
     place = followed_->arena_of(followed_->rank_);
   } else if (arena_bytes_ > 0) {
     try {
-      arena_ = Arena::map(memory_.descriptor(), arenas_begin(bytes_for(size())), arena_bytes_, size(),
-                          rank_);
+      arena_ = Arena::map(memory_.descriptor(), arenas_begin(bytes_for(size())), arena_bytes_,
+                          size(), rank_);
     } catch (const std::system_error&) {
       // Without the address space for it, all of the group's arrays are ordinary.
     }
@@ -537,16 +539,14 @@ std::byte* ShmGroup::reach(int rank, std::uint64_t place, std::size_t bytes) con
   return arena_ ? arena_->reach(arena_of(rank), place, bytes) : nullptr;
 }
 
-std::optional<Failure> ShmGroup::leave(int rank) noexcept {
-  if (!origin_.is_here()) return {};  // a forked child does not speak for the rank
-  if (state(rank).presence.exchange(2) == 2) return {};  // it may never have joined
+void ShmGroup::leave(int rank) noexcept {
+  if (!origin_.is_here()) return;                     // a forked child does not speak for the rank
+  if (state(rank).presence.exchange(2) == 2) return;  // it may never have joined
   for (int r = 0; r < size(); ++r) state(r).bed.ring();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
     fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
-    return failure();
   }
-  return {};
 }
 
 // Launchers may give each rank cores of its own: those of all ranks count.

@@ -21,9 +21,9 @@
 
 #include "support/origin.h"
 #include "support/shared_memory.h"
+#include "transport/arena.h"
 #include "transport/board.h"
 #include "transport/group.h"
-#include "transport/arena.h"
 
 namespace pycollective {
 
@@ -40,9 +40,10 @@ class ShmGroup final : public Group {
 
   int size() const override { return size_; }
   int descriptor() const { return memory_.descriptor(); }
-  // Takes the place of a rank, after follow() if this is a part of another group; throws std::invalid_argument if it is taken or there is none.
+  // Takes the place of a rank, after follow() if this is a part of another group; throws
+  // std::invalid_argument if it is taken or there is none.
   void join(int rank);
-  std::optional<Failure> leave(int rank) noexcept override;
+  void leave(int rank) noexcept override;
   std::shared_ptr<Arena> arena() override { return arena_; }
   std::string_view transport() const override { return "shared memory"; }
   bool in_crowd() const override;
@@ -107,9 +108,9 @@ class ShmGroup final : public Group {
   SharedMemory memory_;
   Mapping mapping_;
   int size_;
-  std::size_t arena_bytes_;  // of each rank
-  mutable std::atomic<int> crowd_ = -1;  // whether it is one, once all ranks have joined
-  std::shared_ptr<Arena> arena_;  // nullptr: there is none, or no address space for it
+  std::size_t arena_bytes_;                // of each rank
+  mutable std::atomic<int> crowd_ = -1;    // whether it is one, once all ranks have joined
+  std::shared_ptr<Arena> arena_;           // nullptr: there is none, or no address space for it
   mutable std::atomic<int> reaches_ = -1;  // whether all ranks have mapped all arenas, once known
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;

@@ -368,15 +368,15 @@ class TcpGroup::Member final : public Endpoint {
     return found;
   }
 
-  std::optional<Failure> leave_group() noexcept {
+  void leave_group() noexcept {
     if (!origin_.is_here()) {
       close_all();
-      return {};
+      return;
     }
     if (busy_.exchange(true)) {
       // Another thread is in a call: it is to end, and what it uses stays open until it has.
       std::lock_guard lock(mutex_);
-      if (closed_ || failure_) return {};
+      if (closed_ || failure_) return;
       std::string text =
           "rank " + std::to_string(rank_) + " has left the group in " + call_.describe();
       Header header;
@@ -384,11 +384,10 @@ class TcpGroup::Member final : public Endpoint {
       header.failure = static_cast<std::uint32_t>(FailureKind::peer_lost);  // to the others
       tell_all(header, text);
       fail_locked(FailureKind::aborted, text, false);
-      return {};
+      return;
     }
     std::unique_lock lock(mutex_);
-    if (closed_) return {};
-    std::optional<Failure> found;
+    if (closed_) return;
     Header header;
     if (failure_) {  // a peer may hear of this end before it hears the reason from whom it began
       header.kind = Kind::failed;
@@ -398,7 +397,7 @@ class TcpGroup::Member final : public Endpoint {
       header.kind = Kind::left;
       header.call = call_.number;
       tell_all(header, lines_of(known_calls(history_)));
-      found = compare_at_end();
+      compare_at_end();
     }
     for (Peer& peer : peers_) {
       if (peer.control.get() < 0) continue;
@@ -408,7 +407,6 @@ class TcpGroup::Member final : public Endpoint {
       for (int i = 0; i < 64 && recv(peer.control.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;) ++i;
     }
     close_all();
-    return found;
   }
 
   // Stays busy for ever, so that no call begins.
@@ -449,6 +447,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   void say_what_i_call() {
+    peek();
     if (std::exchange(said_, true)) return;
     Header header;
     header.kind = Kind::in_call;
@@ -513,7 +512,7 @@ class TcpGroup::Member final : public Endpoint {
     Peer& peer = at(r);
     KnownCalls mine = known_calls(history_), theirs = calls_of(peer);
     Difference found = find_difference(mine, theirs);
-    if (found.mine && !found.is_first && peer.told_of.empty() && !peer.left) {
+    if (!found.is_first && peer.told_of.empty() && !peer.left) {
       auto now = Clock::now();
       if (peer.asked_at == Clock::time_point{}) {
         peer.asked_at = now;
@@ -528,7 +527,7 @@ class TcpGroup::Member final : public Endpoint {
   }
 
   // Of a rank that has said that it leaves.
-  std::optional<Failure> compare_at_end() {
+  void compare_at_end() {
     auto waits_for = [](const Peer& peer) {
       return peer.control.get() >= 0 && !peer.closed && !peer.left && !peer.address.empty();
     };
@@ -543,9 +542,7 @@ class TcpGroup::Member final : public Endpoint {
       if (!differs(at(r))) continue;
       fail_locked(FailureKind::mismatch,
                   describe_mismatch(rank_, known_calls(history_), r, calls_of(at(r))), true);
-      return failure_;
     }
-    return {};
   }
 
   Peer& at(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
@@ -639,17 +636,28 @@ class TcpGroup::Member final : public Endpoint {
       if (target && awaited) stream.aim(target);
     }
     if (read == Stream::Read::whole) {
-      heard(peer, stream);
+      heard(peer, stream.header(), stream.text());
     } else if (stream.broken() && !was_broken) {
       broke(peer);
     }
   }
 
-  void heard(Peer& peer, const Stream& stream) {
-    const Header& header = stream.header();
+  void heard(Peer& peer, const Header& header, std::string text) {
     if (header.text == 0) return;
     std::lock_guard lock(mutex_);
-    peer.heard = {header.call, header.fingerprint, stream.text()};
+    peer.heard = {header.call, header.fingerprint, std::move(text)};
+  }
+
+  // A message that this call does not receive may show that its sender made another call.
+  void peek() {
+    for (Peer& peer : peers_) {
+      if (peer.streams.empty()) continue;
+      Header header;
+      std::string text;
+      if (peer.streams[peer.parts_in % peer.streams.size()].peek(header, text)) {
+        heard(peer, header, std::move(text));
+      }
+    }
   }
 
   void not_a_member(const Peer& peer, const char* wrong) {
@@ -852,10 +860,9 @@ TcpGroup::~TcpGroup() { member_->leave_group(); }
 
 int TcpGroup::rank() const { return member_->rank(); }
 int TcpGroup::size() const { return member_->size(); }
-std::optional<Failure> TcpGroup::leave(int) noexcept {
-  std::optional<Failure> found = member_->leave_group();
+void TcpGroup::leave(int) noexcept {
+  member_->leave_group();
   pipes_.reset();
-  return found;
 }
 void TcpGroup::abandon() noexcept {
   member_->close_all();

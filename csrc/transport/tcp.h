@@ -35,7 +35,7 @@ class TcpGroup final : public Group {
 
   int rank() const;
   // Tells the others that this rank leaves, and closes the connections.
-  std::optional<Failure> leave(int rank) noexcept override;
+  void leave(int rank) noexcept override;
   // Closes the connections: a copy of one in a forked child would keep the peers from seeing that
   // the parent ends.
   void abandon() noexcept override;
@@ -64,7 +64,7 @@ class TcpGroup final : public Group {
   bool has_failed() const;
   // Takes in what the peers say of themselves: failures, leaves, calls.
   void read_control();
-  // Tells them once in each call what this rank is in.
+  // Tells them once in each call what this rank is in, and looks at the calls of their messages.
   void say_what_i_call();
   // Until a connection has something; false when a signal came.
   bool sleep(Clock::duration limit);

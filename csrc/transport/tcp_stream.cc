@@ -3,12 +3,23 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "support/round_up.h"
 
 namespace pycollective::tcp {
+namespace {
+
+// A text without the spaces that fill it up.
+std::string trimmed(const char* data, std::size_t bytes) {
+  std::string text(data, bytes);
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  return text;
+}
+
+}  // namespace
 
 void Staging::reserve(std::size_t bytes, std::size_t used) {
   if (bytes <= capacity_) return;
@@ -85,6 +96,22 @@ Stream::Read Stream::read(std::uint64_t& moved) {
   }
 }
 
+bool Stream::peek(Header& header, std::string& text) const {
+  if (frame_bytes_ || broken_) return false;
+  char frame[sizeof(Header) + kCallText];
+  std::size_t have = std::min(filled_, sizeof frame);
+  if (have) std::memcpy(frame, staging_.data(), have);
+  if (have < sizeof frame) {
+    ssize_t got = recv(socket_.get(), frame + have, sizeof frame - have, MSG_PEEK | MSG_DONTWAIT);
+    if (got > 0) have += static_cast<std::size_t>(got);
+  }
+  if (have < sizeof header) return false;
+  std::memcpy(&header, frame, sizeof header);
+  if (wrong_with_message(header) || have < sizeof header + header.text) return false;
+  text = trimmed(frame + sizeof header, header.text);
+  return true;
+}
+
 void Stream::accept() {
   frame_bytes_ = sizeof(Header) + header().text + header().bytes;
   staging_.reserve(frame_bytes_ + kGulp, filled_);
@@ -99,9 +126,7 @@ void Stream::aim(std::byte* target) {
 }
 
 std::string Stream::text() const {
-  std::string text(reinterpret_cast<const char*>(staging_.data() + sizeof(Header)), header().text);
-  while (!text.empty() && text.back() == ' ') text.pop_back();
-  return text;
+  return trimmed(reinterpret_cast<const char*>(staging_.data() + sizeof(Header)), header().text);
 }
 
 void Stream::release() {

@@ -51,6 +51,9 @@ class Stream {
   enum class Read { whole, header, waiting };
   Read read(std::uint64_t& moved);
   bool whole() const { return whole_; }
+  // Copies the header and the text of the next frame, which stays to be read. False where they have
+  // not come, or where the frame is being read.
+  bool peek(Header& header, std::string& text) const;
   // Valid from the header on, until accept() or release().
   const Header& header() const { return *reinterpret_cast<const Header*>(staging_.data()); }
   // After a header that has been checked: makes room for the frame.

@@ -272,11 +272,11 @@ std::optional<Failure> ThreadGroup::compare(int rank) noexcept {
   return {};
 }
 
-std::optional<Failure> ThreadGroup::leave(int rank) noexcept {
+void ThreadGroup::leave(int rank) noexcept {
   RankState& me = ranks_[static_cast<std::size_t>(rank)];
-  if (me.left.exchange(true)) return {};
+  if (me.left.exchange(true)) return;
   for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].bed.ring();
-  return compare(rank);
+  compare(rank);
 }
 
 bool ThreadGroup::has_left(int rank) const {

@@ -37,7 +37,7 @@ class ThreadGroup final : public Group {
   std::string describe(int rank) const override;
   void tell_message(int rank, const std::string& message) noexcept override;
   bool has_left(int rank) const override;
-  std::optional<Failure> leave(int rank) noexcept override;
+  void leave(int rank) noexcept override;
 
  private:
   friend class ThreadEndpoint;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -144,8 +145,14 @@ class Endpoint {
   // Fails the whole group, unless it has failed already: every rank's present or next call throws.
   virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
 
+  // A call of this rank has thrown the group's failure. A close() of the rank need not throw a
+  // mismatch again.
+  void note_thrown() noexcept { has_thrown_.store(true, std::memory_order_relaxed); }
+  bool has_thrown() const { return has_thrown_.load(std::memory_order_relaxed); }
+
  private:
   std::vector<int> awaited_;
+  std::atomic<bool> has_thrown_{false};
 };
 
 }  // namespace pycollective

@@ -169,8 +169,8 @@ class Member(_core.CommunicatorBase):
         Raises
         ------
         MismatchError
-            This rank's calls and another rank's differ, and no call has found it: nobody had to
-            receive anything in them. Of two ranks, the one that closes later finds it.
+            Two ranks' calls differ, and no call of this rank has raised that. Where nobody had to
+            receive anything in these calls, the rank that closes last finds it.
         """
         if not isinstance(self._core, _Gone):
             self._core.settle()
@@ -180,7 +180,7 @@ class Member(_core.CommunicatorBase):
         self._gpu = None
         self._detach()
         try:
-            self._group.leave(self.rank)
+            self._group.close(self.rank)
         finally:
             self._core = _Gone("this communicator is closed")
 

@@ -145,7 +145,7 @@ class MPIGroup:
             self._failure = error
             self._tell({"reason": str(error), "kind": type(error).__name__})
 
-    def leave(self, rank: int) -> None:
+    def close(self, rank: int) -> None:
         """Leave in good order."""
         if not self._doing.startswith("has left"):
             self._doing = "has left"

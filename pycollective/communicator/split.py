@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -176,8 +175,7 @@ def _split(
     if not reasons:
         return None if made is None else (made[0], members.index(me), made[1])
     if made is not None:
-        with contextlib.suppress(CollectiveError):
-            made[0].leave(members.index(me))
+        made[0].leave(members.index(me))
     # A rank whose error speaks of another one has it because of that one.
     causes = {r: text for r, text in reasons.items() if _ranks_in(text) <= {r}} or reasons
     raise CollectiveError(

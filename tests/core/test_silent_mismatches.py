@@ -97,6 +97,55 @@ def test_differing_calls_are_named_by_close(on_ranks, kind, case):
         check(error, case, kind)
 
 
+def _message_of_another_type(group):
+    if group.rank == 1:
+        group.send(np.ones(4), 2)
+    elif group.rank == 2:
+        group.recv(source=1, shape=4, dtype="int16")
+
+
+def _all_gather_among_scatters(group):
+    return group.all_gather(np.ones(2)) if group.rank == 2 else group.scatter(np.ones(6), 0)
+
+
+@pytest.mark.parametrize("call", [_message_of_another_type, _all_gather_among_scatters])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_each_rank_gets_a_mismatch_once_in_its_call_or_in_close(on_ranks, kind, call):
+    groups = make_group(kind, 3, 20)
+    in_call = on_ranks(groups, lambda group: error_of(lambda: call(group)))
+    in_close = on_ranks(groups, lambda group: error_of(group.close))
+    assert isinstance(in_call[2], pc.MismatchError), in_call
+    for errors in zip(in_call, in_close, strict=True):
+        (error,) = [error for error in errors if error is not None]
+        assert isinstance(error, pc.MismatchError), error
+        assert str(error) == str(in_call[2])
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_close_after_a_refused_call_does_not_raise_its_mismatch_again(on_ranks, kind):
+    groups = make_group(kind, 3, 20)
+    on_ranks(groups, lambda group: error_of(lambda: _message_of_another_type(group)))
+    refused = on_ranks(groups, lambda group: error_of(lambda: group.all_reduce(np.ones(4))))
+    assert all(isinstance(error, pc.MismatchError) for error in refused), refused
+    assert on_ranks(groups, lambda group: error_of(group.close)) == [None] * 3
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp", "mixed"])
+def test_a_call_that_meets_a_later_call_of_a_peer_names_the_call_in_its_place(on_ranks, kind):
+    """Rank 2 expects a message of its first call from rank 1, and gets one of the second."""
+
+    def work(group):
+        if group.rank == 2:
+            return error_of(lambda: group.all_gather(np.ones(2), algorithm="direct"))
+        group.scatter(np.ones(6), 0)
+        return error_of(lambda: [group.gather(np.ones(1), 2), group.barrier()])
+
+    for error in on_ranks(make_group(kind, 3, 20), work):
+        assert isinstance(error, pc.MismatchError), error
+        assert "called scatter #1" in str(error)
+        assert "rank 2 called all_gather #1" in str(error)
+
+
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_close_after_equal_calls_raises_nothing(on_ranks, kind):
     def work(group):

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import worker
+from faults import FAULTS
 from plan import Trial
 from ports import free_port
 
 _POLL_SECONDS = 0.004
 _LEFT_SECONDS = 4.0
 """How long processes that a trial leaves behind may take to end: the guardian's grace, and more."""
+_LATE_ERROR_SECONDS = 20.0
+"""How much longer than its time a victim stays stopped for ranks that have no error yet."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -189,16 +192,28 @@ class _Watch:
         return int(self.said[rank][0]["pid"]) if self.said[rank] else 0
 
     def _resume(self) -> None:
-        """Let a stopped victim go on when its time has come."""
+        """Let a stopped victim go on when its time has come, and the others have had their errors.
+
+        A rank that is slow to come to its call with the victim must find it stopped.
+        """
         if not any("stops" in line for line in self.said[self._trial.victim]):
             return
         pid = self._pid(self._trial.victim)
         if _state(pid) != "T":
             return
         when = self._resume_at.setdefault(pid, time.monotonic() + self._trial.seconds)
-        if time.monotonic() >= when:
+        late = time.monotonic() - when
+        if late >= 0 and (self._all_have_errors() or late >= _LATE_ERROR_SECONDS):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+    def _all_have_errors(self) -> bool:
+        """Return True if each rank has the error that the fault is to give it."""
+        fault = FAULTS[self._trial.fault]
+        if not (fault.others and fault.certain):
+            return True
+        others = [rank for rank in range(self._trial.ranks) if rank != self._trial.victim]
+        return all(any("error" in line for line in self.said[rank]) for rank in others)
 
     def _end_all(self) -> None:
         """Have all that still run say where they are, and kill them."""

@@ -7,7 +7,9 @@ import sys
 
 import plan
 import pytest
+import runner
 import trials
+import verdict
 from faults import FAULTS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and memfd")
@@ -73,3 +75,43 @@ def test_a_trial_follows_from_its_seed():
 def test_a_fault_that_a_setup_cannot_have_is_refused():
     with pytest.raises(ValueError, match="'kill' is not for the set-up 'threads'"):
         plan.make(0, "threads", "kill")
+
+
+def _mismatch(where, setup="address-tcp"):
+    """Return a trial of two ranks' differing calls, and what rank 1, the victim, says of it."""
+    trial = dataclasses.replace(
+        plan.make(0, setup, "mismatch"), ranks=2, victim=1, colors=(0, 0), closes=True
+    )
+    group = trial.steps[trial.moment].group
+    text = "rank 0 called barrier #1, rank 1 called all_gather #1 (int8[1], direct)"
+    error = {"error": "MismatchError", "classes": ["MismatchError"], "text": text, "ranks": None}
+    return trial, {**error, "group": group, "where": where}
+
+
+def _verdict(trial, *said, errors=""):
+    end = [{"done": True}, {"final": True, "grown": {}}]
+    return verdict.judge(
+        trial, runner.Outcome(said=[[*each, *end] for each in said], errors=errors)
+    )
+
+
+def test_a_mismatch_of_a_call_that_a_rank_does_not_hear_of_is_a_problem():
+    trial, error = _mismatch("barrier")
+    assert _verdict(trial, [], [error]) == ["silence: rank 0 has not heard of the fault"]
+    assert _verdict(trial, [error], [error]) == []
+
+
+def test_a_mismatch_that_nobody_hears_of_is_a_problem():
+    trial, _ = _mismatch("barrier")
+    assert _verdict(trial, [], []) == ["silence: rank 0 has not heard of the fault"]
+
+
+def test_a_mismatch_that_only_the_last_close_finds_is_no_problem():
+    trial, error = _mismatch("close")
+    assert _verdict(trial, [], [error]) == []
+
+
+def test_a_mismatch_that_the_end_of_a_process_finds_is_heard_of():
+    trial, error = _mismatch("barrier")
+    errors = f"--- 0.errors\nMismatchError at the end of the process: {error['text']}\n"
+    assert _verdict(trial, [], [error], errors=errors) == []

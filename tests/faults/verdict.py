@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 from typing import Any
 
 from faults import FAULTS
@@ -20,10 +21,14 @@ _LOST_START = re.compile(
     r'threading.py", line \d+ in wait\n[^\n]*threading.py", line \d+ in start\n'
 )
 
+#: An error that only the end of a process finds.
+_AT_THE_END = re.compile(r"^(MismatchError) at the end of the process: (.*)", re.MULTILINE)
+
 
 def judge(trial: Trial, outcome: Outcome) -> list[str]:
     """Return one line for each thing that is wrong."""
     found = []
+    outcome = _with_errors_at_the_end(trial, outcome)
     if outcome.hung and trial.fault == "no memory" and _LOST_START.search(outcome.errors):
         return [
             f"wrong: rank {rank}: {line['wrong']}"
@@ -45,17 +50,52 @@ def judge(trial: Trial, outcome: Outcome) -> list[str]:
     for rank, said in enumerate(outcome.said):
         found += [f"wrong: rank {rank}: {line['wrong']}" for line in said if "wrong" in line]
         if not outcome.hung:
-            found += _judge_rank(trial, rank, said)
+            found += _judge_rank(trial, rank, said, _must_hear(trial, rank, outcome))
         if grown := next((line["grown"] for line in said if line.get("grown")), None):
             found.append(f"left behind: rank {rank}: {grown}")
     return found + [f"left behind: {what}" for what in outcome.left]
+
+
+def _with_errors_at_the_end(trial: Trial, outcome: Outcome) -> Outcome:
+    """Return the outcome in which ranks have also said what their processes wrote at their end."""
+    said = [list(lines) for lines in outcome.said]
+    for part in outcome.errors.split("--- ")[1:]:
+        name, _, text = part.partition(".errors\n")
+        for match in _AT_THE_END.finditer(text if name.isdigit() else ""):
+            said[int(name)].append(
+                {"error": match[1], "classes": [match[1]], "text": match[2], "ranks": None,
+                 "group": _group(trial), "where": "exit"}
+            )  # fmt: skip
+    return replace(outcome, said=said)
 
 
 def _has(said: list[dict[str, Any]], key: str) -> bool:
     return any(key in line for line in said)
 
 
-def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]]) -> list[str]:
+def _is_concerned(trial: Trial, rank: int) -> bool:
+    """Return True if a rank is in the group of the fault."""
+    fault = FAULTS[trial.fault]
+    return not fault.within_group or trial.victim in trial.members(rank, _group(trial))
+
+
+def _must_hear(trial: Trial, rank: int, outcome: Outcome) -> bool:
+    """Return True if a rank must have an error."""
+    fault = FAULTS[trial.fault]
+    if not (fault.others and fault.certain and _is_concerned(trial, rank)):
+        return False
+    if trial.fault != "mismatch":
+        return True
+    # A mismatch that no call finds is found by close(), of the ranks that close last.
+    members = trial.members(trial.victim, _group(trial))
+    errors = [line for r in members for line in outcome.said[r] if "error" in line]
+    if any(line["where"] not in ("close", "exit") for line in errors):
+        # Threads that do not close their groups drop them, which raises nothing.
+        return trial.setup != "threads" or trial.closes or trial.closes_at_once
+    return not errors
+
+
+def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]], must_hear: bool) -> list[str]:
     fault = FAULTS[trial.fault]
     if fault.all_die:
         return []
@@ -76,11 +116,10 @@ def _judge_rank(trial: Trial, rank: int, said: list[dict[str, Any]]) -> list[str
         found.append(f"crash: rank {rank} ended without a word")
     elif not _ends(trial, said):
         found.append(f"crash: rank {rank} ended after its calls, without a last word")
-    concerned = not fault.within_group or trial.victim in trial.members(rank, _group(trial))
-    if fault.others and fault.certain and concerned and not errors:
+    if must_hear and not errors:
         found.append(f"silence: rank {rank} has not heard of the fault")
     for error in errors:
-        allowed = fault.others if concerned else ()
+        allowed = fault.others if _is_concerned(trial, rank) else ()
         if not _is_one_of(error, allowed):
             found.append(f"error: rank {rank} got {_shown(error)}, not one of {allowed}")
         elif not names_victim(trial, rank, error):

@@ -29,7 +29,9 @@ import pycollective as pc
 
 _SENTINEL = 0xA5
 _COMPARED_BYTES = 1 << 20
-_JOIN_SECONDS = 4.0
+_JOIN_SECONDS = 12.0
+_JOIN_IN_VAIN_SECONDS = 4.0
+"""Where the others wait in vain for the victim to join."""
 _SETTLE_SECONDS = 5.0
 
 
@@ -111,6 +113,7 @@ class Rank:
         self.struck = False
         self._due = False
         self.lift: Callable[[], None] = lambda: None
+        """Ends what the fault does to the process; set by the fault."""
         self.children: list[int] = []
         self._folder = folder
         self._pid = os.getpid()
@@ -119,7 +122,9 @@ class Rank:
         self._results: list[np.ndarray] = []
         self._watched: list[np.ndarray] = []
         self._pending: list[tuple[int, int, Step, Any, Any]] = []
-        self._before: dict[str, int] = {}
+        # Among threads, a rank that has begun may have taken all descriptors already.
+        self._before = held()
+        self._descriptors_before = {int(name) for name in os.listdir("/proc/self/fd")}
 
     # What faults use ---------------------------------------------------------------------------
 
@@ -177,14 +182,12 @@ class Rank:
     def run(self, join: Callable[[], Any]) -> bool:
         """Make all calls; return whether the rank has not left early."""
         self.say(pid=self._pid)
-        self._before = held()
-        self._descriptors_before = {int(name) for name in os.listdir("/proc/self/fd")}
         try:
             self._calls(join)
         except LeftError:
             self.say(left=True)
             return False
-        self.lift()
+        self._lift()
         self.say(done=True)
         return True
 
@@ -225,8 +228,13 @@ class Rank:
             self._due = False
             self.fault.strike(self)
 
+    def _lift(self) -> None:
+        """End what the fault does to the process."""
+        lift, self.lift = self.lift, lambda: None
+        lift()
+
     def _failed(self, error: BaseException, name: str) -> None:
-        self.lift()
+        self._lift()
         self._say_error(error, name, self.step.call)
         # What is under way still has the arrays.
         for *_, work, _x in self._pending:
@@ -267,7 +275,7 @@ class Rank:
         """Wait until a fault that comes at a time of its own has come."""
         if not (self.is_victim and self.fault.waits):
             return
-        self.lift()
+        self._lift()
         until = time.monotonic() + self.trial.delay + 1.0
         while not self.struck and time.monotonic() < until:
             time.sleep(0.002)
@@ -493,8 +501,11 @@ def run_process(trial: Trial, rank: int, folder: Path) -> int:
     _begin(folder, str(rank))
     worker = Rank(trial, rank, folder)
 
+    in_vain = "RendezvousError" in worker.fault.others
+    join_timeout = _JOIN_IN_VAIN_SECONDS if in_vain else _JOIN_SECONDS
+
     def join() -> Any:
-        return pc.init(timeout=trial.timeout, join_timeout=_JOIN_SECONDS)
+        return pc.init(timeout=trial.timeout, join_timeout=join_timeout)
 
     if worker.run(join):
         worker.finish()
