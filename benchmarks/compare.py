@@ -167,8 +167,8 @@ _MPI_OVER_TCP = {
     "OMPI_MCA_coll": "^sm",
     "MPIR_CVAR_NOLOCAL": "1",
     "UCX_TLS": "tcp,self",
-    "UCX_NET_DEVICES": "lo",
     "I_MPI_FABRICS": "ofi",
+    "I_MPI_COLL_INTRANODE": "pt2pt",
     "FI_PROVIDER": "tcp",
     "FI_TCP_IFACE": "lo",
 }
