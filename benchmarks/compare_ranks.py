@@ -1,9 +1,10 @@
 """One contestant of compare.py: a rank of a group, or all replicas of a process; compare.py starts it.
 
-    python benchmarks/compare_ranks.py KIND --sizes 8 1048576 [--seconds 0.5] [--replicas 2]
+    python benchmarks/compare_ranks.py KIND [--call broadcast] [--sizes 16 1048576] [--seconds 0.15]
 
-An all-reduce, float32 sum, in place where the contestant can. Results are checked before the timing, and
-nothing is timed on zeros. The time of an iteration is the slowest rank's. Rank 0 prints a line of JSON.
+Every contestant and every call go through the same two steps. `check` compares the result with values
+computed here, and ends the launch if one differs. `measure` times calls; compare.py says how. Rank 0
+prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -11,99 +12,273 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 
-REFILL = 50
-"""Calls in place after which the numbers begin again small: sums grow."""
-TINY = np.float32(1e-30)
+TINY = 1e-30
+"""Sums in place grow by the number of ranks in each call, so that they begin small."""
+LARGEST = 1e38
+REPEATS = 5
+MANY = 8
+"""Arrays of a call of all_reduce_many."""
+PARTS = ("gather", "scatter", "all_gather", "reduce_scatter", "all_to_all")
+"""Calls whose whole buffer has a part of each rank."""
 MI = 1 << 20
 LIMITS_FROM = MI
 
 
-class Call:
-    """An all-reduce that can be repeated.
+# Right results ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Values:
+    """The ranks' contributions to a call, and one rank's right result.
 
     Attributes
     ----------
-    run : callable
-        Makes the call and returns when this rank has the result.
-    result : callable
-        The result as an array, after a call.
-    array : ndarray or None
-        The array that it works on in place, if it does.
+    size : int
+        Bytes of the whole buffer: of broadcast's array, of the result of gather and all_gather, of the
+        input of scatter, reduce_scatter and all_to_all. Parts of ranks are rounded down.
     """
 
-    def __init__(
-        self, run: Callable[[], Any], result: Callable[[], Any], array: Any = None
-    ) -> None:
-        self.run, self.result, self.array = run, result, array
+    call: str
+    size: int
+    rank: int
+    ranks: int
+
+    @property
+    def count(self) -> int:
+        """Items of the whole buffer."""
+        count = self.size // 4
+        return count - count % self.ranks if self.call in PARTS else count
+
+    @property
+    def given(self) -> int:
+        """Items of this rank's input."""
+        return self.count // self.ranks if self.call in ("gather", "all_gather") else self.count
+
+    @property
+    def got(self) -> int:
+        """Items of this rank's result."""
+        return (
+            self.count // self.ranks if self.call in ("scatter", "reduce_scatter") else self.count
+        )
+
+    def of(self, rank: int) -> Any:
+        """Return a rank's input: small whole numbers, so that every sum is exact."""
+        return np.resize(np.arange(1, 18, dtype=np.float32), self.given) * np.float32(rank + 1)
+
+    def expected(self) -> Any:
+        """Return this rank's result; None if it gets none."""
+        length = self.count // self.ranks
+        part = slice(self.rank * length, (self.rank + 1) * length)
+        total = self.of(0) * np.float32(self.ranks * (self.ranks + 1) // 2)
+        match self.call:
+            case "broadcast":
+                return self.of(0)
+            case "reduce":
+                return total if self.rank == 0 else None
+            case "gather" if self.rank:
+                return None
+            case "gather" | "all_gather":
+                return np.concatenate([self.of(r) for r in range(self.ranks)])
+            case "scatter":
+                return self.of(0)[part]
+            case "reduce_scatter":
+                return total[part]
+            case "all_to_all":
+                return np.concatenate([self.of(r)[part] for r in range(self.ranks)])
+            case "send_recv":
+                return self.of(self.rank ^ 1)
+            case "barrier":
+                return None
+        return total
 
 
-# Groups of processes: rank, size, barrier(), call(x) -> Call ------------------------------------
+def wrong(call: str, size: int, rank: int) -> NoReturn:
+    """End the process at once: the other ranks, which may wait for this one, are ended with it."""
+    print(
+        f"WRONG a wrong result of {call} of {size} bytes on rank {rank}",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
-class Pycollective:
-    def __init__(self) -> None:
+# Groups of processes ----------------------------------------------------------------------------
+
+IN_PLACE = frozenset({"all_reduce", "all_reduce_async", "all_reduce_many"})
+Runs = dict[str, Callable[[], Any]]
+
+
+class Group:
+    """One rank's place in a contestant's group.
+
+    Attributes
+    ----------
+    meet : callable
+        Returns when every rank has called it.
+    sums : frozenset of str
+        Calls that add to their input in place, so that its values grow.
+    """
+
+    rank: int
+    size: int
+    meet: Callable[[], Any]
+    sums = IN_PLACE
+
+    def array(self, count: int) -> Any:
+        """Return an array of the contestant's kind of memory."""
+        return np.empty(count, np.float32)
+
+    def calls(self, x: Any, out: Any) -> Runs:
+        """Return the calls on two arrays, each of which returns when this rank has the result."""
+        raise NotImplementedError
+
+    def result(self, call: str, x: Any, out: Any) -> Any:
+        """Return the result of the last call."""
+        return x if call == "broadcast" or call in self.sums else out
+
+    @property
+    def other(self) -> int:
+        """The rank that this one exchanges messages with."""
+        return self.rank ^ 1
+
+
+class Pycollective(Group):
+    """On ordinary arrays."""
+
+    def __init__(self, comm: Any = None) -> None:
         import pycollective
 
-        self.comm = pycollective.init()
-        self.rank, self.size, self.barrier = self.comm.rank, self.comm.size, self.comm.barrier
-
-    def call(self, x: Any) -> Call:
-        return Call(lambda: self.comm.all_reduce(x, out=x), lambda: x, x)
+        self.comm = pycollective.init() if comm is None else comm
+        self.rank, self.size, self.meet = self.comm.rank, self.comm.size, self.comm.barrier
 
     def limit(self, size: int) -> float:
         from pycollective.benchmark import memory_rate
 
         return memory_rate(self.comm, size)
 
+    def calls(self, x: Any, out: Any) -> Runs:
+        comm, other, many = self.comm, self.other, np.array_split(x, MANY)
+        whole, parts = (x, out) if self.rank == 0 else (None, None)
+        return {
+            "all_reduce": lambda: comm.all_reduce(x, out=x),
+            "all_reduce_async": lambda: comm.all_reduce(x, out=x, async_op=True).wait(),
+            "all_reduce_many": lambda: comm.all_reduce_many(many, out=many),
+            "broadcast": lambda: comm.broadcast(x, out=x),
+            "reduce": lambda: comm.reduce(x, out=parts),
+            "gather": lambda: comm.gather(x, out=parts),
+            "scatter": lambda: comm.scatter(whole, out=out),
+            "all_gather": lambda: comm.all_gather(x, out=out),
+            "reduce_scatter": lambda: comm.reduce_scatter(x, out=out),
+            "all_to_all": lambda: comm.all_to_all(x, out=out),
+            "barrier": comm.barrier,
+            "send_recv": (
+                (lambda: (comm.send(x, other), comm.recv(out, other)))
+                if self.rank < other
+                else (lambda: (comm.recv(out, other), comm.send(x, other)))
+            ),
+        }
 
-class Registered(Pycollective):
-    """With memory of the group, comm.empty()."""
 
-    def call(self, x: Any) -> Call:
-        if not hasattr(self.comm, "empty"):
-            raise SystemExit("LEFT OUT this pycollective has no comm.empty()")
-        y = self.comm.empty(x.shape, x.dtype)
-        y[:] = x
-        return super().call(y)
+class Empty(Pycollective):
+    """On arrays of comm.empty()."""
+
+    def array(self, count: int) -> Any:
+        return self.comm.empty(count, np.float32)
 
 
-class Gloo:
+class Shared(Pycollective):
+    """On ordinary arrays that are made under shared_arrays()."""
+
+    def array(self, count: int) -> Any:
+        import pycollective
+
+        with pycollective.shared_arrays():
+            return super().array(count)
+
+
+class Mpi(Group):
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.place, self.op, self.comm = MPI.IN_PLACE, MPI.SUM, MPI.COMM_WORLD
+        self.rank, self.size, self.meet = self.comm.rank, self.comm.size, self.comm.Barrier
+
+    def calls(self, x: Any, out: Any) -> Runs:
+        comm, other, many = self.comm, self.other, np.array_split(x, MANY)
+        whole, parts = (x, out) if self.rank == 0 else (None, None)
+        place, op = self.place, self.op
+        return {
+            "all_reduce": lambda: comm.Allreduce(place, x, op=op),
+            "all_reduce_async": lambda: comm.Iallreduce(place, x, op=op).Wait(),
+            "all_reduce_many": lambda: [comm.Allreduce(place, array, op=op) for array in many],
+            "broadcast": lambda: comm.Bcast(x),
+            "reduce": lambda: comm.Reduce(x, parts, op=op),
+            "gather": lambda: comm.Gather(x, parts),
+            "scatter": lambda: comm.Scatter(whole, out),
+            "all_gather": lambda: comm.Allgather(x, out),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(x, out, op=op),
+            "all_to_all": lambda: comm.Alltoall(x, out),
+            "barrier": comm.Barrier,
+            "send_recv": (
+                (lambda: (comm.Send(x, other), comm.Recv(out, other)))
+                if self.rank < other
+                else (lambda: (comm.Recv(out, other), comm.Send(x, other)))
+            ),
+        }
+
+
+class Gloo(Group):
+    sums = IN_PLACE | {"reduce"}
+
     def __init__(self) -> None:
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
-        self.torch, self.dist = torch, dist
-        self.rank, self.size, self.barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
+        self.tensor, self.dist = torch.from_numpy, dist
+        self.rank, self.size, self.meet = dist.get_rank(), dist.get_world_size(), dist.barrier
 
-    def call(self, x: Any) -> Call:
-        tensor = self.torch.from_numpy(x)
-        return Call(lambda: self.dist.all_reduce(tensor), lambda: x, x)
+    def calls(self, x: Any, out: Any) -> Runs:
+        dist, other, given, got = self.dist, self.other, self.tensor(x), self.tensor(out)
+        many, whole, parts = given.chunk(MANY), None, None
+        if self.rank == 0:
+            whole, parts = list(given.chunk(self.size)), list(got.chunk(self.size))
+        return {
+            "all_reduce": lambda: dist.all_reduce(given),
+            "all_reduce_async": lambda: dist.all_reduce(given, async_op=True).wait(),
+            "all_reduce_many": lambda: [dist.all_reduce(t) for t in many],
+            "broadcast": lambda: dist.broadcast(given, 0),
+            "reduce": lambda: dist.reduce(given, 0),
+            "gather": lambda: dist.gather(given, parts, 0),
+            "scatter": lambda: dist.scatter(got, whole, 0),
+            "all_gather": lambda: dist.all_gather_into_tensor(got, given),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(got, given),
+            "all_to_all": lambda: dist.all_to_all_single(got, given),
+            "barrier": dist.barrier,
+            "send_recv": (
+                (lambda: (dist.send(given, other), dist.recv(got, other)))
+                if self.rank < other
+                else (lambda: (dist.recv(got, other), dist.send(given, other)))
+            ),
+        }
 
 
-class Mpi:
-    def __init__(self) -> None:
-        from mpi4py import MPI
+class JaxProcesses(Group):
+    sums = frozenset()
 
-        self.MPI, self.comm = MPI, MPI.COMM_WORLD
-        self.rank, self.size, self.barrier = self.comm.rank, self.comm.size, self.comm.Barrier
-
-    def call(self, x: Any) -> Call:
-        place, op = self.MPI.IN_PLACE, self.MPI.SUM
-        return Call(lambda: self.comm.Allreduce(place, x, op=op), lambda: x, x)
-
-
-class JaxProcesses:
     def __init__(self) -> None:
         import jax
         from jax.sharding import Mesh, NamedSharding
@@ -119,21 +294,23 @@ class JaxProcesses:
                 lambda a: jax.lax.psum(a, "i"), mesh=self.split.mesh, in_specs=P("i"), out_specs=P()
             )
         )
+        self.meet = self.calls(np.ones(1, np.float32), None)["all_reduce"]
 
-    def call(self, x: Any) -> Call:
+    def calls(self, x: Any, out: Any) -> Runs:
         given = self.jax.make_array_from_process_local_data(self.split, x)
-        last: list[Any] = [None]
 
         def run() -> None:
-            last[0] = self.sum(given).block_until_ready()
+            self.last = self.sum(given).block_until_ready()
 
-        return Call(run, lambda: np.asarray(last[0].addressable_data(0)))
+        return {"all_reduce": run}
 
-    def barrier(self) -> None:
-        self.call(np.ones(1, np.float32)).run()
+    def result(self, call: str, x: Any, out: Any) -> Any:
+        return np.asarray(self.last.addressable_data(0))
 
 
-class TensorflowProcesses:
+class TensorflowProcesses(Group):
+    sums = frozenset()
+
     def __init__(self) -> None:
         import tensorflow as tf
 
@@ -143,8 +320,9 @@ class TensorflowProcesses:
         self.tf = tf
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.meet = self.calls(np.ones(1, np.float32), None)["all_reduce"]
 
-    def call(self, x: Any) -> Call:
+    def calls(self, x: Any, out: Any) -> Runs:
         tf, strategy = self.tf, self.strategy
 
         def reduce(value: Any) -> Any:
@@ -153,20 +331,20 @@ class TensorflowProcesses:
 
         step = tf.function(lambda value: strategy.run(reduce, args=(value,)))
         given = tf.constant(x)
-        last: list[Any] = [None]
 
         def run() -> None:
-            last[0] = step(given)
+            self.last = step(given)
 
-        return Call(run, lambda: strategy.experimental_local_results(last[0])[0].numpy())
+        return {"all_reduce": run}
 
-    def barrier(self) -> None:
-        self.call(np.ones(1, np.float32)).run()
+    def result(self, call: str, x: Any, out: Any) -> Any:
+        return self.strategy.experimental_local_results(self.last)[0].numpy()
 
 
-PROCESSES: dict[str, Callable[[], Any]] = {
+PROCESSES: dict[str, Callable[[], Group]] = {
     "pycollective": Pycollective,
-    "registered": Registered,
+    "empty": Empty,
+    "shared": Shared,
     "gloo": Gloo,
     "mpi": Mpi,
     "jax": JaxProcesses,
@@ -174,94 +352,129 @@ PROCESSES: dict[str, Callable[[], Any]] = {
 }
 
 
-def slowest(group: Any, times: Any) -> Any:
-    """Return the largest of all ranks' times, by a sum of an array that each fills its own row of."""
-    rows = np.zeros((group.size, len(times)), np.float32)
-    rows[group.rank] = times
-    call = group.call(rows.reshape(-1))
-    call.run()
-    return np.asarray(call.result()).reshape(rows.shape).max(axis=0)
+# The two steps ----------------------------------------------------------------------------------
 
 
-def time_size(group: Any, size: int, seconds: float) -> dict[str, float]:
-    count, n = max(1, size // 4), group.size
-    pattern = (np.arange(count) % 17 + 1).astype(np.float32)
-    call = group.call(pattern * np.float32(group.rank + 1))
-    call.run()
-    if not np.array_equal(call.result(), pattern * np.float32(n * (n + 1) // 2)):
-        raise SystemExit(f"wrong sum at {size} bytes")
-    fresh = np.random.default_rng(group.rank).random(count, dtype=np.float32) * TINY + TINY
+def check(group: Group, call: str, size: int) -> tuple[Callable[[], Any], Any]:
+    """Make a call's arrays, call once, compare the result; return the call and its input."""
+    values = Values(call, size, group.rank, group.size)
+    x, out = group.array(values.given), group.array(values.got)
+    x[:] = values.of(group.rank)
+    out[:] = -1
+    run = group.calls(x, out).get(call)
+    if run is None:
+        raise SystemExit(f"LEFT OUT it has no {call}")
+    run()
+    want = values.expected()
+    if want is not None and not np.array_equal(group.result(call, x, out), want):
+        wrong(call, size, group.rank)
+    return run, x
 
-    def refill() -> None:
-        if call.array is not None:
-            call.array[:] = fresh
 
-    refill()
+def slowest(group: Group, seconds: float) -> float:
+    """Return the largest of all ranks' times, by a sum of an array in which each has its own item."""
+    times = np.zeros(group.size, np.float32)
+    times[group.rank] = seconds
+    group.calls(times, times)["all_reduce"]()
+    return float(np.max(group.result("all_reduce", times, times)))
+
+
+def measure(
+    run: Callable[[], Any],
+    seconds: float,
+    *,
+    meet: Callable[[], Any] = lambda: None,
+    slowest: Callable[[float], float] = lambda own: own,
+    renew: Callable[[], Any] | None = None,
+    most: int = 0,
+) -> dict[str, float]:
+    """Time a call: the median of five means, each of as many calls as fit into some seconds.
+
+    Parameters
+    ----------
+    meet : callable
+        Lets the ranks wait for each other, before the clock starts.
+    slowest : callable
+        Returns the largest of all ranks' times.
+    renew : callable, optional
+        Gives the arrays of sums in place small values again; not timed, as the call after it.
+    most : int
+        Calls after which that is due.
+    """
     clock = time.perf_counter
-    for _ in range(3):
-        call.run()
-    first = np.empty(7)
-    for i in range(len(first)):
-        begin = clock()
-        call.run()
-        first[i] = clock() - begin
-    estimate = float(np.median(slowest(group, first)))  # one hiccup does not count
-    iterations = int(max(5, min(5000, seconds / max(estimate, 1e-7))))
-    times = np.empty(iterations)
-    group.barrier()
-    for i in range(iterations):
-        if i % REFILL == 0:
-            refill()
-            group.barrier()
-            call.run()  # with caches as after any call
-        begin = clock()
-        call.run()
-        times[i] = clock() - begin
-    return summary(slowest(group, times))
+
+    def mean(calls: int) -> float:
+        total, left = 0.0, calls
+        while left:
+            now = min(left, most) if renew else left
+            if renew:
+                renew()
+                run()  # with caches as after any call
+            meet()
+            begin = clock()
+            for _ in range(now):
+                run()
+            total += clock() - begin
+            left -= now
+        return slowest(total) / calls
+
+    def fit(seconds: float, means: list[float]) -> int:
+        return max(1, int(seconds / max(float(np.median(means)), 1e-8)))
+
+    mean(3)
+    first = [mean(5) for _ in range(3)]  # one hiccup does not count
+    first = [mean(fit(seconds / 20, first)) for _ in range(3)]
+    means: list[float] = []
+    for _ in range(REPEATS):
+        means.append(mean(fit(seconds, means or first)))
+    micro = [m * 1e6 for m in means]
+    return {"us": float(np.median(micro)), "us_of_repeats": micro, "calls": fit(seconds, means)}
 
 
-def summary(times: Any) -> dict[str, float]:
-    return {
-        "us": float(np.median(times)) * 1e6,
-        "p99_us": float(np.percentile(times, 99)) * 1e6,
-        "iterations": len(times),
-    }
+def calls_until_renewed(ranks: int) -> int:
+    """Return how often values that begin below 2 TINY can be summed in place, but for one call."""
+    return int(math.log(LARGEST / (2 * TINY)) / math.log(max(2, ranks))) - 1
+
+
+def time_size(group: Group, call: str, size: int, seconds: float) -> dict[str, Any]:
+    run, x = check(group, call, size)
+    fresh = np.random.default_rng(group.rank).random(x.size, dtype=np.float32) * TINY + TINY
+
+    def renew() -> None:
+        x[:] = fresh
+
+    renew()
+    found = measure(
+        run,
+        seconds,
+        meet=group.meet,
+        slowest=lambda own: slowest(group, own),
+        renew=renew if call in group.sums else None,
+        most=calls_until_renewed(group.size),
+    )
+    if call == "send_recv":  # half a round trip
+        found["us"] /= 2
+        found["us_of_repeats"] = [us / 2 for us in found["us_of_repeats"]]
+    if call == "all_reduce" and isinstance(group, Pycollective) and size >= LIMITS_FROM:
+        found["memory_gb_s"] = group.limit(size) / 1e9
+    return found
+
+
+def time_sizes(group: Group, call: str, sizes: list[int], seconds: float) -> dict[str, Any]:
+    return {str(size): time_size(group, call, size, seconds) for size in sizes}
 
 
 # Replicas of one process ------------------------------------------------------------------------
 
 
-def time_alone(run: Callable[[], Any], seconds: float) -> dict[str, float]:
-    """Time what one thread calls for all replicas."""
-    for _ in range(3):
-        run()
-    clock = time.perf_counter
-    begin = clock()
-    for _ in range(5):
-        run()
-    iterations = int(max(5, min(5000, seconds / max((clock() - begin) / 5, 1e-7))))
-    times = np.empty(iterations)
-    for i in range(iterations):
-        begin = clock()
-        run()
-        times[i] = clock() - begin
-    return summary(times)
-
-
-class _Replica(Pycollective):
-    def __init__(self, comm: Any) -> None:
-        self.comm = comm
-        self.rank, self.size, self.barrier = comm.rank, comm.size, comm.barrier
-
-
-def pycollective_threads(n: int, sizes: list[int], seconds: float) -> dict[str, Any]:
+def pycollective_threads(n: int, call: str, sizes: list[int], seconds: float) -> dict[str, Any]:
     import pycollective
 
     results: list[dict[str, Any]] = [{} for _ in range(n)]
 
     def work(comm: Any) -> None:
         try:
-            results[comm.rank] = time_sizes(_Replica(comm), sizes, seconds)
+            results[comm.rank] = time_sizes(Pycollective(comm), call, sizes, seconds)
         except BaseException as error:
             comm.abort(str(error))
             raise
@@ -272,6 +485,8 @@ def pycollective_threads(n: int, sizes: list[int], seconds: float) -> dict[str, 
         thread.start()
     for thread in threads:
         thread.join()
+    if not all(results):
+        raise SystemExit("a replica failed")
     return results[0]
 
 
@@ -297,7 +512,7 @@ def tensorflow_replicas(n: int, eager: bool) -> Callable[[int], Callable[[], Any
             run = lambda: step(given)  # noqa: E731
         got = strategy.experimental_local_results(run())[n - 1].numpy()
         if not np.allclose(got, x * (n * (n + 1) // 2), rtol=1e-5):
-            raise SystemExit(f"wrong sum at {size} bytes")
+            wrong("all_reduce", size, 0)
         return run
 
     return make
@@ -315,7 +530,7 @@ def jax_replicas(n: int) -> Callable[[int], Callable[[], Any]]:
         given = jax.pmap(lambda a: a)(x)
         run = lambda: reduce(given).block_until_ready()  # noqa: E731
         if not np.allclose(np.asarray(run()[n - 1]), x.sum(0), rtol=1e-5):
-            raise SystemExit(f"wrong sum at {size} bytes")
+            wrong("all_reduce", size, 0)
         return run
 
     return make
@@ -405,15 +620,6 @@ def _receive(sock: socket.socket) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def time_sizes(group: Any, sizes: list[int], seconds: float) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for size in sizes:
-        found[str(size)] = time_size(group, size, seconds)
-        if hasattr(group, "limit") and size >= LIMITS_FROM:
-            found[str(size)]["memory_gb_s"] = group.limit(size) / 1e9
-    return found
-
-
 REPLICAS: dict[str, Callable[[int], Callable[[int], Callable[[], Any]]]] = {
     "tensorflow-function": lambda n: tensorflow_replicas(n, eager=False),
     "tensorflow-eager": lambda n: tensorflow_replicas(n, eager=True),
@@ -425,21 +631,22 @@ KINDS = [*PROCESSES, *REPLICAS, "threads", "raw-tcp"]
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("kind", choices=KINDS)
-    p.add_argument("--sizes", nargs="*", type=int, default=[])
-    p.add_argument("--seconds", type=float, default=0.5, help="about how long each size takes")
+    p.add_argument("--call", default="all_reduce", help="replicas beside ours have no other")
+    p.add_argument("--sizes", nargs="*", type=int, default=[], help="bytes of the whole buffer")
+    p.add_argument("--seconds", type=float, default=0.15, help="of each of the 5 repeats (0.15)")
     p.add_argument("--replicas", type=int, default=2)
     args = p.parse_args()
     rank = 0
     if args.kind == "raw-tcp":
         found = raw_tcp(args.seconds)
     elif args.kind == "threads":
-        found = pycollective_threads(args.replicas, args.sizes, args.seconds)
+        found = pycollective_threads(args.replicas, args.call, args.sizes, args.seconds)
     elif args.kind in REPLICAS:
         make = REPLICAS[args.kind](args.replicas)
-        found = {str(size): time_alone(make(size), args.seconds) for size in args.sizes}
+        found = {str(size): measure(make(size), args.seconds) for size in args.sizes}
     else:
         group = PROCESSES[args.kind]()
-        rank, found = group.rank, time_sizes(group, args.sizes, args.seconds)
+        rank, found = group.rank, time_sizes(group, args.call, args.sizes, args.seconds)
     if rank == 0:
         print("RESULT " + json.dumps(found), flush=True)
 
