@@ -10,58 +10,43 @@
 //
 // Ranks that share a board do the same without messages: executor/direct.h.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class Direct final : public Algorithm {
- public:
-  std::string_view name() const override { return "direct"; }
-  Collective collective() const override { return Collective::all_reduce; }
-  int num_chunks(int size) const override { return size; }
-  // Chunk `rank` of it holds what is combined so far: in place, the output is still the input.
-  int num_scratch(int size) const override { return size == 1 ? 0 : size; }
-  int num_steps(int rank, int size) const override {
-    return size == 1 ? 1 : 3 * (size - 1) + num_combinations(rank, size);
+Steps direct(int rank, int size) {
+  if (size == 1) co_yield copy(input(0), output(0));
+  for (int turn = 1; turn < size; ++turn) {
+    int to = (rank + turn) % size;
+    co_yield send(to, input(to));
   }
+  // In place, the output is still the input: what is combined so far is in scratch.
+  Span so_far = scratch(rank);
+  for (int from = 0; from < size; ++from) {
+    bool last = from == size - 1;
+    if (from == rank) {  // rank 0 has nothing yet to add its own part to
+      if (rank > 0) co_yield reduce(input(rank), so_far, /*completes=*/last);
+    } else if (from == 0) {
+      co_yield recv(0, so_far);
+    } else {
+      Span before = rank == 0 && from == 1 ? input(0) : so_far;
+      co_yield recv_reduce(from, before, last ? output(rank) : so_far, /*completes=*/last);
+    }
+  }
+  if (size > 1 && rank == size - 1) co_yield copy(so_far, output(rank));
+  for (int turn = 1; turn < size; ++turn) co_yield send((rank + turn) % size, output(rank));
+  for (int from = 0; from < size; ++from) {
+    if (from != rank) co_yield recv(from, output(from));
+  }
+}
 
-  Step step(int rank, int size, int k) const override {
-    if (size == 1) return copy(input(0), output(0));
-    int peers = size - 1;
-    auto after = [&](int turn) {
-      return (rank + 1 + turn) % size;
-    };  // beginning with the neighbour
-    if (k < peers) return send(after(k), input(after(k)));
-    k -= peers;
-    if (k < num_combinations(rank, size)) return combine(rank, size, k);
-    k -= num_combinations(rank, size);
-    if (k < peers) return send(after(k), output(rank));
-    k -= peers;
-    int other = k < rank ? k : k + 1;  // the others, in rank order
-    return recv(other, output(other));
-  }
-
- private:
-  // Rank 0 begins with its own part; the others with rank 0's, so that theirs is a step too. The
-  // last one's own part comes last, and the result is still to be put into its place.
-  static int num_combinations(int rank, int size) {
-    return size - 1 + (rank > 0) + (rank == size - 1);
-  }
-  static Step combine(int rank, int size, int k) {
-    Span so_far = scratch(rank);
-    int from = rank == 0 ? k + 1 : k;  // whose part it is about
-    bool completes = from == size - 1;
-    if (from == size) return copy(so_far, output(rank));
-    if (from == rank) return reduce(input(rank), so_far, completes);
-    if (from == 0) return recv(0, so_far);
-    return recv_reduce(from, rank == 0 && k == 0 ? input(0) : so_far,
-                       completes ? output(rank) : so_far, completes);
-  }
-};
+int num_scratch(int size) { return size == 1 ? 0 : size; }
 
 }  // namespace
 
-const Algorithm& direct_all_reduce() { return lasting<Direct>(); }
+const Algorithm& direct_all_reduce() {
+  return algorithm<direct>("direct", Collective::all_reduce, chunk_for_each_rank, num_scratch);
+}
 
 }  // namespace pycollective

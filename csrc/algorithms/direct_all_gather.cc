@@ -2,28 +2,24 @@
 //
 // Cost: one round of size - 1 messages; each rank sends size - 1 parts, the least possible.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class DirectAllGather final : public Algorithm {
- public:
-  std::string_view name() const override { return "direct"; }
-  Collective collective() const override { return Collective::all_gather; }
-  int num_chunks(int size) const override { return size; }
-  int num_steps(int, int size) const override { return 2 * size - 1; }
-
-  Step step(int rank, int size, int k) const override {
-    if (k == 0) return copy(input(0), output(rank));
-    if (k < size) return send((rank + k) % size, output(rank));
-    int from = (rank - (k - size + 1) + size) % size;
-    return recv(from, output(from));
+Steps direct(int rank, int size) {
+  co_yield copy(input(0), output(rank));
+  for (int turn = 1; turn < size; ++turn) co_yield send((rank + turn) % size, output(rank));
+  for (int turn = 1; turn < size; ++turn) {
+    int from = (rank + size - turn) % size;
+    co_yield recv(from, output(from));
   }
-};
+}
 
 }  // namespace
 
-const Algorithm& direct_all_gather() { return lasting<DirectAllGather>(); }
+const Algorithm& direct_all_gather() {
+  return algorithm<direct>("direct", Collective::all_gather, chunk_for_each_rank);
+}
 
 }  // namespace pycollective

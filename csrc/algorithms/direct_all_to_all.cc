@@ -4,27 +4,24 @@
 //
 // Cost: size - 1 turns; each rank sends size - 1 parts, the least possible.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class DirectAllToAll final : public Algorithm {
- public:
-  std::string_view name() const override { return "direct"; }
-  Collective collective() const override { return Collective::all_to_all; }
-  int num_chunks(int size) const override { return size; }
-  int num_steps(int, int size) const override { return 2 * size - 1; }
-
-  Step step(int rank, int size, int k) const override {
-    if (k == 0) return copy(input(rank), output(rank));
-    int turn = (k + 1) / 2, to = (rank + turn) % size, from = (rank + size - turn) % size;
-    return k % 2 == 1 ? send(to, input(to)) : recv(from, output(from));
+Steps direct(int rank, int size) {
+  co_yield copy(input(rank), output(rank));
+  for (int turn = 1; turn < size; ++turn) {
+    int to = (rank + turn) % size, from = (rank + size - turn) % size;
+    co_yield send(to, input(to));
+    co_yield recv(from, output(from));
   }
-};
+}
 
 }  // namespace
 
-const Algorithm& direct_all_to_all() { return lasting<DirectAllToAll>(); }
+const Algorithm& direct_all_to_all() {
+  return algorithm<direct>("direct", Collective::all_to_all, chunk_for_each_rank);
+}
 
 }  // namespace pycollective

@@ -2,26 +2,24 @@
 //
 // Cost: size - 1 messages at the root; each part moves once.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class DirectGather final : public Algorithm {
- public:
-  std::string_view name() const override { return "direct"; }
-  Collective collective() const override { return Collective::gather; }
-  int num_chunks(int size) const override { return size; }
-  int num_steps(int rank, int size) const override { return rank == 0 ? size : 1; }
-
-  Step step(int rank, int, int k) const override {
-    if (rank != 0) return send(0, input(0));
-    return k == 0 ? copy(input(0), output(0)) : recv(k, output(k));
+Steps direct(int rank, int size) {
+  if (rank != 0) {
+    co_yield send(0, input(0));
+    co_return;
   }
-};
+  co_yield copy(input(0), output(0));
+  for (int from = 1; from < size; ++from) co_yield recv(from, output(from));
+}
 
 }  // namespace
 
-const Algorithm& direct_gather() { return lasting<DirectGather>(); }
+const Algorithm& direct_gather() {
+  return algorithm<direct>("direct", Collective::gather, chunk_for_each_rank);
+}
 
 }  // namespace pycollective

@@ -3,32 +3,30 @@
 //
 // Cost: one round of size - 1 messages; each rank sends size - 1 parts, the least possible.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class DirectReduceScatter final : public Algorithm {
- public:
-  std::string_view name() const override { return "direct"; }
-  Collective collective() const override { return Collective::reduce_scatter; }
-  int num_chunks(int size) const override { return size; }
-  int num_steps(int, int size) const override { return size == 1 ? 1 : 2 * (size - 1); }
-
-  Step step(int rank, int size, int k) const override {
-    if (size == 1) return copy(input(0), output(0));
-    if (k < size - 1) {
-      int to = (rank + 1 + k) % size;
-      return send(to, input(to));
-    }
-    k -= size - 1;
-    return recv_reduce(k < rank ? k : k + 1, k == 0 ? input(rank) : output(0), output(0),
-                       /*completes=*/k == size - 2);
+Steps direct(int rank, int size) {
+  if (size == 1) co_yield copy(input(0), output(0));
+  for (int turn = 1; turn < size; ++turn) {
+    int to = (rank + turn) % size;
+    co_yield send(to, input(to));
   }
-};
+  Span so_far = input(rank);
+  int last = rank == size - 1 ? size - 2 : size - 1;
+  for (int from = 0; from < size; ++from) {
+    if (from == rank) continue;
+    co_yield recv_reduce(from, so_far, output(0), /*completes=*/from == last);
+    so_far = output(0);
+  }
+}
 
 }  // namespace
 
-const Algorithm& direct_reduce_scatter() { return lasting<DirectReduceScatter>(); }
+const Algorithm& direct_reduce_scatter() {
+  return algorithm<direct>("direct", Collective::reduce_scatter, chunk_for_each_rank);
+}
 
 }  // namespace pycollective

@@ -12,7 +12,7 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
@@ -41,52 +41,42 @@ struct Place {
     while (distance > 0 && at + distance >= size) distance /= 2;
     if (distance > 0) add(at + distance);
   }
-  int steps_up() const { return count + (parent >= 0); }
+  int child(int i) const { return children[static_cast<std::size_t>(i)]; }
 };
 
-class DoubleTree final : public Algorithm {
- public:
-  std::string_view name() const override { return "double_tree"; }
-  Collective collective() const override { return Collective::all_reduce; }
-  int num_chunks(int) const override { return 2; }
-  int num_steps(int rank, int size) const override {
-    if (size == 1) return 1;
-    return 2 * (Place(rank, size, 0).steps_up() + Place(rank, size, 1).steps_up());
+Steps up(Place place, int chunk) {
+  Span so_far = input(chunk);
+  for (int i = 0; i < place.count; ++i) {
+    bool last = place.parent < 0 && i == place.count - 1;
+    co_yield recv_reduce(place.child(i), so_far, output(chunk), /*completes=*/last);
+    so_far = output(chunk);
   }
+  if (place.parent >= 0) co_yield send(place.parent, so_far);
+}
 
-  // A rank is a leaf in one of the trees and passes data on in the other. What the leaf sends can
-  // go at once, and what it gets in the end nobody waits for: they come first and last, and between
-  // them the other tree's way up and down. So each tree is under way while the other is.
-  Step step(int rank, int size, int k) const override {
-    if (size == 1) return copy(input(0, 2), output(0, 2));
-    // The last rank of an odd number is no leaf: it passes on in the first and is the second's
-    // root.
-    int leaf = rank % 2 == 1 || rank == size - 1 ? 0 : 1;
-    Place outer(rank, size, leaf), inner(rank, size, 1 - leaf);
-    if (k < outer.steps_up()) return up_step(outer, leaf, k);
-    k -= outer.steps_up();
-    if (k < inner.steps_up()) return up_step(inner, 1 - leaf, k);
-    k -= inner.steps_up();
-    if (k < inner.steps_up()) return down_step(inner, 1 - leaf, k);
-    return down_step(outer, leaf, k - inner.steps_up());
-  }
+Steps down(Place place, int chunk) {
+  if (place.parent >= 0) co_yield recv(place.parent, output(chunk));
+  for (int i = 0; i < place.count; ++i) co_yield send(place.child(i), output(chunk));
+}
 
- private:
-  static Step up_step(const Place& place, int chunk, int k) {
-    Span sum = k == 0 ? input(chunk) : output(chunk);
-    if (k == place.count) return send(place.parent, sum);
-    bool last = place.parent < 0 && k == place.count - 1;
-    return recv_reduce(place.children[static_cast<std::size_t>(k)], sum, output(chunk), last);
-  }
-
-  static Step down_step(const Place& place, int chunk, int k) {
-    if (place.parent >= 0 && k-- == 0) return recv(place.parent, output(chunk));
-    return send(place.children[static_cast<std::size_t>(k)], output(chunk));
-  }
-};
+// A rank is a leaf in one of the trees and passes data on in the other. What the leaf sends can
+// go at once, and what it gets in the end nobody waits for: they come first and last, and between
+// them the other tree's way up and down. So each tree is under way while the other is.
+Steps double_tree(int rank, int size) {
+  if (size == 1) co_yield copy(input(0, 2), output(0, 2));
+  // The last rank of an odd number is no leaf: it passes on in the first and is the second's root.
+  int leaf = rank % 2 == 1 || rank == size - 1 ? 0 : 1, passes = 1 - leaf;
+  Place outer(rank, size, leaf), inner(rank, size, passes);
+  for (const Step& step : up(outer, leaf)) co_yield step;
+  for (const Step& step : up(inner, passes)) co_yield step;
+  for (const Step& step : down(inner, passes)) co_yield step;
+  for (const Step& step : down(outer, leaf)) co_yield step;
+}
 
 }  // namespace
 
-const Algorithm& double_tree_all_reduce() { return lasting<DoubleTree>(); }
+const Algorithm& double_tree_all_reduce() {
+  return algorithm<double_tree>("double_tree", Collective::all_reduce, [](int) { return 2; });
+}
 
 }  // namespace pycollective

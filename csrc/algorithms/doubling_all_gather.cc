@@ -5,34 +5,26 @@
 //
 // Cost: ceil(log2 size) rounds of one message; each rank sends size - 1 parts, the least possible.
 #include <algorithm>
-#include <bit>
 
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class DoublingAllGather final : public Algorithm {
- public:
-  std::string_view name() const override { return "doubling"; }
-  Collective collective() const override { return Collective::all_gather; }
-  int num_chunks(int size) const override { return size; }
-  int num_steps(int, int size) const override {
-    return 1 + 2 * std::bit_width(static_cast<unsigned>(size - 1));
+Steps doubling(int rank, int size) {
+  co_yield copy(input(0), output(rank));
+  for (int held = 1; held < size; held *= 2) {
+    int parts = std::min(held, size - held), from = (rank + held) % size;
+    co_yield send((rank + size - held) % size, output(rank, parts));
+    co_yield recv(from, output(from, parts));
   }
-
-  Step step(int rank, int size, int k) const override {
-    if (k == 0) return copy(input(0), output(rank));
-    int distance = 1 << (k - 1) / 2, parts = std::min(distance, size - distance);
-    int peer = (rank + distance) % size;
-    if (k % 2 == 1) return send((rank - distance + size) % size, output(rank, parts));
-    return recv(peer, output(peer, parts));
-  }
-};
+}
 
 }  // namespace
 
-const Algorithm& doubling_all_gather() { return lasting<DoublingAllGather>(); }
+const Algorithm& doubling_all_gather() {
+  return algorithm<doubling>("doubling", Collective::all_gather, chunk_for_each_rank);
+}
 
 }  // namespace pycollective

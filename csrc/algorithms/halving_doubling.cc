@@ -14,67 +14,43 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class HalvingDoubling final : public Algorithm {
- public:
-  std::string_view name() const override { return "halving_doubling"; }
-  Collective collective() const override { return Collective::all_reduce; }
-  int num_chunks(int size) const override { return power(size); }
-  int num_steps(int rank, int size) const override {
-    if (size == 1) return 1;
-    int p = power(size);
-    if (rank >= p) return 2;
-    return 4 * rounds(p) + (rank + p < size ? 2 : 0);
-  }
+int power(int size) { return static_cast<int>(std::bit_floor(static_cast<unsigned>(size))); }
 
-  Step step(int rank, int size, int k) const override {
-    if (size == 1) return copy(input(0), output(0));
-    int p = power(size);
-    if (rank >= p) return k == 0 ? send(rank - p, input(0, p)) : recv(rank - p, output(0, p));
-    bool folds = rank + p < size;
-    if (folds) {
-      if (k == 0) return recv_reduce(rank + p, input(0, p), output(0, p), /*completes=*/false);
-      --k;
-    }
-    int halvings = 2 * rounds(p);
-    if (k < halvings) return halving_step(rank, p, folds, k);
-    k -= halvings;
-    if (k < halvings) return doubling_step(rank, k);
-    return send(rank + p, output(0, p));
+Steps halving_doubling(int rank, int size) {
+  if (size == 1) co_yield copy(input(0), output(0));
+  int p = power(size);
+  if (rank >= p) {
+    co_yield send(rank - p, input(0, p));
+    co_yield recv(rank - p, output(0, p));
+    co_return;
   }
-
- private:
-  static int power(int size) {
-    return static_cast<int>(std::bit_floor(static_cast<unsigned>(size)));
+  bool folds = rank + p < size;
+  if (folds) co_yield recv_reduce(rank + p, input(0, p), output(0, p), /*completes=*/false);
+  Buffer sums = folds ? Buffer::output : Buffer::input;  // so far
+  for (int half = p / 2; half > 0; half /= 2) {
+    int partner = rank ^ half, kept = rank / half * half, given = partner / half * half;
+    co_yield send(partner, Span{sums, given, half});
+    co_yield recv_reduce(partner, Span{sums, kept, half}, output(kept, half),
+                         /*completes=*/half == 1);
+    sums = Buffer::output;
   }
-  static int rounds(int p) { return std::countr_zero(static_cast<unsigned>(p)); }
-  // The `count` chunks, a power of two, that rank r ends a halving round with.
-  static int first_of(int rank, int count) { return rank / count * count; }
-
-  static Step halving_step(int rank, int p, bool folds, int k) {
-    int j = k / 2, half = p >> (j + 1), partner = rank ^ half;
-    bool untouched = j == 0 && !folds;  // nothing has been added to the input yet
-    auto held = [&](int r) {
-      return untouched ? input(first_of(r, half), half) : output(first_of(r, half), half);
-    };
-    if (k % 2 == 0) return send(partner, held(partner));
-    return recv_reduce(partner, held(rank), output(first_of(rank, half), half),
-                       /*completes=*/half == 1);
+  for (int held = 1; held < p; held *= 2) {
+    int partner = rank ^ held;
+    co_yield send(partner, output(rank / held * held, held));
+    co_yield recv(partner, output(partner / held * held, held));
   }
-
-  static Step doubling_step(int rank, int k) {
-    int count = 1 << (k / 2), partner = rank ^ count;
-    if (k % 2 == 0) return send(partner, output(first_of(rank, count), count));
-    return recv(partner, output(first_of(partner, count), count));
-  }
-};
+  if (folds) co_yield send(rank + p, output(0, p));
+}
 
 }  // namespace
 
-const Algorithm& halving_doubling_all_reduce() { return lasting<HalvingDoubling>(); }
+const Algorithm& halving_doubling_all_reduce() {
+  return algorithm<halving_doubling>("halving_doubling", Collective::all_reduce, power);
+}
 
 }  // namespace pycollective

@@ -4,61 +4,46 @@
 // from r - 2^j, for the ranks from r on, it adds its own.
 //
 // Cost: ceil(log2 size) rounds of one message; each rank sends size - 1 parts, the least possible.
-#include <algorithm>
 #include <bit>
 
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class HalvingReduceScatter final : public Algorithm {
- public:
-  std::string_view name() const override { return "halving"; }
-  Collective collective() const override { return Collective::reduce_scatter; }
-  int num_chunks(int size) const override { return size; }
-  // Sums on their way: chunk i is the one for rank + i.
-  int num_scratch(int size) const override { return size > 2 ? farthest(size) : 0; }
-  int num_steps(int, int size) const override {
-    return 2 * std::bit_width(static_cast<unsigned>(size - 1)) + (copies(size) > 0);
-  }
+// A message of the first round goes as far as the highest power of two below size.
+int farthest(int size) { return static_cast<int>(std::bit_ceil(static_cast<unsigned>(size)) / 2); }
 
-  Step step(int rank, int size, int k) const override {
-    if (size == 1) return copy(input(0), output(0));
-    bool last = size == 2;
-    int far = farthest(size);
-    if (k < 2) {  // the first round is of the ranks' inputs
-      int to = (rank + far) % size, from = (rank - far + size) % size;
-      if (k == 0) return send(to, input(to, size - far));
-      return recv_reduce(from, input(rank, size - far), last ? output(0) : scratch(0, size - far),
-                         last);
-    }
-    if (copies(size) > 0) {
-      // What got no summand in it.
-      if (k == 2)
-        return copy(input((rank + size - far) % size, copies(size)),
-                    scratch(size - far, copies(size)));
-      --k;
-    }
-    int distance = far >> k / 2;
-    if (k % 2 == 0) return send((rank + distance) % size, scratch(distance, distance));
-    last = distance == 1;
-    return recv_reduce((rank - distance + size) % size, scratch(0, distance),
-                       last ? output(0) : scratch(0, distance), last);
-  }
+// Chunk i of scratch is the sum so far for rank + i.
+int num_scratch(int size) { return size > 2 ? farthest(size) : 0; }
 
- private:
-  // How far a message goes in the first round: the highest power of two below size.
-  static int farthest(int size) {
-    return static_cast<int>(std::bit_ceil(static_cast<unsigned>(size)) / 2);
+Steps halving(int rank, int size) {
+  if (size == 1) {
+    co_yield copy(input(0), output(0));
+    co_return;
   }
-  // Sums that begin with this rank's input only in the second round.
-  static int copies(int size) { return size > 1 ? 2 * farthest(size) - size : 1; }
-};
+  auto after = [&](int distance) { return (rank + distance) % size; };
+  int far = farthest(size), sums = size - far, untouched = far - sums;
+  Span received = size == 2 ? output(0) : scratch(0, sums);
+  co_yield send(after(far), input(after(far), sums));
+  co_yield recv_reduce(after(sums), input(rank, sums), received, /*completes=*/size == 2);
+  if (untouched > 0) {  // nothing came for these: they begin with this rank's own
+    co_yield copy(input(after(sums), untouched), scratch(sums, untouched));
+  }
+  for (int distance = far / 2; distance > 0; distance /= 2) {
+    bool last = distance == 1;
+    co_yield send(after(distance), scratch(distance, distance));
+    co_yield recv_reduce(after(size - distance), scratch(0, distance),
+                         last ? output(0) : scratch(0, distance), /*completes=*/last);
+  }
+}
 
 }  // namespace
 
-const Algorithm& halving_reduce_scatter() { return lasting<HalvingReduceScatter>(); }
+const Algorithm& halving_reduce_scatter() {
+  return algorithm<halving>("halving", Collective::reduce_scatter, chunk_for_each_rank,
+                            num_scratch);
+}
 
 }  // namespace pycollective

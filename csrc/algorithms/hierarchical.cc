@@ -13,8 +13,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "algorithms/clique.h"
-
 namespace pycollective {
 
 Hierarchical::Hierarchical(std::vector<int> hosts) : host_of_(std::move(hosts)) {
@@ -39,60 +37,60 @@ Hierarchical::Hierarchical(std::vector<int> hosts) : host_of_(std::move(hosts)) 
 
 int Hierarchical::num_chunks(int) const { return lanes_ * hosts(); }
 
-int Hierarchical::num_steps(int rank, int size) const {
-  if (size == 1) return 1;
-  auto r = static_cast<std::size_t>(rank);
-  int members = static_cast<int>(ranks_[static_cast<std::size_t>(host_of_[r])].size());
-  Clique clique(members, member_of_[r], lanes_);
-  return 2 * clique.steps(lanes_) + clique.roots * 4 * (hosts() - 1);
-}
-
-Step Hierarchical::step(int rank, int size, int k) const {
-  if (size == 1) return copy(input(0), output(0));
-  auto r = static_cast<std::size_t>(rank);
-  const auto& here = ranks_[static_cast<std::size_t>(host_of_[r])];
-  Clique clique(static_cast<int>(here.size()), member_of_[r], lanes_);
-  int up = clique.steps(lanes_), cross = clique.roots * 4 * (hosts() - 1);
-  if (k >= up && k < up + cross) {
-    int index = (k - up) / (4 * (hosts() - 1));
-    return cross_step(rank, clique.member + index * clique.size, (k - up) % (4 * (hosts() - 1)));
+Steps Hierarchical::steps(int rank, int size) const {
+  if (size == 1) {
+    co_yield copy(input(0), output(0));
+    co_return;
   }
-  bool goes_up = k < up;
-  int lane, turn;
-  clique.locate(goes_up ? k : k - up - cross, &lane, &turn);
-  auto whole = [&](Span first) { return Span{first.buffer, first.first, hosts()}; };
-  Span in = whole(input(lane * hosts())), out = whole(output(lane * hosts()));
-  int root = here[static_cast<std::size_t>(clique.root(lane))];
-  int other = here[static_cast<std::size_t>(clique.other(std::min(turn, clique.size - 2)))];
-  if (rank != root) return goes_up ? send(root, in) : recv(root, out);
-  if (!goes_up) return send(other, out);
-  bool completes = hosts() == 1 && turn == clique.size - 2;
-  return recv_reduce(other, turn == 0 ? in : out, out, completes);
-}
-
-// The ring of a lane, as ring.cc has it for a whole buffer.
-Step Hierarchical::cross_step(int rank, int lane, int k) const {
-  int host = host_of_[static_cast<std::size_t>(rank)], ring = hosts();
-  auto root = [&](int at) {
-    const auto& ranks = ranks_[static_cast<std::size_t>((at + ring) % ring)];
+  auto r = static_cast<std::size_t>(rank);
+  const std::vector<int>& here = ranks_[static_cast<std::size_t>(host_of_[r])];
+  int members = static_cast<int>(here.size()), ring = hosts();
+  auto root = [&](int lane, int host) {
+    const auto& ranks = ranks_[static_cast<std::size_t>(host)];
     return ranks[static_cast<std::size_t>(lane) % ranks.size()];
   };
-  auto chunk = [&](int i) { return lane * ring + ((host + i) % ring + ring) % ring; };
-  bool alone = ranks_[static_cast<std::size_t>(host)].size() == 1;  // its sum is its input
-  int turn = k / 2;
-  bool sends = k % 2 == 0;
-  if (turn < ring - 1) {
-    if (sends) {
-      int c = chunk(-turn);
-      return send(root(host + 1), alone && turn == 0 ? input(c) : output(c));
+
+  for (int lane = 0; lane < lanes_; ++lane) {
+    Span so_far = input(lane * ring, ring), sum = output(lane * ring, ring);
+    if (int to = root(lane, host_of_[r]); to != rank) {
+      co_yield send(to, so_far);
+      continue;
     }
-    int c = chunk(-turn - 1);
-    return recv_reduce(root(host - 1), alone ? input(c) : output(c), output(c),
-                       /*completes=*/turn == ring - 2);
+    int last = rank == here.back() ? here[here.size() - 2] : here.back();
+    for (int other : here) {
+      if (other == rank) continue;
+      co_yield recv_reduce(other, so_far, sum, /*completes=*/ring == 1 && other == last);
+      so_far = sum;
+    }
   }
-  turn -= ring - 1;
-  return sends ? send(root(host + 1), output(chunk(1 - turn)))
-               : recv(root(host - 1), output(chunk(-turn)));
+  // The ring of each lane, as ring.cc has it for a whole buffer.
+  for (int lane = member_of_[r]; lane < lanes_; lane += members) {
+    int next = root(lane, (host_of_[r] + 1) % ring);
+    int previous = root(lane, (host_of_[r] + ring - 1) % ring);
+    int first = lane * ring, c = host_of_[r];
+    Buffer sums = members == 1 ? Buffer::input : Buffer::output;  // of the host
+    for (int turn = 0; turn < ring - 1; ++turn) {
+      co_yield send(next, turn == 0 ? Span{sums, first + c, 1} : output(first + c));
+      c = (c + ring - 1) % ring;
+      co_yield recv_reduce(previous, Span{sums, first + c, 1}, output(first + c),
+                           /*completes=*/turn == ring - 2);
+    }
+    for (int turn = 0; turn < ring - 1; ++turn) {
+      co_yield send(next, output(first + c));
+      c = (c + ring - 1) % ring;
+      co_yield recv(previous, output(first + c));
+    }
+  }
+  for (int lane = 0; lane < lanes_; ++lane) {
+    Span sum = output(lane * ring, ring);
+    if (int from = root(lane, host_of_[r]); from != rank) {
+      co_yield recv(from, sum);
+      continue;
+    }
+    for (int other : here) {
+      if (other != rank) co_yield send(other, sum);
+    }
+  }
 }
 
 }  // namespace pycollective

@@ -17,13 +17,11 @@ class Hierarchical final : public Algorithm {
   std::string_view name() const override { return "hierarchical"; }
   Collective collective() const override { return Collective::all_reduce; }
   int num_chunks(int size) const override;
-  int num_steps(int rank, int size) const override;
-  Step step(int rank, int size, int k) const override;
+  Steps steps(int rank, int size) const override;
   std::uint64_t fingerprint() const override { return fingerprint_; }
 
  private:
   int hosts() const { return static_cast<int>(ranks_.size()); }
-  Step cross_step(int rank, int lane, int k) const;
 
   std::vector<int> host_of_, member_of_;
   std::vector<std::vector<int>> ranks_;  // of each host

@@ -13,80 +13,61 @@
 // Each phase goes through the chunks in order. Cost: each chunk crosses between the halves twice,
 // however many ranks there are; each rank sends about twice the buffer.
 #include "algorithms/algorithms.h"
-#include "algorithms/clique.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-// One rank's view of its half.
-struct Half : Clique {
-  int first;  // the half's first rank
-
-  Half(int rank, int ranks) : Half(rank, ranks, (ranks + 1) / 2) {}
-  int other(int turn) const { return first + Clique::other(turn); }
-  int root(int chunk) const { return first + Clique::root(chunk); }
-
- private:
-  Half(int rank, int ranks, int h)
-      : Clique(rank < h ? h : ranks - h, rank < h ? rank : rank - h, ranks),
-        first(rank < h ? 0 : h) {}
-};
-
-class HierarchicalCopy final : public Algorithm {
- public:
-  std::string_view name() const override { return "hierarchical_copy"; }
-  Collective collective() const override { return Collective::all_reduce; }
-  int num_chunks(int size) const override { return size; }
-  int num_steps(int rank, int size) const override {
-    if (size == 1) return 1;
-    Half half(rank, size);
-    return 2 * half.steps(size) + 2 * half.roots;
+Steps hierarchical_copy(int rank, int size) {
+  if (size == 1) {
+    co_yield copy(input(0), output(0));
+    co_return;
   }
+  int h = (size + 1) / 2;
+  bool in_first = rank < h;
+  int first = in_first ? 0 : h, end = in_first ? h : size, members = end - first;
+  auto root = [&](int chunk) { return first + chunk % members; };
 
-  Step step(int rank, int size, int k) const override {
-    if (size == 1) return copy(input(0), output(0));
-    Half half(rank, size);
-    int up = half.steps(size), cross = 2 * half.roots;
-    if (k < up) return up_step(half, k);
-    if (k < up + cross) return cross_step(half, rank, size, k - up);
-    return down_step(half, k - up - cross);
+  for (int chunk = 0; chunk < size; ++chunk) {
+    if (root(chunk) != rank) {
+      co_yield send(root(chunk), input(chunk));
+      continue;
+    }
+    Span so_far = input(chunk);
+    for (int other = first; other < end; ++other) {
+      if (other == rank) continue;
+      co_yield recv_reduce(other, so_far, output(chunk), /*completes=*/false);
+      so_far = output(chunk);
+    }
   }
-
- private:
-  static Step up_step(const Half& half, int k) {
-    int chunk, turn;
-    half.locate(k, &chunk, &turn);
-    if (chunk % half.size != half.member) return send(half.root(chunk), input(chunk));
-    return recv_reduce(half.other(turn), turn == 0 ? input(chunk) : output(chunk), output(chunk),
-                       /*completes=*/false);
-  }
-
-  static Step cross_step(const Half& half, int rank, int size, int k) {
-    int chunk = half.member + k / 2 * half.size;
-    int h = (size + 1) / 2;
-    bool in_first = rank < h;
+  for (int chunk = rank - first; chunk < size; chunk += members) {
     int partner = in_first ? h + chunk % (size - h) : chunk % h;
     // A half of one rank has no up phase: its sum is its input.
-    Span sum = half.size == 1 ? input(chunk) : output(chunk);
-    bool adds = in_first == (chunk % 2 == 0);
-    if (adds) {
-      return k % 2 == 0 ? recv_reduce(partner, sum, output(chunk), /*completes=*/true)
-                        : send(partner, output(chunk));
+    Span sum = members == 1 ? input(chunk) : output(chunk);
+    if (in_first == (chunk % 2 == 0)) {
+      co_yield recv_reduce(partner, sum, output(chunk), /*completes=*/true);
+      co_yield send(partner, output(chunk));
+    } else {
+      co_yield send(partner, sum);
+      co_yield recv(partner, output(chunk));
     }
-    return k % 2 == 0 ? send(partner, sum) : recv(partner, output(chunk));
   }
-
-  static Step down_step(const Half& half, int k) {
-    int chunk, turn;
-    half.locate(k, &chunk, &turn);
-    if (chunk % half.size != half.member) return recv(half.root(chunk), output(chunk));
-    return send(half.other(turn), output(chunk));
+  for (int chunk = 0; chunk < size; ++chunk) {
+    if (root(chunk) != rank) {
+      co_yield recv(root(chunk), output(chunk));
+      continue;
+    }
+    for (int other = first; other < end; ++other) {
+      if (other != rank) co_yield send(other, output(chunk));
+    }
   }
-};
+}
 
 }  // namespace
 
-const Algorithm& hierarchical_copy_all_reduce() { return lasting<HierarchicalCopy>(); }
+const Algorithm& hierarchical_copy_all_reduce() {
+  return algorithm<hierarchical_copy>("hierarchical_copy", Collective::all_reduce,
+                                      chunk_for_each_rank);
+}
 
 }  // namespace pycollective

@@ -9,39 +9,30 @@
 // Cost: 2 (size - 1) turns; each rank sends 2 (size - 1) / size of the buffer, which is the least
 // possible.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class Ring final : public Algorithm {
- public:
-  std::string_view name() const override { return "ring"; }
-  Collective collective() const override { return Collective::all_reduce; }
-  int num_chunks(int size) const override { return size; }
-  int num_steps(int, int size) const override { return size == 1 ? 1 : 4 * (size - 1); }
-
-  Step step(int rank, int size, int k) const override {
-    if (size == 1) return copy(input(0), output(0));
-    int next = (rank + 1) % size, previous = (rank + size - 1) % size;
-    auto chunk = [&](int i) { return ((rank + i) % size + size) % size; };
-    int turn = k / 2;
-    bool sends = k % 2 == 0;
-    if (turn < size - 1) {
-      if (sends) {
-        int c = chunk(-turn);
-        return send(next, turn == 0 ? input(c) : output(c));
-      }
-      int c = chunk(-turn - 1);
-      return recv_reduce(previous, input(c), output(c), /*completes=*/turn == size - 2);
-    }
-    turn -= size - 1;
-    return sends ? send(next, output(chunk(1 - turn))) : recv(previous, output(chunk(-turn)));
+Steps ring(int rank, int size) {
+  if (size == 1) co_yield copy(input(0), output(0));
+  int next = (rank + 1) % size, previous = (rank + size - 1) % size, c = rank;
+  for (int turn = 0; turn < size - 1; ++turn) {
+    co_yield send(next, turn == 0 ? input(c) : output(c));
+    c = (c + size - 1) % size;
+    co_yield recv_reduce(previous, input(c), output(c), /*completes=*/turn == size - 2);
   }
-};
+  for (int turn = 0; turn < size - 1; ++turn) {
+    co_yield send(next, output(c));
+    c = (c + size - 1) % size;
+    co_yield recv(previous, output(c));
+  }
+}
 
 }  // namespace
 
-const Algorithm& ring_all_reduce() { return lasting<Ring>(); }
+const Algorithm& ring_all_reduce() {
+  return algorithm<ring>("ring", Collective::all_reduce, chunk_for_each_rank);
+}
 
 }  // namespace pycollective

@@ -3,29 +3,25 @@
 //
 // Cost: size - 1 turns; each rank sends size - 1 parts, the least possible.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class RingAllGather final : public Algorithm {
- public:
-  std::string_view name() const override { return "ring"; }
-  Collective collective() const override { return Collective::all_gather; }
-  int num_chunks(int size) const override { return size; }
-  int num_steps(int, int size) const override { return 2 * size - 1; }
-
-  Step step(int rank, int size, int k) const override {
-    if (k == 0) return copy(input(0), output(rank));
-    int turn = (k - 1) / 2;
-    auto part = [&](int i) { return (rank - i + size) % size; };
-    if (k % 2 == 1) return send((rank + 1) % size, output(part(turn)));
-    return recv((rank + size - 1) % size, output(part(turn + 1)));
+Steps ring(int rank, int size) {
+  co_yield copy(input(0), output(rank));
+  int next = (rank + 1) % size, previous = (rank + size - 1) % size, part = rank;
+  for (int turn = 0; turn < size - 1; ++turn) {
+    co_yield send(next, output(part));
+    part = (part + size - 1) % size;
+    co_yield recv(previous, output(part));
   }
-};
+}
 
 }  // namespace
 
-const Algorithm& ring_all_gather() { return lasting<RingAllGather>(); }
+const Algorithm& ring_all_gather() {
+  return algorithm<ring>("ring", Collective::all_gather, chunk_for_each_rank);
+}
 
 }  // namespace pycollective

@@ -5,37 +5,27 @@
 #include <bit>
 
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class TreeBroadcast final : public Algorithm {
- public:
-  std::string_view name() const override { return "tree"; }
-  Collective collective() const override { return Collective::broadcast; }
-  int num_chunks(int) const override { return 1; }
-
-  // One step to get the buffer, one for each child.
-  int num_steps(int rank, int size) const override {
-    int steps = 1;
-    for (int j = first_round(rank); (1 << j) < size && rank + (1 << j) < size; ++j) ++steps;
-    return steps;
+Steps tree(int rank, int size) {
+  int distance = 1;
+  if (rank == 0) {
+    co_yield copy(input(0), output(0));
+  } else {
+    distance = static_cast<int>(std::bit_floor(static_cast<unsigned>(rank)));
+    co_yield recv(rank - distance, output(0));
+    distance *= 2;
   }
-
-  Step step(int rank, int, int k) const override {
-    if (k > 0) return send(rank + (1 << (first_round(rank) + k - 1)), output(0));
-    if (rank == 0) return copy(input(0), output(0));
-    return recv(rank - (1 << (first_round(rank) - 1)), output(0));
-  }
-
- private:
-  // The round in which a rank first sends: the one after it receives.
-  static int first_round(int rank) { return std::bit_width(static_cast<unsigned>(rank)); }
-};
+  for (; rank + distance < size; distance *= 2) co_yield send(rank + distance, output(0));
+}
 
 }  // namespace
 
-const Algorithm& tree_broadcast() { return lasting<TreeBroadcast>(); }
+const Algorithm& tree_broadcast() {
+  return algorithm<tree>("tree", Collective::broadcast, one_chunk);
+}
 
 }  // namespace pycollective

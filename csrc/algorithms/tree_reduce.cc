@@ -4,40 +4,26 @@
 // Cost: ceil(log2 size) rounds; every rank but the root sends the buffer once. A rank that adds and
 // is not the root has no output, and adds in one chunk of scratch.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class TreeReduce final : public Algorithm {
- public:
-  std::string_view name() const override { return "tree"; }
-  Collective collective() const override { return Collective::reduce; }
-  int num_chunks(int) const override { return 1; }
-  int num_scratch(int) const override { return 1; }
-  int num_steps(int rank, int size) const override {
-    return size == 1 ? 1 : num_children(rank, size) + (rank != 0);
+Steps tree(int rank, int size) {
+  if (size == 1) co_yield copy(input(0), output(0));
+  Span so_far = input(0), sum = rank == 0 ? output(0) : scratch(0);
+  for (int distance = 1; !(rank & distance) && rank + distance < size; distance *= 2) {
+    co_yield recv_reduce(rank + distance, so_far, sum,
+                         /*completes=*/rank == 0 && 2 * distance >= size);
+    so_far = sum;
   }
-
-  Step step(int rank, int size, int k) const override {
-    if (size == 1) return copy(input(0), output(0));
-    int children = num_children(rank, size);
-    Span sum = rank == 0 ? output(0) : scratch(0);
-    if (k == children) return send(rank & (rank - 1), k == 0 ? input(0) : sum);
-    return recv_reduce(rank + (1 << k), k == 0 ? input(0) : sum, sum,
-                       /*completes=*/rank == 0 && k == children - 1);
-  }
-
- private:
-  static int num_children(int rank, int size) {
-    int count = 0;
-    while (!(rank >> count & 1) && rank + (1 << count) < size) ++count;
-    return count;
-  }
-};
+  if (rank != 0) co_yield send(rank & (rank - 1), so_far);
+}
 
 }  // namespace
 
-const Algorithm& tree_reduce() { return lasting<TreeReduce>(); }
+const Algorithm& tree_reduce() {
+  return algorithm<tree>("tree", Collective::reduce, one_chunk, /*scratch=*/one_chunk);
+}
 
 }  // namespace pycollective

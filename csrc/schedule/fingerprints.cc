@@ -184,7 +184,7 @@ class Fingerprints {
   }
 
   bool play(int r) {
-    Step step = walk_.step(r);
+    const Step& step = walk_.step(r);
     if (std::string text = misfit(step, r, shape_); !text.empty()) return fail(r, text);
     switch (step.verb) {
       case Verb::send:

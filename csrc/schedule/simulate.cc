@@ -166,10 +166,10 @@ class Simulator {
         ordered(r, i) = shares(i);
         open += matters;
       }
-      int count = algorithm.num_steps(r, cluster_.ranks);
-      for (int k = 0; k < count && open > 0; ++k) {
+      Steps steps = algorithm.steps(r, cluster_.ranks);
+      for (const Step* next; open > 0 && (next = steps.next());) {
+        const Step& step = *next;
         if ((++looked & kLook) == 0 && watch_) watch_(0);
-        Step step = algorithm.step(r, cluster_.ranks, k);
         if (step.verb != Verb::recv && step.verb != Verb::recv_reduce) continue;
         int i = link_of(r, step.peer);
         int& sender = only[static_cast<std::size_t>(i)];
@@ -219,7 +219,7 @@ class Simulator {
 
   // Plays the next step of rank r; false when it waits for a message.
   bool play(int r) {
-    Step step = walk_.step(r);
+    const Step& step = walk_.step(r);
     Rank& rank = at(r);
     const Span& moved = step.verb == Verb::send ? step.source : step.target;
     double count = bytes(r, moved);

@@ -7,10 +7,7 @@ Plan make_plan(const Algorithm& algorithm, int rank, int size, int root) {
   Plan plan;
   plan.chunks = algorithm.num_chunks(size);
   plan.scratch = algorithm.num_scratch(size);
-  int count = algorithm.num_steps(relative, size);
-  plan.steps.reserve(static_cast<std::size_t>(count));
-  for (int k = 0; k < count; ++k) {
-    Step step = algorithm.step(relative, size, k);
+  for (Step step : algorithm.steps(relative, size)) {
     if (step.peer >= 0) step.peer = (step.peer + root) % size;
     if (in_parts(algorithm.collective()) && step.verb == Verb::send && step.source.count > 1) {
       plan.packed += step.source.count;

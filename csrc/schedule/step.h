@@ -2,9 +2,9 @@
 //
 // A buffer of a collective call is cut into *chunks* (collective.h says which). A *step* is one
 // verb of one rank and speaks of chunks only, never of bytes or pointers. A *schedule* is the steps
-// of all ranks, each rank's in order. step(rank, size, k) is a pure function in closed form, and
-// the one truth: the executor runs it, the verifier proves it, the printer shows it, and none of
-// them knows the algorithm's name.
+// of all ranks, each rank's in order. An algorithm yields them (steps.h), and is the one truth: the
+// executor runs the steps, the verifier proves them, the printer shows them, and none of them knows
+// the algorithm's name.
 //
 // Sends are asynchronous: a sent span may be read until the matching receive is over, and the
 // sender hears of that only through later messages. On each ordered pair of ranks messages keep
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "schedule/collective.h"
+#include "schedule/steps.h"
 
 namespace pycollective {
 
@@ -74,8 +75,7 @@ class Algorithm : public std::enable_shared_from_this<Algorithm> {
   virtual Collective collective() const = 0;
   virtual int num_chunks(int size) const = 0;
   virtual int num_scratch(int) const { return 0; }  // chunks of scratch that a rank needs
-  virtual int num_steps(int rank, int size) const = 0;
-  virtual Step step(int rank, int size, int k) const = 0;
+  virtual Steps steps(int rank, int size) const = 0;
   // Tells algorithms of one name apart.
   virtual std::uint64_t fingerprint() const { return 0; }
 };

@@ -20,15 +20,10 @@ class TabulatedAlgorithm final : public Algorithm {
   Collective collective() const override { return schedule_.collective; }
   int num_chunks(int) const override { return schedule_.chunks; }
   int num_scratch(int) const override { return schedule_.scratch; }
-  int num_steps(int rank, int) const override { return static_cast<int>(of(rank).size()); }
-  Step step(int rank, int, int k) const override { return of(rank)[static_cast<std::size_t>(k)]; }
+  Steps steps(int rank, int) const override { return steps_of(schedule_, rank); }
   std::uint64_t fingerprint() const override { return fingerprint_; }
 
  private:
-  const std::vector<Step>& of(int rank) const {
-    return schedule_.steps.at(static_cast<std::size_t>(rank));
-  }
-
   std::string name_;
   Schedule schedule_;
   std::uint64_t fingerprint_ = 0;

@@ -399,6 +399,10 @@ std::string misfit(const Schedule& schedule) {
   return "";
 }
 
+Steps steps_of(const Schedule& schedule, int rank) {
+  for (const Step& step : schedule.steps.at(static_cast<std::size_t>(rank))) co_yield step;
+}
+
 Schedule make_schedule(const Algorithm& algorithm, int size) {
   Schedule schedule;
   schedule.collective = algorithm.collective();

@@ -33,6 +33,9 @@ struct Schedule {
   int scratch = 0;                       // chunks of scratch of each rank
 };
 
+// A rank's row of the table, which must outlive the coroutine.
+Steps steps_of(const Schedule& schedule, int rank);
+
 inline constexpr std::size_t kExactRanks = 64;
 
 // A table, not yet proved, read as an algorithm.
@@ -43,13 +46,9 @@ class ScheduleView final : public Algorithm {
   Collective collective() const override { return schedule_.collective; }
   int num_chunks(int) const override { return schedule_.chunks; }
   int num_scratch(int) const override { return schedule_.scratch; }
-  int num_steps(int rank, int) const override { return static_cast<int>(of(rank).size()); }
-  Step step(int rank, int, int k) const override { return of(rank)[static_cast<std::size_t>(k)]; }
+  Steps steps(int rank, int) const override { return steps_of(schedule_, rank); }
 
  private:
-  const std::vector<Step>& of(int rank) const {
-    return schedule_.steps[static_cast<std::size_t>(rank)];
-  }
   const Schedule& schedule_;
 };
 

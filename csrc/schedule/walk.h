@@ -2,6 +2,7 @@
 // thread, each rank as far as it can go, and hold no plan but only what is under way.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -23,8 +24,7 @@ class Walk {
     ranks_.resize(static_cast<std::size_t>(size));
     queue_.resize(static_cast<std::size_t>(size));
     for (int r = 0; r < size; ++r) {
-      of(r).steps = algorithm.num_steps(r, size);
-      total_ += static_cast<std::uint64_t>(of(r).steps) * static_cast<std::uint64_t>(repeats);
+      begin(r);
       wake(r);
     }
   }
@@ -51,20 +51,22 @@ class Walk {
     if (of(r).waits_for == peer) wake(r);
   }
 
-  bool done(int r) const { return of(r).next == of(r).steps; }
-  int number(int r) const { return of(r).next; }
-  Step step(int r) const { return algorithm_.step(r, size_, of(r).next); }
+  bool done(int r) const { return of(r).step == nullptr; }
+  int number(int r) const { return of(r).number; }
+  const Step& step(int r) const { return *of(r).step; }
   void advance(int r) {
-    ++of(r).next;
+    of(r).step = of(r).steps.next();
+    ++of(r).number;
     if ((++walked_ & kLook) == 0 && watch_) {
-      watch_(static_cast<double>(walked_) / static_cast<double>(total_));
+      if (total_ == 0) total_ = estimate();
+      watch_(std::min(1.0, static_cast<double>(walked_) / total_));
     }
   }
   // Begins the steps anew where they are to be repeated.
   bool repeat(int r) {
     if (of(r).repeated + 1 >= repeats_) return false;
     ++of(r).repeated;
-    of(r).next = 0;
+    begin(r);
     return true;
   }
   int repeated(int r) const { return of(r).repeated; }
@@ -85,10 +87,33 @@ class Walk {
 
  private:
   static constexpr std::uint64_t kLook = (1 << 20) - 1;
+  static constexpr int kCounted = 16;
   struct Rank {
-    int next = 0, steps = 0, repeated = 0, waits_for = -1;
+    Steps steps;
+    const Step* step = nullptr;  // the one that is next; nullptr when all are done
+    int number = 0, repeated = 0, waits_for = -1;
     bool queued = false;
   };
+  void begin(int r) {
+    of(r).steps = algorithm_.steps(r, size_);
+    of(r).step = of(r).steps.next();
+    of(r).number = 0;
+  }
+
+  // The steps of all ranks: those of the root are counted, the others judged by a few of them.
+  double estimate() const {
+    auto count = [&](int r) {
+      double steps = 0;
+      for ([[maybe_unused]] const Step& step : algorithm_.steps(r, size_)) ++steps;
+      return steps;
+    };
+    double others = size_ - 1, counted = std::min(kCounted, size_ - 1), sum = 0;
+    for (int i = 0; i < counted; ++i) {
+      sum += count(1 + static_cast<int>((i + 0.5) / counted * others));
+    }
+    return repeats_ * (count(0) + (counted ? sum / counted * others : 0));
+  }
+
   Rank& of(int r) { return ranks_[static_cast<std::size_t>(r)]; }
   const Rank& of(int r) const { return ranks_[static_cast<std::size_t>(r)]; }
 
@@ -98,7 +123,8 @@ class Walk {
   std::vector<Rank> ranks_;
   std::vector<int> queue_;
   std::size_t head_ = 0, queued_ = 0;
-  std::uint64_t walked_ = 0, total_ = 0;
+  std::uint64_t walked_ = 0;
+  double total_ = 0;  // steps, about; 0: not yet asked for
 };
 
 // Messages under way. Those of an ordered pair of ranks keep their order. Each receiver has room
