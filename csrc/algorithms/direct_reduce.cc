@@ -2,31 +2,30 @@
 // beginning with its own.
 //
 // Cost: size - 1 messages at the root; one round, whatever the size.
+//
+// Ranks that share a board do the same without messages: executor/direct.h.
 #include "algorithms/algorithms.h"
-#include "support/lasting.h"
+#include "algorithms/function_algorithm.h"
 
 namespace pycollective {
 namespace {
 
-class DirectReduce final : public Algorithm {
- public:
-  std::string_view name() const override { return "direct"; }
-  Collective collective() const override { return Collective::reduce; }
-  int num_chunks(int) const override { return 1; }
-  int num_steps(int rank, int size) const override {
-    return rank == 0 && size > 1 ? size - 1 : 1;
+Steps direct(int rank, int size) {
+  if (rank != 0) {
+    co_yield send(0, input(0));
+    co_return;
   }
-
-  Step step(int rank, int size, int k) const override {
-    if (rank != 0) return send(0, input(0));
-    if (size == 1) return copy(input(0), output(0));
-    return recv_reduce(k + 1, k == 0 ? input(0) : output(0), output(0),
-                       /*completes=*/k == size - 2);
+  if (size == 1) co_yield copy(input(0), output(0));
+  for (int from = 1; from < size; ++from) {
+    co_yield recv_reduce(from, from == 1 ? input(0) : output(0), output(0),
+                         /*completes=*/from == size - 1);
   }
-};
+}
 
 }  // namespace
 
-const Algorithm& direct_reduce() { return lasting<DirectReduce>(); }
+const Algorithm& direct_reduce() {
+  return algorithm<direct>("direct", Collective::reduce, one_chunk);
+}
 
 }  // namespace pycollective
