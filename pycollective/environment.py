@@ -13,7 +13,16 @@ from typing import Any
 
 from pycollective import _core
 
-__all__ = ["MAX_RANKS", "VARIABLES", "arena_bytes", "check", "enumerated", "is_number", "number", "shown"]
+__all__ = [
+    "MAX_RANKS",
+    "VARIABLES",
+    "arena_bytes",
+    "check",
+    "enumerated",
+    "is_number",
+    "number",
+    "shown",
+]
 
 _log = logging.getLogger("pycollective")
 

@@ -23,7 +23,8 @@ class Mapping {
 
   // Has the pages of a part of it ready, if the system can do that.
   void populate(std::byte* begin, std::size_t bytes) const noexcept;
-  // Asks for huge pages, and for core files without this memory; hints, where the system knows them.
+  // Asks for huge pages, and for core files without this memory; hints, where the system knows
+  // them.
   void use_huge_pages() const noexcept;
 
  private:

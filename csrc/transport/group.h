@@ -40,8 +40,8 @@ class Group {
   virtual void abandon() noexcept {}
   // What moves the bytes, in words.
   virtual std::string_view transport() const = 0;
-  // Where this rank makes arrays that the ranks of its host reach; nullptr where there is nothing to
-  // gain, or no address space.
+  // Where this rank makes arrays that the ranks of its host reach; nullptr where there is nothing
+  // to gain, or no address space.
   virtual std::shared_ptr<Arena> arena() { return nullptr; }
   // For each rank, the number of its host; ranks of one number share memory.
   virtual std::vector<int> hosts() const {

@@ -72,6 +72,7 @@ def ask(
     """
     import http.client
     import urllib.error
+    import urllib.parse
     import urllib.request
 
     class NoRedirects(urllib.request.HTTPRedirectHandler):

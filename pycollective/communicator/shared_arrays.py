@@ -7,7 +7,7 @@ from pycollective import _core
 __all__ = ["shared_arrays"]
 
 
-class shared_arrays:  # noqa: N801 - it reads like a function, as NumPy's errstate does
+class shared_arrays:
     """Make NumPy's arrays of 16 KiB or more in memory that the ranks of this host share.
 
     Calls read such arrays of another rank where they are, and an all-reduce also writes its results

@@ -326,7 +326,10 @@ def test_ranks_agree_on_the_launchers_or_rank_0s_table(table, tmp_path, transpor
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, cwd=tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.split()) == ["chain"] * 2 + ["direct" if transport == "shm" else "tree"] * 2
+    assert (
+        sorted(done.stdout.split())
+        == ["chain"] * 2 + ["direct" if transport == "shm" else "tree"] * 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_calls_that_differ_last_of_all_end_the_job_in_failure(tmp_path, transpor
     assert any(done.codes), done
     assert "MismatchError" in done.errors, done
     for rank in (0, 1):
-        way = "direct" if "shared memory" == TRANSPORTS[transport] else "tree"
+        way = "direct" if TRANSPORTS[transport] == "shared memory" else "tree"
         assert f"rank {rank} called broadcast #1 (float64[4], {way}, root {rank})" in done.errors
 
 
