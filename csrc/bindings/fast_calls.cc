@@ -392,8 +392,14 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
   try {
     if (arguments.later) {
       if (!brief) return Py_NotImplemented;
-      if (communicator.begin(*prepared, input, output, state.spins)) {
-        return finished_work(result.ptr());
+      communicator.start_progress();  // before anything is posted: the call can be repeated
+      try {
+        if (communicator.begin(*prepared, input, output, state.spins)) {
+          return finished_work(result.ptr());
+        }
+      } catch (const Failure&) {
+        set_python_error();
+        return finished_work(nullptr);
       }
       auto arrays = std::make_shared<std::pair<py::object, py::object>>(kept, result);
       auto finish = [&communicator, copy = *prepared, timeout] {
@@ -402,7 +408,7 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
       py::object task;
       try {
         task = py::cast(communicator.submit(finish, arrays));
-      } catch (...) {  // no thread, or no memory: the peers wait
+      } catch (...) {  // no memory: the peers wait
         communicator.give_up(*prepared);
         throw;
       }
@@ -419,7 +425,7 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
     }
   } catch (...) {
     set_python_error();
-    return arguments.later ? finished_work(nullptr) : nullptr;
+    return nullptr;
   }
   return result.release().ptr();
 }

@@ -146,7 +146,7 @@ ProgressThread* Communicator::progress() {
 }
 
 std::shared_ptr<Task> Communicator::submit(std::function<void()> call, std::shared_ptr<void> kept) {
-  if (!progress()) progress_ = std::make_unique<ProgressThread>();
+  start_progress();
   progress_->collect();
   // The caller goes on to other calls. If this one is not made, the others must hear of it.
   auto told = [this, call = std::move(call)] {

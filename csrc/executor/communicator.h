@@ -104,6 +104,10 @@ class Communicator {
   // A call that goes on while the caller does something else; they are made one after the other,
   // and whoever makes a call at once settles them first. The thread is started by the first one.
   std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
+  // Starts the thread. Throws std::system_error.
+  void start_progress() {
+    if (!progress()) progress_ = std::make_unique<ProgressThread>();
+  }
   // Lets go of what those that are done have kept.
   void collect() {
     if (progress()) progress_->collect();

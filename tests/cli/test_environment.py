@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_table_has_every_variable_that_the_package_names():
-    named = set()
+    named = {"PYCOLLECTIVE_ARENA"}  # which environment.py reads itself
     for file in (ROOT / "pycollective").rglob("*.py"):
         if file.name != "environment.py":
             found = re.findall(r"[\"'](PYCOLLECTIVE_[A-Z_]*[A-Z])[\"']", file.read_text("utf-8"))
