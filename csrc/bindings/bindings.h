@@ -21,7 +21,6 @@ void bind_measure(pybind11::module_& m);
 void bind_arrivals(pybind11::module_& m);
 void bind_fast_all_reduce(pybind11::module_& m);
 void bind_reduce(pybind11::module_& m);
-void bind_nn(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_nccl(pybind11::module_& m);
 void bind_device(pybind11::module_& m);
