@@ -5,7 +5,7 @@
 
 The steps are those of compare_training.py: next batch, tape, layers, strategy, Adam, the loss read.
 Timed on the calling thread, which is that of replica 0, are all functions of
-``pycollective._core.nn``, NumPy's matmul, the replicas' all-reduce, and waiting for other replicas;
+``pycollective._nn``, NumPy's matmul, the replicas' all-reduce, and waiting for other replicas;
 the times are medians over the steps. With one replica what is left is the interpreter's part; with
 several, taking its lock again counts for the kernel that gave it up. Python calls are those of the
 calling thread, functions in C included, which is what cProfile counts.
@@ -31,7 +31,7 @@ import numpy as np
 from compare_training import BATCH, MODELS, WARMUP_STEPS, images_of, tutorial_steps
 
 import pycollective as tf
-from pycollective import _core
+from pycollective import _core, _nn
 from pycollective.distribute.replica_threads import ReplicaRun
 from pycollective.nn import conv
 
@@ -71,7 +71,7 @@ def timed(seconds: Counter[str], calls: Counter[str]) -> Iterator[None]:
 
         return call
 
-    places = {(_core.nn, name): name for name, function in inspect.getmembers(_core.nn)
+    places = {(_nn, name): name for name, function in inspect.getmembers(_nn)
               if inspect.isbuiltin(function) and name not in QUESTIONS}  # fmt: skip
     with contextlib.ExitStack() as stack:
         for (owner, attribute), name in {**places, (np, "matmul"): "matmul", **REPLICAS}.items():

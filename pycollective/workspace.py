@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._core import nn as kernels
 from .array_backend import Array
 
 __all__ = ["Workspace", "workspace"]
@@ -117,7 +116,9 @@ class Workspace(threading.local):
         ):
             result = self.empty(a.shape, a.dtype)
             if function is np.add and a.dtype.itemsize in (4, 8) and b.flags.c_contiguous:
-                # By several threads, and without the interpreter's lock.
+                from . import _nn as kernels  # here: collectives use this module without kernels
+
+                # The kernel uses several threads, and releases the GIL.
                 kernels.add_multiple(a, 1.0, b, result)
                 return result
             return function(a, b, out=result)

@@ -1,11 +1,11 @@
-"""Copies the package, with its compiled core as it is on an older processor.
+"""Copies the package, with its compiled modules as they are on an older processor.
 
     python tests/older_processor.py default|arch_x86_64_v3 FOLDER
 
-Functions marked PYCOLLECTIVE_CLONES are there once for each instruction set, and when the core is
-loaded each one's resolver says which of them this processor gets. In the copy, FOLDER/pycollective,
-the resolvers say the one that is asked for, so that tests run it: the same machine code that an
-older processor runs. The core must have been built with its symbols (-DCMAKE_STRIP=true).
+Each function marked PYCOLLECTIVE_CLONES is compiled once for each instruction set. When a module is
+loaded, the function's resolver chooses the one for this processor. In the copy, FOLDER/pycollective,
+the resolvers choose the one that is asked for, so that tests run it: the same machine code that an
+older processor runs. The modules must have been built with their symbols (-DCMAKE_STRIP=true).
 """
 
 from __future__ import annotations
@@ -28,25 +28,31 @@ def main() -> None:
     spec = importlib.util.find_spec("pycollective")
     assert spec is not None and spec.origin is not None
     shutil.copytree(Path(spec.origin).parent, folder / "pycollective")
-    (core,) = (folder / "pycollective").glob("_core*.so")
-    code = bytearray(core.read_bytes())
-    section = re.search(r" \.text +PROGBITS +(\w+) (\w+)", output("readelf", "-SW", core))
+    for name in ("_core", "_nn"):
+        (module,) = (folder / "pycollective").glob(f"{name}.*.so")
+        choose(kind, module)
+
+
+def choose(kind: str, module: Path) -> None:
+    """Make the resolvers of a compiled module choose the code for ``kind``."""
+    code = bytearray(module.read_bytes())
+    section = re.search(r" \.text +PROGBITS +(\w+) (\w+)", output("readelf", "-SW", module))
     assert section is not None
     shift = int(section[1], 16) - int(section[2], 16)
     symbols = {}
-    for line in output("nm", core).splitlines():
-        if found := re.match(r"(\w+) [tT] (\S+?)(\.lto_priv\.\d+)?$", line):
+    for line in output("nm", module).splitlines():
+        if found := re.match(r"(\w+) [tTW] (\S+)$", line):
             symbols[found[2]] = int(found[1], 16)
     resolvers = [name for name in symbols if name.endswith(".resolver")]
     if not resolvers:
-        sys.exit(f"{core.name} has no symbols of resolvers: build it with -DCMAKE_STRIP=true")
+        sys.exit(f"{module.name} has no symbols of resolvers: build it with -DCMAKE_STRIP=true")
     for name in resolvers:
         begin, chosen = symbols[name], symbols[name.removesuffix("resolver") + kind]
         # lea rax, [rip + distance]; ret
         answer = b"\x48\x8d\x05" + struct.pack("<i", chosen - (begin + 7)) + b"\xc3"
         code[begin - shift : begin - shift + len(answer)] = answer
-    core.write_bytes(code)
-    print(f"{len(resolvers)} functions of {core} are {kind}")
+    module.write_bytes(code)
+    print(f"{len(resolvers)} functions of {module} are {kind}")
 
 
 if __name__ == "__main__":

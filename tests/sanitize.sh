@@ -18,8 +18,8 @@ cmake -S "$top" -B "$work/build" -DPYCOLLECTIVE_CUDA=OFF -DPYCOLLECTIVE_SANITIZE
   >"$work/log" || { cat "$work/log"; exit 1; }
 cmake --build "$work/build" -j "$(nproc)" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 cp -r "$top/pycollective" "$work/pycollective"
-rm -f "$work"/pycollective/_core*.so
-cp "$work"/build/_core*.so "$work/pycollective/"
+rm -f "$work"/pycollective/_*.so
+cp "$work"/build/_*.so "$work/pycollective/"
 
 compiler=${CXX:-c++}
 case $kind in

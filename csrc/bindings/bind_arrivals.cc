@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "bindings/bindings.h"
-#include "bindings/interpreter_release.h"
+#include "support/interpreter_release.h"
 #include "support/pause.h"
 #include "support/tuning.h"
 

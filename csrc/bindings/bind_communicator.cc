@@ -20,9 +20,9 @@
 #include "bindings/communicator.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
-#include "bindings/interpreter_release.h"
 #include "executor/communicator.h"
 #include "schedule/tabulated.h"
+#include "support/interpreter_release.h"
 #include "support/lasting.h"
 #include "transport/arena.h"
 

@@ -11,10 +11,10 @@
 
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
-#include "bindings/interpreter_release.h"
 #include "cuda/device.h"
 #include "cuda/geometry.h"
 #include "cuda/rehearsal.h"
+#include "support/interpreter_release.h"
 
 namespace py = pybind11;
 

@@ -16,10 +16,10 @@
 #include "bindings/communicator.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
-#include "bindings/interpreter_release.h"
 #include "cuda/device.h"
 #include "device/emulated.h"
 #include "device/meeting.h"
+#include "support/interpreter_release.h"
 #include "transport/thread.h"
 
 namespace py = pybind11;

@@ -13,8 +13,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
-#include "bindings/interpreter_release.h"
 #include "support/cores.h"
+#include "support/interpreter_release.h"
 #include "support/tuning.h"
 #include "transport/mixed.h"
 #include "transport/shm.h"

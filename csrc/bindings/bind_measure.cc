@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "bindings/interpreter_release.h"
 #include "executor/measure.h"
+#include "support/interpreter_release.h"
 
 namespace py = pybind11;
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "bindings/bindings.h"
-#include "bindings/interpreter_release.h"
 #include "nccl/communicator.h"
+#include "support/interpreter_release.h"
 
 namespace py = pybind11;
 

@@ -8,8 +8,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
-#include "bindings/interpreter_release.h"
 #include "reduce/half.h"
+#include "support/interpreter_release.h"
 
 namespace py = pybind11;
 

@@ -11,9 +11,9 @@
 #include "algorithms/algorithms.h"
 #include "algorithms/hierarchical.h"
 #include "bindings/bindings.h"
-#include "bindings/interpreter_release.h"
 #include "schedule/simulate.h"
 #include "schedule/tabulated.h"
+#include "support/interpreter_release.h"
 #include "support/tuning.h"
 
 namespace py = pybind11;

@@ -22,7 +22,6 @@ void bind_arrivals(pybind11::module_& m);
 void bind_arena(pybind11::module_& m);
 void bind_fast_calls(pybind11::module_& m);
 void bind_reduce(pybind11::module_& m);
-void bind_nn(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_nccl(pybind11::module_& m);
 void bind_device(pybind11::module_& m);

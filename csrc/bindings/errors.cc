@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "bindings/interpreter_release.h"
+#include "support/interpreter_release.h"
 
 namespace py = pybind11;
 

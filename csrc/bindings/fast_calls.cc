@@ -21,7 +21,7 @@
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
-#include "bindings/interpreter_release.h"
+#include "support/interpreter_release.h"
 #include "executor/communicator.h"
 #include "support/tuning.h"
 #include "transport/wait.h"

@@ -1,10 +1,10 @@
 #include "bindings/bindings.h"
-#include "bindings/interpreter_release.h"
+#include "support/interpreter_release.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The compiled core of pycollective; use it through the Python package.";
   m.attr("__version__") = PYCOLLECTIVE_VERSION;
-  pycollective::watch_interpreter_end();
+  pycollective::share_interpreter_lock();
   pycollective::bind_schedule(m);
   pycollective::bind_group(m);
   pycollective::bind_communicator(m);
@@ -13,8 +13,6 @@ PYBIND11_MODULE(_core, m) {
   pycollective::bind_arena(m);
   pycollective::bind_fast_calls(m);
   pycollective::bind_reduce(m);
-  auto nn = m.def_submodule("nn", "Kernels of the trainer that NumPy has no fast form of.");
-  pycollective::bind_nn(nn);
   auto cuda = m.def_submodule("cuda", "What the CUDA part of this build can see.");
   pycollective::bind_cuda(cuda);
   auto nccl = m.def_submodule("nccl", "NCCL, as it is, opened while the program runs.");

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pycollective._core import cuda as cuda
 from pycollective._core import device as device
 from pycollective._core import nccl as nccl
-from pycollective._core import nn as nn
 
 __version__: str
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycollective import _core
-from pycollective._core import nn as kernels
 
 __all__ = ["controls_threads", "shared_among"]
 
@@ -80,6 +79,10 @@ def shared_among(replicas: int) -> Iterator[None]:
 
 def _limit(replicas: int) -> Callable[[], None]:
     """Divide the threads by the number of replicas, and return what sets them back."""
+    from pycollective import (
+        _nn as kernels,
+    )  # here: the launcher asks for cores, and needs no kernels
+
     before = kernels.threads()
     kernels.set_threads(max(1, before // replicas))
     controller = _controller()

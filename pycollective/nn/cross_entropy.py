@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._core import nn as kernels
+from .. import _nn as kernels
 from ..array_backend import Array
 from ..workspace import workspace
 from .window import compiled, native

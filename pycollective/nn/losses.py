@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import nn as kernels
+from .. import _nn as kernels
 from ..array_backend import Array, array_module, asarray, on_host
 from ..tensor.multiple import Multiple
 from ..tensor.ops._define import check_dtypes, differentiable, keep_dtype, operands

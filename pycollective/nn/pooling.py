@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import nn as kernels
+from .. import _nn as kernels
 from ..array_backend import Array, array_module
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._core import nn as kernels
+from .. import _nn as kernels
 from ..array_backend import Array, array_module, on_host
 from . import together
 from .window import compiled, native

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._core import nn as kernels
+from .. import _nn as kernels
 from ..array_backend import Array, array_module
 
 __all__ = [

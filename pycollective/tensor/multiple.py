@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import nn as kernels
+from .. import _nn as kernels
 from ..array_backend import Array
 from ..workspace import workspace
 

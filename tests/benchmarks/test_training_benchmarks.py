@@ -83,9 +83,9 @@ def test_a_profile(training_profile, tmp_path, monkeypatch, capsys, model, repli
     file = tmp_path / "profile.json"
     words = ["profile", "--model", model, "--replicas", str(replicas), "--steps", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--json", str(file)])
-    kernels = vars(training_profile._core.nn).copy()
+    kernels = vars(training_profile._nn).copy()
     training_profile.main()
-    assert vars(training_profile._core.nn) == kernels  # as before
+    assert vars(training_profile._nn) == kernels  # as before
     (found,) = json.loads(file.read_text())["profiles"]
     functions = found["functions"]
     assert functions["adam_update"]["calls"] == 1

@@ -86,9 +86,9 @@ def test_quota_of_cores_is_the_narrowest_of_the_groups(tmp_path, groups, mounts,
 ASKED = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from pycollective import _core
+from pycollective import _core, _nn
 group = _core.ThreadGroup(2)
-print(_core.usable_cores(), _core.nn.threads(), group.in_crowd)
+print(_core.usable_cores(), _nn.threads(), group.in_crowd)
 """
 
 

@@ -1,23 +1,26 @@
-"""The stubs of the compiled module have the functions, methods and parameters that the module has."""
+"""The stubs of compiled modules have the functions, methods and parameters that the modules have."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pycollective import _core
+from pycollective import _core, _nn
 
-STUBS = Path(__file__).resolve().parents[2] / "pycollective" / "_core"
+STUBS = Path(__file__).resolve().parents[2] / "pycollective"
 MODULES = {
-    "__init__": _core,
-    "nn": _core.nn,
-    "cuda": _core.cuda,
-    "nccl": _core.nccl,
-    "device": _core.device,
+    "_core/__init__": _core,
+    "_core/cuda": _core.cuda,
+    "_core/nccl": _core.nccl,
+    "_core/device": _core.device,
+    "_nn": _nn,
 }
 
 
@@ -84,3 +87,24 @@ def test_the_stub_is_the_module(name):
 
 def _is_enum(module, name):
     return hasattr(getattr(module, name.split(".")[0]), "__members__")
+
+
+USED = """
+import sys
+import pycollective
+(comm,) = pycollective.local_group(1)
+comm.all_reduce([1.0, 2.0])
+comm.all_reduce_many([[1.0], [2.0]])
+print("pycollective._core" in sys.modules, "pycollective._nn" in sys.modules)
+import pycollective.nn
+print("pycollective._nn" in sys.modules)
+"""
+
+
+def test_kernels_are_loaded_by_the_first_import_that_needs_them(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", USED], env=env, cwd=tmp_path, capture_output=True, text=True,
+        check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "False", "True"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pycollective import _core
-from pycollective._core import nn as kernels
+from pycollective import _nn as kernels
 from pycollective.distribute.blas_threads import shared_among
 from pycollective.nn import conv as conv_module
 from pycollective.nn.conv import conv2d, conv2d_relu_max_pool
@@ -332,7 +332,7 @@ def test_calls_from_many_threads_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize(("asked", "found"), [("1", 1), ("nonsense", _core.usable_cores())])
 def test_threads_are_those_of_the_environment(asked: str, found: int, tmp_path: Path) -> None:
-    code = "from pycollective._core import nn; print(nn.threads())"
+    code = "from pycollective import _nn; print(_nn.threads())"
     env = {**os.environ, "OMP_NUM_THREADS": asked, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]  # elsewhere: the sources have no core beside them
     done = subprocess.run(
@@ -345,12 +345,12 @@ def test_threads_that_are_in_kernels_when_the_interpreter_ends(tmp_path: Path) -
     code = """
 import threading, time
 import numpy as np
-from pycollective._core import nn
-nn.set_threads(2)
+from pycollective import _nn
+_nn.set_threads(2)
 def again():
     x = np.ones(1 << 21, np.float32)
     while True:
-        nn.relu(x, x)
+        _nn.relu(x, x)
 for _ in range(3):
     threading.Thread(target=again, daemon=True).start()
 time.sleep(0.05)

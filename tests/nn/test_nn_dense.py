@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pycollective._core import nn as kernels
+from pycollective import _nn as kernels
 from pycollective.nn import bias_add, relu
 from pycollective.nn.dense import dense
 from pycollective.tensor import GradientTape, Tensor, as_tensor, ops

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pycollective._core import nn as kernels
+from pycollective import _nn as kernels
 
 SHAPES = [(4096, 16), (1000, 3), (7, 33), (1, 5), (0, 4), (3000, 300), (64, 1)]
 

@@ -8,7 +8,7 @@ import nn_reference as reference
 import numpy as np
 import pytest
 
-from pycollective._core import nn as kernels
+from pycollective import _nn as kernels
 from pycollective.nn import pooling as pooling_module
 from pycollective.nn.pooling import max_pool2d
 from pycollective.nn.window import make_window

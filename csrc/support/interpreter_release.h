@@ -41,7 +41,8 @@ class InterpreterLock {
   std::optional<pybind11::gil_scoped_acquire> acquire_;
 };
 
-// Once, when the module is imported, before anything else has to do with the end.
-void watch_interpreter_end();
+// Each extension module calls this first when it is imported. The first call of the process has the
+// end of the interpreter watched; all modules share what it makes.
+void share_interpreter_lock();
 
 }  // namespace pycollective

@@ -1,0 +1,114 @@
+// Checks of the kernels' arguments: every array is checked before a kernel runs without the GIL.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "nn/kernels.h"
+
+namespace pycollective {
+
+using nn::Index;
+using nn::Window;
+using Array = pybind11::array;
+using MaybeArray = std::optional<pybind11::array>;
+
+inline std::string shape_text(const Array& a) {
+  return pybind11::str(a.attr("shape")).cast<std::string>();
+}
+
+template <typename T>
+void check(const Array& a, const char* name, Index size, bool writeable) {
+  if (!pybind11::isinstance<pybind11::array_t<T>>(a)) {
+    throw pybind11::value_error(std::string(name) + " has dtype " +
+                                pybind11::str(a.dtype()).cast<std::string>() + ", expected " +
+                                pybind11::str(pybind11::dtype::of<T>()).cast<std::string>());
+  }
+  if (!(a.flags() & pybind11::array::c_style)) {
+    throw pybind11::value_error(std::string(name) + " of shape " + shape_text(a) +
+                                " is not contiguous in C order");
+  }
+  if (a.size() != size) {
+    throw pybind11::value_error(std::string(name) + " has shape " + shape_text(a) + ", which is " +
+                                std::to_string(a.size()) + " elements; expected " +
+                                std::to_string(size));
+  }
+  if (writeable && !a.writeable()) {
+    throw pybind11::value_error(std::string(name) + " of shape " + shape_text(a) + " is read-only");
+  }
+}
+
+template <typename T>
+const T* in(const Array& a, const char* name, Index size) {
+  check<T>(a, name, size, false);
+  return static_cast<const T*>(a.data());
+}
+
+template <typename T>
+const T* in(const MaybeArray& a, const char* name, Index size) {
+  return a ? in<T>(*a, name, size) : nullptr;
+}
+
+template <typename T>
+T* out(Array& a, const char* name, Index size) {
+  check<T>(a, name, size, true);
+  return static_cast<T*>(a.mutable_data());
+}
+
+template <typename T>
+T* out(MaybeArray& a, const char* name, Index size) {
+  return a ? out<T>(*a, name, size) : nullptr;
+}
+
+// Calls `body` with a value of the array's element type.
+template <typename Body>
+void with_real(const Array& a, const char* name, Body body) {
+  if (pybind11::isinstance<pybind11::array_t<float>>(a)) {
+    body(float{});
+  } else if (pybind11::isinstance<pybind11::array_t<double>>(a)) {
+    body(double{});
+  } else {
+    throw pybind11::value_error(std::string(name) + " has dtype " +
+                                pybind11::str(a.dtype()).cast<std::string>() +
+                                "; the compiled kernels take float32 and float64");
+  }
+}
+
+// The number of blocks of `unit` elements in the array.
+inline Index count(const Array& a, const char* name, Index unit) {
+  if (a.size() % unit != 0) {
+    throw pybind11::value_error(std::string(name) + " of shape " + shape_text(a) +
+                                " is not a whole number of blocks of " + std::to_string(unit) +
+                                " elements");
+  }
+  return a.size() / unit;
+}
+
+// The product of two sizes that must describe an array in memory.
+inline Index area(Index a, Index b) {
+  Index product;
+  if (__builtin_mul_overflow(a, b, &product)) throw pybind11::value_error("sizes overflow");
+  return product;
+}
+
+inline void check_pool(const Window& pool, Index taps) {
+  if (pool.dilation_h != 1 || pool.dilation_w != 1) {
+    throw pybind11::value_error("pooling windows must have dilation 1");
+  }
+  if (pool.taps() > taps) {
+    throw pybind11::value_error("a pooling window of " + std::to_string(pool.taps()) +
+                                " taps does not fit the type of the codes");
+  }
+}
+
+// Codes come from outside too: one beyond the window would send a gradient out of the image.
+template <typename Code>
+void check_codes(const Code* codes, Index size, const Window& pool) {
+  const bool good = nn::codes_fit(codes, size, static_cast<Code>(pool.taps()));
+  if (!good) throw pybind11::value_error("codes name a tap outside the pooling window");
+}
+
+}  // namespace pycollective

@@ -1,0 +1,301 @@
+// Convolution: patches, and the kernels that do without them.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "nn/bindings/arguments.h"
+#include "nn/bindings/bindings.h"
+#include "nn/kernels.h"
+#include "support/interpreter_release.h"
+
+namespace pycollective {
+namespace {
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+
+// A pooling window over the convolution's output, in disjoint strips of rows.
+void check_fused(const Window& w, const Window& pool, Index filters) {
+  check_pool(pool, nn::kNone<std::uint8_t>);
+  if (pool.height != w.out_h || pool.width != w.out_w || pool.channels != filters ||
+      pool.pad_top != 0 || pool.pad_left != 0 || pool.stride_h < pool.kernel_h ||
+      pool.stride_w < pool.kernel_w || (pool.out_h - 1) * pool.stride_h + pool.kernel_h > w.out_h ||
+      (pool.out_w - 1) * pool.stride_w + pool.kernel_w > w.out_w) {
+    throw py::value_error(
+        "a fused pooling window must lie over the convolution's output without padding or overlap");
+  }
+}
+
+Index check_rows(const Array& x, const Window& w, Index first, Index rows) {
+  const Index images = count(x, "x", w.image());
+  if (first < 0 || rows < 0 || rows > images * w.out_h - first) {
+    throw py::value_error("rows " + std::to_string(first) + " to " + std::to_string(first + rows) +
+                          " are not among the " + std::to_string(images * w.out_h) +
+                          " output rows");
+  }
+  return images;
+}
+
+void im2col(const Array& x, Array& cols, const Window& w, Index first, Index rows) {
+  check_rows(x, w, first, rows);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    T* to = out<T>(cols, "cols", area(rows * w.out_w, w.patch()));
+    InterpreterRelease release;
+    nn::im2col(from, to, w, first, rows);
+  });
+}
+
+void col2im(const Array& cols, Array& x, const Window& w, Index first, Index rows) {
+  check_rows(x, w, first, rows);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(cols, "cols", area(rows * w.out_w, w.patch()));
+    T* to = out<T>(x, "x", x.size());
+    InterpreterRelease release;
+    nn::col2im(from, to, w, first, rows);
+  });
+}
+
+void direct_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                    MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                    bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  if (pool) check_fused(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const nn::DirectForward<T> a{in<T>(x, "x", x.size()),
+                                 in<T>(weights, "weights", weights.size()),
+                                 in<T>(bias, "bias", filters),
+                                 out<T>(y, "y", size),
+                                 out<std::uint8_t>(codes, "codes", size),
+                                 w,
+                                 pool ? &*pool : nullptr,
+                                 images,
+                                 filters,
+                                 relu};
+    InterpreterRelease release;
+    nn::direct_forward(a);
+  });
+}
+
+void direct_gradient(const Array& x, const Array& g, const MaybeArray& y, const MaybeArray& codes,
+                     Array& weight_gradient, MaybeArray bias_gradient, const Window& w,
+                     const std::optional<Window>& pool) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weight_gradient, "weight_gradient", w.patch());
+  if (filters < 1) throw py::value_error("weight_gradient holds no filter");
+  if (pool) check_fused(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
+    const nn::DirectGradient<T> a{
+        in<T>(x, "x", x.size()),
+        in<T>(g, "g", size),
+        in<T>(y, "y", size),
+        tap,
+        out<T>(weight_gradient, "weight_gradient", weight_gradient.size()),
+        out<T>(bias_gradient, "bias_gradient", filters),
+        w,
+        pool ? &*pool : nullptr,
+        images,
+        filters};
+    InterpreterRelease release;
+    if (tap) check_codes(tap, size, *pool);
+    nn::direct_gradient(a);
+  });
+}
+
+void check_winograd(const Window& w) {
+  if (w.kernel_h != 3 || w.kernel_w != 3 || w.stride_h != 1 || w.stride_w != 1 ||
+      w.dilation_h != 1 || w.dilation_w != 1) {
+    throw py::value_error("the window must be 3 x 3 with stride and dilation 1");
+  }
+}
+
+void winograd_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                      MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                      bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  check_winograd(w);
+  if (pool) {
+    check_fused(w, *pool, filters);
+    if (pool->kernel_h != 2 || pool->kernel_w != 2 || pool->stride_h != 2 || pool->stride_w != 2) {
+      throw py::value_error("the pooling window must be 2 x 2 with stride 2");
+    }
+    if (!relu) throw py::value_error("pooling goes with relu");
+  }
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  const nn::DirectForward<float> a{in<float>(x, "x", x.size()),
+                                   in<float>(weights, "weights", weights.size()),
+                                   in<float>(bias, "bias", filters),
+                                   out<float>(y, "y", size),
+                                   out<std::uint8_t>(codes, "codes", size),
+                                   w,
+                                   pool ? &*pool : nullptr,
+                                   images,
+                                   filters,
+                                   relu};
+  InterpreterRelease release;
+  nn::winograd_forward(a);
+}
+
+void winograd_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
+                       MaybeArray x_gradient, MaybeArray weight_gradient, MaybeArray bias_gradient,
+                       const Window& w) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  check_winograd(w);
+  const Index size = area(images * w.out_h * w.out_w, filters);
+  const nn::WinogradGradient a{in<float>(x, "x", x.size()),
+                               in<float>(weights, "weights", weights.size()),
+                               in<float>(g, "g", size),
+                               in<float>(y, "y", size),
+                               out<float>(x_gradient, "x_gradient", x.size()),
+                               out<float>(weight_gradient, "weight_gradient", weights.size()),
+                               out<float>(bias_gradient, "bias_gradient", filters),
+                               w,
+                               images,
+                               filters};
+  InterpreterRelease release;
+  nn::winograd_gradient(a);
+}
+
+void sparse_gradient(const Array& x, const Array& weights, const Array& g, const Array& codes,
+                     MaybeArray x_gradient, MaybeArray weight_gradient, MaybeArray bias_gradient,
+                     const Window& w, const Window& pool) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  check_fused(w, pool, filters);
+  if (!nn::sparse_fits(w, filters)) {
+    throw py::value_error("images or weights are too large for the lists of places");
+  }
+  const Index size = area(images * pool.out_h * pool.out_w, filters);
+  const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
+  const nn::SparseGradient a{in<float>(x, "x", x.size()),
+                             in<float>(weights, "weights", weights.size()),
+                             in<float>(g, "g", size),
+                             tap,
+                             out<float>(x_gradient, "x_gradient", x.size()),
+                             out<float>(weight_gradient, "weight_gradient", weights.size()),
+                             out<float>(bias_gradient, "bias_gradient", filters),
+                             w,
+                             pool,
+                             images,
+                             filters};
+  InterpreterRelease release;
+  check_codes(tap, size, pool);
+  nn::sparse_gradient(a);
+}
+
+// Pooling windows one below the other, which divide the rows into blocks.
+void check_strips(const Window& w, const Window& pool, Index filters) {
+  check_fused(w, pool, filters);
+  if (pool.stride_h != pool.kernel_h || pool.out_h * pool.stride_h != w.out_h) {
+    throw py::value_error("the pooling windows must cover the rows of the convolution's output");
+  }
+}
+
+void blocked_forward(const Array& x, const Array& weights, const MaybeArray& bias, Array& y,
+                     MaybeArray codes, const Window& w, const std::optional<Window>& pool,
+                     bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  if (pool) check_strips(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  const nn::DirectForward<float> a{in<float>(x, "x", x.size()),
+                                   in<float>(weights, "weights", weights.size()),
+                                   in<float>(bias, "bias", filters),
+                                   out<float>(y, "y", size),
+                                   out<std::uint8_t>(codes, "codes", size),
+                                   w,
+                                   pool ? &*pool : nullptr,
+                                   images,
+                                   filters,
+                                   relu};
+  InterpreterRelease release;
+  nn::blocked_forward(a);
+}
+
+void blocked_gradient(const Array& x, const Array& weights, const Array& g, const MaybeArray& y,
+                      const MaybeArray& codes, MaybeArray x_gradient, MaybeArray weight_gradient,
+                      MaybeArray bias_gradient, const Window& w,
+                      const std::optional<Window>& pool) {
+  const Index images = count(x, "x", w.image());
+  const Index filters = count(weights, "weights", w.patch());
+  if (filters < 1) throw py::value_error("weights hold no filter");
+  if (pool) check_strips(w, *pool, filters);
+  if (pool.has_value() != codes.has_value()) {
+    throw py::value_error("codes and pool go together: give both or none");
+  }
+  const Index pixels = pool ? pool->out_h * pool->out_w : w.out_h * w.out_w;
+  const Index size = area(images * pixels, filters);
+  const std::uint8_t* tap = in<std::uint8_t>(codes, "codes", size);
+  const nn::BlockedGradient a{in<float>(x, "x", x.size()),
+                              in<float>(weights, "weights", weights.size()),
+                              in<float>(g, "g", size),
+                              in<float>(y, "y", size),
+                              tap,
+                              out<float>(x_gradient, "x_gradient", x.size()),
+                              out<float>(weight_gradient, "weight_gradient", weights.size()),
+                              out<float>(bias_gradient, "bias_gradient", filters),
+                              w,
+                              pool ? &*pool : nullptr,
+                              images,
+                              filters};
+  InterpreterRelease release;
+  if (tap) check_codes(tap, size, *pool);
+  nn::blocked_gradient(a);
+}
+
+}  // namespace
+
+void bind_convolution(py::module_& m) {
+  m.def("im2col", &im2col, "x"_a, "cols"_a, "window"_a, "first"_a, "rows"_a);
+  m.def("col2im", &col2im, "cols"_a, "x"_a, "window"_a, "first"_a, "rows"_a);
+  m.def("direct_forward", &direct_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
+        "window"_a, "pool"_a, "relu"_a);
+  m.def("direct_gradient", &direct_gradient, "x"_a, "g"_a, "y"_a, "codes"_a, "weight_gradient"_a,
+        "bias_gradient"_a, "window"_a, "pool"_a);
+  m.def("winograd_forward", &winograd_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
+        "window"_a, "pool"_a, "relu"_a);
+  m.def("winograd_gradient", &winograd_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "x_gradient"_a,
+        "weight_gradient"_a, "bias_gradient"_a, "window"_a);
+  m.def("sparse_gradient", &sparse_gradient, "x"_a, "weights"_a, "g"_a, "codes"_a, "x_gradient"_a,
+        "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
+  m.def("sparse_fits", &nn::sparse_fits, "window"_a, "filters"_a,
+        "Return True if sparse_gradient has room for the places in such images and weights.");
+  m.def("blocked_forward", &blocked_forward, "x"_a, "weights"_a, "bias"_a, "y"_a, "codes"_a,
+        "window"_a, "pool"_a, "relu"_a);
+  m.def("blocked_gradient", &blocked_gradient, "x"_a, "weights"_a, "g"_a, "y"_a, "codes"_a,
+        "x_gradient"_a, "weight_gradient"_a, "bias_gradient"_a, "window"_a, "pool"_a);
+}
+
+}  // namespace pycollective

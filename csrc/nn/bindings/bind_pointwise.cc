@@ -1,0 +1,137 @@
+// Bias, relu, sums of arrays, and the cross-entropy.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "nn/bindings/arguments.h"
+#include "nn/bindings/bindings.h"
+#include "nn/bindings/parts.h"
+#include "nn/kernels.h"
+#include "support/interpreter_release.h"
+
+namespace pycollective {
+namespace {
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+
+void bias_relu(Array& z, const MaybeArray& bias, bool relu) {
+  with_real(z, "z", [&](auto zero) {
+    using T = decltype(zero);
+    const Index channels = bias ? std::max<Index>(bias->size(), 1) : 1;
+    const Index rows = count(z, "z", channels);
+    T* to = out<T>(z, "z", z.size());
+    const T* b = in<T>(bias, "bias", channels);
+    InterpreterRelease release;
+    nn::bias_relu(to, b, rows, channels, relu);
+  });
+}
+
+double sum_of_squares(const Array& x) {
+  double result = 0;
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    InterpreterRelease release(x.size() <= kBrief);
+    result = nn::sum_of_squares(from, x.size());
+  });
+  return result;
+}
+
+void add_multiple(const Array& x, double factor, const Array& y, Array& z) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* multiplied = in<T>(x, "x", x.size());
+    const T* added = in<T>(y, "y", x.size());
+    T* to = out<T>(z, "z", x.size());
+    InterpreterRelease release(x.size() <= kBrief);
+    by_parts(x.size(), [&](Index first, Index last) {
+      nn::add_multiple(multiplied + first, factor, added + first, to + first, last - first);
+    });
+  });
+}
+
+void relu(const Array& x, Array& y) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    T* to = out<T>(y, "y", x.size());
+    InterpreterRelease release;
+    by_parts(x.size(),
+             [&](Index first, Index last) { nn::relu(from + first, to + first, last - first); });
+  });
+}
+
+void add_relu(const Array& x, const Array& y, Array& z) {
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* one = in<T>(x, "x", x.size());
+    const T* other = in<T>(y, "y", x.size());
+    T* to = out<T>(z, "z", x.size());
+    InterpreterRelease release;
+    by_parts(x.size(), [&](Index first, Index last) {
+      nn::add_relu(one + first, other + first, to + first, last - first);
+    });
+  });
+}
+
+void relu_gradient(const Array& g, const MaybeArray& y, MaybeArray dz, MaybeArray bias_gradient) {
+  with_real(g, "g", [&](auto zero) {
+    using T = decltype(zero);
+    const Index channels = bias_gradient ? std::max<Index>(bias_gradient->size(), 1) : 1;
+    const Index rows = count(g, "g", channels);
+    const T* from = in<T>(g, "g", g.size());
+    const T* mask = in<T>(y, "y", g.size());
+    T* to = out<T>(dz, "dz", g.size());
+    T* sums = out<T>(bias_gradient, "bias_gradient", channels);
+    InterpreterRelease release;
+    if (sums || !to) {
+      nn::relu_gradient(from, mask, to, sums, rows, channels);
+      return;
+    }
+    by_parts(g.size(), [&](Index first, Index last) {
+      nn::relu_gradient(from + first, mask ? mask + first : nullptr, to + first,
+                        static_cast<T*>(nullptr), last - first, 1);
+    });
+  });
+}
+
+void softmax_cross_entropy(const Array& logits, const Array& labels, Array& losses,
+                           MaybeArray gradient) {
+  if (logits.ndim() != 2 || logits.shape(1) < 1) {
+    throw py::value_error("logits must be [rows, classes], not " + shape_text(logits));
+  }
+  const Index rows = logits.shape(0), classes = logits.shape(1);
+  const Index* label = in<Index>(labels, "labels", rows);
+  for (Index r = 0; r < rows; ++r) {
+    if (label[r] < 0 || label[r] >= classes) {
+      throw py::value_error("labels must be in 0 to " + std::to_string(classes - 1) +
+                            " for logits of shape " + shape_text(logits) + ", got " +
+                            std::to_string(label[r]) + " in row " + std::to_string(r));
+    }
+  }
+  with_real(logits, "logits", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(logits, "logits", logits.size());
+    T* loss = out<T>(losses, "losses", rows);
+    T* slope = out<T>(gradient, "gradient", logits.size());
+    InterpreterRelease release(logits.size() <= kBrief / 16);
+    nn::softmax_cross_entropy(from, label, loss, slope, rows, classes);
+  });
+}
+
+}  // namespace
+
+void bind_pointwise(py::module_& m) {
+  m.def("bias_relu", &bias_relu, "z"_a, "bias"_a, "relu"_a);
+  m.def("sum_of_squares", &sum_of_squares, "x"_a);
+  m.def("add_multiple", &add_multiple, "x"_a, "factor"_a, "y"_a, "z"_a);
+  m.def("relu", &relu, "x"_a, "y"_a);
+  m.def("add_relu", &add_relu, "x"_a, "y"_a, "z"_a);
+  m.def("relu_gradient", &relu_gradient, "g"_a, "y"_a, "dz"_a, "bias_gradient"_a);
+  m.def("softmax_cross_entropy", &softmax_cross_entropy, "logits"_a, "labels"_a, "losses"_a,
+        "gradient"_a);
+}
+
+}  // namespace pycollective

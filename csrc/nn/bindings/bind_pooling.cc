@@ -1,0 +1,72 @@
+// Max pooling.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "nn/bindings/arguments.h"
+#include "nn/bindings/bindings.h"
+#include "nn/kernels.h"
+#include "support/interpreter_release.h"
+
+namespace pycollective {
+namespace {
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+
+template <typename Body>
+void with_code(const Array& a, Body body) {
+  if (py::isinstance<py::array_t<std::uint8_t>>(a)) {
+    body(std::uint8_t{});
+  } else {
+    body(std::uint32_t{});
+  }
+}
+
+void max_pool(const Array& x, const MaybeArray& bias, Array& y, Array& codes, const Window& w,
+              bool relu) {
+  const Index images = count(x, "x", w.image());
+  const Index size = images * w.out_h * w.out_w * w.channels;
+  with_real(x, "x", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(x, "x", x.size());
+    const T* b = in<T>(bias, "bias", w.channels);
+    T* to = out<T>(y, "y", size);
+    with_code(codes, [&](auto code) {
+      using Code = decltype(code);
+      check_pool(w, nn::kNone<Code>);
+      Code* tap = out<Code>(codes, "codes", size);
+      InterpreterRelease release;
+      nn::max_pool(from, b, to, tap, w, images, relu);
+    });
+  });
+}
+
+void max_pool_gradient(const Array& g, const Array& codes, Array& dx, MaybeArray bias_gradient,
+                       const Window& w) {
+  const Index images = count(dx, "dx", w.image());
+  const Index size = images * w.out_h * w.out_w * w.channels;
+  with_real(g, "g", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = in<T>(g, "g", size);
+    T* to = out<T>(dx, "dx", dx.size());
+    T* sums = out<T>(bias_gradient, "bias_gradient", w.channels);
+    with_code(codes, [&](auto code) {
+      using Code = decltype(code);
+      check_pool(w, nn::kNone<Code>);
+      const Code* tap = in<Code>(codes, "codes", size);
+      InterpreterRelease release;
+      check_codes(tap, size, w);
+      nn::max_pool_gradient(from, tap, to, sums, w, images);
+    });
+  });
+}
+
+}  // namespace
+
+void bind_pooling(py::module_& m) {
+  m.def("max_pool", &max_pool, "x"_a, "bias"_a, "y"_a, "codes"_a, "window"_a, "relu"_a);
+  m.def("max_pool_gradient", &max_pool_gradient, "g"_a, "codes"_a, "dx"_a, "bias_gradient"_a,
+        "window"_a);
+}
+
+}  // namespace pycollective

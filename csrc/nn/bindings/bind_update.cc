@@ -1,0 +1,160 @@
+// Updates of parameters by optimizers.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "nn/bindings/arguments.h"
+#include "nn/bindings/bindings.h"
+#include "nn/bindings/parts.h"
+#include "nn/kernels.h"
+#include "support/interpreter_release.h"
+
+namespace pycollective {
+namespace {
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+using Arrays = std::vector<py::array>;
+
+// Several arrays as one run of numbers, to be divided among threads.
+template <typename T>
+struct Run {
+  std::vector<T*> data;
+
+  Run(const Arrays& arrays, const char* name, const std::vector<Index>& sizes) {
+    if (arrays.size() != sizes.size()) {
+      throw py::value_error("there are " + std::to_string(arrays.size()) + " arrays " + name +
+                            " for " + std::to_string(sizes.size()) + " parameters");
+    }
+    for (std::size_t k = 0; k < arrays.size(); ++k) {
+      check<std::remove_const_t<T>>(arrays[k], name, sizes[k], !std::is_const_v<T>);
+      data.push_back(static_cast<T*>(const_cast<void*>(arrays[k].data())));
+    }
+  }
+};
+
+std::vector<Index> sizes_of(const Arrays& arrays) {
+  std::vector<Index> sizes;
+  for (const Array& a : arrays) sizes.push_back(a.size());
+  return sizes;
+}
+
+// Calls body(k, first, count) for ranges of the numbers of arrays k = 0, 1, ... of these sizes,
+// which together are all of them.
+template <typename Body>
+void over_all(const std::vector<Index>& sizes, const Body& body) {
+  const Index total = std::accumulate(sizes.begin(), sizes.end(), Index{0});
+  InterpreterRelease release(total <= kBrief / 8);
+  by_parts(total, [&](Index first, Index last) {
+    Index begin = 0;
+    for (std::size_t k = 0; k < sizes.size(); begin += sizes[k++]) {
+      const Index from = std::max(first - begin, Index{0});
+      const Index to = std::min(last - begin, sizes[k]);
+      if (from < to) body(k, from, to - from);
+    }
+  });
+}
+
+// Returns true if all are arrays of one type that kernels take, in C order and aligned, and the
+// arrays at each place have one shape.
+bool alike(const std::vector<std::vector<py::object>>& columns) {
+  const py::dtype real = py::dtype::of<float>(), wide = py::dtype::of<double>();
+  constexpr int kPlain = int{py::array::c_style} | int{py::detail::npy_api::NPY_ARRAY_ALIGNED_};
+  py::object kind;
+  for (const auto& column : columns) {
+    if (column.size() != columns[0].size()) return false;
+    for (std::size_t k = 0; k < column.size(); ++k) {
+      if (!py::isinstance<py::array>(column[k])) return false;
+      const auto array = py::reinterpret_borrow<py::array>(column[k]);
+      if (!kind) kind = array.dtype();
+      if (!array.dtype().is(kind) || (array.flags() & kPlain) != kPlain) return false;
+      const auto first = py::reinterpret_borrow<py::array>(columns[0][k]);
+      if (!std::equal(array.shape(), array.shape() + array.ndim(), first.shape(),
+                      first.shape() + first.ndim())) {
+        return false;
+      }
+    }
+  }
+  return kind && (kind.is(real) || kind.is(wide));
+}
+
+void adam_update(const Arrays& p, const Arrays& g, const Arrays& m, const Arrays& v, double alpha,
+                 double beta1, double beta2, double epsilon) {
+  if (p.empty()) return;
+  with_real(p[0], "p", [&](auto zero) {
+    using T = decltype(zero);
+    const std::vector<Index> sizes = sizes_of(p);
+    const Run<T> parameters(p, "p", sizes), first(m, "m", sizes), second(v, "v", sizes);
+    const Run<const T> gradients(g, "g", sizes);
+    over_all(sizes, [&](std::size_t k, Index at, Index count) {
+      nn::adam_update(parameters.data[k] + at, gradients.data[k] + at, first.data[k] + at,
+                      second.data[k] + at, count, alpha, beta1, beta2, epsilon);
+    });
+  });
+}
+
+void sgd_update(const Arrays& p, const Arrays& g, const std::optional<Arrays>& velocity,
+                double rate, double momentum, bool nesterov) {
+  if (p.empty()) return;
+  with_real(p[0], "p", [&](auto zero) {
+    using T = decltype(zero);
+    const std::vector<Index> sizes = sizes_of(p);
+    const Run<T> parameters(p, "p", sizes);
+    const Run<const T> gradients(g, "g", sizes);
+    std::optional<Run<T>> speeds;
+    if (velocity) speeds.emplace(*velocity, "velocity", sizes);
+    over_all(sizes, [&](std::size_t k, Index at, Index count) {
+      nn::sgd_update(parameters.data[k] + at, gradients.data[k] + at,
+                     speeds ? speeds->data[k] + at : nullptr, count, rate, momentum, nesterov);
+    });
+  });
+}
+
+void rmsprop_update(Array& p, const Array& g, Array& v, MaybeArray mean, MaybeArray speed,
+                    double rate, double rho, double momentum, double epsilon) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const Index n = p.size();
+    T* parameter = out<T>(p, "p", n);
+    const T* gradient = in<T>(g, "g", n);
+    T* squares = out<T>(v, "v", n);
+    T* means = out<T>(mean, "mean", n);
+    T* steps = out<T>(speed, "speed", n);
+    InterpreterRelease release;
+    nn::rmsprop_update(parameter, gradient, squares, means, steps, n, rate, rho, momentum, epsilon);
+  });
+}
+
+void adagrad_update(Array& p, const Array& g, Array& a, double rate, double epsilon) {
+  with_real(p, "p", [&](auto zero) {
+    using T = decltype(zero);
+    const Index n = p.size();
+    T* parameter = out<T>(p, "p", n);
+    const T* gradient = in<T>(g, "g", n);
+    T* sums = out<T>(a, "a", n);
+    InterpreterRelease release;
+    nn::adagrad_update(parameter, gradient, sums, n, rate, epsilon);
+  });
+}
+
+}  // namespace
+
+void bind_update(py::module_& m) {
+  m.def("alike", &alike, "columns"_a,
+        "Return True if lists hold arrays of one type that kernels take, of equal shapes at each "
+        "place.");
+  m.def("adam_update", &adam_update, "p"_a, "g"_a, "m"_a, "v"_a, "alpha"_a, "beta1"_a, "beta2"_a,
+        "epsilon"_a);
+  m.def("sgd_update", &sgd_update, "p"_a, "g"_a, "velocity"_a, "rate"_a, "momentum"_a,
+        "nesterov"_a);
+  m.def("rmsprop_update", &rmsprop_update, "p"_a, "g"_a, "v"_a, "mean"_a, "speed"_a, "rate"_a,
+        "rho"_a, "momentum"_a, "epsilon"_a);
+  m.def("adagrad_update", &adagrad_update, "p"_a, "g"_a, "a"_a, "rate"_a, "epsilon"_a);
+}
+
+}  // namespace pycollective

@@ -1,0 +1,15 @@
+// The bindings of pycollective._nn: a bind_<topic>.cc for each section of nn/kernels.h.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pycollective {
+
+void bind_convolution(pybind11::module_& m);
+void bind_dense(pybind11::module_& m);
+void bind_normalization(pybind11::module_& m);
+void bind_pointwise(pybind11::module_& m);
+void bind_pooling(pybind11::module_& m);
+void bind_update(pybind11::module_& m);
+
+}  // namespace pycollective
