@@ -306,7 +306,7 @@ def test_rows_rule_what_auto_does(table, on_ranks):
     assert ", direct)" in on_ranks(local_group(3), called)[0][0]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_ranks_agree_on_the_launchers_or_rank_0s_table(table, tmp_path, transport):
     script = tmp_path / "script.py"
     script.write_text(

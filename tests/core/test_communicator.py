@@ -28,7 +28,7 @@ def contributions(ranks, shape, dtype, seed=0):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_in_place_and_many_blocks(ranks, algorithm, on_ranks):
     comms = local_group(ranks, timeout=30)
     x = contributions(ranks, (2_300_007,), "float32")  # several blocks of segments

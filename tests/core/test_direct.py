@@ -35,7 +35,7 @@ def off_by(x: np.ndarray, items: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, pytest.param(7, marks=pytest.mark.slow)])
 def test_every_size_in_place_and_not(kind, ranks, on_ranks):
     comms = group(kind, ranks)
     for size in SIZES:

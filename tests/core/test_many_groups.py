@@ -1,4 +1,4 @@
-"""A thousand groups are made and end: nothing of them is left. Among threads."""
+"""Many groups are made and end: nothing of them is left. Among threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ def grown(before):
     return more[0] > 0, more[1] > 0, more[2] > 20, more[3] > 100
 
 
-def test_a_thousand_groups_of_threads():
+COUNTS = [300, pytest.param(1000, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_many_groups_of_threads(count):
     x = np.ones(3)
 
     def use():
@@ -53,14 +57,15 @@ def test_a_thousand_groups_of_threads():
     for _ in range(50):
         use()
     before = held()
-    for _ in range(1000):
+    for _ in range(count):
         use()
     assert grown(before) == (False,) * 4
 
 
-def test_a_thousand_groups_by_split(on_ranks):
+@pytest.mark.parametrize("count", COUNTS)
+def test_many_groups_by_split(on_ranks, count):
     def work(c):
-        for i in range(500):
+        for i in range(count // 2):
             new = c.split(0, key=-c.rank)
             inner = new.split(c.rank if i % 3 else None)
             assert new.all_reduce(np.ones(1))[0] == 2

@@ -118,16 +118,18 @@ def test_times_of_a_timed_call_that_the_device_has_not_ended_are_those_of_the_ho
         (operation,) = later._tasks
         operation = getattr(operation, "_task", operation)
         c.barrier()
-        begin, end = operation.times
-        assert before <= begin <= end <= time.monotonic()
-        begin_again, later_end = operation.times
-        assert begin_again == begin and later_end >= end
-        c.barrier()
-        if c.rank == 0:
-            devices.emulated.hold(False)
-            devices.emulated.run()
-        c.barrier()
-        later.wait()
+        try:
+            begin, end = operation.times
+            assert before <= begin <= end <= time.monotonic()
+            begin_again, later_end = operation.times
+            assert begin_again == begin and later_end >= end
+        finally:  # whoever is left waiting for the device would wait for ever
+            c.barrier()
+            if c.rank == 0:
+                devices.emulated.hold(False)
+                devices.emulated.run()
+            c.barrier()
+            later.wait()
         begin, ended = operation.times
         assert operation.ended and operation.times == (begin, ended)
         c.close()

@@ -10,6 +10,7 @@ import pytest
 import runner
 import trials
 import verdict
+from fast_cases import some_fast
 from faults import FAULTS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and memfd")
@@ -31,14 +32,15 @@ _PLANTED = {
     "descriptor": ("none", "left behind: rank 0: {'/dev/null': 1}"),
     "hang": ("none", "hang: after"),
 }
-_TAKES_LONG = ("process", "descriptor", "hang")
+_FAST_SETUPS = ("threads", "run-shm", "mixed")
+_FAST_PLANTED = ("wrong number", "wrong blame", "file")
 
 
 def problems(results):
     return {trials.again(result): result["problems"] for result in results if result["problems"]}
 
 
-@pytest.mark.parametrize("setup", plan.SETUPS)
+@pytest.mark.parametrize("setup", some_fast(plan.SETUPS, _FAST_SETUPS))
 def test_a_trial_of_each_setup_has_no_problems(setup):
     assert not problems(trials.run_trials(range(1), setup, _QUICK[setup]))
 
@@ -49,10 +51,7 @@ def test_trials_of_each_fault_have_no_problems(fault):
     assert not problems(trials.run_trials(range(5), fault=fault, jobs=2))
 
 
-@pytest.mark.parametrize(
-    "planted",
-    [pytest.param(p, marks=pytest.mark.slow if p in _TAKES_LONG else []) for p in _PLANTED],
-)
+@pytest.mark.parametrize("planted", some_fast(_PLANTED, _FAST_PLANTED))
 def test_a_planted_fault_is_found(planted):
     fault, begins = _PLANTED[planted]
     (result,) = trials.run_trials(range(1), "address-shm", fault, planted)

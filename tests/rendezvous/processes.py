@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from fast_cases import some_fast
 from ports import free_port
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -22,20 +23,9 @@ TRANSPORTS = {
 }
 
 
-def some_fast(cases, fast):
-    """Mark as slow what is not among the fast cases."""
-    return [
-        pytest.param(
-            *case, id="-".join(map(str, case)), marks=[] if case in fast else pytest.mark.slow
-        )
-        for case in cases
-    ]
-
-
 def fast_on(transport):
     """Mark as slow what a test with the fixture `run_on` does over the other transport."""
-    cases = some_fast([("shm",), ("tcp",)], [(transport,)])
-    return pytest.mark.parametrize("run_on", cases, indirect=True)
+    return pytest.mark.parametrize("run_on", some_fast(["shm", "tcp"], [transport]), indirect=True)
 
 
 # `pycollective run`, which leaves the survivors of a rank the time to go on, and waits less for

@@ -10,8 +10,9 @@ import re
 import sys
 
 import pytest
+from fast_cases import some_fast
 from in_ranks import CALLS, MEMBARRIER
-from processes import TRANSPORTS, run, some_fast
+from processes import TRANSPORTS, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -223,7 +224,7 @@ def test_a_rank_that_goes_on(tmp_path, transport, calls):
     assert set(done.codes) == {0}, done
 
 
-@pytest.mark.parametrize("transport", some_fast([(t,) for t in TRANSPORTS], [("shm",), ("mixed",)]))
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "mixed"]))
 def test_a_forked_child(tmp_path, transport):
     """It has no rank, and whatever it does, and its end, is nothing to the group."""
     body = """
@@ -281,7 +282,7 @@ for x in arrays:
 # A rank that is stopped in the middle of its work ---------------------------------------------
 
 
-@pytest.mark.parametrize("transport", some_fast([("shm",), ("host",)], [("shm",)]))
+@pytest.mark.parametrize("transport", some_fast(["shm", "host"], ["shm"]))
 def test_rank_stopped_in_the_middle_of_a_sum_writes_nothing_when_it_resumes(tmp_path, transport):
     """Rank 0 gives up and uses its array for something else: it stays as rank 0 has left it."""
     body = """
@@ -367,7 +368,7 @@ knows_membarrier = pytest.mark.skipif(
 
 
 @knows_membarrier
-@pytest.mark.parametrize("transport", some_fast([("shm",), ("host",)], [("shm",)]))
+@pytest.mark.parametrize("transport", some_fast(["shm", "host"], ["shm"]))
 def test_rank_without_membarrier_is_woken_by_a_fence(tmp_path, transport):
     """The others are told, whose light barrier it cannot do its part of."""
     preamble = """
@@ -470,7 +471,7 @@ long_enough(make)
 # What a process may run out of -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", some_fast([(t,) for t in TRANSPORTS], [("shm",)]))
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm"]))
 def test_no_descriptors_left_in_a_group(tmp_path, transport):
     """Calls and arrays need none; split is refused on every rank, and the group goes on."""
     body = """
@@ -535,7 +536,7 @@ print("again")
     assert all(output.endswith("again\n") for output in done.outputs), done
 
 
-@pytest.mark.parametrize("transport", some_fast([("shm",), ("mixed",)], [("shm",)]))
+@pytest.mark.parametrize("transport", some_fast(["shm", "mixed"], ["shm"]))
 def test_empty_where_one_rank_finds_no_memory_raises_on_all_of_the_host(tmp_path, transport):
     """Its own error says why, the others' name the rank, and the heap goes on alike on all."""
     body = """
@@ -563,7 +564,7 @@ for a in (x, y, z):
             assert wanted in line, done
 
 
-@pytest.mark.parametrize("transport", some_fast([(t,) for t in TRANSPORTS], [("shm",), ("mixed",)]))
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "mixed"]))
 def test_no_memory_left_in_a_group(tmp_path, transport):
     body = """
 x, tiny = np.ones(3_000_000), np.ones(100)

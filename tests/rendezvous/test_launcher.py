@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from processes import some_fast
+from fast_cases import some_fast
 
 from pycollective.rendezvous import launcher
 from pycollective.rendezvous.ended import Ended

@@ -6,8 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+from fast_cases import some_fast
 from in_ranks import until_error
-from processes import TRANSPORTS, run, some_fast
+from processes import TRANSPORTS, run
 
 import pycollective as pc
 
@@ -140,7 +141,7 @@ def test_calls_of_threads(on_ranks, case):
         check(case, 1, error)
 
 
-@pytest.mark.parametrize("transport", some_fast([(t,) for t in TRANSPORTS], [("shm",), ("tcp",)]))
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "tcp"]))
 def test_messages(tmp_path, transport):
     body = """
 for later in (False, True):

@@ -7,7 +7,8 @@ import re
 import sys
 
 import pytest
-from processes import fast_on, run_on_hosts, some_fast
+from fast_cases import some_fast
+from processes import fast_on, run_on_hosts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import some_fast
+from fast_cases import some_fast
 
 import pycollective as pc
 from pycollective import _core
@@ -51,7 +51,7 @@ def run(tmp_path, ranks, body, *options):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("ranks", some_fast([(1,), (2,), (3,), (5,)], [(1,), (3,)]))
+@pytest.mark.parametrize("ranks", some_fast([1, 2, 3, 5], [1, 3]))
 def test_collectives(tmp_path, ranks):
     body = """
 from pycollective import algorithms

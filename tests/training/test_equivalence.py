@@ -50,7 +50,7 @@ def reference(request):
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("replicas", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_losses_do_not_depend_on_the_replicas(reference, replicas, ops):
     dtype, want = reference
     keep = {}
