@@ -7,7 +7,9 @@ failed. Each failure is printed with the command that repeats it.
 from __future__ import annotations
 
 import argparse
+import compileall
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,8 +34,16 @@ def _environment() -> dict[str, str]:
         "PYCOLLECTIVE_WARN_AFTER": "inf",
         "PYCOLLECTIVE_TUNING": "none",
         "OPENBLAS_NUM_THREADS": "1",  # threads of its own would not survive a fork
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",  # a rank that is killed would leave half a file
     }
+
+
+def _compile() -> None:
+    """Write the bytecode that the ranks load: without it, each of them compiles all modules."""
+    package = importlib.util.find_spec("pycollective")
+    places = list(package.submodule_search_locations or []) if package else []
+    for place in (str(HERE), *places):
+        compileall.compile_dir(place, quiet=2)
 
 
 class Job:
@@ -165,6 +175,7 @@ def run_trials(
         except BaseException as error:
             errors.append(error)
 
+    _compile()
     with tempfile.TemporaryDirectory(prefix="pycollective-trials-") as name:
         threads = [threading.Thread(target=work, args=(Path(name),)) for _ in range(jobs)]
         for thread in threads:
