@@ -13,8 +13,8 @@ The report names contestants that are not installed.
 Calls
     float32, sum. all_reduce and broadcast work in place where the contestant can; the others have an
     input and an output array. The size is the whole buffer: broadcast's array, all_gather's result, the
-    input of reduce_scatter and all_to_all. send_recv is half a round trip between neighbours, all pairs
-    at once. all_reduce_many takes eight arrays of 8 bytes; MPI and gloo reduce them one by one.
+    input of reduce_scatter and all_to_all. Messages (send_recv) count with half a round trip between
+    neighbours, all pairs at once. MPI and gloo reduce the eight arrays of all_reduce_many one by one.
 
 Timing
     3 calls to warm up, then repeats of as many calls as fit into --seconds between two barriers. A
@@ -28,7 +28,8 @@ Checks
     or a pycollective that gives none, ends the comparison with exit status 1.
 
 --json FILE is written after each call of a part and read at the start. A call that the file has is not
-run again unless it failed, so that a long comparison can be stopped and resumed (--again runs all).
+run again unless it failed, whichever contestants and sizes it has, so that a long comparison can be
+stopped and resumed (--again runs all).
 Compare numbers within one call of one part: the machine changes in between.
 """
 
@@ -625,20 +626,27 @@ def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
-    p.add_argument("--calls", nargs="+", choices=[*CALLS], default=[*CALLS])
-    p.add_argument("--sizes", nargs="+", type=byte_count, help="bytes, such as 16 64K 16M")
+    p.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS], metavar="PART",
+                   help=f"of {' '.join(PARTS)}; without: all, in this order")  # fmt: skip
+    p.add_argument("--calls", nargs="+", choices=[*CALLS], default=[*CALLS], metavar="CALL",
+                   help=f"of {' '.join(CALLS)}; without: all of each part (8 and 16 processes and "
+                   "replicas have all_reduce alone)")  # fmt: skip
+    p.add_argument("--sizes", nargs="+", type=byte_count, metavar="BYTES",
+                   help="such as 16 64K 16M; without: those of the design's table")  # fmt: skip
     p.add_argument("--only", nargs="+", metavar="NAME",
                    help="contestants whose names begin so, such as pycollective")  # fmt: skip
     p.add_argument("--launches", type=int, default=2, help="of each contestant (2)")
     p.add_argument("--seconds", type=float, default=0.15, help="of a repeat (0.15)")
     p.add_argument("--launch-limit", type=float, default=120, metavar="S",
                    help="a launch that takes longer is ended (120)")  # fmt: skip
-    p.add_argument("--peers", nargs="*", default=[sys.executable], metavar="PYTHON")
-    p.add_argument("--mpi", action="append", default=[], type=mpi_library, metavar="NAME=PYTHON")
-    p.add_argument("--json", type=Path, help="results, also to go on from")
+    p.add_argument("--peers", nargs="*", default=[sys.executable], metavar="PYTHON",
+                   help="the first one that has a module is used (this interpreter)")  # fmt: skip
+    p.add_argument("--mpi", action="append", default=[], type=mpi_library, metavar="NAME=PYTHON",
+                   help="may be given several times")  # fmt: skip
+    p.add_argument("--json", type=Path, metavar="FILE", help="results, also to resume from")
     p.add_argument("--again", action="store_true", help="run calls that the JSON file has, too")
-    p.add_argument("--markdown", type=Path, help="write the tables there, not to the output")
+    p.add_argument("--markdown", type=Path, metavar="FILE",
+                   help="write the tables there, not to the output")  # fmt: skip
     args = p.parse_args()
     args.mpi = dict(args.mpi)
 

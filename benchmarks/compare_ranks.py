@@ -432,7 +432,7 @@ def measure(
 
 
 def calls_until_renewed(ranks: int) -> int:
-    """Return how often values that begin below 2 TINY can be summed in place, but for one call."""
+    """Return the number of sums in place, besides the untimed one, that values below 2 TINY bear."""
     return int(math.log(LARGEST / (2 * TINY)) / math.log(max(2, ranks))) - 1
 
 
