@@ -21,8 +21,8 @@
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
-#include "support/interpreter_release.h"
 #include "executor/communicator.h"
+#include "support/interpreter_release.h"
 #include "support/tuning.h"
 #include "transport/wait.h"
 
