@@ -1,0 +1,160 @@
+"""Calls by the direct path: every collective, at every size, with ordinary and with shared arrays."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from rank_groups import make_group
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+COUNTS = [1, 3, 13, 100, 2049, 4099, 20_000, 100_003]
+"""Items of a rank's part: in a slot, beside it, in one block, in several."""
+
+
+def expected(name, inputs, root, rank):
+    count = len(inputs[0]) // len(inputs)
+    part = slice(rank * count, (rank + 1) * count)
+    total = np.sum(inputs, axis=0)
+    own = [x[:count] for x in inputs]
+    return {
+        "all_reduce": total,
+        "reduce": total if rank == root else None,
+        "broadcast": inputs[root],
+        "reduce_scatter": total[part],
+        "scatter": inputs[root][part],
+        "gather": np.concatenate(own) if rank == root else None,
+        "all_gather": np.concatenate(own),
+        "all_to_all": np.concatenate([x[part] for x in inputs]),
+    }[name]
+
+
+CALLS = {
+    "all_reduce": lambda c, x, root, out: c.all_reduce(x, out=out),
+    "reduce": lambda c, x, root, out: c.reduce(x, root=root, out=out),
+    "broadcast": lambda c, x, root, out: c.broadcast(x, root, out=out),
+    "reduce_scatter": lambda c, x, root, out: c.reduce_scatter(x, out=out),
+    "scatter": lambda c, x, root, out: c.scatter(x, root, out=out),
+    "gather": lambda c, x, root, out: c.gather(x[: len(x) // c.size], root, out=out),
+    "all_gather": lambda c, x, root, out: c.all_gather(x[: len(x) // c.size], out=out),
+    "all_to_all": lambda c, x, root, out: c.all_to_all(x, out=out),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["threads", "shm"])
+def test_every_call_of_a_random_program_gives_what_numpy_does(on_ranks, kind, ranks):
+    """Each rank chooses for itself which arrays are shared, and whether it gives `out`."""
+
+    def work(comm):
+        common, own = np.random.default_rng(ranks), np.random.default_rng(100 + comm.rank)
+
+        def array(length):
+            make = comm.empty if own.random() < 0.5 else np.empty
+            return make(length, np.int32)
+
+        for step in range(150):
+            name = str(common.choice(list(CALLS)))
+            count, root = int(common.choice(COUNTS)), int(common.integers(ranks))
+            inputs = list(common.integers(-99, 99, (ranks, ranks * count), np.int32))
+            x = array(ranks * count)
+            x[:] = inputs[comm.rank]
+            wanted = expected(name, inputs, root, comm.rank)
+            out = None
+            if wanted is not None and own.random() < 0.5:
+                out = array(len(wanted))
+            found = CALLS[name](comm, x, root, out)
+            if wanted is None:
+                assert found is None
+            else:
+                np.testing.assert_array_equal(found, wanted, f"{step}: {name} of {count}")
+                assert out is None or found is out
+            np.testing.assert_array_equal(x, inputs[comm.rank], f"{step}: the input of {name}")
+            if common.random() < 0.2:
+                comm.barrier()
+        return True
+
+    assert on_ranks(make_group(kind, ranks, 60.0), work) == [True] * ranks
+
+
+@pytest.mark.parametrize("count", [5, 3000, 50_000])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", ["threads", "shm"])
+def test_calls_in_place(on_ranks, kind, shared, count):
+    def work(comm):
+        size, me = comm.size, comm.rank
+        make = comm.empty if shared else np.empty
+        whole = make(size * count)
+        mine = slice(me * count, (me + 1) * count)
+
+        def fill():
+            whole[:] = np.arange(size * count) + me
+            return whole
+
+        total = size * np.arange(size * count) + sum(range(size))
+        assert comm.all_reduce(fill(), out=whole) is whole
+        np.testing.assert_array_equal(whole, total)
+        comm.reduce(fill(), root=1, out=whole)
+        np.testing.assert_array_equal(whole, total if me == 1 else np.arange(size * count) + me)
+        comm.broadcast(fill(), 1, out=whole)
+        np.testing.assert_array_equal(whole, np.arange(size * count) + 1)
+        comm.reduce_scatter(fill(), out=whole[mine])
+        np.testing.assert_array_equal(whole[mine], total[mine])
+        comm.all_gather(fill()[mine], out=whole)
+        owners = np.repeat(np.arange(size), count)
+        np.testing.assert_array_equal(whole, np.arange(size * count) + owners)
+        comm.gather(fill()[mine], 1, out=whole if me == 1 else None)
+        if me == 1:
+            np.testing.assert_array_equal(whole, np.arange(size * count) + owners)
+        comm.scatter(fill(), 1, out=whole[mine])
+        np.testing.assert_array_equal(whole[mine], (np.arange(size * count) + 1)[mine])
+        return True
+
+    assert on_ranks(make_group(kind, 3, 60.0), work) == [True] * 3
+
+
+@pytest.mark.parametrize("kind", ["threads", "shm"])
+def test_roots_that_do_not_wait_are_at_most_one_call_ahead(on_ranks, kind):
+    """Whoever reads a slot late reads what was posted in that call, and not in a later one."""
+
+    def work(comm):
+        found = []
+        for i in range(2000):
+            x = np.array([i if comm.rank == i % 3 else -1])
+            found.append(int(comm.broadcast(x, i % 3)[0]))
+            if i % 7 == 0:
+                comm.reduce(x, root=(i + 1) % 3)
+        return found == list(range(2000))
+
+    assert on_ranks(make_group(kind, 3, 60.0), work) == [True] * 3
+
+
+@pytest.mark.parametrize("kind", ["threads", "shm"])
+@pytest.mark.parametrize("name", CALLS)
+def test_asynchronous_calls_give_the_same(on_ranks, kind, name):
+    call = {
+        "reduce_scatter": lambda c, x: c.reduce_scatter(x, async_op=True),
+        "all_reduce": lambda c, x: c.all_reduce(x, async_op=True),
+        "reduce": lambda c, x: c.reduce(x, root=1, async_op=True),
+        "broadcast": lambda c, x: c.broadcast(x, 1, async_op=True),
+        "scatter": lambda c, x: c.scatter(x, 1, async_op=True),
+        "gather": lambda c, x: c.gather(x[: len(x) // 2], 1, async_op=True),
+        "all_gather": lambda c, x: c.all_gather(x[: len(x) // 2], async_op=True),
+        "all_to_all": lambda c, x: c.all_to_all(x, async_op=True),
+    }[name]
+
+    def work(comm):
+        for count in (2, 1000, 60_000):
+            inputs = [np.arange(2 * count) * (r + 1) for r in range(2)]
+            works = [call(comm, inputs[comm.rank]) for _ in range(3)]
+            for one in works:
+                wanted, found = expected(name, inputs, 1, comm.rank), one.wait()
+                assert one.done() and one.exception() is None
+                assert (found is None) == (wanted is None)
+                if wanted is not None:
+                    np.testing.assert_array_equal(found, wanted)
+        return True
+
+    assert on_ranks(make_group(kind, 2, 60.0), work) == [True, True]
