@@ -73,7 +73,7 @@ class Trial:
         if self.planted == "hang":
             return 3.0
         pauses = sum(max(s.pauses, default=0.0) for s in self.steps)
-        return 60 + 4 * self.timeout + self.seconds + self.delay + pauses
+        return 90 + 4 * self.timeout + self.seconds + self.delay + pauses
 
 
 def make(seed: int, setup: str = "", fault: str = "", planted: str = "") -> Trial:

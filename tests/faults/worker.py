@@ -29,7 +29,7 @@ import pycollective as pc
 
 _SENTINEL = 0xA5
 _COMPARED_BYTES = 1 << 20
-_JOIN_SECONDS = 12.0
+_JOIN_SECONDS = 30.0
 _JOIN_IN_VAIN_SECONDS = 4.0
 """Where the others wait in vain for the victim to join."""
 _SETTLE_SECONDS = 5.0
