@@ -143,9 +143,6 @@ inline constexpr std::size_t kReserveBytes = 1 << 20;
 // another connection.
 inline constexpr auto kEndedPipe = std::chrono::milliseconds(500);
 
-// After how many steps forward in a row a rank looks at the clock.
-inline constexpr unsigned kMovesPerLook = 16;
-
 // How often a waiting rank looks at its deadline and at the user's interrupt.
 inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
 // How often a rank that waits says so, and the seconds without a word after which a rank is named

@@ -58,7 +58,6 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
                      Check check, LookUp look_up, TimeOut time_out) {
   const int yields = spins < kSpins ? kYields : kHostYields;
   int looks = 0;  // in vain, since the last progress
-  unsigned moves = 0;
   auto next_look_up = Clock::now() + kWaitSlice;
   for (;;) {
     Progress progress = attempt();
@@ -66,7 +65,6 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
     Clock::time_point now;
     if (progress == Progress::moved) {
       looks = 0;
-      if (++moves % kMovesPerLook != 0) continue;
       now = Clock::now();
     } else {
       ++looks;

@@ -537,16 +537,14 @@ print("again")
 
 
 @pytest.mark.parametrize("transport", some_fast(["shm", "mixed"], ["shm"]))
-def test_empty_where_one_rank_finds_no_memory_raises_on_all_of_the_host(tmp_path, transport):
-    """Its own error says why, the others' name the rank, and the heap goes on alike on all."""
+def test_empty_asks_no_other_rank_and_needs_no_address_space(tmp_path, transport):
     body = """
+from pycollective import _core
 x = comm.empty(1000)
-with at_most(resource.RLIMIT_AS, 1 << 28) if comm.rank == 1 else contextlib.nullcontext():
-    for items in (40_000_000, 35_000_000):
-        try:
-            comm.empty(items)
-        except MemoryError as error:
-            print(error)
+if comm.rank == 1:
+    with at_most(resource.RLIMIT_AS, 1 << 28):
+        large = comm.empty(40_000_000)
+    assert _core.is_shared(large)
 y, z = comm.empty(1000), comm.empty(100_000)
 for a in (x, y, z):
     a.fill(comm.rank)
@@ -557,11 +555,6 @@ for a in (x, y, z):
 """
     done = run(tmp_path, transport, 3, body)
     assert set(done.codes) == {0}, done
-    for rank, output in enumerate(done.outputs):
-        for line, items in zip(output.splitlines(), (320_000_000, 280_000_000), strict=True):
-            assert line.startswith(f"no shared array of {items} bytes: "), done
-            wanted = "cannot map shared memory" if rank == 1 else "rank 1 had an error of its own"
-            assert wanted in line, done
 
 
 @pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "mixed"]))
@@ -581,10 +574,10 @@ with without_memory() if comm.rank == 1 else contextlib.nullcontext():
     if comm.rank == 1:  # it cannot even begin, and may try again
         print(attempt(lambda: comm.all_reduce(x)))
     said = attempt(lambda: comm.empty(3_000_000))
-    assert said.startswith("MemoryError") == (comm.rank == 1 or comm.hosts != [0, 1, 2]), said
+    assert said == "done" or comm.rank == 1, said
     # What it has begun fails for all.
     print(attempt(lambda: ragged.all_gather(x, ragged=True)))
-    print(attempt(lambda: scratch.reduce(x, root=2)))  # for which it needs scratch
+    print(attempt(lambda: scratch.reduce(x, root=2, algorithm="tree")))  # for which it needs scratch
 assert (comm.all_reduce(tiny) == 3).all()
 print("goes on", flush=True)
 if comm.rank == 1:
