@@ -1,7 +1,7 @@
 // The simulator: how long a schedule takes on a described cluster.
 //
-// Each rank's clock runs through its steps; step() is asked for one at a time, so that memory is
-// that of the ranks and of the messages under way. The model is LogGP's (Alexandrov, Ionescu,
+// Each rank's clock runs through its steps, which its coroutine makes one at a time, so that memory
+// is that of the ranks and of the messages under way. The model is LogGP's (Alexandrov, Ionescu,
 // Schauser and Scheiman, 1995) with links of several classes:
 //
 //   send         the rank is busy for `overhead`, and for bytes / copy_rate if the sender copies.
