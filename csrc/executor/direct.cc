@@ -469,9 +469,9 @@ Progress DirectExecution::advance_blocks() {
     auto& mine = board_.counters(board_.rank());
     board_.input_position = last_.input_end;
     board_.output_position = last_.output_end;
-    mine.staged.store(last_.input_end, std::memory_order_relaxed);
-    mine.consumed.store(last_.input_end, std::memory_order_relaxed);
-    mine.published.store(last_.output_end, std::memory_order_relaxed);
+    mine.staged.store(last_.input_end, std::memory_order_release);
+    mine.consumed.store(last_.input_end, std::memory_order_release);
+    mine.published.store(last_.output_end, std::memory_order_release);
     mine.taken.store(last_.output_end, std::memory_order_release);
     board_.ring_others();
     return Progress::done;
