@@ -22,7 +22,7 @@
 #include "bindings/interpreter_release.h"
 #include "executor/communicator.h"
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace py = pybind11;
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 namespace {

@@ -63,7 +63,7 @@ DirectAllReduce::DirectAllReduce(Endpoint& endpoint, const DirectCall& call)
   if (mode_ == Mode::one_shot && bytes_ > sizeof note.data) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
-  board_.ring_others();
+  board_.wake_others();
 }
 
 bool DirectAllReduce::all_have_come() {
@@ -150,7 +150,7 @@ bool DirectAllReduce::reduce_mapped() {
   std::atomic_thread_fence(std::memory_order_acquire);
   endpoint_.check();
   mine.finished.store(turn_, std::memory_order_release);
-  board_.ring_others();
+  board_.wake_others();
   return true;
 }
 
@@ -260,7 +260,7 @@ bool DirectAllReduce::try_stage() {
                 chunk.bytes);
   }
   board_.counters(board_.rank()).staged.store(staging_.input_end, std::memory_order_release);
-  board_.ring_others();
+  board_.wake_others();
   ++staged_ahead_;
   go_on(staging_);
   return true;
@@ -289,7 +289,7 @@ bool DirectAllReduce::try_reduce() {
                                                     shift_of(call_.output)};
   combine(targets, 2, board_.sources.data(), own.bytes);
   board_.counters(rank).reduced.store(reducing_.input_end, std::memory_order_release);
-  board_.ring_others();
+  board_.wake_others();
   --staged_ahead_;
   ++reduced_ahead_;
   go_on(reducing_);
@@ -310,7 +310,7 @@ bool DirectAllReduce::try_take() {
                 chunk.bytes);
   }
   board_.counters(board_.rank()).taken.store(taking_.output_end, std::memory_order_release);
-  board_.ring_others();
+  board_.wake_others();
   --reduced_ahead_;
   go_on(taking_);
   return true;

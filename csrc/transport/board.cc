@@ -4,15 +4,15 @@
 
 namespace pycollective {
 
-Board::Board(std::byte* memory, int rank, std::vector<Bed*> beds, bool with_staging)
-    : sources(beds.size()),
-      targets(beds.size()),
+Board::Board(std::byte* memory, int rank, std::vector<WaitQueue*> queues, bool with_staging)
+    : sources(queues.size()),
+      targets(queues.size()),
       memory_(memory),
       stride_(bytes_for(1, with_staging)),
       input_bytes_(with_staging ? kInputStagingBytes : 4 * kOneShotBytes),
       rank_(rank),
-      beds_(std::move(beds)),
-      own_bed_(beds_[static_cast<std::size_t>(rank)]) {}
+      queues_(std::move(queues)),
+      own_queue_(queues_[static_cast<std::size_t>(rank)]) {}
 
 std::size_t Board::bytes_for(int size, bool with_staging) {
   std::size_t staging = with_staging ? kInputStagingBytes + kOutputStagingBytes : 4 * kOneShotBytes;

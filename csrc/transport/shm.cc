@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 namespace {
@@ -43,7 +43,7 @@ struct ShmGroup::Header {
 };
 
 struct alignas(kCacheLine) ShmGroup::RankState {
-  Bed bed;
+  WaitQueue queue;
   alignas(kCacheLine)
       std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
   std::atomic<std::uint32_t> busy;
@@ -167,7 +167,7 @@ class ShmEndpoint final : public Endpoint {
     }
     channel.taken.store(taken + 1, std::memory_order_release);
     ++moved_;
-    ring(peer);
+    wake(peer);
   }
 
   std::uint64_t moved() const override { return moved_; }
@@ -194,7 +194,7 @@ class ShmEndpoint final : public Endpoint {
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
     wait_until_done(
-        attempt, state().bed, spins_in(group_.in_crowd()), deadline, interrupt,
+        attempt, state().queue, spins_in(group_.in_crowd()), deadline, interrupt,
         [this] { return group_.header().failed.load() != 0; }, [this] { group_.check(); },
         [this] { look_up(); }, [this] { time_out(); });
   }
@@ -248,7 +248,7 @@ class ShmEndpoint final : public Endpoint {
   };
 
   ShmGroup::RankState& state() { return group_.state(rank_); }
-  void ring(int peer) { group_.state(peer).bed.ring_if_asleep(); }
+  void wake(int peer) { group_.state(peer).queue.wake_if_asleep(); }
 
   // Whether a peer has read all that it was lent.
   bool has_read(int peer) const {
@@ -290,7 +290,7 @@ class ShmEndpoint final : public Endpoint {
     }
     if (posted == before) return !pending.active;
     moved_ += posted - before;
-    ring(peer);
+    wake(peer);
     if (!pending.active) --unsent_;
     return !pending.active;
   }
@@ -346,7 +346,8 @@ class ShmEndpoint final : public Endpoint {
 };
 
 ShmBoard::ShmBoard(ShmEndpoint& endpoint)
-    : Board(endpoint.group_.board(), endpoint.rank_, endpoint.group_.beds(), /*with_staging=*/true),
+    : Board(endpoint.group_.board(), endpoint.rank_, endpoint.group_.queues(),
+            /*with_staging=*/true),
       endpoint_(endpoint) {}
 
 std::uint64_t ShmBoard::place_of(const void* data, std::size_t bytes) const {
@@ -375,10 +376,10 @@ std::byte* ShmGroup::board() const {
          Board::bytes_for(size(), /*with_staging=*/true);
 }
 
-std::vector<Bed*> ShmGroup::beds() const {
-  std::vector<Bed*> beds;
-  for (int r = 0; r < size(); ++r) beds.push_back(&state(r).bed);
-  return beds;
+std::vector<WaitQueue*> ShmGroup::queues() const {
+  std::vector<WaitQueue*> queues;
+  for (int r = 0; r < size(); ++r) queues.push_back(&state(r).queue);
+  return queues;
 }
 
 std::shared_ptr<ShmGroup> ShmGroup::create(int size) {
@@ -464,7 +465,7 @@ void ShmGroup::join(int rank) {
                                 " of the group is taken: every process needs a rank of its own");
   }
   rank_ = rank;
-  state(rank).bed.make();
+  state(rank).queue.prepare();
   const CoreSet cores = affinity();
   for (std::size_t word = 0; word < cores.size(); ++word)
     header().cores[word].fetch_or(cores[word]);
@@ -479,7 +480,7 @@ void ShmGroup::join(int rank) {
 std::optional<Failure> ShmGroup::leave(int rank) noexcept {
   if (!origin_.is_here()) return {};  // a forked child does not speak for the rank
   if (state(rank).presence.exchange(2) == 2) return {};  // it may never have joined
-  for (int r = 0; r < size(); ++r) state(r).bed.ring();
+  for (int r = 0; r < size(); ++r) state(r).queue.wake();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
     fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
@@ -504,7 +505,7 @@ bool ShmGroup::in_crowd() const {
 std::vector<int> ShmGroup::needing_fences() const {
   std::vector<int> found;
   for (int r = 0; r < size(); ++r) {
-    if (state(r).bed.interrupts.load() == 0) found.push_back(r);
+    if (state(r).queue.interrupts.load() == 0) found.push_back(r);
   }
   return found;
 }
@@ -522,7 +523,7 @@ void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
   header().kind = static_cast<std::uint32_t>(kind);
   set_name(header().message, message);
   header().failed.store(2);
-  for (int r = 0; r < size(); ++r) state(r).bed.ring();
+  for (int r = 0; r < size(); ++r) state(r).queue.wake();
 }
 
 std::optional<Failure> ShmGroup::failure() const {
@@ -633,7 +634,7 @@ std::string ShmGroup::describe(int rank) const {
   return describe_rank(name(rank), of.busy.load() != 0, call_of(rank, of.number.load()), message);
 }
 
-Bed& ShmGroup::bed() const { return state(rank_).bed; }
+WaitQueue& ShmGroup::queue() const { return state(rank_).queue; }
 bool ShmGroup::has_failed() const { return header().failed.load() != 0; }
 bool ShmGroup::sending() const { return endpoint_->sending(); }
 void ShmGroup::look_up() { endpoint_->look_up(); }
