@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "support/cores.h"
 #include "support/tuning.h"
 #include "support/waiter.h"
 
@@ -17,10 +18,10 @@ namespace {
 // since. Only a hint: Python's other threads take and leave the lock without a word here.
 std::atomic<bool> vacant{false};
 
-// How often this thread yields while it looks out for it.
+// Yields of this thread before it asks Python for the lock.
 [[maybe_unused]] thread_local int yields = kLockYields;
 
-// Threads that look out for it.
+// Threads that spin for the lock.
 [[maybe_unused]] std::atomic<int> seekers{0};
 
 // Whether it was vacant, and is now this thread's to ask for.
@@ -78,16 +79,8 @@ InterpreterRelease::~InterpreterRelease() {
 #ifndef Py_GIL_DISABLED
   if (!take()) {
     // The holder needs a core of its own.
-    int looks = crowded(seekers.fetch_add(1) + 2) ? kCrowdedSpins : kLockLooks;
-    bool taken = false;
-    for (int i = 0; !taken && i < looks; ++i) {
-      pause();
-      taken = take();
-    }
-    for (int i = 0; !taken && i < yields; ++i) {
-      std::this_thread::yield();
-      taken = take();
-    }
+    const int spins = crowded(seekers.fetch_add(1) + 2) ? kCrowdedSpins : kLockSpins;
+    const bool taken = spin_until({spins, yields}, take);
     seekers.fetch_sub(1);
     if (!taken) {
       const auto begin = std::chrono::steady_clock::now();
