@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "support/tuning.h"
+#include "transport/ring_pipes.h"
 #include "transport/wait.h"
 
 namespace pycollective {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "support/tuning.h"
+#include "transport/ring_pipes.h"
 #include "transport/wait.h"
 
 namespace pycollective {

@@ -16,7 +16,7 @@ namespace pycollective {
 // Where a rank sleeps; in memory that its peers can reach.
 struct alignas(kCacheLine) Bed {
   std::atomic<std::uint32_t> bell{0};  // rung when a peer has done something and this rank sleeps
-  std::atomic<std::uint32_t> sleeping{0};
+  std::atomic<std::uint32_t> sleeping{0};  // threads
   // Whether the rank that sleeps here can interrupt whoever wakes it (asymmetric_barrier.h); not
   // until it has said so.
   std::atomic<std::uint32_t> interrupts{0};
@@ -26,11 +26,11 @@ struct alignas(kCacheLine) Bed {
   // Returns what sleep() needs to know. The rank must look once more before it sleeps.
   std::uint32_t lie_down() {
     std::uint32_t heard = bell.load();
-    sleeping.store(1);
+    sleeping.fetch_add(1);
     if (!heavy_barrier() && interrupts.load()) interrupts.store(0);  // it may not any more
     return heard;
   }
-  void get_up() { sleeping.store(0); }
+  void get_up() { sleeping.fetch_sub(1); }
 
   void ring_if_asleep() {
     // Pairs with lie_down: either we see that the rank sleeps, or it sees what we have done before
