@@ -35,7 +35,7 @@ const Algorithm& dissemination_barrier();
 std::span<const Algorithm* const> all_algorithms();
 
 const Algorithm& default_algorithm(Collective collective);
-// What the direct path (executor/direct.h) does without messages.
+// The algorithm that the direct path (executor/direct.h) carries out without messages.
 const Algorithm& direct_algorithm(Collective collective);
 
 // What algorithm="auto" means: of a collective of so many bytes (nccl-tests' count: of the whole

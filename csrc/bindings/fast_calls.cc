@@ -68,7 +68,7 @@ struct Known {
   PreparedCall prepared;
 };
 
-// What a Communicator in Python inherits: its end of the core.
+// The base of a Communicator in Python: its end of the core.
 struct State {
   std::shared_ptr<Communicator> communicator;
   bool threads = false;
@@ -116,7 +116,7 @@ bool set_root(PyObject* value, int size, Arguments& found) {
   return true;
 }
 
-// Whether a collective has a parameter besides `out`, `algorithm` and `async_op`.
+// Returns true if a collective has this parameter besides `out`, `algorithm` and `async_op`.
 bool has_parameter(const Kind& kind, const char* name) {
   for (const char* has : kind.positional) {
     if (has && std::strcmp(has, name) == 0) return true;
@@ -124,7 +124,7 @@ bool has_parameter(const Kind& kind, const char* name) {
   return false;
 }
 
-// Whether these are arguments for the short way; nothing is raised if they are not.
+// Returns true if the short way takes these arguments. Raises nothing if it does not.
 bool parse(const Kind& kind, int size, PyObject* const* args, std::size_t positional,
            PyObject* names, Arguments& found) {
   if (positional > kind.positional.size()) return false;
@@ -259,7 +259,7 @@ const Known* learn(State& state, const Kind& kind, const Arguments& arguments,
         } else {
           inputs = 0;
         }
-        // Of one row, the output may be without the first axis.
+        // The output may lack the first axis if it has one row.
         while (!array.shape.empty() && array.shape[0] == 1) array.shape.erase(array.shape.begin());
         break;
       case Collective::gather:
@@ -302,8 +302,8 @@ const Known* learn(State& state, const Kind& kind, const Arguments& arguments,
   }
 }
 
-// Whether input and output overlap in another way than in place: as one array, or the smaller one
-// as this rank's part of the larger.
+// Returns true if input and output overlap in another way than in place: as one array, or the
+// smaller one as this rank's part of the larger.
 bool overlap(const Known& known, int rank, const char* x, const char* out) {
   std::size_t in = known.inputs * known.item, bytes = known.outputs * known.item;
   if (x >= out + bytes || out >= x + in) return false;

@@ -79,7 +79,7 @@ class Communicator {
   bool has_levels() const;
   // Whether a call goes by the direct path: the ranks share a board, and the algorithm is "direct".
   bool goes_directly(const Algorithm& algorithm);
-  // A call by the direct path in two parts: begin() spins so many times for the peers, and returns
+  // A call by the direct path in two parts: begin() spins `spins` times for the peers, and returns
   // true if all is done; if not, finish() waits for them. `reducing` is nullptr where data only
   // moves.
   PreparedCall prepare(const Algorithm& algorithm, const Array& array, int root,

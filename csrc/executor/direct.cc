@@ -235,7 +235,7 @@ void DirectExecution::lay_out(Block& block) const {
   } else {
     block.chunk = block.bytes = std::min(most, left);
   }
-  block.stride = round_up(block.chunk, kCacheLine) + kCacheLine;  // room for the shift
+  block.stride = round_up(block.chunk, kCacheLine) + kCacheLine;  // the shift fits behind it
   if (!board_.has_staging()) {  // the counters tell blocks from each other all the same
     block.input_at = block.input_end;
     block.output_at = block.output_end;
@@ -669,7 +669,7 @@ bool DirectExecution::is_over() {
 bool DirectExecution::reached(Counter counter, std::uint64_t position, Role role,
                               std::uint64_t& seen) const {
   if (seen >= position) return true;
-  // Who has no part in this call may still be in one before it, and read what is there.
+  // A rank without a part in this call may still read what an earlier call has staged.
   std::uint64_t earlier = 0;
   if (counter == &Board::Counters::consumed) earlier = std::min(position, input_begin_);
   if (counter == &Board::Counters::taken) earlier = std::min(position, output_begin_);

@@ -137,8 +137,8 @@ class DirectExecution {
   std::size_t shot_bytes_ = 0;
   std::uint64_t shot_at_ = 0;
   Mode mode_ = Mode::entering;
-  int come_ = 0;  // so many first ranks are known to have come, as far as they are awaited
-  bool awaits_all_ = true;                            // of those
+  int come_ = 0;            // the ranks below this one have come, as far as they are awaited
+  bool awaits_all_ = true;  // of those
   std::uint64_t input_begin_ = 0, output_begin_ = 0;  // of this call in the two stagings
   Block staging_, producing_, taking_, last_;
   bool input_is_mapped_ = false, output_is_mapped_ = false;

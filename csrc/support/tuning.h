@@ -49,7 +49,7 @@ inline constexpr std::size_t kShmLentBytes = 128 * 1024;
 inline constexpr std::size_t kArenaBytes = std::size_t{64} << 30;
 inline constexpr std::size_t kKeptBytes = std::size_t{512} << 20;
 inline constexpr std::size_t kPopulatedFrom = 128 * 1024;
-// NumPy's arrays of at least so many bytes lie in the arena where the user wants that.
+// The least bytes of an array of NumPy's that lies in the arena, under shared_arrays().
 inline constexpr std::size_t kSharedFrom = 16 * 1024;
 
 // What a message between two ranks of one host can have under way before its sender waits: of all

@@ -198,7 +198,7 @@ void Arena::isolate() noexcept {
     from = std::max(from, end);
   }
   isolate_to(base_ + round_up(used_, kPage));
-  private_.clear();  // with room for one range
+  private_.clear();  // which keeps its capacity
   private_.emplace_back(base_, base_ + bytes_);
 }
 

@@ -32,7 +32,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Memory on a cache line, from a page on on a page; nullptr where there is no room, and in a
+  // Memory on a cache line, from a page on on a page; nullptr where the arena is full, and in a
   // forked child. An arena stays as long as something is allocated in it. `is_zero` says whether
   // the memory was never used before.
   std::byte* allocate(std::size_t bytes, bool* is_zero = nullptr) noexcept;
