@@ -29,7 +29,9 @@ esac
 # libstdc++ comes first too: otherwise the sanitizer does not find how exceptions are thrown.
 export LD_PRELOAD="$("$compiler" -print-file-name="$library") $("$compiler" -print-file-name=libstdc++.so.6)"
 # CPython keeps memory until it ends, which is no leak of ours.
-export ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
+# Reports go to files: pytest holds what is written to stderr, and loses it where the process ends.
+export ASAN_OPTIONS="log_path=$work/report detect_leaks=0:abort_on_error=0"
+export UBSAN_OPTIONS="log_path=$work/report print_stacktrace=1"
 export TSAN_OPTIONS="log_path=$work/report exitcode=66 suppressions=$top/tests/thread_sanitizer.supp"
 export PYTHONPATH="$work" OPENBLAS_NUM_THREADS=1
 export PYCOLLECTIVE_SANITIZED=1  # tests are shorter then

@@ -56,10 +56,11 @@ Steps Hierarchical::steps(int rank, int size) const {
       co_yield send(to, so_far);
       continue;
     }
-    int last = rank == here.back() ? here[here.size() - 2] : here.back();
+    int left = members - 1;  // to hear from
     for (int other : here) {
       if (other == rank) continue;
-      co_yield recv_reduce(other, so_far, sum, /*completes=*/ring == 1 && other == last);
+      --left;
+      co_yield recv_reduce(other, so_far, sum, /*completes=*/ring == 1 && left == 0);
       so_far = sum;
     }
   }
