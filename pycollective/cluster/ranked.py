@@ -122,7 +122,13 @@ class TorchrunClusterResolver(RankedClusterResolver):
     def address(self) -> str:
         """Return worker 0's address."""
         port = self._number("MASTER_PORT", 1)
-        port += self._environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if self._environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            if port == 65535:
+                raise ValueError(
+                    "MASTER_PORT=65535: torchrun listens there, and the workers need the port after "
+                    "it, which does not exist; start torchrun with a smaller --master-port"
+                )
+            port += 1
         return f"{self._environ['MASTER_ADDR']}:{port}"
 
 

@@ -170,11 +170,18 @@ class Variable(Operators, metaclass=_VariableMeta):
         if callable(initial_value):
             initial_value = initial_value()
         value = as_tensor(initial_value, dtype)
-        if shape is not None and tuple(int(n) for n in shape) != value.shape:
-            raise ValueError(
-                f"variable {self._name!r}: initial_value has shape {value.shape}, but shape is "
-                f"{tuple(shape)}"
-            )
+        if shape is not None:
+            shape = TensorShape(shape)
+            if not shape.is_fully_defined():
+                raise ValueError(
+                    f"variable {self._name!r}: shape is {shape}, but a variable keeps its shape, so "
+                    "every length must be known; leave shape out to take that of initial_value"
+                )
+            if shape != value.shape:
+                raise ValueError(
+                    f"variable {self._name!r}: initial_value has shape {value.shape}, but shape is "
+                    f"{tuple(shape)}"
+                )
         self._set_array(copy(value.array))
 
     def _set_attributes(

@@ -162,6 +162,8 @@ def test_mpi_on_one_host_needs_no_address(environ):
         ([POD, {"HOSTNAME": "node7"}], "'node7', does not end with -2"),
         ([LAUNCHED, {"PYCOLLECTIVE_ADDRESS": "c"}], "pycollective run: PYCOLLECTIVE_ADDRESS is 'c'"),
         ([TORCHRUN, {"MASTER_PORT": "70000"}], "MASTER_ADDR, MASTER_PORT is 'node0:70000', which is"),
+        ([TORCHRUN, {"MASTER_PORT": "65535", "TORCHELASTIC_USE_AGENT_STORE": "True"}],
+         "MASTER_PORT=65535: torchrun listens there"),
         ([KUBEFLOW, {"PET_MASTER_ADDR": "tcp://a"}], r"PET_MASTER_PORT is .* \(leave out 'tcp://'\)"),
     ],
 )  # fmt: skip

@@ -124,7 +124,17 @@ def is_set(strategy):
     distribute.experimental_set_strategy(None)
 
 
+def fits(strategy):
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones((8, 2), np.float32)
+    history = model.fit(x, x[:, :1], verbose=0)
+    assert history.model is model
+
+
 USES = [
+    fits,
     runs,
     makes_variables,
     reduces,

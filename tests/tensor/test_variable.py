@@ -31,6 +31,9 @@ def test_what_a_variable_is_made_of():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="'w' needs an initial_value"):
         tf.Variable(name="w")
+    for shape in (tf.TensorShape(None), [None]):
+        with pytest.raises(ValueError, match="'Variable': shape is .* every length must be known"):
+            tf.Variable([1.0, 2.0], shape=shape)
     with pytest.raises(
         ValueError, match=r"'w': initial_value has shape \(2,\), but shape is \(3,\)"
     ):

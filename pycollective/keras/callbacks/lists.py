@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,14 +23,32 @@ class History(Callback):
         By name the numbers of each epoch; those of the validation begin with ``val_``.
     epoch : list of int
         The epochs, counted from 0.
+    model : Model or None
+        The model, as long as the program refers to it; None in a pickled or copied history.
     """
 
     def __init__(self) -> None:
+        # Weak: the model refers to its history, and a cycle would keep the model, and the threads of
+        # its strategy, until the garbage collector runs.
+        self._model: weakref.ref[Any] | None = None
         super().__init__()
         self.history: dict[str, list[Any]] = {}
         self.epoch: list[int] = []
         #: By name the epochs in which there was a number; validations may be fewer.
         self._epochs_of: dict[str, list[int]] = {}
+
+    @property
+    def model(self) -> Any:
+        """The model; None without one, or if it is gone."""
+        return None if self._model is None else self._model()
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._model = None if model is None else weakref.ref(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes but the model."""
+        return {**self.__dict__, "_model": None}
 
     def plot(self, names: Sequence[str] | None = None) -> Any:
         """Return a picture of the numbers over the epochs; needs matplotlib.
