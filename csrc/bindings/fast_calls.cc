@@ -24,7 +24,7 @@
 #include "executor/communicator.h"
 #include "support/interpreter_release.h"
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace py = pybind11;
 

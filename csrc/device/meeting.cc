@@ -179,7 +179,7 @@ void Caller::call(const std::shared_ptr<Operation>& operation, bool later,
     last_ = operation;
     meeting_->post(rank, operation);
     if (operation->met()) {
-      endpoint.board()->ring_others();
+      endpoint.board()->wake_others();
     } else if (!later) {
       wait(*operation, interrupt);
     }

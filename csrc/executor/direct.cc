@@ -360,7 +360,7 @@ bool DirectExecution::post() {
   if (mode_ == Mode::one_shot && shot_bytes_ > sizeof slot.data) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
-  board_.ring_others();
+  board_.wake_others();
   return true;
 }
 
@@ -473,7 +473,7 @@ Progress DirectExecution::advance_blocks() {
     mine.consumed.store(last_.input_end, std::memory_order_release);
     mine.published.store(last_.output_end, std::memory_order_release);
     mine.taken.store(last_.output_end, std::memory_order_release);
-    board_.ring_others();
+    board_.wake_others();
     return Progress::done;
   }
   return progress;
@@ -496,7 +496,7 @@ bool DirectExecution::try_stage() {
   }
   if (!is_consumer(rank)) copy_own(staging_);
   board_.counters(rank).staged.store(staging_.input_end, std::memory_order_release);
-  board_.ring_others();
+  board_.wake_others();
   ++staged_ahead_;
   go_on(staging_);
   return true;
@@ -530,7 +530,7 @@ bool DirectExecution::try_produce() {
   auto& mine = board_.counters(rank);
   if (consumes) mine.consumed.store(producing_.input_end, std::memory_order_release);
   if (publishes) mine.published.store(producing_.output_end, std::memory_order_release);
-  board_.ring_others();
+  board_.wake_others();
   --staged_ahead_;
   ++published_ahead_;
   go_on(producing_);
@@ -642,7 +642,7 @@ bool DirectExecution::try_take() {
   reaching.check();
   if (!produces) copy_own(taking_);
   board_.counters(rank).taken.store(taking_.output_end, std::memory_order_release);
-  board_.ring_others();
+  board_.wake_others();
   --published_ahead_;
   go_on(taking_);
   return true;

@@ -10,7 +10,7 @@
 #include "support/start_thread.h"
 #include "support/thread_name.h"
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 namespace {

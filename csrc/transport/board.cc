@@ -4,17 +4,17 @@
 
 namespace pycollective {
 
-Board::Board(std::byte* memory, int rank, std::vector<Bed*> beds, bool with_staging)
-    : peers(beds.size()),
-      sources(beds.size()),
-      targets(beds.size() + 1),
+Board::Board(std::byte* memory, int rank, std::vector<WaitQueue*> queues, bool with_staging)
+    : peers(queues.size()),
+      sources(queues.size()),
+      targets(queues.size() + 1),
       memory_(memory),
       stride_(bytes_for(1, with_staging)),
       input_bytes_(with_staging ? kInputStagingBytes : 4 * kOneShotBytes),
       has_staging_(with_staging),
       rank_(rank),
-      beds_(std::move(beds)),
-      own_bed_(beds_[static_cast<std::size_t>(rank)]) {}
+      queues_(std::move(queues)),
+      own_queue_(queues_[static_cast<std::size_t>(rank)]) {}
 
 bool Board::all_have_posted(std::uint64_t last) {
   if (settled >= last) return true;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 
@@ -44,13 +44,13 @@ class Board {
     std::atomic<std::uint32_t> reaching;  // it reads or writes memory of its peers now
   };
 
-  // `memory`, all zero at first, has bytes_for(...) bytes; beds[r] is where rank r sleeps.
-  Board(std::byte* memory, int rank, std::vector<Bed*> beds, bool with_staging);
+  // `memory`, all zero at first, has bytes_for(...) bytes; queues[r] is where rank r sleeps.
+  Board(std::byte* memory, int rank, std::vector<WaitQueue*> queues, bool with_staging);
   virtual ~Board() = default;
   static std::size_t bytes_for(int size, bool with_staging);
 
   int rank() const { return rank_; }
-  int size() const { return static_cast<int>(beds_.size()); }
+  int size() const { return static_cast<int>(queues_.size()); }
   Slot& slot(int rank, std::uint64_t turn) const {
     return *reinterpret_cast<Slot*>(at(rank) + turn % 2 * sizeof(Slot));
   }
@@ -67,13 +67,13 @@ class Board {
   bool all_have_posted(std::uint64_t last);
 
   // Wakes the peers that sleep.
-  void ring_others() const {
-    bool interrupt = std::all_of(beds_.begin(), beds_.end(), [](const Bed* bed) {
-      return bed->interrupts.load(std::memory_order_relaxed) != 0;
+  void wake_others() const {
+    bool interrupt = std::all_of(queues_.begin(), queues_.end(), [](const WaitQueue* queue) {
+      return queue->interrupts.load(std::memory_order_relaxed) != 0;
     });
-    light_barrier(interrupt);  // as in Bed::ring_if_asleep
-    for (Bed* bed : beds_) {
-      if (bed != own_bed_ && bed->sleeping.load(std::memory_order_relaxed)) bed->ring();
+    light_barrier(interrupt);  // as in WaitQueue::wake_if_asleep
+    for (WaitQueue* queue : queues_) {
+      if (queue != own_queue_ && queue->sleeping.load(std::memory_order_relaxed)) queue->wake();
     }
   }
 
@@ -129,8 +129,8 @@ class Board {
   std::size_t stride_, input_bytes_;
   bool has_staging_;
   int rank_;
-  std::vector<Bed*> beds_;
-  Bed* own_bed_;
+  std::vector<WaitQueue*> queues_;
+  WaitQueue* own_queue_;
 };
 
 }  // namespace pycollective

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 
@@ -150,15 +150,15 @@ class MixedEndpoint final : public Endpoint {
       *interrupted = !group_.tcp_.sleep(limit);
       return Progress::blocked;
     }
-    Bed& bed = group_.shm_->bed();
-    std::uint32_t heard = bed.lie_down();
+    WaitQueue& queue = group_.shm_->queue();
+    std::uint32_t heard = queue.announce_sleep();
     Progress progress = attempt();
     if (progress == Progress::blocked && !group_.shm_->has_failed()) {
       // The bell does not ring for connections.
-      futex_wait(bed.bell, heard,
+      futex_wait(queue.bell, heard,
                  waits_for_tcp() ? std::min<Clock::duration>(limit, kMixedSlice) : limit);
     }
-    bed.get_up();
+    queue.end_sleep();
     return progress;
   }
 

@@ -9,7 +9,7 @@
 namespace pycollective {
 
 struct alignas(kCacheLine) RingPipes::Sleeper {
-  std::atomic<std::uint32_t> bell;
+  std::atomic<std::uint32_t> wake_ups;
   std::atomic<std::uint32_t> asleep;  // threads of the rank that listen
 };
 
@@ -54,7 +54,7 @@ std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t by
   std::memcpy(to.data() + place, data, first);
   std::memcpy(to.data(), data + first, count - first);
   to.written.store(written + count, std::memory_order_release);
-  ring_if_asleep(peer);
+  wake_if_asleep(peer);
   return count;
 }
 
@@ -68,22 +68,22 @@ std::size_t RingPipes::try_read(int peer, std::byte* data, std::size_t bytes) {
   std::memcpy(data, from.data() + place, first);
   std::memcpy(data + first, from.data(), count - first);
   from.read.store(read + count, std::memory_order_release);
-  ring_if_asleep(peer);
+  wake_if_asleep(peer);
   return count;
 }
 
-void RingPipes::ring_if_asleep(int rank) const {
+void RingPipes::wake_if_asleep(int rank) const {
   // Pairs with the fence in listen(): either we see the sleeper, or it sees what we have done.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   Sleeper& other = sleeper(rank);
   if (other.asleep.load(std::memory_order_relaxed) == 0) return;
-  other.bell.fetch_add(1);
-  futex_wake_all(other.bell);
+  other.wake_ups.fetch_add(1);
+  futex_wake_all(other.wake_ups);
 }
 
 std::uint32_t RingPipes::listen() {
   Sleeper& me = sleeper(rank_);
-  std::uint32_t heard = me.bell.load();
+  std::uint32_t heard = me.wake_ups.load();
   me.asleep.fetch_add(1);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return heard;
@@ -92,10 +92,10 @@ std::uint32_t RingPipes::listen() {
 void RingPipes::sleep(std::uint32_t heard, std::chrono::milliseconds limit,
                       const std::vector<Interest>&) {
   Sleeper& me = sleeper(rank_);
-  if (limit.count() > 0) futex_wait(me.bell, heard, limit);
+  if (limit.count() > 0) futex_wait(me.wake_ups, heard, limit);
   me.asleep.fetch_sub(1);
 }
 
-void RingPipes::wake() noexcept { ring_if_asleep(rank_); }
+void RingPipes::wake() noexcept { wake_if_asleep(rank_); }
 
 }  // namespace pycollective

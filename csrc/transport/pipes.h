@@ -55,7 +55,7 @@ class RingPipes final : public Pipes {
   static std::size_t ring_bytes(int size);
   Ring& ring(int from, int to) const;
   Sleeper& sleeper(int rank) const;
-  void ring_if_asleep(int rank) const;
+  void wake_if_asleep(int rank) const;
 
   std::byte* memory_;
   int size_, rank_;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 namespace {
@@ -53,7 +53,7 @@ struct ShmGroup::Header {
 };
 
 struct alignas(kCacheLine) ShmGroup::RankState {
-  Bed bed;
+  WaitQueue queue;
   alignas(kCacheLine)
       std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
   std::atomic<std::uint32_t> busy;
@@ -179,7 +179,7 @@ class ShmEndpoint final : public Endpoint {
     }
     channel.taken.store(taken + 1, std::memory_order_release);
     ++moved_;
-    ring(peer);
+    wake(peer);
   }
 
   std::uint64_t moved() const override { return moved_; }
@@ -206,7 +206,7 @@ class ShmEndpoint final : public Endpoint {
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
     wait_until_done(
-        attempt, state().bed, spins_in(group_.in_crowd()), deadline, interrupt,
+        attempt, state().queue, spins_in(group_.in_crowd()), deadline, interrupt,
         [this] { return group_.header().failed.load() != 0; }, [this] { group_.check(); },
         [this] { look_up(); }, [this] { time_out(); });
   }
@@ -260,7 +260,7 @@ class ShmEndpoint final : public Endpoint {
   };
 
   ShmGroup::RankState& state() { return group_.state(rank_); }
-  void ring(int peer) { group_.state(peer).bed.ring_if_asleep(); }
+  void wake(int peer) { group_.state(peer).queue.wake_if_asleep(); }
 
   // Whether a peer has read all that it was lent.
   bool has_read(int peer) const {
@@ -302,7 +302,7 @@ class ShmEndpoint final : public Endpoint {
     }
     if (posted == before) return !pending.active;
     moved_ += posted - before;
-    ring(peer);
+    wake(peer);
     if (!pending.active) --unsent_;
     return !pending.active;
   }
@@ -358,7 +358,8 @@ class ShmEndpoint final : public Endpoint {
 };
 
 ShmBoard::ShmBoard(ShmEndpoint& endpoint)
-    : Board(endpoint.group_.board(), endpoint.rank_, endpoint.group_.beds(), /*with_staging=*/true),
+    : Board(endpoint.group_.board(), endpoint.rank_, endpoint.group_.queues(),
+            /*with_staging=*/true),
       endpoint_(endpoint) {}
 
 std::uint64_t ShmBoard::place_of(const void* data, std::size_t bytes) const {
@@ -387,10 +388,10 @@ std::byte* ShmGroup::board() const {
          Board::bytes_for(size(), /*with_staging=*/true);
 }
 
-std::vector<Bed*> ShmGroup::beds() const {
-  std::vector<Bed*> beds;
-  for (int r = 0; r < size(); ++r) beds.push_back(&state(r).bed);
-  return beds;
+std::vector<WaitQueue*> ShmGroup::queues() const {
+  std::vector<WaitQueue*> queues;
+  for (int r = 0; r < size(); ++r) queues.push_back(&state(r).queue);
+  return queues;
 }
 
 std::shared_ptr<ShmGroup> ShmGroup::create(int size, std::size_t arena) {
@@ -491,7 +492,7 @@ void ShmGroup::join(int rank) {
                                 " of the group is taken: every process needs a rank of its own");
   }
   rank_ = rank;
-  state(rank).bed.make();
+  state(rank).queue.prepare();
   const CoreSet cores = affinity();
   for (std::size_t word = 0; word < cores.size(); ++word)
     header().cores[word].fetch_or(cores[word]);
@@ -542,7 +543,7 @@ std::byte* ShmGroup::reach(int rank, std::uint64_t place, std::size_t bytes) con
 void ShmGroup::leave(int rank) noexcept {
   if (!origin_.is_here()) return;                     // a forked child does not speak for the rank
   if (state(rank).presence.exchange(2) == 2) return;  // it may never have joined
-  for (int r = 0; r < size(); ++r) state(r).bed.ring();
+  for (int r = 0; r < size(); ++r) state(r).queue.wake();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
     fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
@@ -565,7 +566,7 @@ bool ShmGroup::in_crowd() const {
 std::vector<int> ShmGroup::needing_fences() const {
   std::vector<int> found;
   for (int r = 0; r < size(); ++r) {
-    if (state(r).bed.interrupts.load() == 0) found.push_back(r);
+    if (state(r).queue.interrupts.load() == 0) found.push_back(r);
   }
   return found;
 }
@@ -583,7 +584,7 @@ void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
   header().kind = static_cast<std::uint32_t>(kind);
   set_name(header().message, message);
   header().failed.store(2);
-  for (int r = 0; r < size(); ++r) state(r).bed.ring();
+  for (int r = 0; r < size(); ++r) state(r).queue.wake();
 }
 
 std::optional<Failure> ShmGroup::failure() const {
@@ -694,7 +695,7 @@ std::string ShmGroup::describe(int rank) const {
   return describe_rank(name(rank), of.busy.load() != 0, call_of(rank, of.number.load()), message);
 }
 
-Bed& ShmGroup::bed() const { return state(rank_).bed; }
+WaitQueue& ShmGroup::queue() const { return state(rank_).queue; }
 bool ShmGroup::has_failed() const { return header().failed.load() != 0; }
 bool ShmGroup::sending() const { return endpoint_->sending(); }
 void ShmGroup::look_up() { endpoint_->look_up(); }

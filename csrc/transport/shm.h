@@ -69,7 +69,7 @@ class ShmGroup final : public Group {
   void tell_message(int rank, const std::string& message) noexcept override;
 
   // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
-  Bed& bed() const;
+  WaitQueue& queue() const;
   bool has_failed() const;
   void check() const;
   bool sending() const;
@@ -97,7 +97,7 @@ class ShmGroup final : public Group {
   Channel& channel(int from, int to) const;
   std::byte* slots(int from, int to) const;
   std::byte* board() const;
-  std::vector<Bed*> beds() const;
+  std::vector<WaitQueue*> queues() const;
   CallRecord call_of(int rank, std::uint64_t number) const;
   KnownCalls calls_of(int rank) const;
   int name(int rank) const {

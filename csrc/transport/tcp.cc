@@ -16,11 +16,11 @@
 #include "support/origin.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
+#include "support/waiter.h"
 #include "transport/sockets.h"
 #include "transport/tcp_frame.h"
 #include "transport/tcp_pipes.h"
 #include "transport/tcp_stream.h"
-#include "transport/wait.h"
 
 namespace pycollective {
 namespace {

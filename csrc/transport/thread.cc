@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "support/tuning.h"
-#include "transport/wait.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 // From one rank to another: a queue of kChannelSlots messages with one writer and one reader.
@@ -24,7 +24,7 @@ struct alignas(kCacheLine) ThreadGroup::Channel {
 };
 
 struct alignas(kCacheLine) ThreadGroup::RankState {
-  Bed bed;
+  WaitQueue queue;
   alignas(kCacheLine) std::atomic<bool> busy{false};
   std::atomic<bool> left{false};
   mutable std::mutex mutex;  // guards what follows; the rank itself reads it without
@@ -35,7 +35,7 @@ struct alignas(kCacheLine) ThreadGroup::RankState {
 class ThreadBoard final : public Board {
  public:
   ThreadBoard(ThreadGroup& group, int rank)
-      : Board(group.board_, rank, group.beds(), /*with_staging=*/false), group_(group) {}
+      : Board(group.board_, rank, group.queues(), /*with_staging=*/false), group_(group) {}
   // Threads reach everything.
   std::uint64_t place_of(const void* data, std::size_t) const override {
     return reinterpret_cast<std::uintptr_t>(data);
@@ -87,7 +87,7 @@ class ThreadEndpoint final : public Endpoint {
     if (posted - channel.taken.load(std::memory_order_acquire) == kChannelSlots) return false;
     channel.slots[posted % kChannelSlots] = {data, bytes, state().calls.fingerprint()};
     channel.posted.store(posted + 1, std::memory_order_release);
-    ring(peer);
+    wake(peer);
     return true;
   }
 
@@ -113,7 +113,7 @@ class ThreadEndpoint final : public Endpoint {
     channel.reading.store(false, std::memory_order_release);
     channel.taken.store(channel.taken.load(std::memory_order_relaxed) + 1,
                         std::memory_order_release);
-    ring(peer);
+    wake(peer);
   }
 
   bool flushed() override {
@@ -132,7 +132,7 @@ class ThreadEndpoint final : public Endpoint {
   void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt) override {
     wait_until_done(
-        attempt, state().bed, spins_in(group_.in_crowd()), deadline, interrupt,
+        attempt, state().queue, spins_in(group_.in_crowd()), deadline, interrupt,
         [this] { return group_.failed_.load(); }, [this] { group_.check(); }, [this] { look_up(); },
         [this] { time_out(); });
   }
@@ -146,7 +146,7 @@ class ThreadEndpoint final : public Endpoint {
  private:
   ThreadGroup::RankState& state() { return group_.ranks_[rank_]; }
 
-  void ring(int peer) { group_.ranks_[peer].bed.ring_if_asleep(); }
+  void wake(int peer) { group_.ranks_[peer].queue.wake_if_asleep(); }
 
   // Calls that do not belong together may wait for each other without a message between them, and
   // a peer may have left.
@@ -185,7 +185,7 @@ ThreadGroup::ThreadGroup(int size)
   std::size_t room = Board::bytes_for(size, false) + kCacheLine;
   board_ =
       static_cast<std::byte*>(std::align(kCacheLine, Board::bytes_for(size, false), place, room));
-  for (int r = 0; r < size; ++r) ranks_[static_cast<std::size_t>(r)].bed.make();
+  for (int r = 0; r < size; ++r) ranks_[static_cast<std::size_t>(r)].queue.prepare();
   for (int r = 0; r < size; ++r) endpoints_.push_back(std::make_unique<ThreadEndpoint>(*this, r));
 }
 
@@ -193,10 +193,10 @@ ThreadGroup::~ThreadGroup() = default;
 
 Endpoint& ThreadGroup::endpoint(int rank) { return *endpoints_.at(static_cast<std::size_t>(rank)); }
 
-std::vector<Bed*> ThreadGroup::beds() const {
-  std::vector<Bed*> beds;
-  for (int r = 0; r < size_; ++r) beds.push_back(&ranks_[static_cast<std::size_t>(r)].bed);
-  return beds;
+std::vector<WaitQueue*> ThreadGroup::queues() const {
+  std::vector<WaitQueue*> queues;
+  for (int r = 0; r < size_; ++r) queues.push_back(&ranks_[static_cast<std::size_t>(r)].queue);
+  return queues;
 }
 
 ThreadGroup::Channel& ThreadGroup::channel(int from, int to) {
@@ -211,7 +211,7 @@ void ThreadGroup::fail(FailureKind kind, const std::string& message) noexcept {
     failure_.emplace(kind, message);
     failed_.store(true);
   }
-  for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].bed.ring();
+  for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].queue.wake();
 }
 
 std::shared_ptr<Pipes> ThreadGroup::pipes(int rank) {
@@ -275,7 +275,7 @@ std::optional<Failure> ThreadGroup::compare(int rank) noexcept {
 void ThreadGroup::leave(int rank) noexcept {
   RankState& me = ranks_[static_cast<std::size_t>(rank)];
   if (me.left.exchange(true)) return;
-  for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].bed.ring();
+  for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].queue.wake();
   compare(rank);
 }
 

@@ -51,7 +51,7 @@ class ThreadGroup final : public Group {
   void fail_mismatch(int rank, int peer) noexcept;
   // Fails the group, and returns why, where a rank's calls and a peer's are found to differ.
   std::optional<Failure> compare(int rank) noexcept;
-  std::vector<Bed*> beds() const;
+  std::vector<WaitQueue*> queues() const;
 
   int size_;
   std::unique_ptr<Channel[]> channels_;

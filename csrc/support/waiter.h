@@ -14,8 +14,9 @@
 namespace pycollective {
 
 // Where a rank sleeps; in memory that its peers can reach.
-struct alignas(kCacheLine) Bed {
-  std::atomic<std::uint32_t> bell{0};  // rung when a peer has done something and this rank sleeps
+struct alignas(kCacheLine) WaitQueue {
+  std::atomic<std::uint32_t> wake_ups{
+      0};  // rung when a peer has done something and this rank sleeps
   std::atomic<std::uint32_t> sleeping{0};
   // Whether the rank that sleeps here can interrupt whoever wakes it (asymmetric_barrier.h); not
   // until it has said so.
@@ -24,23 +25,23 @@ struct alignas(kCacheLine) Bed {
   // Before the first sleep, by the rank that sleeps here, as the two below.
   void make() { interrupts.store(can_interrupt()); }
   // Returns what sleep() needs to know. The rank must look once more before it sleeps.
-  std::uint32_t lie_down() {
-    std::uint32_t heard = bell.load();
+  std::uint32_t announce_sleep() {
+    std::uint32_t heard = wake_ups.load();
     sleeping.store(1);
     if (!heavy_barrier() && interrupts.load()) interrupts.store(0);  // it may not any more
     return heard;
   }
-  void get_up() { sleeping.store(0); }
+  void end_sleep() { sleeping.store(0); }
 
-  void ring_if_asleep() {
-    // Pairs with lie_down: either we see that the rank sleeps, or it sees what we have done before
-    // this call.
+  void wake_if_asleep() {
+    // Pairs with announce_sleep: either we see that the rank sleeps, or it sees what we have done
+    // before this call.
     light_barrier(interrupts.load(std::memory_order_relaxed) != 0);
     if (sleeping.load(std::memory_order_relaxed)) ring();
   }
   void ring() {
-    bell.fetch_add(1);
-    futex_wake_all(bell);
+    wake_ups.fetch_add(1);
+    futex_wake_all(wake_ups);
   }
 };
 
@@ -53,7 +54,7 @@ inline int spins_in(bool crowd) { return crowd ? kCrowdedSpins : kSpins; }
 // Calls `attempt` until it is done. `failed()` says whether the group has failed, `check()` then
 // throws; `look_up()` is called every kWaitSlice, and `time_out()`, which throws, at the deadline.
 template <class Failed, class Check, class LookUp, class TimeOut>
-void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spins,
+void wait_until_done(const std::function<Progress()>& attempt, WaitQueue& queue, int spins,
                      Clock::time_point deadline, const Interrupt& interrupt, Failed failed,
                      Check check, LookUp look_up, TimeOut time_out) {
   const int yields = spins < kSpins ? kYields : kHostYields;
@@ -84,14 +85,14 @@ void wait_until_done(const std::function<Progress()>& attempt, Bed& bed, int spi
         std::this_thread::yield();
         continue;
       }
-      std::uint32_t heard = bed.lie_down();
+      std::uint32_t heard = queue.announce_sleep();
       progress = attempt();
       now = Clock::now();
       if (progress == Progress::blocked && !failed() && now < next_look_up) {
-        futex_wait(bed.bell, heard, next_look_up - now);
+        futex_wait(queue.wake_ups, heard, next_look_up - now);
         now = Clock::now();
       }
-      bed.get_up();
+      queue.end_sleep();
       if (progress == Progress::done) return;
       if (progress == Progress::moved) looks = 0;
     }
