@@ -397,32 +397,52 @@ void Messages::warn(Call& call, bool sends, std::size_t moved, Clock::time_point
                       in_seconds(message.deadline - now) + ".");
 }
 
-bool Messages::look() {
-  std::lock_guard lock(mutex_);
-  return advance();
-}
+// How a thread that moves messages sleeps: until a pipe has bytes or room for it.
+class Messages::PipesSleeper final : public Sleeper {
+ public:
+  explicit PipesSleeper(Messages& messages) : messages_(messages) {}
+  SpinLimit spin_limit() override { return {kSpins / 10, kYields}; }
 
-void Messages::wait_for_peers(int& looks) {
-  if (look()) {
-    looks = 0;
-  } else if (++looks <= kSpins / 10) {
-    pause();
-  } else if (looks <= kSpins / 10 + kYields) {
-    std::this_thread::yield();
-  } else {
-    std::uint32_t heard = pipes_->listen();
+  void announce_sleep() override {
+    seen_ = messages_.pipes_->listen();
+    listens_ = true;
+  }
+
+  bool sleep(Clock::duration limit) override {
     std::vector<Interest> interests;
     std::vector<std::string> warnings;
-    bool moved;
     {
-      std::lock_guard lock(mutex_);
-      moved = advance() || ending_ || outstanding_ == 0;
-      warnings.swap(warnings_);
-      for (const Peer& peer : peers_) interests.push_back({wants(peer), !peer.sends.empty()});
+      std::lock_guard lock(messages_.mutex_);
+      warnings.swap(messages_.warnings_);
+      for (const Peer& peer : messages_.peers_) {
+        interests.push_back({wants(peer), !peer.sends.empty()});
+      }
     }
-    pipes_->sleep(heard, moved ? std::chrono::milliseconds(0) : kWaitSlice, interests);
-    for (const std::string& text : warnings) warning_.tell(text);
+    listens_ = false;
+    messages_.pipes_->sleep(seen_, std::chrono::ceil<std::chrono::milliseconds>(limit), interests);
+    for (const std::string& text : warnings) messages_.warning_.tell(text);
+    return true;
   }
+
+  void end_sleep() override {
+    if (!std::exchange(listens_, false)) return;
+    messages_.pipes_->sleep(seen_, {}, std::vector<Interest>(messages_.peers_.size()));
+  }
+
+ private:
+  Messages& messages_;
+  std::uint32_t seen_ = 0;
+  bool listens_ = false;
+};
+
+void Messages::move_until(const std::function<bool()>& condition, const Interrupt& interrupt) {
+  PipesSleeper sleeper(*this);
+  auto poll = [&] {
+    std::lock_guard lock(mutex_);
+    const bool moved = advance();
+    return condition() ? Progress::done : moved ? Progress::moved : Progress::blocked;
+  };
+  Waiter(sleeper, poll, Clock::time_point::max(), interrupt).wait();
 }
 
 void Messages::finish(Task& task, const Interrupt& interrupt) {
@@ -435,13 +455,7 @@ void Messages::finish(Task& task, const Interrupt& interrupt) {
     if (by_itself) {
       task.wait(Clock::time_point::max(), interrupt);
     } else {
-      auto look_at_signals = Clock::now() + kWaitSlice;
-      for (int looks = 0; !task.done();) {
-        wait_for_peers(looks);
-        if (Clock::now() < look_at_signals) continue;
-        look_at_signals = Clock::now() + kWaitSlice;
-        if (interrupt) interrupt();
-      }
+      move_until([&] { return task.done(); }, interrupt);
     }
   } catch (...) {
     // The memory is the caller's again: nothing may be moved into it any more.
@@ -465,15 +479,14 @@ void Messages::move_by_itself() {
 }
 
 void Messages::drive() {
-  for (int looks = 0;;) {
+  for (;;) {
     {
       std::unique_lock lock(mutex_);
-      if (outstanding_ == 0) looks = 0;
       changed_.wait(lock, [this] { return ending_ || outstanding_ > 0; });
       if (ending_) return;
     }
     try {
-      wait_for_peers(looks);
+      move_until([this] { return ending_ || outstanding_ == 0; }, {});
     } catch (const std::exception& error) {
       group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
                                              " cannot go on with its messages: " + error.what());
@@ -484,13 +497,7 @@ void Messages::drive() {
 }
 
 void Messages::drain(const Interrupt& interrupt) {
-  auto look_at_signals = Clock::now() + kWaitSlice;
-  for (int looks = 0; outstanding() > 0;) {
-    wait_for_peers(looks);
-    if (Clock::now() < look_at_signals) continue;
-    look_at_signals = Clock::now() + kWaitSlice;
-    if (interrupt) interrupt();
-  }
+  move_until([this] { return outstanding_ == 0; }, interrupt);
 }
 
 std::size_t Messages::outstanding() {

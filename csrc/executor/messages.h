@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -112,8 +113,9 @@ class Messages {
   std::string describe(const Call& call, bool sends) const;
   void warn(Call& call, bool sends, std::size_t moved, Clock::time_point now);
   void drive();
-  bool look();  // advances, once
-  void wait_for_peers(int& looks);
+  class PipesSleeper;
+  // Moves what can be moved, and sleeps in between. The condition is read with the mutex held.
+  void move_until(const std::function<bool()>& condition, const Interrupt& interrupt);
   void collect();
 
   const std::shared_ptr<Group> group_;

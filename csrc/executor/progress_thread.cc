@@ -15,20 +15,14 @@ Task::Task(std::function<void()> call, std::shared_ptr<void> kept)
     : call_(std::move(call)), kept_(std::move(kept)), began_(Clock::now()) {}
 
 bool Task::wait(Clock::time_point deadline, const Interrupt& interrupt) {
-  for (int looks = 0; looks < kSpins && !done(); ++looks) pause();
-  while (!done()) {
-    if (!origin_.is_here()) {
-      throw std::logic_error(
-          "this call belongs to the parent process: a forked child has no part "
-          "in it");
-    }
-    if (interrupt) interrupt();
-    auto now = Clock::now();
-    if (now >= deadline) return false;
-    std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, std::min(deadline, now + kWaitSlice), [this] { return done(); });
-  }
-  return true;
+  QueueSleeper sleeper(waiting_, {kSpins, 0});
+  auto poll = [this] {
+    if (done()) return Progress::done;
+    if (origin_.is_here()) return Progress::blocked;
+    throw std::logic_error(
+        "this call belongs to the parent process: a forked child has no part in it");
+  };
+  return Waiter(sleeper, poll, deadline, interrupt).wait();
 }
 
 void Task::check() const {
@@ -49,9 +43,8 @@ void Task::run() noexcept {
 void Task::finish(std::exception_ptr error) noexcept {
   error_ = error;
   ended_ = Clock::now();
-  std::lock_guard lock(mutex_);
   done_.store(true, std::memory_order_release);
-  changed_.notify_all();
+  waiting_.wake_if_asleep();
 }
 
 ProgressThread::ProgressThread() : thread_(start_thread([this] { run(); })) {}

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "support/origin.h"
+#include "support/wait_queue.h"
 #include "transport/transport.h"
 
 namespace pycollective {
@@ -45,8 +46,7 @@ class Task {
   std::exception_ptr error_;
   Clock::time_point began_, ended_;
   std::atomic<bool> done_{false};
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  WaitQueue waiting_;
 };
 
 class ProgressThread {

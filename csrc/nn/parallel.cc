@@ -12,8 +12,8 @@
 #include "support/cores.h"
 #include "support/lasting.h"
 #include "support/origin.h"
-#include "support/pause.h"
 #include "support/tuning.h"
+#include "support/waiter.h"
 
 namespace pycollective::nn {
 namespace {
@@ -49,7 +49,7 @@ class Team {
     wake_.notify_all();
     take(lock);
     work(lock);
-    if (working_ > 0) look_out(lock, [this] { return working_ == 0; });
+    if (working_ > 0) spin(lock, [this] { return working_ == 0; });
     done_.wait(lock, [this] { return working_ == 0; });
     return true;
   }
@@ -68,20 +68,18 @@ class Team {
   }
 
  private:
-  // Looks out for something that comes soon, as the next kernel of a step does; `lock` is let go of
-  // meanwhile.
+  // Polls a condition that becomes true soon, as the next kernel of a step comes soon. The lock is
+  // released meanwhile.
   template <typename Condition>
-  static void look_out(std::unique_lock<std::mutex>& lock, const Condition& there) {
+  static void spin(std::unique_lock<std::mutex>& lock, const Condition& condition) {
     lock.unlock();
-    for (int i = 0; i < kTeamLooks && !there(); ++i) pause();
-    for (int i = 0; i < kTeamYields && !there(); ++i) std::this_thread::yield();
+    spin_until({kTeamSpins, kTeamYields}, condition);
     take(lock);
   }
 
   // The lock is never held for long.
   static void take(std::unique_lock<std::mutex>& lock) {
-    for (int i = 0; i < kTeamLooks && !lock.try_lock(); ++i) pause();
-    if (!lock.owns_lock()) lock.lock();
+    if (!spin_until({kTeamSpins, 0}, [&] { return lock.try_lock(); })) lock.lock();
   }
 
   // Takes parts as long as there are any; `lock` is held when this is called and when it returns.
@@ -101,7 +99,7 @@ class Team {
     while (true) {
       if (!stop_ && next_ >= parts_) {
         const unsigned known = calls_.load(std::memory_order_relaxed);
-        look_out(lock, [&] { return calls_.load(std::memory_order_relaxed) != known; });
+        spin(lock, [&] { return calls_.load(std::memory_order_relaxed) != known; });
       }
       wake_.wait(lock, [this] { return stop_ || next_ < parts_; });
       if (stop_) return;

@@ -35,4 +35,7 @@ inline int usable_cores() {
   return cores;
 }
 
+// Returns true if there are more threads than cores for them.
+inline bool crowded(int threads) { return threads > usable_cores(); }
+
 }  // namespace pycollective

@@ -9,8 +9,9 @@
 
 namespace pycollective {
 
-// Returns when `word` may no longer be `expected`, or after `limit`; may also return early.
-void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
+// Returns when `word` may no longer be `expected`, or after `limit`; may also return early. Returns
+// false if a signal came.
+bool futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 std::chrono::nanoseconds limit);
 
 void futex_wake_all(std::atomic<std::uint32_t>& word);

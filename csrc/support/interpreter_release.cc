@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "support/cores.h"
-#include "support/pause.h"
 #include "support/tuning.h"
+#include "support/waiter.h"
 
 namespace pycollective {
 namespace {
@@ -86,17 +86,9 @@ InterpreterRelease::~InterpreterRelease() {
 #ifndef Py_GIL_DISABLED
   if (!take()) {
     // The holder needs a core of its own.
-    const bool crowded = handover->seekers.fetch_add(1) + 2 > usable_cores();
-    const int looks = crowded ? kCrowdedSpins : kLockLooks;
-    bool taken = false;
-    for (int i = 0; !taken && i < looks; ++i) {
-      pause();
-      taken = take();
-    }
-    for (int i = 0; !taken && i < yields; ++i) {
-      std::this_thread::yield();
-      taken = take();
-    }
+    const bool no_core_left = crowded(handover->seekers.fetch_add(1) + 2);
+    const int spins = no_core_left ? kCrowdedSpins : kLockSpins;
+    const bool taken = spin_until({spins, yields}, take);
     handover->seekers.fetch_sub(1);
     if (!taken) {
       const auto begin = std::chrono::steady_clock::now();

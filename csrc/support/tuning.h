@@ -95,7 +95,7 @@ inline constexpr int kHeldLooks = 200;
 // instead of 57, and steps of two replicas that are mostly Python between short kernels 0.8 times
 // as long as with 10 yields. Where that was in vain, because Python's own threads had let go of the
 // lock without a word, the next time has a quarter of the yields.
-inline constexpr int kLockLooks = 1000;
+inline constexpr int kLockSpins = 1000;
 inline constexpr int kLockYields = 1000;
 inline constexpr int kLeastLockYields = 10;
 inline constexpr auto kLockWasFree = std::chrono::microseconds(5);
@@ -105,7 +105,7 @@ inline constexpr auto kLockWasFree = std::chrono::microseconds(5);
 // in which a step of training goes from one kernel to the next. Waking a thread of a virtual
 // machine takes tens of µs: without the yields, which were 100 µs of looking, the kernels of the
 // tutorial's step took 1.2 times as long.
-inline constexpr int kTeamLooks = 2000;
+inline constexpr int kTeamSpins = 2000;
 inline constexpr int kTeamYields = 2000;
 
 // Staging of a rank, and the chunks that pass through it. A ring that fits into the second-level

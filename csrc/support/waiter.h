@@ -1,107 +1,159 @@
-// How a rank waits: it looks again some times, yields some times, then sleeps until a peer rings.
+// The waiter: a thread that waits for others spins, yields, then sleeps until a wake-up. It looks
+// for Ctrl-C, for lost ranks and at its deadline every kWaitSlice, and at the deadline itself.
 #pragma once
 
-#include <atomic>
+#include <algorithm>
+#include <chrono>
+#include <functional>
 #include <thread>
+#include <utility>
 
-#include "support/asymmetric_barrier.h"
-#include "support/cores.h"
-#include "support/futex.h"
 #include "support/pause.h"
 #include "support/tuning.h"
-#include "transport/transport.h"
 
 namespace pycollective {
 
-// Where a rank sleeps; in memory that its peers can reach.
-struct alignas(kCacheLine) WaitQueue {
-  std::atomic<std::uint32_t> wake_ups{
-      0};  // rung when a peer has done something and this rank sleeps
-  std::atomic<std::uint32_t> sleeping{0};
-  // Whether the rank that sleeps here can interrupt whoever wakes it (asymmetric_barrier.h); not
-  // until it has said so.
-  std::atomic<std::uint32_t> interrupts{0};
+using Clock = std::chrono::steady_clock;
 
-  // Before the first sleep, by the rank that sleeps here, as the two below.
-  void make() { interrupts.store(can_interrupt()); }
-  // Returns what sleep() needs to know. The rank must look once more before it sleeps.
-  std::uint32_t announce_sleep() {
-    std::uint32_t heard = wake_ups.load();
-    sleeping.store(1);
-    if (!heavy_barrier() && interrupts.load()) interrupts.store(0);  // it may not any more
-    return heard;
-  }
-  void end_sleep() { sleeping.store(0); }
+// A waiter calls it with no lock held. It may throw to end the wait.
+using Interrupt = std::function<void()>;
 
-  void wake_if_asleep() {
-    // Pairs with announce_sleep: either we see that the rank sleeps, or it sees what we have done
-    // before this call.
-    light_barrier(interrupts.load(std::memory_order_relaxed) != 0);
-    if (sleeping.load(std::memory_order_relaxed)) ring();
-  }
-  void ring() {
-    wake_ups.fetch_add(1);
-    futex_wake_all(wake_ups);
-  }
+// The result of polling once: `moved` where the wait is not over, but something has happened.
+enum class Progress { done, moved, blocked };
+
+// A thread polls `spins` times before it yields its core between polls, and yields `yields` times
+// before it sleeps.
+struct SpinLimit {
+  int spins = 0;
+  int yields = 0;
 };
 
-// Whether there are more ranks than cores for them.
-inline bool crowded(int ranks_on_this_host) { return ranks_on_this_host > usable_cores(); }
-
-// How many looks are worth while: in a crowd, spinning keeps the others from working.
-inline int spins_in(bool crowd) { return crowd ? kCrowdedSpins : kSpins; }
-
-// Calls `attempt` until it is done. `failed()` says whether the group has failed, `check()` then
-// throws; `look_up()` is called every kWaitSlice, and `time_out()`, which throws, at the deadline.
-template <class Failed, class Check, class LookUp, class TimeOut>
-void wait_until_done(const std::function<Progress()>& attempt, WaitQueue& queue, int spins,
-                     Clock::time_point deadline, const Interrupt& interrupt, Failed failed,
-                     Check check, LookUp look_up, TimeOut time_out) {
-  const int yields = spins < kSpins ? kYields : kHostYields;
-  int looks = 0;  // in vain, since the last progress
-  auto next_look_up = Clock::now() + kWaitSlice;
-  for (;;) {
-    Progress progress = attempt();
-    if (progress == Progress::done) return;
-    Clock::time_point now;
-    if (progress == Progress::moved) {
-      looks = 0;
-      now = Clock::now();
-    } else {
-      ++looks;
-      if (looks <= spins) {
-        pause();
-        continue;
-      }
-      if (failed()) {
-        // A peer that has done its part of this call may have failed in the next one.
-        progress = attempt();
-        if (progress == Progress::done) return;
-        if (progress == Progress::moved) continue;
-        if (interrupt) interrupt();  // Ctrl-C says more than the peers' leaving because of it
-        check();
-      }
-      if (looks <= spins + yields) {
-        std::this_thread::yield();
-        continue;
-      }
-      std::uint32_t heard = queue.announce_sleep();
-      progress = attempt();
-      now = Clock::now();
-      if (progress == Progress::blocked && !failed() && now < next_look_up) {
-        futex_wait(queue.wake_ups, heard, next_look_up - now);
-        now = Clock::now();
-      }
-      queue.end_sleep();
-      if (progress == Progress::done) return;
-      if (progress == Progress::moved) looks = 0;
-    }
-    if (now < next_look_up) continue;
-    next_look_up = now + kWaitSlice;
-    if (interrupt) interrupt();
-    look_up();
-    if (now >= deadline) time_out();
-  }
+// The limit of a thread whose poll reads memory.
+inline SpinLimit memory_spin_limit(bool crowd) {
+  return crowd ? SpinLimit{kCrowdedSpins, kYields} : SpinLimit{kSpins, kHostYields};
 }
+// The limit of a thread whose poll is a system call.
+inline SpinLimit socket_spin_limit(bool crowd) {
+  return {crowd ? kCrowdedSpins : kTcpSpins, kYields};
+}
+
+// Counts the polls in vain since the last progress.
+class Backoff {
+ public:
+  void reset() { polls_ = 0; }
+  // Each passes a moment, or returns false where its part of the limit is used up.
+  bool spin(SpinLimit limit) {
+    if (polls_ >= limit.spins) return false;
+    ++polls_;
+    pause();
+    return true;
+  }
+  bool yield(SpinLimit limit) {
+    if (polls_ >= limit.spins + limit.yields) return false;
+    ++polls_;
+    std::this_thread::yield();
+    return true;
+  }
+
+ private:
+  int polls_ = 0;
+};
+
+// Polls a condition up to the limit. Returns true if it became true.
+template <class Condition>
+bool spin_until(SpinLimit limit, Condition&& condition) {
+  for (Backoff backoff; !condition();) {
+    if (!backoff.spin(limit) && !backoff.yield(limit)) return false;
+  }
+  return true;
+}
+
+// How a thread sleeps, and its view of those that it waits for.
+class Sleeper {
+ public:
+  virtual ~Sleeper() = default;
+  virtual SpinLimit spin_limit() = 0;
+  // Between the two, a peer that does something wakes this thread. The waiter polls once more after
+  // the announcement: a peer that was earlier has woken nobody.
+  virtual void announce_sleep() {}
+  virtual void end_sleep() {}
+  // Sleeps until a wake-up, at most for `limit`. Returns false if a signal ended the sleep.
+  virtual bool sleep(Clock::duration limit) = 0;
+
+  // Returns true if the group has failed, as far as this thread knows without a system call.
+  virtual bool has_failed() { return false; }
+  // Throws the group's failure.
+  virtual void check() {}
+  // Called every kWaitSlice: exchanges news with the peers. Throws if one of them is lost.
+  virtual void look_up() {}
+};
+
+// `Poll` returns the Progress of what the thread waits for.
+template <class Poll>
+class Waiter {
+ public:
+  Waiter(Sleeper& sleeper, Poll poll, Clock::time_point deadline, const Interrupt& interrupt)
+      : sleeper_(sleeper), poll_(std::move(poll)), deadline_(deadline), interrupt_(interrupt) {}
+
+  // Returns true when the poll says `done`, false at the deadline. Throws what the interrupt
+  // throws, and the group's failure.
+  bool wait() {
+    next_look_up_ = std::min(Clock::now() + kWaitSlice, deadline_);
+    for (;;) {
+      Progress progress = poll_();
+      if (progress == Progress::blocked) {
+        const SpinLimit limit = sleeper_.spin_limit();
+        if (backoff_.spin(limit)) continue;
+        if (sleeper_.has_failed()) {
+          progress = poll_after_failure();
+        } else if (backoff_.yield(limit)) {
+          continue;
+        } else {
+          progress = sleep();
+        }
+      }
+      if (progress == Progress::done) return true;
+      if (progress == Progress::moved) backoff_.reset();
+      const auto now = Clock::now();
+      if (now < next_look_up_) continue;
+      next_look_up_ = std::min(now + kWaitSlice, deadline_);
+      if (interrupt_) interrupt_();
+      sleeper_.look_up();
+      if (now >= deadline_) return false;
+    }
+  }
+
+ private:
+  // The data that this call needs may have come before the failure, which then is the next call's.
+  Progress poll_after_failure() {
+    Progress progress = poll_();
+    if (progress != Progress::blocked) return progress;
+    if (interrupt_) interrupt_();  // Ctrl-C says more than the peers' leaving because of it
+    sleeper_.check();
+    return progress;
+  }
+
+  Progress sleep() {
+    const auto limit = next_look_up_ - Clock::now();
+    if (limit <= Clock::duration::zero()) return Progress::blocked;
+    sleeper_.announce_sleep();
+    const Announced announced{sleeper_};
+    const Progress progress = poll_();
+    if (progress == Progress::blocked && !sleeper_.sleep(limit) && interrupt_) interrupt_();
+    return progress;
+  }
+
+  struct Announced {
+    Sleeper& sleeper;
+    ~Announced() { sleeper.end_sleep(); }
+  };
+
+  Sleeper& sleeper_;
+  Poll poll_;
+  const Clock::time_point deadline_;
+  const Interrupt& interrupt_;
+  Backoff backoff_;
+  Clock::time_point next_look_up_;
+};
 
 }  // namespace pycollective

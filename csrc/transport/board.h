@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "support/tuning.h"
-#include "support/waiter.h"
+#include "support/wait_queue.h"
 
 namespace pycollective {
 
@@ -73,7 +73,7 @@ class Board {
     });
     light_barrier(interrupt);  // as in WaitQueue::wake_if_asleep
     for (WaitQueue* queue : queues_) {
-      if (queue != own_queue_ && queue->sleeping.load(std::memory_order_relaxed)) queue->wake();
+      if (queue != own_queue_ && queue->sleepers.load(std::memory_order_relaxed)) queue->wake();
     }
   }
 

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
 #include "support/tuning.h"
-#include "support/waiter.h"
 
 namespace pycollective {
 
@@ -73,51 +71,6 @@ class MixedEndpoint final : public Endpoint {
     return place < 0 ? tcp_.flushed_to(peer) : shm_.flushed_to(place);
   }
 
-  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
-            const Interrupt& interrupt) override {
-    TcpGroup& tcp = group_.tcp_;
-    int looks = 0;  // in vain, since the last progress
-    auto next_look_up = Clock::now() + kWaitSlice;
-    std::uint64_t moved_before = tcp.moved();
-    for (Progress progress = attempt();; progress = attempt()) {
-      bool interrupted = false;
-      if (progress == Progress::blocked) {
-        int spins = spins_now();
-        bool moved = tcp.moved() != moved_before;
-        moved_before = tcp.moved();
-        looks = moved ? 0 : looks + 1;
-        if (looks <= spins) {
-          pause();
-          // Bytes that keep coming do not keep a rank from its deadline.
-          if (!moved || Clock::now() < next_look_up) continue;
-        } else if (looks <= spins + kYields) {
-          std::this_thread::yield();
-        } else {
-          progress = sleep(attempt, next_look_up, &interrupted);
-        }
-      }
-      if (progress == Progress::done) return;
-      if (progress == Progress::moved) looks = 0;
-      if (interrupted && interrupt) interrupt();  // before what the peers say of theirs
-      auto now = Clock::now();
-      bool look_up = now >= next_look_up;
-      if (look_up || looks > spins_now() + kYields) tcp.read_control();
-      if (group_.shm_->has_failed() || tcp.has_failed()) {
-        // What has come already may be all that this call needs: then the next one fails.
-        while ((progress = attempt()) == Progress::moved) continue;
-        if (progress == Progress::done) return;
-        if (interrupt) interrupt();
-        check();
-      }
-      if (!look_up) continue;
-      next_look_up = now + kWaitSlice;
-      tcp.say_what_i_call();
-      if (interrupt) interrupt();
-      group_.shm_->look_up();
-      if (now >= deadline) time_out();
-    }
-  }
-
   void check() override {
     shm_.check();
     tcp_.check();
@@ -127,44 +80,44 @@ class MixedEndpoint final : public Endpoint {
     group_.fail(kind, message);
   }
 
+  // Sleeper ------------------------------------------------------------------------------------
+
+  SpinLimit spin_limit() override {
+    return waits_for_tcp() ? socket_spin_limit(group_.in_crowd())
+                           : memory_spin_limit(group_.in_crowd());
+  }
+
+  void announce_sleep() override {
+    announced_ = waits_for_memory();
+    if (announced_) shm_.announce_sleep();
+  }
+
+  bool sleep(Clock::duration limit) override {
+    if (waits_for_memory() != announced_) return true;  // it waits for something else by now
+    if (!announced_) return tcp_.sleep(limit);
+    // No connection wakes a rank that sleeps for memory.
+    return shm_.sleep(waits_for_tcp() ? std::min<Clock::duration>(limit, kMixedSlice) : limit);
+  }
+
+  void end_sleep() override {
+    if (announced_) shm_.end_sleep();
+  }
+
+  bool has_failed() override { return shm_.has_failed() || tcp_.has_failed(); }
+
+  void look_up() override {
+    tcp_.look_up();
+    shm_.look_up();
+  }
+
  private:
-  // For what the last look in vain was.
+  // The transport of the last message that had not come.
   enum class Wanted { nothing, memory, tcp };
 
-  bool waits_for_tcp() const { return wanted_ == Wanted::tcp || group_.tcp_.sending(); }
-  bool waits_for_memory() const {
-    return wanted_ == Wanted::memory || group_.shm_->sending() || !waits_for_tcp();
-  }
-
-  // A look at a connection is a system call.
-  int spins_now() const {
-    if (group_.in_crowd()) return kCrowdedSpins;
-    return waits_for_tcp() ? kTcpSpins : kSpins;
-  }
-
-  Progress sleep(const std::function<Progress()>& attempt, Clock::time_point until,
-                 bool* interrupted) {
-    auto limit = until - Clock::now();
-    if (limit <= Clock::duration::zero()) return Progress::blocked;
-    if (!waits_for_memory()) {
-      *interrupted = !group_.tcp_.sleep(limit);
-      return Progress::blocked;
-    }
-    WaitQueue& queue = group_.shm_->queue();
-    std::uint32_t heard = queue.announce_sleep();
-    Progress progress = attempt();
-    if (progress == Progress::blocked && !group_.shm_->has_failed()) {
-      // The bell does not ring for connections.
-      futex_wait(queue.bell, heard,
-                 waits_for_tcp() ? std::min<Clock::duration>(limit, kMixedSlice) : limit);
-    }
-    queue.end_sleep();
-    return progress;
-  }
-
-  void time_out() {
-    group_.fail(FailureKind::timeout, describe_timeout(group_, rank_, awaited()));
-    check();
+  Group& group() override { return group_; }
+  bool waits_for_tcp() { return wanted_ == Wanted::tcp || !tcp_.flushed(); }
+  bool waits_for_memory() {
+    return wanted_ == Wanted::memory || !shm_.flushed() || !waits_for_tcp();
   }
 
   MixedGroup& group_;
@@ -172,6 +125,7 @@ class MixedEndpoint final : public Endpoint {
   Endpoint& tcp_;
   int rank_;
   Wanted wanted_ = Wanted::nothing;
+  bool announced_ = false;  // to the peers of this host, that this rank sleeps
 };
 
 MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,

@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "support/cores.h"
 #include "support/tuning.h"
-#include "support/waiter.h"
+#include "support/wait_queue.h"
 
 namespace pycollective {
 namespace {
@@ -203,23 +204,22 @@ class ShmEndpoint final : public Endpoint {
     return !pending_[static_cast<std::size_t>(peer)].active && has_read(peer);
   }
 
-  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
-            const Interrupt& interrupt) override {
-    wait_until_done(
-        attempt, state().queue, spins_in(group_.in_crowd()), deadline, interrupt,
-        [this] { return group_.header().failed.load() != 0; }, [this] { group_.check(); },
-        [this] { look_up(); }, [this] { time_out(); });
-  }
-
   void check() override { group_.check(); }
   void fail(FailureKind kind, const std::string& message) noexcept override {
     group_.fail(kind, message);
   }
   Board* board() override { return &board_; }
 
-  bool sending() const { return unsent_ > 0 || lends_; }
+  SpinLimit spin_limit() override { return memory_spin_limit(group_.in_crowd()); }
+  void announce_sleep() override { seen_ = state().queue.announce_sleep(); }
+  bool sleep(Clock::duration limit) override {
+    return has_failed() || state().queue.sleep(seen_, limit);
+  }
+  void end_sleep() override { state().queue.end_sleep(); }
+  bool has_failed() override { return group_.has_failed(); }
 
-  void look_up() {
+  // Fails the group where a peer is in a call that does not belong to this rank's, or has left.
+  void look_up() override {
     if (auto lost = group_.failure()) group_.fail(lost->kind, lost->what());  // of the followed one
     for (int peer = 0; peer < group_.size(); ++peer) {
       if (peer == rank_) continue;
@@ -259,6 +259,7 @@ class ShmEndpoint final : public Endpoint {
     bool active = false;
   };
 
+  Group& group() override { return group_; }
   ShmGroup::RankState& state() { return group_.state(rank_); }
   void wake(int peer) { group_.state(peer).queue.wake_if_asleep(); }
 
@@ -337,17 +338,13 @@ class ShmEndpoint final : public Endpoint {
     throw std::logic_error("unreachable");
   }
 
-  void time_out() {
-    group_.fail(FailureKind::timeout, describe_timeout(group_, rank_, awaited()));
-    group_.check();
-  }
-
   ShmGroup& group_;
   int rank_;
   CallRecord call_;
   std::uint64_t record_ = 0;  // the last that was written
   std::uint64_t fingerprint_ = 0;
   std::uint64_t moved_ = 0;  // parts, of messages that came or went
+  std::uint32_t seen_ = 0;   // wake-ups before the sleep
   std::vector<Pending> pending_;
   int unsent_ = 0;  // peers with something pending
   // Parts of each channel that must be taken before all is read that was lent to the peer; whether
@@ -695,9 +692,6 @@ std::string ShmGroup::describe(int rank) const {
   return describe_rank(name(rank), of.busy.load() != 0, call_of(rank, of.number.load()), message);
 }
 
-WaitQueue& ShmGroup::queue() const { return state(rank_).queue; }
 bool ShmGroup::has_failed() const { return header().failed.load() != 0; }
-bool ShmGroup::sending() const { return endpoint_->sending(); }
-void ShmGroup::look_up() { endpoint_->look_up(); }
 
 }  // namespace pycollective

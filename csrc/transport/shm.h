@@ -68,14 +68,6 @@ class ShmGroup final : public Group {
   std::string describe(int rank) const override;
   void tell_message(int rank, const std::string& message) noexcept override;
 
-  // Where the ranks are part of a larger group (mixed.h): what its wait needs to know of this one.
-  WaitQueue& queue() const;
-  bool has_failed() const;
-  void check() const;
-  bool sending() const;
-  // Fails the group where a peer is in a call that does not belong to this rank's, or has left.
-  void look_up();
-
  private:
   friend class ShmEndpoint;
   friend class ShmBoard;
@@ -100,6 +92,8 @@ class ShmGroup final : public Group {
   std::vector<WaitQueue*> queues() const;
   CallRecord call_of(int rank, std::uint64_t number) const;
   KnownCalls calls_of(int rank) const;
+  bool has_failed() const;
+  void check() const;
   int name(int rank) const {
     return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)];
   }

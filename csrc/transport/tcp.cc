@@ -13,10 +13,10 @@
 #include <stdexcept>
 #include <utility>
 
+#include "support/cores.h"
 #include "support/origin.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
-#include "support/waiter.h"
 #include "transport/sockets.h"
 #include "transport/tcp_frame.h"
 #include "transport/tcp_pipes.h"
@@ -163,9 +163,7 @@ class TcpGroup::Member final : public Endpoint {
   int rank() const override { return rank_; }
   int size() const { return size_; }
   int here() const { return here_; }
-  int spins() const { return crowded(here_) ? kCrowdedSpins : kTcpSpins; }
   std::uint64_t moved() const override { return moved_; }
-  bool has_failed() const { return failed_.load(); }
 
   // Endpoint -----------------------------------------------------------------------------------
 
@@ -246,48 +244,6 @@ class TcpGroup::Member final : public Endpoint {
   // Written to the kernel, which delivers it also when this process ends.
   bool flushed() override { return unsent_ == 0; }
   bool flushed_to(int peer) override { return !at(peer).sending; }
-
-  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
-            const Interrupt& interrupt) override {
-    int looks = 0;  // in vain, since the last progress
-    auto next_look_up = Clock::now() + kWaitSlice;
-    std::uint64_t moved_before = moved_;
-    for (;;) {
-      Progress progress = attempt();
-      if (progress == Progress::done) return;
-      if (progress == Progress::moved || moved_ != moved_before) {
-        looks = 0;
-        moved_before = moved_;
-        // Bytes that keep coming do not keep a rank from its deadline.
-        if (Clock::now() < next_look_up) continue;
-      } else if (++looks <= spins() && looks % 16 != 0) {
-        pause();
-        continue;
-      }
-      bool interrupted = false;
-      auto now = Clock::now();
-      if (looks > spins() + kYields && now < next_look_up) {
-        interrupted = !sleep(next_look_up - now);
-        if (interrupted && interrupt) interrupt();  // before what the peers say of theirs
-        now = Clock::now();
-      }
-      read_control();
-      if (failed_.load()) {
-        // What has come already may be all that this call needs: then the next one fails.
-        while ((progress = attempt()) == Progress::moved) continue;
-        if (progress == Progress::done) return;
-      }
-      check_failure();
-      if (now < next_look_up) {
-        if (looks > spins()) std::this_thread::yield();
-        continue;
-      }
-      next_look_up = now + kWaitSlice;
-      say_what_i_call();
-      if (interrupt) interrupt();
-      if (now >= deadline) time_out();
-    }
-  }
 
   void check() override {
     auto now = Clock::now();
@@ -420,11 +376,18 @@ class TcpGroup::Member final : public Endpoint {
     wake_.close();
   }
 
-  // Waiting ------------------------------------------------------------------------------------
+  // Sleeper ------------------------------------------------------------------------------------
 
-  // Sleeps until a connection has something, or there is something else to look at; false when a
-  // signal came.
-  bool sleep(Clock::duration limit) {
+  SpinLimit spin_limit() override { return socket_spin_limit(crowded(here_)); }
+  bool has_failed() override { return failed_.load(); }
+
+  void look_up() override {
+    read_control();
+    say_what_i_call();
+  }
+
+  // Until a connection has something, or another thread has failed the group.
+  bool sleep(Clock::duration limit) override {
     polled_.clear();
     polled_.push_back({wake_.descriptor(), POLLIN, 0});
     bool broken = false;
@@ -432,6 +395,9 @@ class TcpGroup::Member final : public Endpoint {
       if (peer.control.get() >= 0 && !peer.closed) {
         polled_.push_back({peer.control.get(), POLLIN, 0});
       }
+    }
+    const auto control = polled_.size();
+    for (Peer& peer : peers_) {
       broken = broken || peer.broken_since != Clock::time_point{};
       for (Stream& stream : peer.streams) {
         int events = (&stream == wanted_ ? POLLIN : 0) | (stream.sending() ? POLLOUT : 0);
@@ -443,6 +409,10 @@ class TcpGroup::Member final : public Endpoint {
     if (broken) ms = std::min<decltype(ms)>(ms, 10);
     int ready = poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(ms));
     if (ready > 0 && polled_[0].revents) wake_.drain();
+    auto is_ready = [](const pollfd& one) { return one.revents != 0; };
+    if (ready > 0 && std::any_of(polled_.begin(), polled_.begin() + control, is_ready)) {
+      read_control();
+    }
     return ready >= 0;
   }
 
@@ -465,6 +435,8 @@ class TcpGroup::Member final : public Endpoint {
   }
 
  private:
+  Group& group() override { return group_; }
+
   // With the mutex held, as the next ones.
   void read_frames() {
     control_read_ = Clock::now();
@@ -696,11 +668,6 @@ class TcpGroup::Member final : public Endpoint {
     }
   }
 
-  void time_out() {
-    fail(FailureKind::timeout, describe_timeout(group_, rank_, awaited()));
-    check_failure();
-  }
-
   // Control frames -----------------------------------------------------------------------------
 
   void tell_all(const Header& header, const std::string& text) noexcept {
@@ -910,11 +877,5 @@ std::vector<int> TcpGroup::hosts() const {
 
 bool TcpGroup::in_crowd() const { return crowded(member_->here()); }
 int TcpGroup::here() const { return member_->here(); }
-std::uint64_t TcpGroup::moved() const { return member_->moved(); }
-bool TcpGroup::sending() const { return !member_->flushed(); }
-bool TcpGroup::has_failed() const { return member_->has_failed(); }
-void TcpGroup::read_control() { member_->read_control(); }
-void TcpGroup::say_what_i_call() { member_->say_what_i_call(); }
-bool TcpGroup::sleep(Clock::duration limit) { return member_->sleep(limit); }
 
 }  // namespace pycollective

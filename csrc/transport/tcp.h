@@ -57,17 +57,8 @@ class TcpGroup final : public Group {
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;
 
-  // Where it is part of a group (mixed.h): what that one's wait needs to know.
-  int here() const;             // how many ranks have this rank's address
-  std::uint64_t moved() const;  // grows whenever bytes have come or gone
-  bool sending() const;
-  bool has_failed() const;
-  // Takes in what the peers say of themselves: failures, leaves, calls.
-  void read_control();
-  // Tells them once in each call what this rank is in, and looks at the calls of their messages.
-  void say_what_i_call();
-  // Until a connection has something; false when a signal came.
-  bool sleep(Clock::duration limit);
+  // The number of ranks at this rank's address.
+  int here() const;
 
  private:
   class Member;

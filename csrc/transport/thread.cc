@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "support/tuning.h"
-#include "support/waiter.h"
+#include "support/wait_queue.h"
 
 namespace pycollective {
 // From one rank to another: a queue of kChannelSlots messages with one writer and one reader.
@@ -129,28 +129,23 @@ class ThreadEndpoint final : public Endpoint {
            channel.posted.load(std::memory_order_relaxed);
   }
 
-  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
-            const Interrupt& interrupt) override {
-    wait_until_done(
-        attempt, state().queue, spins_in(group_.in_crowd()), deadline, interrupt,
-        [this] { return group_.failed_.load(); }, [this] { group_.check(); }, [this] { look_up(); },
-        [this] { time_out(); });
-  }
-
   void check() override { group_.check(); }
   void fail(FailureKind kind, const std::string& message) noexcept override {
     group_.fail(kind, message);
   }
   Board* board() override { return &board_; }
 
- private:
-  ThreadGroup::RankState& state() { return group_.ranks_[rank_]; }
-
-  void wake(int peer) { group_.ranks_[peer].queue.wake_if_asleep(); }
+  SpinLimit spin_limit() override { return memory_spin_limit(group_.in_crowd()); }
+  void announce_sleep() override { seen_ = state().queue.announce_sleep(); }
+  bool sleep(Clock::duration limit) override {
+    return has_failed() || state().queue.sleep(seen_, limit);
+  }
+  void end_sleep() override { state().queue.end_sleep(); }
+  bool has_failed() override { return group_.failed_.load(); }
 
   // Calls that do not belong together may wait for each other without a message between them, and
   // a peer may have left.
-  void look_up() {
+  void look_up() override {
     if (group_.compare(rank_)) group_.check();
     std::uint64_t number = group_.calls(rank_);
     for (int peer = 0; peer < group_.size_; ++peer) {
@@ -164,13 +159,14 @@ class ThreadEndpoint final : public Endpoint {
     }
   }
 
-  void time_out() {
-    group_.fail(FailureKind::timeout, describe_timeout(group_, rank_, awaited()));
-    group_.check();
-  }
+ private:
+  Group& group() override { return group_; }
+  ThreadGroup::RankState& state() { return group_.ranks_[rank_]; }
+  void wake(int peer) { group_.ranks_[peer].queue.wake_if_asleep(); }
 
   ThreadGroup& group_;
   int rank_;
+  std::uint32_t seen_ = 0;  // wake-ups before the sleep
   ThreadBoard board_;
 };
 

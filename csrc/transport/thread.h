@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "support/cores.h"
 #include "transport/board.h"
 #include "transport/group.h"
 

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,10 +16,9 @@
 #include <vector>
 
 #include "support/failure.h"
+#include "support/waiter.h"
 
 namespace pycollective {
-
-using Clock = std::chrono::steady_clock;
 
 // What a rank is doing, for messages about it, and for finding out calls that do not belong
 // together. Plain data, which processes share.
@@ -85,12 +83,6 @@ void set_name(char (&target)[N], std::string_view name) {
   std::memset(target + bytes, 0, N - bytes);
 }
 
-// Called now and then by a waiting rank, with no lock held; may throw to end the wait.
-using Interrupt = std::function<void()>;
-
-// What a look at a call in progress has found.
-enum class Progress { done, moved, blocked };
-
 // Part of a message, in memory that can be read until release().
 struct Piece {
   const void* data = nullptr;
@@ -98,10 +90,10 @@ struct Piece {
 };
 
 class Board;
+class Group;
 
-class Endpoint {
+class Endpoint : public Sleeper {
  public:
-  virtual ~Endpoint() = default;
   virtual int rank() const = 0;
 
   // Begins / ends a collective call of this rank, whose record is sealed. `leave` waits until no
@@ -130,18 +122,17 @@ class Endpoint {
   virtual bool flushed() = 0;
   virtual bool flushed_to(int peer) = 0;
 
-  // Calls `attempt` until it is done: while it is blocked, spins briefly, then sleeps until a peer
-  // has done something. Throws Failure(timeout) at the deadline, the group's failure when it has
-  // one, and what `interrupt` throws.
-  virtual void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
-                    const Interrupt& interrupt) = 0;
+  // Calls `attempt` until it is done, as a waiter (support/waiter.h). Throws Failure(timeout) at
+  // the deadline, the group's failure, and what `interrupt` throws.
+  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
+            const Interrupt& interrupt);
 
   // The ranks that a waiting call was last found to wait for, which a deadline's error names.
   void note_awaited(const std::vector<int>& ranks) { awaited_ = ranks; }
   const std::vector<int>& awaited() const { return awaited_; }
 
   // Throws the group's failure when it has one.
-  virtual void check() = 0;
+  void check() override = 0;
   // Fails the whole group, unless it has failed already: every rank's present or next call throws.
   virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
 
@@ -151,6 +142,8 @@ class Endpoint {
   bool has_thrown() const { return has_thrown_.load(std::memory_order_relaxed); }
 
  private:
+  virtual Group& group() = 0;
+
   std::vector<int> awaited_;
   std::atomic<bool> has_thrown_{false};
 };

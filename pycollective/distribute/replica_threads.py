@@ -391,7 +391,7 @@ class ReplicaThreads:
         run.end(0)
         try:
             if self._ended is not None:
-                self._ended.look_out(self._runs * len(self._jobs))
+                self._ended.spin_until(self._runs * len(self._jobs))
             if not run.wait_for_ends():
                 self.close()
         except BaseException as error:  # Ctrl-C, while others still work
@@ -405,7 +405,7 @@ class ReplicaThreads:
 def _serve(jobs: queue.SimpleQueue[Job | None], begun: Arrivals | None) -> None:
     for number in itertools.count(1):
         if begun is not None:
-            begun.look_out(number)
+            begun.spin_until(number)
         job = jobs.get()
         if job is None:
             return

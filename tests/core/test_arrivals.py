@@ -10,13 +10,13 @@ from pycollective._core import Arrivals
 
 def test_what_has_come_is_seen_at_once_and_what_has_not_is_not_waited_for_long():
     arrivals = Arrivals()
-    assert arrivals.look_out(0)
-    assert not arrivals.look_out(1)  # it returns: the caller waits in another way
+    assert arrivals.spin_until(0)
+    assert not arrivals.spin_until(1)  # it returns: the caller waits in another way
     arrivals.add()
     arrivals.add()
-    assert arrivals.look_out(1)
-    assert arrivals.look_out(2)
-    assert not arrivals.look_out(3)
+    assert arrivals.spin_until(1)
+    assert arrivals.spin_until(2)
+    assert not arrivals.spin_until(3)
 
 
 def test_others_run_meanwhile():
@@ -33,7 +33,7 @@ def test_others_run_meanwhile():
     try:
         for number in range(1, 200):
             deadline = time.monotonic() + 30
-            while not arrivals.look_out(number):
+            while not arrivals.spin_until(number):
                 assert time.monotonic() < deadline
     finally:
         end.set()

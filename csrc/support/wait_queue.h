@@ -1,0 +1,69 @@
+// A wait queue: where threads sleep until a peer wakes them, in memory that the peers can reach.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "support/asymmetric_barrier.h"
+#include "support/futex.h"
+#include "support/tuning.h"
+#include "support/waiter.h"
+
+namespace pycollective {
+
+struct alignas(kCacheLine) WaitQueue {
+  std::atomic<std::uint32_t> wake_ups{0};  // while a thread sleeps
+  std::atomic<std::uint32_t> sleepers{0};
+  // Whether the threads that sleep here can interrupt whoever wakes them (asymmetric_barrier.h); 0
+  // until prepare().
+  std::atomic<std::uint32_t> interrupts{0};
+
+  // Before the first sleep, by the process whose threads sleep here.
+  void prepare() { interrupts.store(can_interrupt()); }
+
+  // Returns the argument of sleep(). The thread must poll once more before it sleeps.
+  std::uint32_t announce_sleep() {
+    std::uint32_t seen = wake_ups.load();
+    sleepers.fetch_add(1);
+    if (interrupts.load() == 0) {
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+    } else if (!heavy_barrier()) {
+      interrupts.store(0);  // it may not any more
+    }
+    return seen;
+  }
+  // Returns false if a signal ended the sleep.
+  bool sleep(std::uint32_t seen, std::chrono::nanoseconds limit) {
+    return futex_wait(wake_ups, seen, limit);
+  }
+  void end_sleep() { sleepers.fetch_sub(1); }
+
+  void wake_if_asleep() {
+    // Pairs with announce_sleep: either this thread sees that the other one sleeps, or the other
+    // one sees what this thread did before the call.
+    light_barrier(interrupts.load(std::memory_order_relaxed) != 0);
+    if (sleepers.load(std::memory_order_relaxed)) wake();
+  }
+  void wake() {
+    wake_ups.fetch_add(1);
+    futex_wake_all(wake_ups);
+  }
+};
+
+// A thread that sleeps in a wait queue.
+class QueueSleeper : public Sleeper {
+ public:
+  QueueSleeper(WaitQueue& queue, SpinLimit limit) : queue_(queue), limit_(limit) {}
+  SpinLimit spin_limit() override { return limit_; }
+  void announce_sleep() override { seen_ = queue_.announce_sleep(); }
+  bool sleep(Clock::duration limit) override { return queue_.sleep(seen_, limit); }
+  void end_sleep() override { queue_.end_sleep(); }
+
+ private:
+  WaitQueue& queue_;
+  const SpinLimit limit_;
+  std::uint32_t seen_ = 0;
+};
+
+}  // namespace pycollective

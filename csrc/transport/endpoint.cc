@@ -1,0 +1,23 @@
+#include "support/waiter.h"
+#include "transport/group.h"
+#include "transport/transport.h"
+
+namespace pycollective {
+
+void Endpoint::wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
+                    const Interrupt& interrupt) {
+  std::uint64_t before = moved();
+  auto poll = [&] {
+    const Progress progress = attempt();
+    const std::uint64_t now = moved();
+    const bool came = std::exchange(before, now) != now;
+    return progress == Progress::blocked && came ? Progress::moved : progress;
+  };
+  if (Waiter(*this, poll, deadline, interrupt).wait()) return;
+  const Failure timeout(FailureKind::timeout, describe_timeout(group(), rank(), awaited()));
+  group().fail(timeout.kind, timeout.what());
+  check();
+  throw timeout;
+}
+
+}  // namespace pycollective
