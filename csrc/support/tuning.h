@@ -1,4 +1,5 @@
-// Every size and count that was chosen by measuring, in one place.
+// Every size and count that was chosen by measuring, in one place. The measurements are in
+// benchmarks/results/tuning.md.
 #pragma once
 
 #include <chrono>
@@ -8,9 +9,8 @@ namespace pycollective {
 
 inline constexpr std::size_t kCacheLine = 64;
 
-// Most bytes of a chunk that move at once. Small segments stay in the second-level cache of the
-// core that wrote them, and the peer that reads them there waits longer than for memory: at 16 MiB
-// among two threads, 128 KiB took 1.4 times as long as one segment.
+// Most bytes of a chunk that move at once. A peer reads small segments out of the second-level
+// cache of the core that wrote them, which is slower than memory.
 inline constexpr std::size_t kSegmentBytes = 4096 * 1024;
 
 // A rank looks at its deadline, at the user's interrupt and at the group's failure between pieces
@@ -21,8 +21,7 @@ inline constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 // halves are widened to, stay in the first-level cache.
 inline constexpr std::size_t kReduceBlockBytes = 8 * 1024;
 
-// From this size on, a call for all ranks from one thread starts a thread for each rank: starting
-// them costs about 50 µs.
+// From this size on, a call for all ranks from one thread starts a thread for each rank.
 inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;
 
 // Messages that a channel between threads holds; with two, it fills one cache line.
@@ -34,14 +33,8 @@ inline constexpr int kShmSlots = 4;
 inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
 inline constexpr std::size_t kShmInlineBytes = 224;
 
-// Between processes, from so many bytes on a message that all ranks of the host can reach is not
-// copied into the slots: its sender waits for its reader, which a shorter copy does not take. In
-// µs, ordinary memory and the heap's, a ring of 2 (of messages of half the size) and the
-// hierarchical algorithm among 2 x 2 on two busy cores:
-//
-//   bytes        16 Ki        64 Ki       256 Ki          1 Mi           4 Mi
-//   ring      11    11     15    20     41    40     163   133     3090   938
-//   2 x 2    179   153    223   213    576   292    4944  4046    27461 18701
+// Between processes, a message of at least so many bytes that all ranks of the host can reach is
+// not copied into the slots, although its sender then waits for its reader.
 inline constexpr std::size_t kShmLentBytes = 128 * 1024;
 
 // A rank's arena: its address space unless PYCOLLECTIVE_ARENA says otherwise, the pages of freed
@@ -62,9 +55,7 @@ inline constexpr std::size_t kMostPipeBytes = 256 * 1024;
 // read.
 inline constexpr std::size_t kKeptMessageBytes = std::size_t{64} << 20;
 
-// Over TCP: bytes of a part (64 KiB took 1.6 times as long at 64 MiB between two processes, 1 MiB
-// as long), and how often a waiting rank looks before it yields and sleeps; a look is a system
-// call.
+// Over TCP: bytes of a part, and the polls of a waiting rank before it yields, each a system call.
 inline constexpr std::size_t kTcpPartBytes = 256 * 1024;
 inline constexpr int kTcpSpins = 100;
 
@@ -72,8 +63,8 @@ inline constexpr int kTcpSpins = 100;
 // the first read of a frame asks for.
 inline constexpr std::size_t kTcpDirectBytes = 16 * 1024;
 
-// A rank that waits for shared memory and for connections at once looks at these so often: nothing
-// wakes it for both.
+// A rank that waits for shared memory and for connections sleeps for so long at most: no
+// connection wakes a rank that sleeps for memory.
 inline constexpr auto kMixedSlice = std::chrono::microseconds(200);
 
 // The direct path of an all-reduce (executor/direct.h). Up to which size of an array, and of all
@@ -90,26 +81,19 @@ inline constexpr std::size_t kDeviceOneShotBytes = 256 * 1024;
 inline constexpr std::size_t kHeldBytes = 64 * 1024;
 inline constexpr int kHeldLooks = 200;
 
-// A thread that wants the interpreter lock back looks so often whether another one lets go of it,
-// and yields so often, before Python puts it to sleep: 8 bytes between two threads then take 3 µs
-// instead of 57, and steps of two replicas that are mostly Python between short kernels 0.8 times
-// as long as with 10 yields. Where that was in vain, because Python's own threads had let go of the
-// lock without a word, the next time has a quarter of the yields.
+// A thread that wants the interpreter lock back spins and yields so often before it asks Python,
+// which puts it to sleep. After polls in vain it yields a quarter as often the next time.
 inline constexpr int kLockSpins = 1000;
 inline constexpr int kLockYields = 1000;
 inline constexpr int kLeastLockYields = 10;
 inline constexpr auto kLockWasFree = std::chrono::microseconds(5);
 
-// A thread of a kernel's team looks so often for the next kernel, and who called it for the end of
-// the others' parts, then yields so often to whoever wants the core, before it sleeps: about 1 ms,
-// in which a step of training goes from one kernel to the next. Waking a thread of a virtual
-// machine takes tens of µs: without the yields, which were 100 µs of looking, the kernels of the
-// tutorial's step took 1.2 times as long.
+// A thread of a kernel's team spins and yields so often, about 1 ms, before it sleeps.
 inline constexpr int kTeamSpins = 2000;
 inline constexpr int kTeamYields = 2000;
 
-// Staging of a rank, and the chunks that pass through it. A ring that fits into the second-level
-// cache keeps dirty lines going to and fro between cores; one beyond the third level is slow too.
+// Staging of a rank, and the chunks that pass through it: larger than the second-level cache, and
+// within the third.
 inline constexpr std::size_t kInputStagingBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kOutputStagingBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kStagedChunkBytes = 128 * 1024;
@@ -123,10 +107,8 @@ inline constexpr std::size_t kPopulatedBytes = std::size_t{64} << 20;
 inline constexpr int kLookahead = 2;
 inline constexpr int kCrowdedLookahead = 6;
 
-// A waiting rank looks this often before it yields, and yields this often before it sleeps. With
-// more ranks than cores, spinning only keeps the others from working. Ranks of one host that have
-// cores of their own yield for about 1 ms, like threads of a kernel's team: replicas of a step come
-// to its collectives some 100 µs apart, and to wake one takes as long.
+// A waiting rank spins and yields so often before it sleeps. In a crowd, with more ranks than
+// cores, spinning keeps the others from working. Elsewhere ranks of one host yield for about 1 ms.
 inline constexpr int kSpins = 300;
 inline constexpr int kCrowdedSpins = 3;
 inline constexpr int kYields = 200;
