@@ -241,7 +241,7 @@ std::function<void(const std::string&)> speaking_to(const py::function& warn) {
   });
   return [kept](const std::string& text) {
     gate().pass([&] {
-      py::gil_scoped_acquire acquire;
+      InterpreterLock lock;
       (*kept)(text);
     });
   };
@@ -314,9 +314,17 @@ void bind_communicator(py::module_& m) {
           "submit",
           [](Communicator& self, const py::function& call) {
             auto kept = std::make_shared<py::function>(call);
-            auto begin = [function = kept.get()] {
-              py::gil_scoped_acquire acquire;
-              (*function)();
+            auto begin = [given = kept.get()] {
+              InterpreterLock lock;
+              // The function and the frames of its error refer to the communicator, which keeps
+              // this task: neither may stay in it, or nobody could free the communicator.
+              const py::function function = std::move(*given);
+              try {
+                function();
+              } catch (const py::error_already_set& error) {  // without memory for its own handlers
+                if (error.matches(PyExc_MemoryError)) throw std::bad_alloc();
+                throw std::runtime_error(error.what());
+              }
             };
             return self.submit(begin, kept);
           },

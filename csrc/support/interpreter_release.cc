@@ -34,6 +34,9 @@ struct Handover {
 // Set when the module is imported. Never freed: threads may still use it when the process ends.
 Handover* handover = nullptr;
 
+// More than a thread's state takes, in all versions of CPython.
+constexpr std::size_t kThreadStateBytes = 64 * 1024;
+
 // This thread yields so often while it waits until the lock is vacant.
 [[maybe_unused]] thread_local int yields = kLockYields;
 
@@ -71,6 +74,8 @@ void end_interpreter() {
 }  // namespace
 
 InterpreterLock::InterpreterLock() {
+  // CPython does not check that there is memory for the state of a new thread.
+  if (!PyGILState_GetThisThreadState()) ::operator delete(::operator new(kThreadStateBytes));
   Asking asks;
   acquire_.emplace();
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.gpu import GpuCore, core_for
-from pycollective.communicator.split import Family, Threads
+from pycollective.communicator.split import Family
 from pycollective.communicator.work import Work, nothing
 from pycollective.errors import CollectiveError, MismatchError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Member", "live"]
 
 live: weakref.WeakSet[Member] = weakref.WeakSet()
-"""Ranks of groups of several processes: the end of this one, and a fork, concern them."""
+"""All ranks of this process: its end concerns them, and a fork."""
 
 
 class _Gone:
@@ -63,8 +64,7 @@ class Member(_core.CommunicatorBase):
         self.size = group.size
         self.timeout = timeout
         observe.join(self)
-        if not isinstance(family, Threads):
-            live.add(self)
+        live.add(self)
         if isinstance(group, _core.Group):
             _core.use_arena(group)
 
@@ -174,6 +174,7 @@ class Member(_core.CommunicatorBase):
         """
         if not isinstance(self._core, _Gone):
             self._core.settle()
+            self._core.collect()
             if self._gpu is not None:
                 self._gpu.close()
             observe.leave(self)
@@ -266,3 +267,14 @@ def _end_in_vain(error: MismatchError) -> None:
     """Report at the end of the process that its results are wrong, and let it end with status 1."""
     print(f"MismatchError at the end of the process: {error}", file=sys.stderr, flush=True)
     _core.exit_in_failure()
+
+
+def _forget_after_fork() -> None:
+    """In a forked child: the ranks are the parent's."""
+    for communicator in list(live):
+        communicator._disown()
+    live.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

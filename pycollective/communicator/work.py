@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -160,23 +161,9 @@ def in_python(member: Member, call: Callable[[], Any], array: Array | None = Non
         return Work([], lambda: result)
     _need_python.add(member)
     answer = _Answer()
-    # The core keeps `begin` until the next call, and Python's collector cannot see that reference.
-    # If `begin` referred to the communicator or to the result, nobody could free the communicator.
-    calls, answers, group, rank = [call], weakref.ref(answer), member._group, member.rank
-
-    def begin() -> None:
-        result, problem = None, None
-        try:
-            result = calls.pop()()
-        except BaseException as error:
-            problem = error
-            if not isinstance(error, CollectiveError):  # later calls of the others would differ
-                group.abort(
-                    f"rank {rank} left an asynchronous call because of an error of its own: "
-                    f"{type(error).__name__}"
-                )
-        if (asked := answers()) is not None:
-            asked.result, asked.error = result, problem
+    # The core keeps this until the next call, and Python's collector cannot see that reference. It
+    # must not refer to the communicator or to the result then, or nobody could free the communicator.
+    begin = functools.partial(_make, [call], weakref.ref(answer), member._group, member.rank)
 
     def finish() -> Any:
         if answer.error is not None:
@@ -184,6 +171,24 @@ def in_python(member: Member, call: Callable[[], Any], array: Array | None = Non
         return answer.result
 
     return Work([member._core.submit(begin)], finish, member._core)
+
+
+def _make(
+    calls: list[Callable[[], Any]], answers: weakref.ref[_Answer], group: Any, rank: int
+) -> None:
+    """Make the call, which is taken out of ``calls``, and leave its result or its error."""
+    result, problem = None, None
+    try:
+        result = calls.pop()()
+    except BaseException as error:
+        problem = error
+        if not isinstance(error, CollectiveError):  # later calls of the others would differ
+            group.abort(
+                f"rank {rank} left an asynchronous call because of an error of its own: "
+                f"{type(error).__name__}"
+            )
+    if (asked := answers()) is not None:
+        asked.result, asked.error = result, problem
 
 
 class _Answer:

@@ -459,18 +459,8 @@ def _tls(env: Mapping[str, str]) -> Tls | None:
 @atexit.register
 def _leave_all() -> None:
     for communicator in list(live):
-        communicator._close_at_exit()
+        if communicator._group.transport != "threads":  # threads end with the process
+            communicator._close_at_exit()
     relay = sys.modules.get("pycollective.rendezvous.relay")
     if relay is not None:
         relay.finish()
-
-
-def _forget_after_fork() -> None:
-    """In a forked child: the parent's ranks are not ours."""
-    for communicator in list(live):
-        communicator._disown()
-    live.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -118,10 +118,17 @@ class Meeting:
         try:
             return self._group()
         except RendezvousError as error:
-            self.gathering.tell_all({"error": str(error)})
+            self._tell_why(str(error))
             if isinstance(error, _BrokenError):
                 raise RendezvousError(str(error)) from None
             raise
+
+    def _tell_why(self, text: str) -> None:
+        """Tell why this rank gives up: rank 0 tells all others, and the others tell rank 0."""
+        self.gathering.tell_all({"error": text})
+        if self.store is not None:
+            with contextlib.suppress(OSError):
+                self.store.send({"error": text}, time.monotonic() + STRANGER_SECONDS)
 
     def _group(self) -> tuple[_core.Group, str, str, str]:
         """Meet the others, again and again while an elastic group loses members that way."""
@@ -241,10 +248,15 @@ class Meeting:
 
     def _heard(self, channel: Channel) -> dict[str, Any]:
         """Return a peer's next message, unless the attempt fails first."""
+        peer = next((r for (r, _), c in self.peers.items() if c is channel), None)
+        # The rank that shares its memory is a lower one. It may wait for a third rank, and names it.
+        late = 1.0 if peer is not None and peer < self.about.rank else 0.0
         while not channel.readable(0.05):
             self._watch_others()
-            if time.monotonic() >= self.attempt_ends:
-                raise TimeoutError("nothing came in time")
+            if time.monotonic() >= self.attempt_ends + late:
+                raise TimeoutError(
+                    f"nothing came in time from {'a process' if peer is None else f'rank {peer}'}"
+                )
         return channel.receive(time.monotonic() + STRANGER_SECONDS)
 
     def _unproved(self, here: list[int]) -> str:
@@ -598,6 +610,8 @@ class Meeting:
                 continue
             try:
                 message = channel.receive(time.monotonic() + STRANGER_SECONDS)
+                if "error" in message:
+                    raise _BrokenError(str(message["error"]))
                 self.ready[rank] = int_of(message, "ready", 0, self.about.size - 1)
             except (OSError, HandshakeError) as error:
                 raise _BrokenError(

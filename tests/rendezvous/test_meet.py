@@ -87,11 +87,11 @@ def test_too_few(on_ranks):
         assert "ranks 2, 3 of 4" in str(error)
 
 
-@pytest.mark.parametrize("after", ["welcome", "table"])
+@pytest.mark.parametrize("after", ["welcome", "table", "reason"])
 def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
     """At once where all had come; otherwise it may be started again, as long as there is time."""
     port = free_port()
-    rank_0 = Rank(0, [f"127.0.0.1:{port}"] * 2, join_timeout=20.0 if after == "table" else 0.5)
+    rank_0 = Rank(0, [f"127.0.0.1:{port}"] * 2, join_timeout=0.5 if after == "welcome" else 20.0)
 
     def dies():
         key = handshake.key_of(SECRET.encode())
@@ -105,16 +105,19 @@ def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
         hello = {"purpose": "join", "rank": 1, "size": 2}
         channel = handshake.introduce(sock, key, hello, deadline)
         assert channel.receive(deadline) == {"welcome": True}
-        if after == "table":
+        if after != "welcome":
             channel.send({"host": "127.0.0.1", "port": 1, "claim": ""}, deadline)
             assert channel.receive(deadline)["ranks"] == [0, 1]
+        if after == "reason":
+            channel.send({"error": "rank 1 did not reach rank 7"}, deadline)
         channel.close()
 
     error, _ = on_ranks([rank_0, dies], call)
     assert isinstance(error, RendezvousError)
     gone = "rank 1 is gone before the group was made"
     waited = "rank 0 waited 0.5 s for rank 1 of 2 to come to"
-    assert (gone if after == "table" else waited) in str(error)
+    words = {"welcome": waited, "table": gone, "reason": "rank 1 did not reach rank 7"}
+    assert words[after] in str(error)
 
 
 def test_knocks_are_heard_each_time_that_a_group_goes_on_with_fewer(on_ranks):
