@@ -121,6 +121,24 @@ const Algorithm& algorithm_of(Communicator& self, Collective collective, const N
   return table;
 }
 
+void exchange(Communicator& self, Message& message, double timeout) {
+  Messages& messages = self.messages();
+  messages.collect();
+  // While the interpreter is kept, peers that are threads cannot come.
+  const bool threads = self.group().transport() == "threads";
+  const bool brief = message.bytes() <= (threads ? kOneShotBytes : kHeldBytes);
+  std::optional<bool> done;
+  if (brief) {
+    const int looks = threads ? 1 : self.group().in_crowd() ? kCrowdedSpins : kHeldLooks;
+    done = messages.try_start(message, looks);
+    if (done.value_or(false)) return;
+  }
+  const Waiting waiting = waiting_for(timeout);
+  InterpreterRelease release;
+  if (!done) done = messages.start(message, 1);
+  if (!*done) messages.finish(message, waiting);
+}
+
 void check_root(int root, int size) {
   if (root < 0 || root >= size) {
     throw std::invalid_argument("root " + std::to_string(root) + " is not among the " +
@@ -140,27 +158,16 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
   if (!(array.flags() & py::array::c_style)) {
     throw std::invalid_argument("the core takes C-contiguous arrays");
   }
-  Message message;
-  message.peer = peer;
-  message.tag = tag;
-  message.type = py::str(array.dtype());
-  message.shape.assign(array.shape(), array.shape() + array.ndim());
-  message.data = static_cast<std::byte*>(data);
-  message.bytes = static_cast<std::size_t>(array.nbytes());
-  message.began = Clock::now();
-  message.deadline = message.began + duration_of(timeout);
-  Messages& messages = self.messages();
-  if (later) messages.move_by_itself();
-  auto kept = std::make_shared<py::array>(array);
-  auto task =
-      sends ? messages.send(std::move(message), kept) : messages.receive(std::move(message), kept);
-  if (later) return task;
-  if (!task->done()) {
-    InterpreterRelease release;
-    messages.finish(*task, look_at_signals);
-  } else {
-    task->check();
+  const std::vector<std::int64_t> shape(array.shape(), array.shape() + array.ndim());
+  Envelope envelope(std::string(py::str(array.dtype())), shape.data(),
+                    static_cast<int>(shape.size()), bytes_of(array));
+  envelope.tag = tag;
+  if (later) {
+    return self.messages().post(sends, peer, envelope, data, waiting_for(timeout, {}),
+                                std::make_shared<py::array>(array));
   }
+  Message message(sends, peer, envelope, data);
+  exchange(self, message, timeout);
   return nullptr;
 }
 
@@ -262,6 +269,7 @@ void bind_communicator(py::module_& m) {
       .def(
           "wait",
           [](Task& self, double timeout) {
+            std::shared_ptr<void> driver = self.driver();  // let go of with the interpreter
             InterpreterRelease release;
             return self.wait(deadline_in(timeout), look_at_signals);
           },

@@ -20,4 +20,8 @@ const Algorithm& algorithm_of(Communicator& self, Collective collective, const N
 
 void check_root(int root, int size);
 
+// Carries out a message and waits for it. Called with the interpreter, which it lets go of unless
+// the message is short and the peer is there.
+void exchange(Communicator& self, Message& message, double timeout);
+
 }  // namespace pycollective

@@ -5,6 +5,8 @@
 // plain NumPy arrays that need no preparation, in a group that shares a board, go to the core at
 // once; all else goes to the method in Python, which is right for everything. What a program
 // repeats (shape, dtype, op, root) is kept prepared.
+#include "bindings/fast_calls.h"
+
 #include <pybind11/numpy.h>
 #include <structmember.h>
 
@@ -31,15 +33,7 @@ namespace py = pybind11;
 namespace pycollective {
 namespace {
 
-using ArrayStruct = py::detail::PyArray_Proxy;
 using py::detail::npy_api;
-
-// A collective as its method in Python declares it.
-struct Kind {
-  Collective collective;
-  std::array<const char*, 3> positional;  // the parameters that may be given by position
-  bool is_in_place;                       // the output may be the input, or a part of it
-};
 
 constexpr Kind kKinds[] = {
     {Collective::all_reduce, {"x", "op"}, true},
@@ -53,39 +47,11 @@ constexpr Kind kKinds[] = {
     {Collective::barrier, {}, false},
 };
 
-// A call as it was made before.
-struct Known {
-  const Kind* kind = nullptr;  // nullptr: nothing is known here
-  py::object descr, op;        // compared by identity, so they are kept
-  int root = 0, dims = 0;
-  std::array<Py_intptr_t, CallRecord::kMaxDims> shape{};  // of the input, or of a scatter's output
-  bool automatic = false;                                 // "auto" means "direct" for it
-  // What it needs of this rank: items of the input, of the output; their bytes, and how many move.
-  std::size_t inputs = 0, outputs = 0, item = 1;
-  std::size_t bytes() const { return std::max(inputs, outputs) * item; }
-  int output_dims = 0;
-  std::array<Py_intptr_t, CallRecord::kMaxDims> output_shape{};
-  PreparedCall prepared;
-};
-
-// The base of a Communicator in Python: its end of the core.
-struct State {
-  std::shared_ptr<Communicator> communicator;
-  bool threads = false;
-  int spins = 1;  // for the peers, while the interpreter is kept
-  std::array<Known, 16> known;
-  std::size_t last = 0, oldest = 0;
-};
-
-struct Base {
-  PyObject_HEAD State* state;  // nullptr: not attached, or closed
-  double timeout;              // seconds that it waits unless a call says otherwise; checked
-};
-
 struct Method {
   PyObject_HEAD vectorcallfunc call;
   PyObject* general;
-  const Kind* kind;
+  ShortWay short_way;
+  const Kind* kind;  // nullptr: of a message
 };
 
 PyTypeObject* base_type = nullptr;
@@ -167,13 +133,6 @@ bool parse(const Kind& kind, int size, PyObject* const* args, std::size_t positi
   }
   if (found.x == Py_None) found.x = nullptr;
   return true;
-}
-
-// An array that the core can take as it is.
-const ArrayStruct* plain_array(PyObject* object, int flags) {
-  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type) return nullptr;
-  const auto* array = py::detail::array_proxy(object);
-  return (array->flags & flags) == flags && array->nd <= CallRecord::kMaxDims ? array : nullptr;
 }
 
 bool same_shape(const ArrayStruct& a, const Py_intptr_t* shape, int dims) {
@@ -430,16 +389,24 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
   return result.release().ptr();
 }
 
+PyObject* call_collective(Base& self, const Kind* kind, PyObject* const* args,
+                          std::size_t positional, PyObject* names) {
+  Arguments arguments;
+  State& state = *self.state;
+  if (!parse(*kind, state.communicator->size(), args, positional, names, arguments)) {
+    return Py_NotImplemented;
+  }
+  return make_call(reinterpret_cast<PyObject*>(&self), state, *kind, arguments);
+}
+
 PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nargsf,
                       PyObject* names) {
   auto* method = reinterpret_cast<Method*>(callable);
   auto positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
   if (positional > 0 && PyObject_TypeCheck(args[0], base_type)) {
-    State* state = reinterpret_cast<Base*>(args[0])->state;
-    Arguments arguments;
-    if (state && parse(*method->kind, state->communicator->size(), args + 1, positional - 1, names,
-                       arguments)) {
-      PyObject* result = make_call(args[0], *state, *method->kind, arguments);
+    Base& self = *reinterpret_cast<Base*>(args[0]);
+    if (self.state) {
+      PyObject* result = method->short_way(self, method->kind, args + 1, positional - 1, names);
       if (result != Py_NotImplemented) return result;
     }
   }
@@ -448,12 +415,13 @@ PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nar
 
 // The method's type.
 
-PyObject* new_method(const Kind& kind, PyObject* general) {
+PyObject* new_method(ShortWay short_way, const Kind* kind, PyObject* general) {
   auto* method = PyObject_GC_New(Method, method_type);
   if (!method) return nullptr;
   method->call = call_method;
   method->general = Py_NewRef(general);
-  method->kind = &kind;
+  method->short_way = short_way;
+  method->kind = kind;
   PyObject_GC_Track(method);
   return reinterpret_cast<PyObject*>(method);
 }
@@ -590,6 +558,12 @@ PyTypeObject* make_base_type() {
 
 }  // namespace
 
+const ArrayStruct* plain_array(PyObject* object, int flags) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type) return nullptr;
+  const auto* array = py::detail::array_proxy(object);
+  return (array->flags & flags) == flags && array->nd <= CallRecord::kMaxDims ? array : nullptr;
+}
+
 void bind_fast_calls(py::module_& m) {
   auto intern = [](const char* text) { return PyUnicode_InternFromString(text); };
   name_x = intern("x"), name_op = intern("op"), name_root = intern("root");
@@ -608,12 +582,23 @@ void bind_fast_calls(py::module_& m) {
         for (const Kind& kind : kKinds) {
           if (kind.collective != collective) continue;
           return py::cpp_function([&kind](const py::object& method) {
-            return py::reinterpret_steal<py::object>(new_method(kind, method.ptr()));
+            return py::reinterpret_steal<py::object>(
+                new_method(call_collective, &kind, method.ptr()));
           });
         }
         throw std::invalid_argument("a collective without a short way");
       },
       py::arg("collective"), "Decorate a communicator's method: it gets a short way to the core.");
+  prepare_messages();
+  for (bool sends : {true, false}) {
+    m.def(
+        sends ? "fast_send" : "fast_recv",
+        [sends](const py::object& method) {
+          return py::reinterpret_steal<py::object>(
+              new_method(sends ? send_message : receive_message, nullptr, method.ptr()));
+        },
+        py::arg("method"), "The same for messages.");
+  }
   m.def(
       "use_work",
       [](const py::type& type, const py::function& make) {

@@ -170,13 +170,19 @@ void Communicator::settle_progress(const Interrupt& interrupt) {
 }
 
 Messages& Communicator::messages() {
-  if (!has_messages()) messages_ = std::make_unique<Messages>(group_, rank_, warning_);
+  if (!has_messages()) messages_ = std::make_shared<Messages>(group_, rank_, warning_);
   return *messages_;
 }
 
 bool Communicator::has_messages() {
-  if (messages_ && messages_->is_of_parent()) static_cast<void>(messages_.release());
+  // As of progress(): the parent's is never destroyed here.
+  if (messages_ && messages_->is_of_parent()) new std::shared_ptr(std::move(messages_));
   return messages_ != nullptr;
+}
+
+void Communicator::warn_after(Warning warning) {
+  warning_ = std::move(warning);
+  if (has_messages()) messages_->warn_after(warning_);
 }
 
 void Communicator::settle_all(const Interrupt& interrupt) {

@@ -98,7 +98,7 @@ class Communicator {
                   const std::vector<std::size_t>& output_counts, const Waiting& waiting);
 
   // From now on, a call that has waited so long, or for half of its time, says once who is missing.
-  void warn_after(Warning warning) { warning_ = std::move(warning); }
+  void warn_after(Warning warning);
   const Warning& warning() const { return warning_; }
 
   // A call that goes on while the caller does something else; they are made one after the other,
@@ -172,7 +172,7 @@ class Communicator {
   mutable std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
   std::unique_ptr<ProgressThread> progress_;
-  std::unique_ptr<Messages> messages_;
+  std::shared_ptr<Messages> messages_;
 };
 
 }  // namespace pycollective

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "support/reserve.h"
@@ -13,25 +13,47 @@
 #include "support/waiter.h"
 
 namespace pycollective {
-namespace {
 
-std::string in_words(const std::string& type, const std::int64_t* shape, int dims) {
-  std::string text = type + "[";
-  for (int i = 0; i < std::min(dims, CallRecord::kMaxDims); ++i) {
-    if (i) text += ", ";
-    text += std::to_string(shape[i]);
+// A thread that moves messages while it waits.
+class Messages::Driving {
+ public:
+  explicit Driving(Messages& messages) : messages_(messages) { messages_.drivers_.fetch_add(1); }
+  ~Driving() { messages_.drivers_.fetch_sub(1); }
+  Driving(const Driving&) = delete;
+  Driving& operator=(const Driving&) = delete;
+
+ private:
+  Messages& messages_;
+};
+
+// An asynchronous message. Whoever waits for it moves it.
+class Messages::Posted final : public Task {
+ public:
+  Posted(std::weak_ptr<Messages> messages, bool sends, int peer, const Envelope& envelope,
+         void* data, std::shared_ptr<void> kept)
+      : Task(std::function<void()>(), std::move(kept)),
+        message(sends, peer, envelope, data),
+        messages_(std::move(messages)) {}
+
+  bool wait(Clock::time_point deadline, const Interrupt& interrupt) override {
+    auto messages = messages_.lock();
+    if (!messages || messages->is_of_parent()) return Task::wait(deadline, interrupt);
+    Driving driving(*messages);
+    return messages->drive([this] { return done(); }, deadline, interrupt);
   }
-  if (dims > CallRecord::kMaxDims) text += ", …";
-  return text + "]";
-}
+  std::shared_ptr<void> driver() override { return messages_.lock(); }
 
-}  // namespace
+  Message message;
 
-Messages::Messages(std::shared_ptr<Group> group, int rank, const Warning& warning)
+ private:
+  const std::weak_ptr<Messages> messages_;
+};
+
+Messages::Messages(std::shared_ptr<Group> group, int rank, Warning warning)
     : group_(std::move(group)),
       rank_(rank),
-      warning_(warning),
       pipes_(group_->pipes(rank)),
+      warning_(std::move(warning)),
       peers_(static_cast<std::size_t>(group_->size())) {}
 
 Messages::~Messages() { stop(); }
@@ -50,105 +72,111 @@ void Messages::stop() {
                                 " let go of its communicator while messages were under way")));
 }
 
-Messages::Call Messages::make_call(Message message, std::shared_ptr<void> kept) {
-  collect();
-  if (group_->failure()) throw_failure();
-  Call call;
-  call.envelope.tag = message.tag;
-  call.envelope.bytes = message.bytes;
-  call.envelope.dims = static_cast<std::int32_t>(message.shape.size());
-  std::strncpy(call.envelope.type, message.type.c_str(), sizeof call.envelope.type - 1);
-  for (std::size_t i = 0; i < std::min<std::size_t>(message.shape.size(), CallRecord::kMaxDims);
-       ++i) {
-    call.envelope.shape[i] = message.shape[i];
-  }
-  call.since = message.began;
-  call.message = std::move(message);
-  call.task = std::make_shared<Task>(std::function<void()>(), std::move(kept));
-  return call;
+void Messages::warn_after(const Warning& warning) {
+  std::lock_guard lock(mutex_);
+  warning_ = warning;
 }
 
-std::shared_ptr<Task> Messages::send(Message message, std::shared_ptr<void> kept) {
-  Call call = make_call(std::move(message), std::move(kept));
-  auto task = call.task;
+// Beginning ------------------------------------------------------------------------------------
+
+bool Messages::start(Message& message, int looks) {
   std::lock_guard lock(mutex_);
-  make_room();
-  Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
-  if (call.message.peer == rank_) {  // it is there already
-    Kept copy{call.envelope, std::make_unique_for_overwrite<std::byte[]>(call.message.bytes)};
-    if (call.message.bytes) {
-      std::memcpy(copy.data.get(), call.message.data, call.message.bytes);
-    }
-    peer.envelope = call.envelope;
-    peer.keeping = std::move(copy);
-    end_data(rank_, peer);
-    ++outstanding_;
-    done(call, nullptr);
+  return start_locked(message, looks);
+}
+
+std::optional<bool> Messages::try_start(Message& message, int looks) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return {};
+  return start_locked(message, looks);
+}
+
+bool Messages::start_locked(Message& message, int looks) {
+  if (failed_ || group_->finds_failure()) throw_failure();
+  Peer& peer = this->peer(message.peer_);
+  if (!message.sends_) {
+    begin_receive(message, peer);
+  } else if (message.peer_ == rank_) {
+    send_to_self(message, peer);
   } else {
-    peer.sends.push_back(std::move(call));
+    peer.sends.push_back(&message);
     ++outstanding_;
-    advance();
   }
-  changed_.notify_all();
-  pipes_->wake();
-  return task;
+  for (int look = 0; !message.done() && look < looks; ++look) {
+    bool moved = guarded([&] { return message.sends_ ? write(peer) : read(message.peer_, peer); });
+    if (!moved && look + 1 < looks) pause();
+  }
+  if (!message.done()) {
+    if (sleepers_ > 0) pipes_->wake();  // the sleeper does not wait for this message's peer yet
+    return false;
+  }
+  if (message.error_) std::rethrow_exception(message.error_);
+  return true;
 }
 
-std::shared_ptr<Task> Messages::receive(Message message, std::shared_ptr<void> kept) {
-  Call call = make_call(std::move(message), std::move(kept));
-  auto task = call.task;
-  std::lock_guard lock(mutex_);
-  make_room();
-  Peer& peer = peers_[static_cast<std::size_t>(call.message.peer)];
-  auto same_tag = [&](const Kept& k) { return k.envelope.tag == call.message.tag; };
+void Messages::begin_receive(Message& message, Peer& peer) {
+  auto same_tag = [&](const Kept& k) { return k.envelope.tag == message.envelope_.tag; };
   auto found = std::find_if(peer.kept.begin(), peer.kept.end(), same_tag);
-  if (found != peer.kept.end()) {
-    Kept came = std::move(*found);
-    peer.kept.erase(found);
-    peer.kept_bytes -= came.envelope.bytes;
+  if (found == peer.kept.end()) {
+    peer.receives.push_back(&message);
     ++outstanding_;
-    take(call, came);
-  } else {
-    peer.receives.push_back(std::move(call));
-    ++outstanding_;
-    advance();
+    return;
   }
-  changed_.notify_all();
-  pipes_->wake();
+  Kept came = std::move(*found);
+  peer.kept.erase(found);
+  peer.kept_bytes -= came.envelope.bytes;
+  ++outstanding_;
+  deliver(message, came.envelope, came.data.get());
+}
+
+void Messages::send_to_self(Message& message, Peer& peer) {
+  const Envelope& envelope = message.envelope_;
+  if (Message* receiver = take_receive(peer, envelope.tag)) {
+    deliver(*receiver, envelope, message.data_);
+  } else {
+    Kept copy{envelope, std::make_unique_for_overwrite<std::byte[]>(envelope.bytes)};
+    if (envelope.bytes) std::memcpy(copy.data.get(), message.data_, envelope.bytes);
+    peer.kept.push_back(std::move(copy));
+    peer.kept_bytes += envelope.bytes;
+  }
+  ++outstanding_;
+  done(message, nullptr);
+}
+
+std::shared_ptr<Task> Messages::post(bool sends, int peer, const Envelope& envelope, void* data,
+                                     const Waiting& waiting, std::shared_ptr<void> kept) {
+  collect();
+  auto task =
+      std::make_shared<Posted>(weak_from_this(), sends, peer, envelope, data, std::move(kept));
+  Message& message = task->message;
+  message.began_ = message.since_ = waiting.began;
+  message.deadline_ = waiting.deadline;
+  std::lock_guard lock(mutex_);
+  finished_.reserve(finished_.size() + posted_ + 1);  // done() allocates nothing
+  message.task_ = task;
+  ++posted_;
+  try {
+    start_locked(message, 1);
+  } catch (...) {
+    if (message.done()) return task;  // which has the error
+    message.task_.reset();
+    --posted_;
+    throw;
+  }
+  if (message.done()) return task;
+  if (resting_) changed_.notify_one();
+  if (thread_.joinable()) return task;
+  try {
+    thread_ = start_thread([this] {
+      name_this_thread("pc-messages");
+      run();
+    });
+  } catch (const std::system_error&) {
+    // The system starts no further thread: the message moves when this rank waits.
+  }
   return task;
 }
 
-void Messages::make_room() {
-  if (failed_) throw_failure();
-  finished_.reserve(finished_.size() + outstanding_ + 1);
-}
-
-void Messages::take(Call& call, const Kept& kept) {
-  try {
-    compare(call, kept.envelope);
-    if (call.message.bytes) std::memcpy(call.message.data, kept.data.get(), call.message.bytes);
-    done(call, nullptr);
-  } catch (...) {
-    done(call, std::current_exception());
-  }
-}
-
-// What the receiver has room for must be what was sent.
-void Messages::compare(const Call& call, const Envelope& envelope) {
-  const Envelope& mine = call.envelope;
-  bool same = mine.bytes == envelope.bytes && mine.dims == envelope.dims &&
-              std::memcmp(mine.type, envelope.type, sizeof mine.type) == 0 &&
-              std::memcmp(mine.shape, envelope.shape, sizeof mine.shape) == 0;
-  if (same) return;
-  fail_group(FailureKind::mismatch,
-             "rank " + std::to_string(rank_) + " receives " +
-                 in_words(call.message.type, mine.shape, mine.dims) + " from rank " +
-                 std::to_string(call.message.peer) + " with tag " + std::to_string(mine.tag) +
-                 ", and rank " + std::to_string(call.message.peer) + " sent " +
-                 in_words(std::string(envelope.type, strnlen(envelope.type, sizeof envelope.type)),
-                          envelope.shape, envelope.dims) +
-                 ": sender and receiver must agree on shape and dtype");
-}
+// Failing --------------------------------------------------------------------------------------
 
 void Messages::throw_failure() {
   group_->endpoint(rank_).note_thrown();
@@ -161,78 +189,90 @@ void Messages::fail_group(FailureKind kind, const std::string& message) {
   throw_failure();
 }
 
-void Messages::done(Call& call, std::exception_ptr error) noexcept {
-  if (error) group_->endpoint(rank_).note_thrown();
-  call.task->finish(error);
-  finished_.push_back(std::move(call.task));
-  if (--outstanding_ > 0 || told_.empty()) return;
-  told_.clear();
-  group_->tell_message(rank_, told_);
-}
-
-void Messages::fail_all(std::exception_ptr error) noexcept {
-  failed_ = true;
-  for (Peer& peer : peers_) {
-    for (Call& call : peer.sends) done(call, error);
-    for (Call& call : peer.receives) done(call, error);
-    if (peer.receiving) done(*peer.receiving, error);
-    peer.sends.clear();
-    peer.receives.clear();
-    peer.receiving.reset();
-  }
-}
-
-bool Messages::advance() {
+template <class Move>
+bool Messages::guarded(Move move) {
   if (failed_) return false;
-  bool moved = false;
   try {
-    auto now = Clock::now();
-    bool due = now - looked_up_ >= kWaitSlice;
-    for (int r = 0; due && r < group_->size(); ++r) {  // before the last look at what they sent
-      peers_[static_cast<std::size_t>(r)].left = group_->has_left(r);
-    }
-    for (int r = 0; r < group_->size(); ++r) {
-      Peer& peer = peers_[static_cast<std::size_t>(r)];
-      if (r == rank_) continue;
-      moved = write(r, peer) || moved;
-      moved = read(r, peer) || moved;
-    }
-    if (due) {
-      looked_up_ = now;
-      look_up(now, moved);
-    }
+    return move();
   } catch (...) {
     // For what is not the group's failure yet.
     group_->fail(FailureKind::aborted,
                  "rank " + std::to_string(rank_) + " cannot go on with its messages");
     fail_all(std::current_exception());
+    return false;
+  }
+}
+
+void Messages::fail_all(std::exception_ptr error) noexcept {
+  failed_ = true;
+  for (Peer& peer : peers_) {
+    for (Message* message : peer.sends) done(*message, error);
+    for (Message* message : peer.receives) done(*message, error);
+    if (peer.receiving) done(*peer.receiving, error);
+    peer.sends.clear();
+    peer.receives.clear();
+    peer.receiving = nullptr;
+  }
+}
+
+void Messages::done(Message& message, std::exception_ptr error) noexcept {
+  if (error) group_->endpoint(rank_).note_thrown();
+  message.error_ = error;
+  if (--outstanding_ == 0 && !told_.empty()) {
+    told_.clear();
+    group_->tell_message(rank_, told_);
+  }
+  if (message.task_) {
+    --posted_;
+    message.task_->finish(error);
+    finished_.push_back(std::move(message.task_));
+    has_finished_.store(true, std::memory_order_relaxed);
+  }
+  if (sleepers_ > 0) pipes_->wake();  // whoever waits for it may be one of them
+  message.done_.store(true, std::memory_order_release);
+}
+
+// Moving ---------------------------------------------------------------------------------------
+
+bool Messages::advance() {
+  return guarded([this] {
+    bool moved = false;
+    for (int r = 0; r < group_->size(); ++r) {
+      Peer& peer = this->peer(r);
+      if (r == rank_) continue;
+      moved = write(peer) || moved;
+      moved = read(r, peer) || moved;
+    }
+    return moved;
+  });
+}
+
+bool Messages::write(Peer& peer) {
+  bool moved = false;
+  while (!peer.sends.empty()) {
+    Message& message = *peer.sends.front();
+    moved = write(message) || moved;
+    if (!message.begun_ || message.moved_ < message.envelope_.bytes) return moved;
+    peer.sends.pop_front();
+    done(message, nullptr);
   }
   return moved;
 }
 
-bool Messages::write(int to, Peer& peer) {
+bool Messages::write(Message& message) {
+  const std::size_t before = message.moved_, bytes = message.envelope_.bytes;
   bool moved = false;
-  std::size_t gone = 0;
-  while (!peer.sends.empty()) {
-    Call& call = peer.sends.front();
-    std::size_t whole = sizeof(Envelope) + call.message.bytes;
-    while (call.moved < whole) {
-      std::size_t count;
-      if (call.moved < sizeof(Envelope)) {
-        const auto* bytes = reinterpret_cast<const std::byte*>(&call.envelope);
-        count = pipes_->try_write(to, bytes + call.moved, sizeof(Envelope) - call.moved);
-      } else {
-        count = pipes_->try_write(to, call.message.data + (call.moved - sizeof(Envelope)),
-                                  whole - call.moved);
-      }
-      if (count == 0) return moved;
-      call.moved += count;
-      gone += count;
-      moved = true;
-      if (gone >= kPieceBytes && call.moved < whole) return moved;
-    }
-    done(call, nullptr);
-    peer.sends.pop_front();
+  if (!message.begun_) {
+    message.begun_ = moved =
+        pipes_->try_begin(message.peer_, message.envelope_, message.data_, message.moved_);
+    if (!moved) return false;
+  }
+  while (message.moved_ < bytes && message.moved_ - before < kPieceBytes) {
+    std::size_t count =
+        pipes_->try_write(message.peer_, message.data_ + message.moved_, bytes - message.moved_);
+    if (count == 0) break;
+    message.moved_ += count;
+    moved = true;
   }
   return moved;
 }
@@ -246,48 +286,51 @@ bool Messages::wants(const Peer& peer) {
 bool Messages::read(int from, Peer& peer) {
   bool moved = false;
   // The peer may write as fast as this rank reads.
-  for (std::size_t came = 0; came < kPieceBytes;) {
-    if (peer.envelope_read < sizeof(Envelope)) {
-      if (!wants(peer)) return moved;
-      std::size_t count =
-          pipes_->try_read(from, reinterpret_cast<std::byte*>(&peer.envelope) + peer.envelope_read,
-                           sizeof(Envelope) - peer.envelope_read);
-      if (count == 0) return moved;
+  for (std::size_t came = 0; came < kPieceBytes; came += sizeof(Envelope)) {
+    if (!peer.receiving && !peer.keeping) {
+      const Envelope* envelope = wants(peer) ? pipes_->try_next(from) : nullptr;
+      if (!envelope) return moved;
       moved = true;
-      came += count;
-      peer.envelope_read += count;
-      if (peer.envelope_read < sizeof(Envelope)) continue;
-      begin_data(from, peer);
+      begin_data(from, peer, *envelope);
     }
-    std::byte* target = peer.receiving ? peer.receiving->message.data : peer.keeping->data.get();
-    while (peer.data_read < peer.envelope.bytes) {
-      std::size_t count =
-          pipes_->try_read(from, target + peer.data_read, peer.envelope.bytes - peer.data_read);
+    const std::size_t bytes =
+        peer.receiving ? peer.receiving->envelope_.bytes : peer.keeping->envelope.bytes;
+    std::byte* target = peer.receiving ? peer.receiving->data_ : peer.keeping->data.get();
+    while (peer.data_read < bytes) {
+      std::size_t count = pipes_->try_read(from, target + peer.data_read, bytes - peer.data_read);
       if (count == 0) return moved;
       moved = true;
       came += count;
       peer.data_read += count;
+      if (peer.receiving) peer.receiving->moved_ = peer.data_read;
       if (came >= kPieceBytes) break;
     }
-    if (peer.data_read == peer.envelope.bytes) end_data(from, peer);
+    if (peer.data_read < bytes) break;
+    pipes_->end(from);
+    end_data(peer);
   }
   return moved;
 }
 
-void Messages::begin_data(int from, Peer& peer) {
-  const Envelope& envelope = peer.envelope;
+Message* Messages::take_receive(Peer& peer, int tag) {
+  auto same_tag = [&](const Message* message) { return message->envelope_.tag == tag; };
+  auto found = std::find_if(peer.receives.begin(), peer.receives.end(), same_tag);
+  if (found == peer.receives.end()) return nullptr;
+  Message* message = *found;
+  peer.receives.erase(found);
+  return message;
+}
+
+void Messages::begin_data(int from, Peer& peer, const Envelope& envelope) {
   if (envelope.magic != Envelope::kMagic) {
     fail_group(FailureKind::peer_lost, "rank " + std::to_string(from) +
                                            " sent no message of pycollective to rank " +
                                            std::to_string(rank_));
   }
   peer.data_read = 0;
-  auto same_tag = [&](const Call& call) { return call.message.tag == envelope.tag; };
-  auto found = std::find_if(peer.receives.begin(), peer.receives.end(), same_tag);
-  if (found != peer.receives.end()) {
-    compare(*found, envelope);
-    peer.receiving = std::move(*found);
-    peer.receives.erase(found);
+  peer.receiving = take_receive(peer, envelope.tag);
+  if (peer.receiving) {
+    compare(*peer.receiving, envelope);
     return;
   }
   try {
@@ -300,163 +343,197 @@ void Messages::begin_data(int from, Peer& peer) {
   }
 }
 
-void Messages::end_data(int, Peer& peer) {
-  peer.envelope_read = 0;
+void Messages::end_data(Peer& peer) {
   if (peer.receiving) {
-    done(*peer.receiving, nullptr);
-    peer.receiving.reset();
+    done(*std::exchange(peer.receiving, nullptr), nullptr);
     return;
   }
   Kept came = std::move(*peer.keeping);
   peer.keeping.reset();
   // It may have been asked for while it came.
-  auto same_tag = [&](const Call& call) { return call.message.tag == came.envelope.tag; };
-  auto found = std::find_if(peer.receives.begin(), peer.receives.end(), same_tag);
-  if (found == peer.receives.end()) {
-    std::size_t bytes = came.envelope.bytes;
-    peer.kept.push_back(std::move(came));
-    peer.kept_bytes += bytes;
+  if (Message* message = take_receive(peer, came.envelope.tag)) {
+    deliver(*message, came.envelope, came.data.get());
     return;
   }
-  Call call = std::move(*found);
-  peer.receives.erase(found);
-  take(call, came);
+  peer.kept_bytes += came.envelope.bytes;
+  peer.kept.push_back(std::move(came));
+}
+
+void Messages::deliver(Message& message, const Envelope& envelope, const std::byte* data) {
+  try {
+    compare(message, envelope);
+    if (envelope.bytes) std::memmove(message.data_, data, envelope.bytes);
+    done(message, nullptr);
+  } catch (...) {
+    done(message, std::current_exception());
+  }
+}
+
+// What the receiver has room for must be what was sent.
+void Messages::compare(const Message& message, const Envelope& envelope) {
+  const Envelope& mine = message.envelope_;
+  if (mine.bytes == envelope.bytes && mine.identity == envelope.identity) return;
+  std::string me = "rank " + std::to_string(rank_), it = "rank " + std::to_string(message.peer_);
+  fail_group(FailureKind::mismatch, me + " receives " + mine.describe() + " from " + it +
+                                        " with tag " + std::to_string(mine.tag) + ", and " + it +
+                                        " sent " + envelope.describe() +
+                                        ": sender and receiver must agree on shape and dtype");
+}
+
+// Waiting --------------------------------------------------------------------------------------
+
+std::string Messages::describe(const Message& message) const {
+  return (message.sends_ ? "send (" : "recv (") + message.envelope_.describe() + ", tag " +
+         std::to_string(message.envelope_.tag) + (message.sends_ ? ") to rank " : ") from rank ") +
+         std::to_string(message.peer_);
 }
 
 void Messages::tell_waiting() {
-  const Call* oldest = nullptr;
-  bool sends = false;
-  auto look_at = [&](const Call& call, bool is_send) {
-    if (oldest && oldest->message.began <= call.message.began) return;
-    oldest = &call;
-    sends = is_send;
+  const Message* oldest = nullptr;
+  auto look_at = [&](const Message* message) {
+    if (!oldest || message->began_ < oldest->began_) oldest = message;
   };
   for (const Peer& peer : peers_) {
-    if (!peer.sends.empty()) look_at(peer.sends.front(), true);
-    if (!peer.receives.empty()) look_at(peer.receives.front(), false);
-    if (peer.receiving) look_at(*peer.receiving, false);
+    if (!peer.sends.empty()) look_at(peer.sends.front());
+    if (!peer.receives.empty()) look_at(peer.receives.front());
+    if (peer.receiving) look_at(peer.receiving);
   }
-  std::string text = oldest ? describe(*oldest, sends) : "";
+  std::string text = oldest ? describe(*oldest) : "";
   if (text == told_) return;
   told_ = text;
   group_->tell_message(rank_, text);
 }
 
-std::string Messages::describe(const Call& call, bool sends) const {
-  const Message& message = call.message;
-  return (sends ? "send (" : "recv (") +
-         in_words(message.type, call.envelope.shape, call.envelope.dims) + ", tag " +
-         std::to_string(message.tag) + (sends ? ") to rank " : ") from rank ") +
-         std::to_string(message.peer);
-}
-
 // Deadlines, the group's failure, and peers that have left.
-void Messages::look_up(Clock::time_point now, bool moved) {
-  if (auto failure = group_->failure()) throw *failure;
-  tell_waiting();
-  for (Peer& peer : peers_) {
-    auto look_at = [&](Call& call, bool sends, std::size_t bytes) {
-      std::string me = "rank " + std::to_string(rank_);
-      if (!moved && peer.left && call.message.peer != rank_) {
-        fail_group(FailureKind::peer_lost, "rank " + std::to_string(call.message.peer) +
-                                               " has left the group, while " + me + " is in " +
-                                               describe(call, sends));
-      }
-      // A peer that left or was lost is named by what comes over other connections.
-      if (!moved && pipes_->has_ended(call.message.peer)) {
-        if (!peer.ended) peer.ended = now;
-        if (now - *peer.ended >= kEndedPipe) {
-          fail_group(FailureKind::peer_lost, "the connection for messages between " + me +
-                                                 " and rank " + std::to_string(call.message.peer) +
-                                                 " has ended, while " + me + " is in " +
-                                                 describe(call, sends));
-        }
-      }
-      if (now < call.message.deadline) {
-        warn(call, sends, bytes, now);
-        return;
-      }
-      fail_group(FailureKind::timeout, me + " waited until its deadline in " +
-                                           describe(call, sends) + ". " + group_->describe_ranks());
-    };
-    for (Call& call : peer.sends) look_at(call, true, call.moved);
-    for (Call& call : peer.receives) look_at(call, false, 0);
-    if (peer.receiving) look_at(*peer.receiving, false, peer.data_read);
+void Messages::look_up(Clock::time_point now) {
+  if (now - looked_up_ < kWaitSlice) return;
+  looked_up_ = now;
+  for (int r = 0; r < group_->size(); ++r) {  // before the last look at what they sent
+    peer(r).left = group_->has_left(r);
   }
+  bool moved = advance();
+  guarded([&] {
+    if (auto failure = group_->failure()) throw *failure;
+    tell_waiting();
+    for (Peer& peer : peers_) {
+      for (Message* message : peer.sends) look_up(*message, now, moved);
+      for (Message* message : peer.receives) look_up(*message, now, moved);
+      if (peer.receiving) look_up(*peer.receiving, now, moved);
+    }
+    return true;
+  });
 }
 
-void Messages::warn(Call& call, bool sends, std::size_t moved, Clock::time_point now) {
-  const Message& message = call.message;
-  if (std::exchange(call.seen, moved) != moved) call.since = now;
-  Clock::time_point deadline = call.since + (message.deadline - message.began);
-  if (call.warned || !is_long(warning_, call.since, deadline, now)) return;
-  call.warned = true;
+void Messages::look_up(Message& message, Clock::time_point now, bool moved) {
+  Peer& peer = this->peer(message.peer_);
+  std::string me = "rank " + std::to_string(rank_);
+  if (!moved && peer.left && message.peer_ != rank_) {
+    fail_group(FailureKind::peer_lost, "rank " + std::to_string(message.peer_) +
+                                           " has left the group, while " + me + " is in " +
+                                           describe(message));
+  }
+  // A peer that left or was lost is named by what comes over other connections.
+  if (!moved && message.peer_ != rank_ && pipes_->has_ended(message.peer_)) {
+    if (!peer.ended) peer.ended = now;
+    if (now - *peer.ended >= kEndedPipe) {
+      fail_group(FailureKind::peer_lost, "the connection for messages between " + me +
+                                             " and rank " + std::to_string(message.peer_) +
+                                             " has ended, while " + me + " is in " +
+                                             describe(message));
+    }
+  }
+  if (now < message.deadline_) {
+    warn(message, now);
+    return;
+  }
+  fail_group(FailureKind::timeout, me + " waited until its deadline in " + describe(message) +
+                                       ". " + group_->describe_ranks());
+}
+
+void Messages::warn(Message& message, Clock::time_point now) {
+  if (message.deadline_ == Clock::time_point::max()) return;  // nobody waits for it yet
+  if (std::exchange(message.seen_, message.moved_) != message.moved_) message.since_ = now;
+  Clock::time_point deadline = message.since_ + (message.deadline_ - message.began_);
+  if (message.warned_ || !is_long(warning_, message.since_, deadline, now)) return;
+  message.warned_ = true;
   warnings_.push_back("rank " + std::to_string(rank_) + " has waited " +
-                      in_seconds(now - call.since) + " in " + describe(call, sends) + ": " +
-                      group_->describe(message.peer) + ". It gives up in " +
-                      in_seconds(message.deadline - now) + ".");
+                      in_seconds(now - message.since_) + " in " + describe(message) + ": " +
+                      group_->describe(message.peer_) + ". It gives up in " +
+                      in_seconds(message.deadline_ - now) + ".");
 }
 
-// How a thread that moves messages sleeps: until a pipe has bytes or room for it.
+// How a thread sleeps while it moves messages.
 class Messages::PipesSleeper final : public Sleeper {
  public:
-  explicit PipesSleeper(Messages& messages) : messages_(messages) {}
-  SpinLimit spin_limit() override { return {kSpins / 10, kYields}; }
+  explicit PipesSleeper(Messages& messages)
+      : messages_(messages), limit_(messages.pipes_->spin_limit(messages.group_->in_crowd())) {}
+
+  SpinLimit spin_limit() override { return limit_; }
 
   void announce_sleep() override {
-    seen_ = messages_.pipes_->listen();
-    listens_ = true;
+    seen_ = messages_.pipes_->announce_sleep();
+    std::lock_guard lock(messages_.mutex_);
+    ++messages_.sleepers_;
   }
 
   bool sleep(Clock::duration limit) override {
     std::vector<Interest> interests;
-    std::vector<std::string> warnings;
     {
       std::lock_guard lock(messages_.mutex_);
-      warnings.swap(messages_.warnings_);
       for (const Peer& peer : messages_.peers_) {
         interests.push_back({wants(peer), !peer.sends.empty()});
       }
     }
-    listens_ = false;
-    messages_.pipes_->sleep(seen_, std::chrono::ceil<std::chrono::milliseconds>(limit), interests);
-    for (const std::string& text : warnings) messages_.warning_.tell(text);
-    return true;
+    return messages_.pipes_->sleep(seen_, limit, interests);
   }
 
   void end_sleep() override {
-    if (!std::exchange(listens_, false)) return;
-    messages_.pipes_->sleep(seen_, {}, std::vector<Interest>(messages_.peers_.size()));
+    messages_.pipes_->end_sleep();
+    std::lock_guard lock(messages_.mutex_);
+    --messages_.sleepers_;
+  }
+
+  void look_up() override {
+    std::vector<std::string> warnings;
+    std::function<void(const std::string&)> tell;
+    {
+      std::lock_guard lock(messages_.mutex_);
+      messages_.look_up(Clock::now());
+      warnings.swap(messages_.warnings_);
+      if (!warnings.empty()) tell = messages_.warning_.tell;
+    }
+    for (const std::string& text : warnings) tell(text);
   }
 
  private:
   Messages& messages_;
+  const SpinLimit limit_;
   std::uint32_t seen_ = 0;
-  bool listens_ = false;
 };
 
-void Messages::move_until(const std::function<bool()>& condition, const Interrupt& interrupt) {
+template <class IsOver>
+bool Messages::drive(IsOver is_over, Clock::time_point deadline, const Interrupt& interrupt) {
   PipesSleeper sleeper(*this);
   auto poll = [&] {
-    std::lock_guard lock(mutex_);
-    const bool moved = advance();
-    return condition() ? Progress::done : moved ? Progress::moved : Progress::blocked;
-  };
-  Waiter(sleeper, poll, Clock::time_point::max(), interrupt).wait();
-}
-
-void Messages::finish(Task& task, const Interrupt& interrupt) {
-  try {
-    bool by_itself;
+    bool moved;
     {
       std::lock_guard lock(mutex_);
-      by_itself = thread_.joinable();
+      moved = advance();
     }
-    if (by_itself) {
-      task.wait(Clock::time_point::max(), interrupt);
-    } else {
-      move_until([&] { return task.done(); }, interrupt);
+    return is_over() ? Progress::done : moved ? Progress::moved : Progress::blocked;
+  };
+  return Waiter(sleeper, poll, deadline, interrupt).wait();
+}
+
+void Messages::finish(Message& message, const Waiting& waiting) {
+  try {
+    Driving driving(*this);
+    {
+      std::lock_guard lock(mutex_);
+      message.began_ = message.since_ = waiting.began;
+      message.deadline_ = waiting.deadline;
     }
+    drive([&] { return message.done(); }, Clock::time_point::max(), waiting.interrupt);
   } catch (...) {
     // The memory is the caller's again: nothing may be moved into it any more.
     use_reserve();
@@ -466,49 +543,48 @@ void Messages::finish(Task& task, const Interrupt& interrupt) {
     if (auto failure = group_->failure()) fail_all(std::make_exception_ptr(*failure));
     throw;
   }
-  task.check();
+  if (message.error_) std::rethrow_exception(message.error_);
 }
 
-void Messages::move_by_itself() {
-  std::lock_guard lock(mutex_);
-  if (thread_.joinable()) return;
-  thread_ = start_thread([this] {
-    name_this_thread("pc-messages");
-    drive();
-  });
-}
-
-void Messages::drive() {
-  for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return ending_ || outstanding_ > 0; });
-      if (ending_) return;
-    }
-    try {
-      move_until([this] { return ending_ || outstanding_ == 0; }, {});
-    } catch (const std::exception& error) {
-      group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
-                                             " cannot go on with its messages: " + error.what());
-      std::lock_guard lock(mutex_);
-      fail_all(std::current_exception());
+void Messages::run() {
+  auto idle_since = Clock::now();
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    if (posted_ > 0 && drivers_.load() == 0) {
+      lock.unlock();
+      try {
+        drive([this] { return ending_ || posted_ == 0 || drivers_.load() > 0; },
+              Clock::time_point::max(), {});
+      } catch (const std::exception& error) {
+        group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
+                                               " cannot go on with its messages: " + error.what());
+        lock.lock();
+        fail_all(std::current_exception());
+        lock.unlock();
+      }
+      lock.lock();
+      idle_since = Clock::now();
+    } else if (posted_ > 0 || Clock::now() - idle_since < kMessagesLinger) {
+      changed_.wait_for(lock, kMessagesStandBy);
+    } else {
+      resting_ = true;
+      changed_.wait(lock, [this] { return ending_ || posted_ > 0; });
+      resting_ = false;
     }
   }
 }
 
 void Messages::drain(const Interrupt& interrupt) {
-  move_until([this] { return outstanding_ == 0; }, interrupt);
-}
-
-std::size_t Messages::outstanding() {
-  std::lock_guard lock(mutex_);
-  return outstanding_;
+  Driving driving(*this);
+  drive([this] { return outstanding() == 0; }, Clock::time_point::max(), interrupt);
 }
 
 void Messages::collect() {
+  if (!has_finished_.load(std::memory_order_relaxed)) return;
   std::vector<std::shared_ptr<Task>> finished;
   std::lock_guard lock(mutex_);
   finished.swap(finished_);
+  has_finished_.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace pycollective

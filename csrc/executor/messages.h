@@ -1,14 +1,15 @@
 // Messages between two ranks, beside the collectives: send and recv.
 //
-// A message is an envelope (tag, type, shape) and the data, written into the pipe to the receiver.
-// A send is done when all is written; a rank that waits reads whatever comes for it, and keeps what
-// nobody has asked for yet. So two ranks may both send first, whatever the length. Messages of one
-// sender with one tag come in the order in which they were sent.
+// A send is done when all of its data is in the pipe to the receiver. A rank that waits reads
+// whatever comes for it, and keeps what nobody has asked for yet. So two ranks may both send first,
+// whatever the length. Messages of one sender with one tag come in the order in which they were
+// sent.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <functional>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,115 +24,140 @@
 
 namespace pycollective {
 
-struct Message {
-  int peer = 0;
-  int tag = 0;
-  std::string type;
-  std::vector<std::int64_t> shape;
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-  Clock::time_point began, deadline;
+// One send or receive. It stays where it is, and so does its data, until it is done.
+class Message {
+ public:
+  Message(bool sends, int peer, const Envelope& envelope, void* data)
+      : sends_(sends), peer_(peer), envelope_(envelope), data_(static_cast<std::byte*>(data)) {}
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  std::uint64_t bytes() const { return envelope_.bytes; }
+
+ private:
+  friend class Messages;
+  const bool sends_;
+  const int peer_;
+  const Envelope envelope_;
+  std::byte* const data_;
+  Clock::time_point began_{}, deadline_ = Clock::time_point::max();
+  std::size_t moved_ = 0;
+  bool begun_ = false;          // the pipe has the envelope of a send
+  bool warned_ = false;         // that it takes long
+  std::size_t seen_ = 0;        // how many bytes had moved at the last look,
+  Clock::time_point since_{};   // and since when no more have
+  std::shared_ptr<Task> task_;  // of an asynchronous one, while it is under way
+  std::exception_ptr error_;
+  std::atomic<bool> done_{false};
 };
 
-class Messages {
+class Messages : public std::enable_shared_from_this<Messages> {
  public:
-  // `warning` stays there.
-  Messages(std::shared_ptr<Group> group, int rank, const Warning& warning);
+  Messages(std::shared_ptr<Group> group, int rank, Warning warning);
   // Waits for nothing: what is under way fails with the group, or is forgotten.
   ~Messages();
 
-  std::shared_ptr<Task> send(Message message, std::shared_ptr<void> kept);
-  std::shared_ptr<Task> receive(Message message, std::shared_ptr<void> kept);
-  // Waits until one is done, moving all that can be moved; throws what it has thrown. Any other
-  // exception leaves the group failed.
-  void finish(Task& task, const Interrupt& interrupt);
-  // From now on a thread moves what can be moved.
-  void move_by_itself();
+  // Begins a message, and looks so many times whether it is done. Throws what it has failed with.
+  // try_start() returns nothing where another thread is at this rank's messages.
+  bool start(Message& message, int looks);
+  std::optional<bool> try_start(Message& message, int looks);
+  // Waits until a message is done, moving all that can be moved; throws what it has failed with.
+  // Any other exception leaves the group failed.
+  void finish(Message& message, const Waiting& waiting);
+  // Begins a message that goes on while the caller does something else.
+  std::shared_ptr<Task> post(bool sends, int peer, const Envelope& envelope, void* data,
+                             const Waiting& waiting, std::shared_ptr<void> kept);
+  // Lets go of what asynchronous messages that are done have kept.
+  void collect();
   // Waits until all are done, each until its own deadline.
   void drain(const Interrupt& interrupt);
-  std::size_t outstanding();
+  std::size_t outstanding() const { return outstanding_.load(); }
+  void warn_after(const Warning& warning);
   // Ends the thread.
   void stop();
   bool is_of_parent() const { return !origin_.is_here(); }
 
  private:
-  struct Envelope {
-    std::uint32_t magic = kMagic;
-    std::int32_t tag = 0;
-    std::uint64_t bytes = 0;
-    std::int32_t dims = 0;
-    char type[20] = {};
-    std::int64_t shape[CallRecord::kMaxDims] = {};
-    static constexpr std::uint32_t kMagic = 0x6c69616d;  // "mail"
-  };
-  struct Call {
-    Message message;
-    Envelope envelope;
-    std::shared_ptr<Task> task;
-    bool warned = false;      // that it takes long
-    std::size_t moved = 0;    // bytes of envelope and data; of a receive, of the data
-    std::size_t seen = 0;     // how many had moved at the last look,
-    Clock::time_point since;  // and since when no more have
-  };
+  class Posted;
+  class Driving;
   // A message that has come, or is coming, and that nobody has asked for.
   struct Kept {
     Envelope envelope;
     std::unique_ptr<std::byte[]> data;
   };
   struct Peer {
-    std::deque<Call> sends, receives;
+    std::deque<Message*> sends, receives;
     std::deque<Kept> kept;
     std::size_t kept_bytes = 0;
     bool left = false;
     std::optional<Clock::time_point> ended;  // since when its pipe is known to have ended
-    // What is being read: an envelope, then data for a receive, or data to be kept.
-    Envelope envelope;
-    std::size_t envelope_read = 0, data_read = 0;
-    std::optional<Call> receiving;
+    // What is being read, if anything: data for a receive, or data to be kept.
+    Message* receiving = nullptr;
     std::optional<Kept> keeping;
+    std::size_t data_read = 0;
   };
 
-  Call make_call(Message message, std::shared_ptr<void> kept);
-  // With the mutex held, as all below: makes room for what is known of one more call, so that
-  // done() allocates nothing. It counts only once it is in a list.
-  void make_room();
+  Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+
+  // With the mutex held.
+  bool start_locked(Message& message, int looks);
+  void begin_receive(Message& message, Peer& peer);
+  void send_to_self(Message& message, Peer& peer);
+  // Returns what `move` returns; where it throws, all messages fail.
+  template <class Move>
+  bool guarded(Move move);
   bool advance();
-  bool write(int to, Peer& peer);
+  bool write(Peer& peer);
+  bool write(Message& message);
   bool read(int from, Peer& peer);
   static bool wants(const Peer& peer);
-  void begin_data(int from, Peer& peer);
-  void end_data(int from, Peer& peer);
-  void take(Call& call, const Kept& kept);
-  void compare(const Call& call, const Envelope& envelope);
-  void look_up(Clock::time_point now, bool moved);
+  // The first receive that was posted for a tag, taken off the queue; nullptr if there is none.
+  static Message* take_receive(Peer& peer, int tag);
+  void begin_data(int from, Peer& peer, const Envelope& envelope);
+  void end_data(Peer& peer);
+  void deliver(Message& message, const Envelope& envelope, const std::byte* data);
+  void compare(const Message& message, const Envelope& envelope);
+  void look_up(Clock::time_point now);
+  void look_up(Message& message, Clock::time_point now, bool moved);
   // Says to the others in which message this rank waits, if in any.
   void tell_waiting();
-  void done(Call& call, std::exception_ptr error) noexcept;
+  void done(Message& message, std::exception_ptr error) noexcept;
   void fail_all(std::exception_ptr error) noexcept;
   [[noreturn]] void throw_failure();
   [[noreturn]] void fail_group(FailureKind kind, const std::string& message);
-  std::string describe(const Call& call, bool sends) const;
-  void warn(Call& call, bool sends, std::size_t moved, Clock::time_point now);
-  void drive();
+  std::string describe(const Message& message) const;
+  void warn(Message& message, Clock::time_point now);
+
   class PipesSleeper;
-  // Moves what can be moved, and sleeps in between. The condition is read with the mutex held.
-  void move_until(const std::function<bool()>& condition, const Interrupt& interrupt);
-  void collect();
+  // Without the mutex. Moves all messages until `is_over()`. Returns false at the deadline.
+  template <class IsOver>
+  bool drive(IsOver is_over, Clock::time_point deadline, const Interrupt& interrupt);
+  void run();
 
   const std::shared_ptr<Group> group_;
   const int rank_;
   const Origin origin_;
-  const Warning& warning_;
   const std::shared_ptr<Pipes> pipes_;
   std::mutex mutex_;
+  Warning warning_;
   std::vector<Peer> peers_;
-  std::size_t outstanding_ = 0;
-  std::vector<std::shared_ptr<Task>> finished_;
   Clock::time_point looked_up_{};
   std::vector<std::string> warnings_;  // to be said without the mutex
-  bool ending_ = false;
-  std::string told_;     // to the others: in which message this rank waits
-  bool failed_ = false;  // for ever: what was read last may not be whole
+  std::string told_;                   // to the others: in which message this rank waits
+  bool failed_ = false;                // for ever: what was read last may not be whole
+  int sleepers_ = 0;                   // threads that sleep until a peer does something
+
+  // Written with the mutex held.
+  std::atomic<std::size_t> outstanding_{0};
+  std::atomic<std::size_t> posted_{0};  // asynchronous ones of these
+  std::atomic<bool> ending_{false};
+
+  // Asynchronous messages have a thread of their own. It stands back while others drive.
+  std::atomic<int> drivers_{0};
+  std::vector<std::shared_ptr<Task>> finished_;
+  std::atomic<bool> has_finished_{false};
+  bool resting_ = false;  // the thread waits for the next one
   std::condition_variable changed_;
   std::jthread thread_;
 };

@@ -23,11 +23,14 @@ class Task {
  public:
   // `kept` is what the call needs to stay there until it is done.
   Task(std::function<void()> call, std::shared_ptr<void> kept);
+  virtual ~Task() = default;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   // False if it is not done at the deadline, which does not end it. Throws what `interrupt` throws,
   // and std::logic_error in a forked child, where nobody goes on with it.
-  bool wait(Clock::time_point deadline, const Interrupt& interrupt);
+  virtual bool wait(Clock::time_point deadline, const Interrupt& interrupt);
+  // What goes on with the call while a thread waits; to be kept until wait() has returned.
+  virtual std::shared_ptr<void> driver() { return nullptr; }
   // When it began and ended, once it is done.
   Clock::time_point began() const { return began_; }
   Clock::time_point ended() const { return ended_; }

@@ -45,11 +45,24 @@ inline constexpr std::size_t kPopulatedFrom = 128 * 1024;
 // The least bytes of an array of NumPy's that lies in the arena, under shared_arrays().
 inline constexpr std::size_t kSharedFrom = 16 * 1024;
 
-// What a message between two ranks of one host can have under way before its sender waits: of all
-// pairs together, and of one pair. Only what is used is ever there.
-inline constexpr std::size_t kPipesBytes = std::size_t{64} << 20;
-inline constexpr std::size_t kLeastPipeBytes = 4 * 1024;
-inline constexpr std::size_t kMostPipeBytes = 256 * 1024;
+// Between ranks of one host, what messages can have under way before their sender waits: of all
+// pairs together, and of one pair. Only what is used is ever there. A ring that fits into the
+// second-level cache keeps dirty lines going to and fro between cores.
+inline constexpr std::size_t kPipesBytes = std::size_t{256} << 20;
+inline constexpr std::size_t kLeastPipeBytes = 32 * 1024;
+inline constexpr std::size_t kMostPipeBytes = std::size_t{2} << 20;
+// A message of so many bytes is announced when all of it is in the ring; the blocks of a longer one
+// are copied in and copied out at the same time.
+inline constexpr std::size_t kWholeBytes = 4 * 1024;
+inline constexpr std::size_t kPipeBlockBytes = 16 * 1024;
+// Over TCP, how often a rank that waits for a message looks before it yields; a look is a system
+// call.
+inline constexpr int kPipeSpins = 30;
+
+// The thread that moves asynchronous messages looks so often whether the program's own threads have
+// left them to it; so long after the last message it sleeps until the next one.
+inline constexpr auto kMessagesStandBy = std::chrono::microseconds(200);
+inline constexpr auto kMessagesLinger = std::chrono::milliseconds(20);
 
 // Bytes of messages from one peer that are kept for calls of recv still to come, before no more are
 // read.

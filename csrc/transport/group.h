@@ -30,6 +30,8 @@ class Group {
   virtual bool has_left(int /*rank*/) const { return false; }
   // Why the group is dead, if it is.
   virtual std::optional<Failure> failure() const = 0;
+  // Returns true if it has one, as far as a look tells that every message can afford.
+  virtual bool finds_failure() const { return failure().has_value(); }
   // Leaves in good order: not a failure, unless somebody still waits for this rank, or it shows
   // only now that this rank's calls and a peer's differ.
   virtual void leave(int rank) noexcept = 0;

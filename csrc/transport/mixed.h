@@ -29,7 +29,12 @@ class MixedGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
-  std::shared_ptr<Pipes> pipes(int rank) override { return tcp_.pipes(rank); }
+  bool finds_failure() const override {
+    return one_host() ? shm_->finds_failure() : failure().has_value();
+  }
+  std::shared_ptr<Pipes> pipes(int rank) override {
+    return one_host() ? shm_->pipes(rank) : tcp_.pipes(rank);
+  }
   bool has_left(int rank) const override { return tcp_.has_left(rank); }
   void leave(int rank) noexcept override;
   void abandon() noexcept override;

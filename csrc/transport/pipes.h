@@ -1,17 +1,40 @@
-// Bytes from rank to rank beside the collectives: what messages between two ranks travel through.
-// Each ordered pair of ranks has a pipe with some room of its own, so that neither the numbers nor
-// the channels of collective calls are touched. One rank's ends; guarded by whoever uses them.
+// What messages between two ranks travel through, beside the collectives. Each ordered pair of
+// ranks has a pipe with some room of its own, so that neither the numbers nor the channels of
+// collective calls are touched. One rank's ends; guarded by whoever uses them.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include "transport/transport.h"
 
 namespace pycollective {
 
-// What a rank would do with a peer if it could.
+// What travels ahead of a message's data. Plain data, which processes share.
+struct Envelope {
+  static constexpr std::uint32_t kMagic = 0x6c69616d;  // "mail"
+  static constexpr int kMaxDims = CallRecord::kMaxDims;
+
+  Envelope() = default;
+  Envelope(std::string_view type, const std::int64_t* shape, int dims, std::uint64_t bytes);
+
+  // "float32[2, 3]".
+  std::string describe() const;
+
+  std::uint32_t magic = kMagic;
+  std::int32_t tag = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t identity = 0;  // a hash of type and shape
+  std::int32_t dims = 0;       // the shape has the first kMaxDims
+  char type[44] = {};
+  std::int64_t shape[kMaxDims] = {};
+};
+
+// The operations that a rank waits for with a peer.
 struct Interest {
   bool reads = false, writes = false;
 };
@@ -20,46 +43,33 @@ class Pipes {
  public:
   virtual ~Pipes() = default;
 
-  // Write what there is room for and read what is there, and say how many bytes that was; they
-  // never wait. What a peer that is gone has written can still be read.
+  // None of these waits. A message that a lost peer has sent can still be received.
+  //
+  // Begins a message: returns false where there is no room for that yet. `moved` is how many bytes
+  // of the data have gone with it.
+  virtual bool try_begin(int peer, const Envelope& envelope, const std::byte* data,
+                         std::size_t& moved) = 0;
+  // Sends more of the data of the message that was begun last; returns how many bytes.
   virtual std::size_t try_write(int peer, const std::byte* data, std::size_t bytes) = 0;
+  // The message that a peer has begun and this rank has not ended; nullptr if there is none.
+  virtual const Envelope* try_next(int peer) = 0;
+  // Receives more of its data; returns how many bytes.
   virtual std::size_t try_read(int peer, std::byte* data, std::size_t bytes) = 0;
+  // Ends a message whose data has been read.
+  virtual void end(int peer) = 0;
+
   // Whether no more bytes can go to this peer, or come from it.
   virtual bool has_ended(int /*peer*/) const { return false; }
 
-  // To sleep: listen(), look once more, then sleep() until a peer does something, somebody wakes
-  // the sleeper, or the time is over; the interests are the peers'.
-  virtual std::uint32_t listen() = 0;
-  virtual void sleep(std::uint32_t heard, std::chrono::milliseconds limit,
+  virtual SpinLimit spin_limit(bool crowd) const = 0;
+  // A thread that sleeps calls announce_sleep(), polls once more, calls sleep(), and at last
+  // end_sleep(). sleep() ends when a peer does something of interest, when wake() is called, or at
+  // the limit. It returns false if a signal ended it. The interests are those in each peer.
+  virtual std::uint32_t announce_sleep() = 0;
+  virtual bool sleep(std::uint32_t seen, Clock::duration limit,
                      const std::vector<Interest>& interests) = 0;
+  virtual void end_sleep() = 0;
   virtual void wake() noexcept = 0;
-};
-
-// Pipes that are rings in memory that all ranks reach.
-class RingPipes final : public Pipes {
- public:
-  static std::size_t bytes_for(int size);
-  // `memory` begins as zeros, on a cache line, and stays as long as this.
-  RingPipes(std::byte* memory, int size, int rank);
-
-  std::size_t try_write(int peer, const std::byte* data, std::size_t bytes) override;
-  std::size_t try_read(int peer, std::byte* data, std::size_t bytes) override;
-  std::uint32_t listen() override;
-  void sleep(std::uint32_t heard, std::chrono::milliseconds limit,
-             const std::vector<Interest>& interests) override;
-  void wake() noexcept override;
-
- private:
-  struct Ring;
-  struct Sleeper;
-  static std::size_t ring_bytes(int size);
-  Ring& ring(int from, int to) const;
-  Sleeper& sleeper(int rank) const;
-  void wake_if_asleep(int rank) const;
-
-  std::byte* memory_;
-  int size_, rank_;
-  std::size_t room_;  // of a ring
 };
 
 }  // namespace pycollective

@@ -12,6 +12,7 @@
 #include "support/cores.h"
 #include "support/tuning.h"
 #include "support/wait_queue.h"
+#include "transport/ring_pipes.h"
 
 namespace pycollective {
 namespace {

@@ -60,6 +60,7 @@ class ShmGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  bool finds_failure() const override { return has_failed(); }
   std::shared_ptr<Pipes> pipes(int rank) override;
   bool has_left(int rank) const override;
   std::uint64_t calls(int rank) const override;

@@ -15,17 +15,32 @@ class TcpPipes final : public Pipes {
   // Connected, non-blocking sockets by rank; none for this one.
   explicit TcpPipes(std::vector<Descriptor> sockets);
 
+  bool try_begin(int peer, const Envelope& envelope, const std::byte* data,
+                 std::size_t& moved) override;
   std::size_t try_write(int peer, const std::byte* data, std::size_t bytes) override;
+  const Envelope* try_next(int peer) override;
   std::size_t try_read(int peer, std::byte* data, std::size_t bytes) override;
-  bool has_ended(int peer) const override { return ended_[static_cast<std::size_t>(peer)]; }
-  std::uint32_t listen() override { return 0; }
-  void sleep(std::uint32_t heard, std::chrono::milliseconds limit,
+  void end(int peer) override;
+  bool has_ended(int peer) const override { return connection(peer).ended; }
+  SpinLimit spin_limit(bool crowd) const override;
+  std::uint32_t announce_sleep() override { return 0; }
+  bool sleep(std::uint32_t seen, Clock::duration limit,
              const std::vector<Interest>& interests) override;
+  void end_sleep() override {}
   void wake() noexcept override;
 
  private:
-  std::vector<Descriptor> sockets_;
-  std::unique_ptr<std::atomic<bool>[]> ended_;  // sleep() looks at it with no lock held
+  struct Connection {
+    Descriptor socket;
+    std::atomic<bool> ended{false};  // sleep() looks at it with no lock held
+    std::size_t envelope_sent = 0;
+    Envelope envelope;  // of the message that comes in
+    std::size_t envelope_read = 0;
+  };
+  Connection& connection(int peer) const { return connections_[static_cast<std::size_t>(peer)]; }
+
+  std::size_t size_;
+  std::unique_ptr<Connection[]> connections_;
   WakePipe wake_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "support/tuning.h"
 #include "support/wait_queue.h"
+#include "transport/ring_pipes.h"
 
 namespace pycollective {
 // From one rank to another: a queue of kChannelSlots messages with one writer and one reader.

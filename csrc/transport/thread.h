@@ -31,6 +31,7 @@ class ThreadGroup final : public Group {
   Endpoint& endpoint(int rank) override;
   void fail(FailureKind kind, const std::string& message) noexcept override;
   std::optional<Failure> failure() const override;
+  bool finds_failure() const override { return failed_.load(); }
   std::shared_ptr<Pipes> pipes(int rank) override;
   std::string_view transport() const override { return "threads"; }
   bool in_crowd() const override { return crowded(size_); }

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from pycollective import _core
 from pycollective.arguments import rank_number, sizes, switch, whole
 from pycollective.communicator.arrays import as_input, output_for
 from pycollective.communicator.member import Member
@@ -18,6 +19,7 @@ __all__ = ["Messages"]
 class Messages(Member):
     """What of a `Communicator` concerns two ranks only."""
 
+    @_core.fast_send
     def send(
         self,
         x: ArrayLike,
@@ -33,7 +35,7 @@ class Messages(Member):
         and messages among each other does not matter. Messages to one rank with one tag arrive in the
         order in which they were sent.
 
-        The call returns when ``x`` can be used again: up to some 100 KiB to one rank are under way
+        The call returns when ``x`` can be used again: up to 2 MiB to one rank, less in large groups, are under way
         without it, and beyond that the other rank must be in `recv`, or in `send`. Two ranks may both
         send first, whatever the length: a rank that waits in `send` or `recv` takes what comes for it,
         and keeps it until it is asked for.
@@ -71,6 +73,7 @@ class Messages(Member):
         source, seconds = as_input(x), self._seconds(timeout)
         return nothing(self._core_for(source).send(source, dest, tag, seconds, later))
 
+    @_core.fast_recv
     def recv(
         self,
         out: Any = None,

@@ -109,14 +109,8 @@ class Work:
             self._core = None
         if self._error is not None:
             raise self._error
-        try:
-            for task in self._tasks:
-                task.check()
-        except CollectiveError:
-            raise
-        except BaseException as error:
-            self._error = error  # a task can raise an error of Python's only once
-            raise
+        for task in self._tasks:
+            task.check()
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
         return self._result

@@ -92,6 +92,6 @@ def test_work_whose_task_raised_a_python_error_raises_it_again():
     (comm,) = pc.local_group(1, timeout=20)
     done = pc.Work([comm._core.submit(lambda: 1 / 0)], lambda: None)
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             done.wait()
     comm.close()

@@ -267,6 +267,6 @@ def test_a_receiver_that_does_not_come_bounds_what_is_kept():
         for _ in range(100):
             a.send(np.zeros(8192), 1, timeout=0.2)
             sent += 1
-    assert 1 <= sent <= 8
+    assert 1 <= sent <= 64
     with pytest.raises(pc.CollectiveTimeoutError):
         b.recv(source=0, shape=8192, dtype=float)

@@ -1,0 +1,75 @@
+// The short way from Python to the core: what collective calls (fast_calls.cc) and messages
+// (fast_messages.cc) share.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+
+#include "executor/communicator.h"
+
+namespace pycollective {
+
+using ArrayStruct = pybind11::detail::PyArray_Proxy;
+
+// A collective as its method in Python declares it.
+struct Kind {
+  Collective collective;
+  std::array<const char*, 3> positional;  // the parameters that may be given by position
+  bool is_in_place;                       // the output may be the input, or a part of it
+};
+
+// A call as it was made before.
+struct Known {
+  const Kind* kind = nullptr;  // nullptr: nothing is known here
+  pybind11::object descr, op;  // compared by identity, so they are kept
+  int root = 0, dims = 0;
+  std::array<Py_intptr_t, CallRecord::kMaxDims> shape{};  // of the input, or of a scatter's output
+  bool automatic = false;                                 // "auto" means "direct" for it
+  // What it needs of this rank: items of the input, of the output; their bytes, and how many move.
+  std::size_t inputs = 0, outputs = 0, item = 1;
+  std::size_t bytes() const { return std::max(inputs, outputs) * item; }
+  int output_dims = 0;
+  std::array<Py_intptr_t, CallRecord::kMaxDims> output_shape{};
+  PreparedCall prepared;
+};
+
+// Messages of one shape and dtype.
+struct KnownMessage {
+  pybind11::object descr;  // nullptr: nothing is known here
+  Envelope envelope;
+};
+
+// The base of a Communicator in Python: its end of the core.
+struct State {
+  std::shared_ptr<Communicator> communicator;
+  bool threads = false;
+  int spins = 1;  // for the peers, while the interpreter is kept
+  std::array<Known, 16> known;
+  std::size_t last = 0, oldest = 0;
+  std::array<KnownMessage, 8> messages;
+  std::size_t oldest_message = 0;
+};
+
+struct Base {
+  PyObject_HEAD State* state;  // nullptr: not attached, or closed
+  double timeout;              // seconds that it waits unless a call says otherwise; checked
+};
+
+// Makes a call, without `self` among the arguments. Returns its result, nullptr with a Python
+// error, or Py_NotImplemented (borrowed) where the call is none for the short way.
+using ShortWay = PyObject* (*)(Base& self, const Kind* kind, PyObject* const* args,
+                               std::size_t positional, PyObject* names);
+
+PyObject* send_message(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
+                       PyObject* names);
+PyObject* receive_message(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
+                          PyObject* names);
+void prepare_messages();  // before the first of them
+
+// Returns nullptr unless it is an array that the core can take as it is.
+const ArrayStruct* plain_array(PyObject* object, int flags);
+
+}  // namespace pycollective

@@ -1,0 +1,43 @@
+#include "transport/copy.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace pycollective {
+namespace {
+
+#if defined(__x86_64__)
+
+constexpr std::size_t kBlock = 128;
+
+__attribute__((target("avx"))) std::size_t copy_vectors(std::byte* to, const std::byte* from,
+                                                        std::size_t bytes) {
+  std::size_t done = 0;
+  for (; done + kBlock <= bytes; done += kBlock) {
+    const auto* source = reinterpret_cast<const __m256i_u*>(from + done);
+    auto* target = reinterpret_cast<__m256i_u*>(to + done);
+    const __m256i a = _mm256_loadu_si256(source), b = _mm256_loadu_si256(source + 1);
+    const __m256i c = _mm256_loadu_si256(source + 2), d = _mm256_loadu_si256(source + 3);
+    _mm256_storeu_si256(target, a), _mm256_storeu_si256(target + 1, b);
+    _mm256_storeu_si256(target + 2, c), _mm256_storeu_si256(target + 3, d);
+  }
+  return done;
+}
+
+#endif
+
+}  // namespace
+
+void copy_long(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__x86_64__)
+  static const bool has_vectors = __builtin_cpu_supports("avx");
+  if (has_vectors) {
+    std::size_t done = copy_vectors(to, from, bytes);
+    to += done, from += done, bytes -= done;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+
+}  // namespace pycollective

@@ -1,0 +1,241 @@
+#include "transport/ring_pipes.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "support/round_up.h"
+#include "support/tuning.h"
+#include "transport/copy.h"
+
+namespace pycollective {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+}  // namespace
+
+// The kind is written last and read first.
+struct RingPipes::Head {
+  std::atomic<Kind> kind;
+  std::int32_t tag;
+  std::uint64_t bytes;
+  std::uint64_t identity;
+  std::uint64_t described;  // whether a description follows
+};
+
+struct RingPipes::Description {
+  std::int64_t shape[Envelope::kMaxDims];
+  char type[sizeof Envelope::type];
+  std::int32_t dims;
+};
+
+struct alignas(kCacheLine) RingPipes::Ring {
+  std::atomic<std::uint64_t> written;  // position up to which a streamed message has come
+  alignas(kCacheLine) std::atomic<std::uint64_t> read;  // position up to which there is room again
+  alignas(kCacheLine) std::byte data[1];
+};
+
+std::size_t RingPipes::room_for(int size) {
+  auto n = static_cast<std::size_t>(size);
+  std::size_t room = kPipesBytes / (n * n) / kPage * kPage;
+  return std::clamp(room, kLeastPipeBytes, kMostPipeBytes);
+}
+
+std::size_t RingPipes::control_bytes(int size) {
+  auto n = static_cast<std::size_t>(size);
+  return round_up(n * sizeof(WaitQueue), kPage) +
+         round_up(n * round_up((n + 63) / 64 * 8, kCacheLine), kPage);
+}
+
+// A ring's first page has its counters, and the first records.
+std::size_t RingPipes::bytes_for(int size) {
+  auto n = static_cast<std::size_t>(size);
+  return control_bytes(size) + n * n * (room_for(size) + kPage);
+}
+
+RingPipes::RingPipes(std::byte* memory, int size, int rank)
+    : memory_(memory),
+      size_(size),
+      rank_(rank),
+      room_(room_for(size)),
+      outgoing_(static_cast<std::size_t>(size)),
+      incoming_(static_cast<std::size_t>(size)) {
+  queue(rank).prepare();
+}
+
+WaitQueue& RingPipes::queue(int rank) const { return reinterpret_cast<WaitQueue*>(memory_)[rank]; }
+
+// Bits of the ranks that have sent something to a rank: only their rings are looked at.
+std::atomic<std::uint64_t>& RingPipes::speakers(int to, int from) const {
+  auto n = static_cast<std::size_t>(size_);
+  std::byte* begin = memory_ + round_up(n * sizeof(WaitQueue), kPage) +
+                     static_cast<std::size_t>(to) * round_up((n + 63) / 64 * 8, kCacheLine);
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(begin)[from / 64];
+}
+
+RingPipes::Ring& RingPipes::ring(int from, int to) const {
+  auto n = static_cast<std::size_t>(size_);
+  std::size_t place = static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to);
+  return *reinterpret_cast<Ring*>(memory_ + control_bytes(size_) + place * (room_ + kPage));
+}
+
+std::byte* RingPipes::at(Ring& ring, std::uint64_t position) const {
+  return ring.data + position % room_;
+}
+
+RingPipes::Head& RingPipes::head(Ring& ring, std::uint64_t position) const {
+  return *reinterpret_cast<Head*>(at(ring, position));
+}
+
+void RingPipes::copy_in(Ring& ring, std::uint64_t position, const void* data,
+                        std::size_t bytes) const {
+  const auto* from = static_cast<const std::byte*>(data);
+  std::size_t first = std::min(bytes, room_ - position % room_);
+  copy_bytes(at(ring, position), from, first);
+  if (first < bytes) copy_bytes(ring.data, from + first, bytes - first);
+}
+
+void RingPipes::copy_out(Ring& ring, std::uint64_t position, void* data, std::size_t bytes) const {
+  auto* to = static_cast<std::byte*>(data);
+  std::size_t first = std::min(bytes, room_ - position % room_);
+  copy_bytes(to, at(ring, position), first);
+  if (first < bytes) copy_bytes(to + first, ring.data, bytes - first);
+}
+
+// How many of so many bytes have room, beside the head of the record to come.
+std::size_t RingPipes::room(Ring& to, Outgoing& out, std::size_t wanted) const {
+  auto found = [&] {
+    std::uint64_t used = out.position - out.read + kCacheLine;
+    return used > room_ ? 0 : static_cast<std::size_t>(room_ - used);
+  };
+  if (found() < wanted) out.read = to.read.load(std::memory_order_acquire);
+  return std::min(found(), wanted);
+}
+
+bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* data,
+                          std::size_t& moved) {
+  Ring& to = ring(rank_, peer);
+  Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
+  const bool described = envelope.identity != out.identity;
+  const std::size_t ahead = sizeof(Head) + (described ? sizeof(Description) : 0);
+  const bool whole = envelope.bytes <= kWholeBytes;
+  const std::size_t length = round_up(ahead + (whole ? envelope.bytes : 0), kCacheLine);
+  if (room(to, out, length) < length) return false;
+  if (!out.spoken) {
+    speakers(peer, rank_).fetch_or(std::uint64_t{1} << (rank_ % 64));
+    out.spoken = true;
+  }
+  const std::uint64_t begin = out.position;
+  Head& first = head(to, begin);
+  first.tag = envelope.tag;
+  first.bytes = envelope.bytes;
+  first.identity = envelope.identity;
+  first.described = described;
+  if (described) {
+    Description description;
+    std::copy_n(envelope.shape, Envelope::kMaxDims, description.shape);
+    std::memcpy(description.type, envelope.type, sizeof description.type);
+    description.dims = envelope.dims;
+    copy_in(to, begin + sizeof(Head), &description, sizeof description);
+    out.identity = envelope.identity;
+  }
+  out.position = begin + length;
+  if (whole) {
+    copy_in(to, begin + ahead, data, envelope.bytes);
+    head(to, out.position).kind.store(Kind::none, std::memory_order_relaxed);
+    moved = envelope.bytes;
+  } else {
+    out.left = envelope.bytes;
+    moved = try_write(peer, data, envelope.bytes);
+  }
+  first.kind.store(whole ? Kind::whole : Kind::streamed, std::memory_order_release);
+  queue(peer).wake_if_asleep();
+  return true;
+}
+
+std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t bytes) {
+  Ring& to = ring(rank_, peer);
+  Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
+  std::size_t count = std::min(bytes, std::min(kPipeBlockBytes, room_ / 4));
+  count = room(to, out, round_up(count, kCacheLine));
+  count = std::min(bytes, count);
+  if (count == 0) return 0;
+  copy_in(to, out.position, data, count);
+  out.left -= count;
+  out.position += count;
+  if (out.left == 0) {
+    out.position = round_up(out.position, kCacheLine);
+    head(to, out.position).kind.store(Kind::none, std::memory_order_relaxed);
+  }
+  to.written.store(out.position, std::memory_order_release);
+  queue(peer).wake_if_asleep();
+  return count;
+}
+
+const Envelope* RingPipes::try_next(int peer) {
+  Incoming& in = incoming_[static_cast<std::size_t>(peer)];
+  if (in.begun) return &in.envelope;
+  if (!in.spoken) {
+    std::uint64_t all = speakers(rank_, peer).load(std::memory_order_acquire);
+    if ((all >> (peer % 64) & 1) == 0) return nullptr;
+    in.spoken = true;
+  }
+  Ring& from = ring(peer, rank_);
+  const Head& first = head(from, in.position);
+  const Kind kind = first.kind.load(std::memory_order_acquire);
+  if (kind == Kind::none) return nullptr;
+  Envelope& envelope = in.envelope;
+  envelope.magic = kind == Kind::whole || kind == Kind::streamed ? Envelope::kMagic : 0;
+  envelope.tag = first.tag;
+  envelope.bytes = first.bytes;
+  envelope.identity = first.identity;
+  std::size_t ahead = sizeof(Head);
+  if (first.described) {
+    Description description;
+    copy_out(from, in.position + ahead, &description, sizeof description);
+    std::copy_n(description.shape, Envelope::kMaxDims, envelope.shape);
+    std::memcpy(envelope.type, description.type, sizeof envelope.type);
+    envelope.dims = description.dims;
+    ahead += sizeof description;
+  }
+  in.position += ahead;
+  in.left = envelope.bytes;
+  in.written = in.position;
+  if (kind == Kind::whole) {
+    in.written += in.left;
+  } else {
+    in.position = round_up(in.position, kCacheLine);
+  }
+  in.begun = true;
+  return &envelope;
+}
+
+std::size_t RingPipes::try_read(int peer, std::byte* data, std::size_t bytes) {
+  Ring& from = ring(peer, rank_);
+  Incoming& in = incoming_[static_cast<std::size_t>(peer)];
+  if (in.written <= in.position) in.written = from.written.load(std::memory_order_acquire);
+  if (in.written <= in.position) return 0;
+  std::size_t there = static_cast<std::size_t>(in.written - in.position);
+  std::size_t count = std::min({bytes, in.left, there, kPipeBlockBytes});
+  copy_out(from, in.position, data, count);
+  in.position += count;
+  in.left -= count;
+  if (in.left > 0) {
+    from.read.store(in.position, std::memory_order_release);
+    queue(peer).wake_if_asleep();
+  }
+  return count;
+}
+
+void RingPipes::end(int peer) {
+  Ring& from = ring(peer, rank_);
+  Incoming& in = incoming_[static_cast<std::size_t>(peer)];
+  in.position = round_up(in.position, kCacheLine);
+  in.begun = false;
+  from.read.store(in.position, std::memory_order_release);
+  queue(peer).wake_if_asleep();
+}
+
+void RingPipes::wake() noexcept { queue(rank_).wake_if_asleep(); }
+
+}  // namespace pycollective
