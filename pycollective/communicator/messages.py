@@ -35,10 +35,10 @@ class Messages(Member):
         and messages among each other does not matter. Messages to one rank with one tag arrive in the
         order in which they were sent.
 
-        The call returns when ``x`` can be used again: up to 2 MiB to one rank, less in large groups, are under way
-        without it, and beyond that the other rank must be in `recv`, or in `send`. Two ranks may both
-        send first, whatever the length: a rank that waits in `send` or `recv` takes what comes for it,
-        and keeps it until it is asked for.
+        The call returns when ``x`` can be used again. Through shared memory, up to 2 MiB to one rank
+        (less in large groups) are under way without it; beyond that the other rank must be in `recv`
+        or in `send`. Two ranks may both send first, whatever the length: a rank that waits in `send`
+        or `recv` receives what comes for it, and keeps it until it is asked for.
 
         Parameters
         ----------
