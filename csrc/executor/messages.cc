@@ -205,6 +205,7 @@ bool Messages::guarded(Move move) {
 
 void Messages::fail_all(std::exception_ptr error) noexcept {
   failed_ = true;
+  pipes_->withdraw();
   for (Peer& peer : peers_) {
     for (Message* message : peer.sends) done(*message, error);
     for (Message* message : peer.receives) done(*message, error);

@@ -58,6 +58,9 @@ class Pipes {
   // Ends a message whose data has been read.
   virtual void end(int peer) = 0;
 
+  // This rank gives up all of its messages: its memory is not read any more.
+  virtual void withdraw() noexcept {}
+
   // Whether no more bytes can go to this peer, or come from it.
   virtual bool has_ended(int /*peer*/) const { return false; }
 

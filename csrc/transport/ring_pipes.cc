@@ -5,6 +5,7 @@
 
 #include "support/round_up.h"
 #include "support/tuning.h"
+#include "transport/board.h"
 #include "transport/copy.h"
 
 namespace pycollective {
@@ -30,7 +31,8 @@ struct RingPipes::Description {
 };
 
 struct alignas(kCacheLine) RingPipes::Ring {
-  std::atomic<std::uint64_t> written;  // position up to which a streamed message has come
+  std::atomic<std::uint64_t> written;    // position up to which a streamed message has come
+  std::atomic<std::uint32_t> withdrawn;  // the sender has given up: what it lent is not to be read
   alignas(kCacheLine) std::atomic<std::uint64_t> read;  // position up to which there is room again
   alignas(kCacheLine) std::byte data[1];
 };
@@ -53,8 +55,9 @@ std::size_t RingPipes::bytes_for(int size) {
   return control_bytes(size) + n * n * (room_for(size) + kPage);
 }
 
-RingPipes::RingPipes(std::byte* memory, int size, int rank)
+RingPipes::RingPipes(std::byte* memory, int size, int rank, Board* board)
     : memory_(memory),
+      board_(board),
       size_(size),
       rank_(rank),
       room_(room_for(size)),
@@ -118,8 +121,15 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
   const bool described = envelope.identity != out.identity;
   const std::size_t ahead = sizeof(Head) + (described ? sizeof(Description) : 0);
-  const bool whole = envelope.bytes <= kWholeBytes;
-  const std::size_t length = round_up(ahead + (whole ? envelope.bytes : 0), kCacheLine);
+  const std::uint64_t place =
+      board_ && envelope.bytes >= kShmLentBytes ? board_->place_of(data, envelope.bytes) : 0;
+  const Kind kind = place                           ? Kind::lent
+                    : envelope.bytes <= kWholeBytes ? Kind::whole
+                                                    : Kind::streamed;
+  const std::size_t with_it = kind == Kind::lent    ? sizeof place
+                              : kind == Kind::whole ? envelope.bytes
+                                                    : 0;
+  const std::size_t length = round_up(ahead + with_it, kCacheLine);
   if (room(to, out, length) < length) return false;
   if (!out.spoken) {
     speakers(peer, rank_).fetch_or(std::uint64_t{1} << (rank_ % 64));
@@ -140,15 +150,17 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
     out.identity = envelope.identity;
   }
   out.position = begin + length;
-  if (whole) {
-    copy_in(to, begin + ahead, data, envelope.bytes);
-    head(to, out.position).kind.store(Kind::none, std::memory_order_relaxed);
-    moved = envelope.bytes;
-  } else {
+  if (kind == Kind::streamed) {
     out.left = envelope.bytes;
     moved = try_write(peer, data, envelope.bytes);
+  } else {
+    const bool lends = kind == Kind::lent;
+    copy_in(to, begin + ahead, lends ? static_cast<const void*>(&place) : data, with_it);
+    head(to, out.position).kind.store(Kind::none, std::memory_order_relaxed);
+    out.lent_until = lends ? out.position : 0;
+    moved = lends ? 0 : envelope.bytes;
   }
-  first.kind.store(whole ? Kind::whole : Kind::streamed, std::memory_order_release);
+  first.kind.store(kind, std::memory_order_release);
   queue(peer).wake_if_asleep();
   return true;
 }
@@ -156,6 +168,11 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
 std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t bytes) {
   Ring& to = ring(rank_, peer);
   Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
+  if (out.lent_until) {
+    if (to.read.load(std::memory_order_acquire) < out.lent_until) return 0;
+    out.lent_until = 0;
+    return bytes;
+  }
   std::size_t count = std::min(bytes, std::min(kPipeBlockBytes, room_ / 4));
   count = room(to, out, round_up(count, kCacheLine));
   count = std::min(bytes, count);
@@ -185,7 +202,8 @@ const Envelope* RingPipes::try_next(int peer) {
   const Kind kind = first.kind.load(std::memory_order_acquire);
   if (kind == Kind::none) return nullptr;
   Envelope& envelope = in.envelope;
-  envelope.magic = kind == Kind::whole || kind == Kind::streamed ? Envelope::kMagic : 0;
+  const bool known = kind == Kind::whole || kind == Kind::streamed || kind == Kind::lent;
+  envelope.magic = known ? Envelope::kMagic : 0;
   envelope.tag = first.tag;
   envelope.bytes = first.bytes;
   envelope.identity = first.identity;
@@ -201,8 +219,14 @@ const Envelope* RingPipes::try_next(int peer) {
   in.position += ahead;
   in.left = envelope.bytes;
   in.written = in.position;
+  in.lent = nullptr;
   if (kind == Kind::whole) {
     in.written += in.left;
+  } else if (kind == Kind::lent && board_) {
+    std::uint64_t place = 0;
+    copy_out(from, in.position, &place, sizeof place);
+    in.lent = board_->reach(peer, place, envelope.bytes);
+    in.position += sizeof place;
   } else {
     in.position = round_up(in.position, kCacheLine);
   }
@@ -213,6 +237,15 @@ const Envelope* RingPipes::try_next(int peer) {
 std::size_t RingPipes::try_read(int peer, std::byte* data, std::size_t bytes) {
   Ring& from = ring(peer, rank_);
   Incoming& in = incoming_[static_cast<std::size_t>(peer)];
+  if (in.lent) {
+    // A sender that gives up says so before it uses the memory again.
+    const std::size_t count = std::min({bytes, in.left, kMappedChunkBytes});
+    copy_bytes(data, in.lent + (in.envelope.bytes - in.left), count);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (from.withdrawn.load(std::memory_order_relaxed)) return 0;
+    in.left -= count;
+    return count;
+  }
   if (in.written <= in.position) in.written = from.written.load(std::memory_order_acquire);
   if (in.written <= in.position) return 0;
   std::size_t there = static_cast<std::size_t>(in.written - in.position);
@@ -234,6 +267,13 @@ void RingPipes::end(int peer) {
   in.begun = false;
   from.read.store(in.position, std::memory_order_release);
   queue(peer).wake_if_asleep();
+}
+
+void RingPipes::withdraw() noexcept {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (outgoing_[static_cast<std::size_t>(peer)].lent_until) ring(rank_, peer).withdrawn.store(1);
+  }
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void RingPipes::wake() noexcept { queue(rank_).wake_if_asleep(); }

@@ -5,7 +5,8 @@
 // last, after it has cleared that of the record to come: so the receiver finds the next message by
 // one look at one cache line, which has a short message's data too. A longer message is announced
 // when its first block is there; a counter says how far the rest has come, so that the receiver
-// copies out while the sender still copies in.
+// copies out while the sender still copies in. A long message that lies where the receiver reaches
+// it is not copied in at all: the record says where it is, and the sender waits for its reader.
 #pragma once
 
 #include <atomic>
@@ -22,8 +23,9 @@ class RingPipes final : public Pipes {
  public:
   static std::size_t bytes_for(int size);
   // `memory` begins as zeros, on a cache line, and stays as long as this. A page of it that belongs
-  // to two ranks which never send each other anything is never touched.
-  RingPipes(std::byte* memory, int size, int rank);
+  // to two ranks which never send each other anything is never touched. `board` finds memory that
+  // peers reach; nullptr: no message is read where it lies.
+  RingPipes(std::byte* memory, int size, int rank, Board* board);
 
   bool try_begin(int peer, const Envelope& envelope, const std::byte* data,
                  std::size_t& moved) override;
@@ -31,6 +33,7 @@ class RingPipes final : public Pipes {
   const Envelope* try_next(int peer) override;
   std::size_t try_read(int peer, std::byte* data, std::size_t bytes) override;
   void end(int peer) override;
+  void withdraw() noexcept override;
   SpinLimit spin_limit(bool crowd) const override { return memory_spin_limit(crowd); }
   std::uint32_t announce_sleep() override { return queue(rank_).announce_sleep(); }
   bool sleep(std::uint32_t seen, Clock::duration limit, const std::vector<Interest>&) override {
@@ -40,23 +43,25 @@ class RingPipes final : public Pipes {
   void wake() noexcept override;
 
  private:
-  enum class Kind : std::uint32_t { none, whole, streamed };
+  enum class Kind : std::uint32_t { none, whole, streamed, lent };
   struct Head;
   struct Description;
   struct Ring;
   // This rank's view of a ring that it sends into, and of one that it receives from. Positions are
   // bytes since the beginning of time.
   struct Outgoing {
-    std::uint64_t position = 0;  // of what is written next
-    std::uint64_t read = 0;      // by the receiver, when this rank last looked
-    std::uint64_t identity = 0;  // of the last description
-    std::size_t left = 0;        // bytes of the message that was begun
-    bool spoken = false;         // the receiver knows that this rank sends to it
+    std::uint64_t position = 0;    // of what is written next
+    std::uint64_t read = 0;        // by the receiver, when this rank last looked
+    std::uint64_t identity = 0;    // of the last description
+    std::size_t left = 0;          // bytes of the message that was begun
+    std::uint64_t lent_until = 0;  // the end of its record, which the receiver has to pass; 0: none
+    bool spoken = false;           // the receiver knows that this rank sends to it
   };
   struct Incoming {
-    std::uint64_t position = 0;  // of what is read next
-    std::uint64_t written = 0;   // by the sender, when this rank last looked
-    std::size_t left = 0;        // bytes of the message that was begun
+    std::uint64_t position = 0;       // of what is read next
+    std::uint64_t written = 0;        // by the sender, when this rank last looked
+    std::size_t left = 0;             // bytes of the message that was begun
+    const std::byte* lent = nullptr;  // where it lies, if it is read there
     bool begun = false;
     bool spoken = false;
     Envelope envelope;
@@ -74,6 +79,7 @@ class RingPipes final : public Pipes {
   std::size_t room(Ring& to, Outgoing& out, std::size_t wanted) const;
 
   std::byte* memory_;
+  Board* board_;
   int size_, rank_;
   std::size_t room_;  // of a ring
   std::vector<Outgoing> outgoing_;

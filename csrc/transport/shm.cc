@@ -474,7 +474,7 @@ std::byte* ShmGroup::slots(int from, int to) const {
 // The pipes are the last in the memory.
 std::shared_ptr<Pipes> ShmGroup::pipes(int rank) {
   std::byte* begin = mapping_.data() + bytes_for(size()) - page_up(RingPipes::bytes_for(size()));
-  return std::make_shared<RingPipes>(begin, size(), rank);
+  return std::make_shared<RingPipes>(begin, size(), rank, endpoint(rank).board());
 }
 
 bool ShmGroup::has_left(int rank) const { return state(rank).presence.load() == 2; }

@@ -222,7 +222,7 @@ std::shared_ptr<Pipes> ThreadGroup::pipes(int rank) {
   }
   std::size_t past = reinterpret_cast<std::uintptr_t>(pipes_memory_.get()) % kCacheLine;
   std::byte* begin = pipes_memory_.get() + (past ? kCacheLine - past : 0);
-  return std::make_shared<RingPipes>(begin, size_, rank);
+  return std::make_shared<RingPipes>(begin, size_, rank, nullptr);
 }
 
 std::optional<Failure> ThreadGroup::failure() const {

@@ -36,8 +36,8 @@ class Messages(Member):
         order in which they were sent.
 
         The call returns when ``x`` can be used again. Through shared memory, up to 2 MiB to one rank
-        (less in large groups) are under way without it; beyond that the other rank must be in `recv`
-        or in `send`. Two ranks may both send first, whatever the length: a rank that waits in `send`
+        (less in large groups) are under way without it; beyond that, and for longer arrays of
+        `empty` or `shared_arrays`, the other rank must be in `recv` or in `send`. Two ranks may both send first, whatever the length: a rank that waits in `send`
         or `recv` receives what comes for it, and keeps it until it is asked for.
 
         Parameters

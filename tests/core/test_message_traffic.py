@@ -91,7 +91,11 @@ def exchange(c: Any, messages: list[Sent], seed: int, with_collectives: bool) ->
             sends = message.source == c.rank
             if sends:
                 later = rng.random() < 0.5
-                work = c.send(message.array(), message.dest, message.tag, async_op=later)
+                x = message.array()
+                if rng.random() < 0.3:  # memory that the others reach
+                    x, ordinary = c.empty(x.shape, x.dtype), x
+                    x[...] = ordinary
+                work = c.send(x, message.dest, message.tag, async_op=later)
                 if later:
                     waits.append((work, message, None))
             if message.dest == c.rank:
