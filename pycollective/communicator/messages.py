@@ -37,8 +37,9 @@ class Messages(Member):
 
         The call returns when ``x`` can be used again. Through shared memory, up to 2 MiB to one rank
         (less in large groups) are under way without it; beyond that, and for longer arrays of
-        `empty` or `shared_arrays`, the other rank must be in `recv` or in `send`. Two ranks may both send first, whatever the length: a rank that waits in `send`
-        or `recv` receives what comes for it, and keeps it until it is asked for.
+        `empty` or `shared_arrays`, the other rank must be in `recv` or in `send`. Two ranks may both
+        send first, whatever the length: a rank that waits in `send` or `recv` receives what comes for
+        it, and keeps it until it is asked for.
 
         Parameters
         ----------
