@@ -235,14 +235,19 @@ void Messages::done(Message& message, std::exception_ptr error) noexcept {
 
 // Moving ---------------------------------------------------------------------------------------
 
-bool Messages::advance() {
+bool Messages::write_all() {
+  return guarded([this] {
+    bool moved = false;
+    for (Peer& peer : peers_) moved = write(peer) || moved;
+    return moved;
+  });
+}
+
+bool Messages::read_all() {
   return guarded([this] {
     bool moved = false;
     for (int r = 0; r < group_->size(); ++r) {
-      Peer& peer = this->peer(r);
-      if (r == rank_) continue;
-      moved = write(peer) || moved;
-      moved = read(r, peer) || moved;
+      if (r != rank_) moved = read(r, peer(r)) || moved;
     }
     return moved;
   });
@@ -412,7 +417,8 @@ void Messages::look_up(Clock::time_point now) {
   for (int r = 0; r < group_->size(); ++r) {  // before the last look at what they sent
     peer(r).left = group_->has_left(r);
   }
-  bool moved = advance();
+  const bool wrote = write_all();
+  const bool moved = read_all() || wrote;
   guarded([&] {
     if (auto failure = group_->failure()) throw *failure;
     tell_waiting();
@@ -516,11 +522,12 @@ template <class IsOver>
 bool Messages::drive(IsOver is_over, Clock::time_point deadline, const Interrupt& interrupt) {
   PipesSleeper sleeper(*this);
   auto poll = [&] {
-    bool moved;
-    {
-      std::lock_guard lock(mutex_);
-      moved = advance();
-    }
+    std::lock_guard lock(mutex_);
+    const bool wrote = write_all();
+    // A thread whose send is done reads no more: the program is about to say where the next message
+    // goes, and without that it would have to be kept, and copied twice.
+    if (is_over()) return Progress::done;
+    const bool moved = read_all() || wrote;
     return is_over() ? Progress::done : moved ? Progress::moved : Progress::blocked;
   };
   return Waiter(sleeper, poll, deadline, interrupt).wait();

@@ -107,7 +107,9 @@ class Messages : public std::enable_shared_from_this<Messages> {
   // Returns what `move` returns; where it throws, all messages fail.
   template <class Move>
   bool guarded(Move move);
-  bool advance();
+  // Each returns true if something moved.
+  bool write_all();
+  bool read_all();
   bool write(Peer& peer);
   bool write(Message& message);
   bool read(int from, Peer& peer);

@@ -55,6 +55,9 @@ inline constexpr std::size_t kMostPipeBytes = std::size_t{2} << 20;
 // are copied in and copied out at the same time.
 inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t kPipeBlockBytes = 16 * 1024;
+// A longer message is copied in and copied out even if the receiver reaches its memory: two cores
+// copy at the same time then.
+inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
 // Over TCP, how often a rank that waits for a message looks before it yields; a look is a system
 // call.
 inline constexpr int kPipeSpins = 30;

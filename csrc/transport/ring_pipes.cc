@@ -121,8 +121,9 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
   const bool described = envelope.identity != out.identity;
   const std::size_t ahead = sizeof(Head) + (described ? sizeof(Description) : 0);
-  const std::uint64_t place =
-      board_ && envelope.bytes >= kShmLentBytes ? board_->place_of(data, envelope.bytes) : 0;
+  const bool may_lend =
+      board_ && envelope.bytes >= kShmLentBytes && envelope.bytes <= kMostLentMessageBytes;
+  const std::uint64_t place = may_lend ? board_->place_of(data, envelope.bytes) : 0;
   const Kind kind = place                           ? Kind::lent
                     : envelope.bytes <= kWholeBytes ? Kind::whole
                                                     : Kind::streamed;

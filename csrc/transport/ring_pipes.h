@@ -5,8 +5,9 @@
 // last, after it has cleared that of the record to come: so the receiver finds the next message by
 // one look at one cache line, which has a short message's data too. A longer message is announced
 // when its first block is there; a counter says how far the rest has come, so that the receiver
-// copies out while the sender still copies in. A long message that lies where the receiver reaches
-// it is not copied in at all: the record says where it is, and the sender waits for its reader.
+// copies out while the sender still copies in. A message that lies where the receiver reaches it
+// is not copied in at all, if it is long but not very long: the record says where it is, and the
+// sender waits for its reader.
 #pragma once
 
 #include <atomic>
