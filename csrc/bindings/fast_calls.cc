@@ -590,14 +590,17 @@ void bind_fast_calls(py::module_& m) {
       },
       py::arg("collective"), "Decorate a communicator's method: it gets a short way to the core.");
   prepare_messages();
-  for (bool sends : {true, false}) {
+  prepare_many();
+  constexpr std::pair<const char*, ShortWay> kOthers[] = {{"fast_send", send_message},
+                                                          {"fast_recv", receive_message},
+                                                          {"fast_reduce_many", reduce_many}};
+  for (auto [name, short_way] : kOthers) {
     m.def(
-        sends ? "fast_send" : "fast_recv",
-        [sends](const py::object& method) {
-          return py::reinterpret_steal<py::object>(
-              new_method(sends ? send_message : receive_message, nullptr, method.ptr()));
+        name,
+        [way = short_way](const py::object& method) {
+          return py::reinterpret_steal<py::object>(new_method(way, nullptr, method.ptr()));
         },
-        py::arg("method"), "The same for messages.");
+        py::arg("method"), "The same for this method.");
   }
   m.def(
       "use_work",

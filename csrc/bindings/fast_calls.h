@@ -1,5 +1,5 @@
-// The short way from Python to the core: what collective calls (fast_calls.cc) and messages
-// (fast_messages.cc) share.
+// The short way from Python to the core: what collective calls (fast_calls.cc), all_reduce_many
+// (fast_many.cc) and messages (fast_messages.cc) share.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "executor/communicator.h"
 
@@ -42,6 +43,13 @@ struct KnownMessage {
   Envelope envelope;
 };
 
+// An all-reduce of several arrays of one dtype, joined.
+struct KnownPack {
+  pybind11::object descr, op;        // nullptr: nothing is known here
+  std::vector<std::int64_t> shapes;  // kNextArray between the arrays
+  PreparedCall prepared;
+};
+
 // The base of a Communicator in Python: its end of the core.
 struct State {
   std::shared_ptr<Communicator> communicator;
@@ -51,6 +59,8 @@ struct State {
   std::size_t last = 0, oldest = 0;
   std::array<KnownMessage, 8> messages;
   std::size_t oldest_message = 0;
+  std::array<KnownPack, 4> packs;
+  std::size_t oldest_pack = 0;
 };
 
 struct Base {
@@ -67,7 +77,11 @@ PyObject* send_message(Base& self, const Kind*, PyObject* const* args, std::size
                        PyObject* names);
 PyObject* receive_message(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
                           PyObject* names);
-void prepare_messages();  // before the first of them
+PyObject* reduce_many(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
+                      PyObject* names);
+// Before the first of them.
+void prepare_messages();
+void prepare_many();
 
 // Returns nullptr unless it is an array that the core can take as it is.
 const ArrayStruct* plain_array(PyObject* object, int flags);

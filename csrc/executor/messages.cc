@@ -375,7 +375,7 @@ void Messages::deliver(Message& message, const Envelope& envelope, const std::by
   }
 }
 
-// What the receiver has room for must be what was sent.
+// Sender and receiver must agree on type and shape.
 void Messages::compare(const Message& message, const Envelope& envelope) {
   const Envelope& mine = message.envelope_;
   if (mine.bytes == envelope.bytes && mine.identity == envelope.identity) return;
@@ -469,7 +469,7 @@ void Messages::warn(Message& message, Clock::time_point now) {
                       in_seconds(message.deadline_ - now) + ".");
 }
 
-// How a thread sleeps while it moves messages.
+// A thread that sleeps between moving messages.
 class Messages::PipesSleeper final : public Sleeper {
  public:
   explicit PipesSleeper(Messages& messages)

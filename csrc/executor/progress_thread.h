@@ -29,7 +29,7 @@ class Task {
   // False if it is not done at the deadline, which does not end it. Throws what `interrupt` throws,
   // and std::logic_error in a forked child, where nobody goes on with it.
   virtual bool wait(Clock::time_point deadline, const Interrupt& interrupt);
-  // What goes on with the call while a thread waits; to be kept until wait() has returned.
+  // The owner of the call, which must be kept until wait() has returned.
   virtual std::shared_ptr<void> driver() { return nullptr; }
   // When it began and ended, once it is done.
   Clock::time_point began() const { return began_; }

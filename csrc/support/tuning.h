@@ -33,7 +33,7 @@ inline constexpr int kShmSlots = 4;
 inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
 inline constexpr std::size_t kShmInlineBytes = 224;
 
-// Between processes, a message of at least so many bytes that all ranks of the host can reach is
+// Between processes, a message of at least this many bytes that all ranks of the host can reach is
 // not copied into the slots, although its sender then waits for its reader.
 inline constexpr std::size_t kShmLentBytes = 128 * 1024;
 
@@ -51,8 +51,8 @@ inline constexpr std::size_t kSharedFrom = 16 * 1024;
 inline constexpr std::size_t kPipesBytes = std::size_t{256} << 20;
 inline constexpr std::size_t kLeastPipeBytes = 32 * 1024;
 inline constexpr std::size_t kMostPipeBytes = std::size_t{2} << 20;
-// A message of so many bytes is announced when all of it is in the ring; the blocks of a longer one
-// are copied in and copied out at the same time.
+// A message of at most this many bytes is announced when all of it is in the ring. Both ranks copy
+// the blocks of a longer one at the same time.
 inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t kPipeBlockBytes = 16 * 1024;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
@@ -98,7 +98,7 @@ inline constexpr std::size_t kHeldBytes = 64 * 1024;
 inline constexpr int kHeldLooks = 200;
 
 // A thread that wants the interpreter lock back spins and yields so often before it asks Python,
-// which puts it to sleep. After polls in vain it yields a quarter as often the next time.
+// which puts it to sleep. After polls without success it yields a quarter as often the next time.
 inline constexpr int kLockSpins = 1000;
 inline constexpr int kLockYields = 1000;
 inline constexpr int kLeastLockYields = 10;

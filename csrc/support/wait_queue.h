@@ -15,7 +15,7 @@ namespace pycollective {
 struct alignas(kCacheLine) WaitQueue {
   std::atomic<std::uint32_t> wake_ups{0};  // while a thread sleeps
   std::atomic<std::uint32_t> sleepers{0};
-  // Whether the threads that sleep here can interrupt whoever wakes them (asymmetric_barrier.h); 0
+  // 1 if the threads that sleep here can interrupt whoever wakes them (asymmetric_barrier.h); 0
   // until prepare().
   std::atomic<std::uint32_t> interrupts{0};
 

@@ -37,7 +37,7 @@ inline SpinLimit socket_spin_limit(bool crowd) {
   return {crowd ? kCrowdedSpins : kTcpSpins, kYields};
 }
 
-// Counts the polls in vain since the last progress.
+// Counts the polls without success since the last progress.
 class Backoff {
  public:
   void reset() { polls_ = 0; }
@@ -68,7 +68,7 @@ bool spin_until(SpinLimit limit, Condition&& condition) {
   return true;
 }
 
-// How a thread sleeps, and its view of those that it waits for.
+// A thread that sleeps, and its view of the peers that it waits for.
 class Sleeper {
  public:
   virtual ~Sleeper() = default;

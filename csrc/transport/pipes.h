@@ -1,6 +1,5 @@
-// What messages between two ranks travel through, beside the collectives. Each ordered pair of
-// ranks has a pipe with some room of its own, so that neither the numbers nor the channels of
-// collective calls are touched. One rank's ends; guarded by whoever uses them.
+// Pipes carry messages between two ranks, beside the collectives. Each ordered pair of ranks has a
+// pipe of its own, so that messages touch neither the numbers nor the channels of collective calls. One rank's ends; guarded by whoever uses them.
 #pragma once
 
 #include <chrono>
@@ -14,7 +13,7 @@
 
 namespace pycollective {
 
-// What travels ahead of a message's data. Plain data, which processes share.
+// The description that travels ahead of a message's data. Plain data, which processes share.
 struct Envelope {
   static constexpr std::uint32_t kMagic = 0x6c69616d;  // "mail"
   static constexpr int kMaxDims = CallRecord::kMaxDims;
@@ -45,7 +44,7 @@ class Pipes {
 
   // None of these waits. A message that a lost peer has sent can still be received.
   //
-  // Begins a message: returns false where there is no room for that yet. `moved` is how many bytes
+  // Begins a message. Returns false while the pipe is too full for it. `moved` is how many bytes
   // of the data have gone with it.
   virtual bool try_begin(int peer, const Envelope& envelope, const std::byte* data,
                          std::size_t& moved) = 0;

@@ -105,7 +105,7 @@ void RingPipes::copy_out(Ring& ring, std::uint64_t position, void* data, std::si
   if (first < bytes) copy_bytes(to + first, ring.data, bytes - first);
 }
 
-// How many of so many bytes have room, beside the head of the record to come.
+// Returns how many of `wanted` bytes fit, beside the head of the next record.
 std::size_t RingPipes::room(Ring& to, Outgoing& out, std::size_t wanted) const {
   auto found = [&] {
     std::uint64_t used = out.position - out.read + kCacheLine;

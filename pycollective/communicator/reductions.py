@@ -231,6 +231,7 @@ class Reductions(Member):
         )
         return outcome(task, target, result)
 
+    @_core.fast_reduce_many
     def all_reduce_many(
         self,
         arrays: Iterable[ArrayLike],

@@ -124,7 +124,7 @@ class Meeting:
             raise
 
     def _tell_why(self, text: str) -> None:
-        """Tell why this rank gives up: rank 0 tells all others, and the others tell rank 0."""
+        """Tell the reason for giving up: rank 0 tells all others, and the others tell rank 0."""
         self.gathering.tell_all({"error": text})
         if self.store is not None:
             with contextlib.suppress(OSError):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from rank_groups import make_group
 
+import pycollective as pc
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
 COUNTS = [1, 3, 13, 100, 2049, 4099, 20_000, 100_003]
@@ -158,3 +160,43 @@ def test_asynchronous_calls_give_the_same(on_ranks, kind, name):
         return True
 
     assert on_ranks(make_group(kind, 2, 60.0), work) == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["threads", "shm", "mixed"])
+def test_all_reduce_many_short_and_general_way_make_the_same_call(kind, on_ranks):
+    """Rank 0's arrays are plain, the others' lie apart: both ways join them, and agree on shapes."""
+
+    def work(c):
+        found = []
+        for dtype, op in (("float64", "sum"), ("int32", "max"), ("float32", "sum")):
+            arrays = [
+                np.arange(np.prod(shape, dtype=int), dtype=dtype).reshape(shape) + c.rank
+                for shape in ((3, 2), (), (5,), (1, 4))
+            ]
+            if c.rank:
+                arrays[2] = np.repeat(arrays[2], 2)[::2]
+            before = [x.copy() for x in arrays]
+            results = c.all_reduce_many(arrays, op)
+            assert all(np.array_equal(x, y) for x, y in zip(arrays, before, strict=True))
+            assert [x.shape for x in results] == [x.shape for x in arrays]
+            outs = [np.zeros_like(x) for x in arrays]
+            given = c.all_reduce_many(tuple(arrays), op=op, out=outs)
+            assert all(x is y for x, y in zip(given, outs, strict=True))
+            assert all(np.array_equal(x, y) for x, y in zip(results, outs, strict=True))
+            found += [x.tolist() for x in results]
+        return found
+
+    got = on_ranks(make_group(kind, 3), work)
+    assert got[0] == got[1] == got[2]
+    assert got[0][:2] == [[[3.0, 6.0], [9.0, 12.0], [15.0, 18.0]], 3.0]
+    assert got[0][6] == [2, 3, 4, 5, 6]
+
+
+def test_all_reduce_many_other_shapes_of_the_same_length_is_a_mismatch(on_ranks):
+    def work(c):
+        shapes = [(2,), (3,)] if c.rank else [(3,), (2,)]
+        with pytest.raises(pc.MismatchError):
+            c.all_reduce_many([np.ones(shape) for shape in shapes])
+            c.barrier()
+
+    on_ranks(make_group("shm", 2, timeout=10), work)

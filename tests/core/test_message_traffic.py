@@ -28,7 +28,7 @@ class Sent(NamedTuple):
     dtype: str
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Return what is sent: no two messages have the same bytes."""
+        """Return the data: no two messages have the same bytes."""
         kind = np.dtype(self.dtype)
         count = self.nbytes // kind.itemsize
         words = np.arange(-(-count * kind.itemsize // 4), dtype=np.uint32) * np.uint32(2654435761)

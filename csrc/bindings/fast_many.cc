@@ -1,0 +1,190 @@
+// The short way of all_reduce_many from Python to the core: a few small, plain NumPy arrays of one
+// dtype, in one pack. All else goes to the method in Python, which makes the same call of it.
+#include <pybind11/numpy.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/dtypes.h"
+#include "bindings/errors.h"
+#include "bindings/fast_calls.h"
+#include "support/interpreter_release.h"
+#include "support/tuning.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+using py::detail::npy_api;
+
+constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
+PyObject *name_arrays, *name_op, *name_out, *name_sum;
+
+struct Arguments {
+  PyObject *arrays = nullptr, *op = name_sum, *out = nullptr;
+};
+
+// Returns true if the short way takes these arguments. Raises nothing if it does not.
+bool parse(PyObject* const* args, std::size_t positional, PyObject* names, Arguments& found) {
+  if (positional > 2) return false;
+  if (positional > 0) found.arrays = args[0];
+  if (positional > 1) found.op = args[1];
+  const Py_ssize_t count = names ? PyTuple_GET_SIZE(names) : 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    PyObject* value = args[positional + static_cast<std::size_t>(i)];
+    if (name == name_arrays && positional < 1) {
+      found.arrays = value;
+    } else if (name == name_op && positional < 2) {
+      found.op = value;
+    } else if (name == name_out) {
+      found.out = value == Py_None ? nullptr : value;
+    } else {
+      return false;
+    }
+  }
+  auto is_list = [](PyObject* object) {
+    return PyList_CheckExact(object) || PyTuple_CheckExact(object);
+  };
+  return found.arrays && is_list(found.arrays) && (!found.out || is_list(found.out)) &&
+         PySequence_Fast_GET_SIZE(found.arrays) > 0 &&
+         (!found.out ||
+          PySequence_Fast_GET_SIZE(found.out) == PySequence_Fast_GET_SIZE(found.arrays));
+}
+
+// The arrays' shapes, one after the other, as the ranks must agree on them.
+void append_shape(std::vector<std::int64_t>& shapes, const ArrayStruct& array) {
+  if (!shapes.empty()) shapes.push_back(CallRecord::kNextArray);
+  shapes.insert(shapes.end(), array.dimensions, array.dimensions + array.nd);
+}
+
+// nullptr where the call is none for the short way.
+const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
+                               const std::vector<std::int64_t>& shapes, std::size_t items) {
+  for (const KnownPack& known : state.packs) {
+    if (known.descr.ptr() == descr && known.op.ptr() == op && known.shapes == shapes) return &known;
+  }
+  if (!PyUnicode_CheckExact(op)) return nullptr;
+  Communicator& communicator = *state.communicator;
+  KnownPack& known = state.packs[state.oldest_pack];
+  known.descr = py::object();  // nothing is known while this fails
+  try {
+    auto dtype = py::reinterpret_borrow<py::dtype>(descr);
+    auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(op)));
+    Array array;
+    array.item = static_cast<std::size_t>(dtype.itemsize());
+    array.type = to_string(type);
+    array.shape = shapes;
+    array.count = items;
+    if (items == 0 || array.item == 0) return nullptr;
+    const Algorithm& direct = direct_all_reduce();
+    if (&communicator.select(Collective::all_reduce, items * array.item) != &direct) return nullptr;
+    const Reducing reducing{type, which};
+    known.prepared = communicator.prepare(direct, array, 0, &reducing);
+    known.op = py::reinterpret_borrow<py::object>(op);
+    known.shapes = shapes;
+    known.descr = dtype;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+  state.oldest_pack = (state.oldest_pack + 1) % state.packs.size();
+  return &known;
+}
+
+}  // namespace
+
+void prepare_many() {
+  auto intern = [](const char* text) { return PyUnicode_InternFromString(text); };
+  name_arrays = intern("arrays"), name_op = intern("op"), name_out = intern("out");
+  name_sum = intern("sum");
+}
+
+PyObject* reduce_many(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
+                      PyObject* names) {
+  State& state = *self.state;
+  Arguments found;
+  if (!parse(args, positional, names, found)) return Py_NotImplemented;
+  if (state.communicator->has_calls_under_way()) return Py_NotImplemented;  // to be over first
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(found.arrays);
+  PyObject** arrays = PySequence_Fast_ITEMS(found.arrays);
+  PyObject** outs = found.out ? PySequence_Fast_ITEMS(found.out) : nullptr;
+  std::size_t bytes = 0;
+  try {
+    std::vector<std::int64_t> shapes;
+    PyObject* descr = nullptr;
+    std::size_t item = 0;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      const ArrayStruct* x = plain_array(arrays[i], kReadable);
+      if (!x || (descr && x->descr != descr)) return Py_NotImplemented;
+      if (!descr) {
+        descr = x->descr;
+        item = static_cast<std::size_t>(py::reinterpret_borrow<py::dtype>(descr).itemsize());
+      }
+      if (outs) {
+        const ArrayStruct* y = plain_array(outs[i], kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
+        const bool same = y && y->descr == descr && y->nd == x->nd &&
+                          std::equal(y->dimensions, y->dimensions + y->nd, x->dimensions);
+        if (!same) return Py_NotImplemented;
+      }
+      append_shape(shapes, *x);
+      std::size_t items = 1;
+      for (int d = 0; d < x->nd; ++d) items *= static_cast<std::size_t>(x->dimensions[d]);
+      bytes += items * item;
+      if (bytes > kOneShotBytes) return Py_NotImplemented;
+    }
+    const KnownPack* known = find_or_learn(state, found.op, descr, shapes, item ? bytes / item : 0);
+    if (!known) return Py_NotImplemented;
+
+    const std::unique_ptr<std::byte[]> pack(new std::byte[bytes]);
+    auto results = py::reinterpret_steal<py::list>(PyList_New(count));
+    if (!results) throw py::error_already_set();
+    std::vector<std::size_t> lengths;
+    std::byte* place = pack.get();
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      const auto* x = py::detail::array_proxy(arrays[i]);
+      std::size_t length = item;
+      for (int d = 0; d < x->nd; ++d) length *= static_cast<std::size_t>(x->dimensions[d]);
+      PyObject* result = nullptr;
+      if (outs) {
+        result = Py_NewRef(outs[i]);
+      } else {
+        auto& api = npy_api::get();
+        Py_INCREF(descr);
+        result = api.PyArray_NewFromDescr_(api.PyArray_Type_, descr, x->nd, x->dimensions, nullptr,
+                                           nullptr, 0, nullptr);
+        if (!result) throw py::error_already_set();
+      }
+      PyList_SET_ITEM(results.ptr(), i, result);
+      std::memcpy(place, x->data, length);
+      lengths.push_back(length);
+      place += length;
+    }
+    // While the interpreter is released, another thread may close the communicator or use `known`.
+    const std::shared_ptr<Communicator> communicator = state.communicator;
+    const PreparedCall prepared = known->prepared;
+    const int spins = state.threads                      ? 1
+                      : communicator->group().in_crowd() ? kCrowdedSpins
+                                                         : kHeldLooks;
+    if (!communicator->begin(prepared, pack.get(), pack.get(), spins)) {
+      const Waiting waiting = waiting_for(self.timeout);
+      InterpreterRelease release;
+      communicator->finish(prepared, waiting);
+    }
+    place = pack.get();
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      const std::size_t length = lengths[static_cast<std::size_t>(i)];
+      std::memcpy(py::detail::array_proxy(PyList_GET_ITEM(results.ptr(), i))->data, place, length);
+      place += length;
+    }
+    return results.release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+}  // namespace pycollective
