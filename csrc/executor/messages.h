@@ -58,7 +58,8 @@ class Messages : public std::enable_shared_from_this<Messages> {
   // Waits for nothing: what is under way fails with the group, or is forgotten.
   ~Messages();
 
-  // Begins a message, and tries `looks` times to end it. Returns true if it is done. Throws its error.
+  // Begins a message, and tries `looks` times to end it. Returns true if it is done. Throws the
+  // error of the message.
   // try_start() returns nothing where another thread is at this rank's messages.
   bool start(Message& message, int looks);
   std::optional<bool> try_start(Message& message, int looks);

@@ -1,5 +1,6 @@
 // Pipes carry messages between two ranks, beside the collectives. Each ordered pair of ranks has a
-// pipe of its own, so that messages touch neither the numbers nor the channels of collective calls. One rank's ends; guarded by whoever uses them.
+// pipe of its own, so that messages touch neither the numbers nor the channels of collective calls.
+// An object is one rank's ends, and its user guards it.
 #pragma once
 
 #include <chrono>

@@ -252,7 +252,7 @@ def test_two_ranks_that_both_receive_are_both_said_to(on_ranks, kind):
     def work(comm):
         return str(error_of(lambda: comm.recv(source=1 - comm.rank, shape=3, dtype="int8", tag=5)))
 
-    for error in on_ranks(make_group(kind, 2, 1.0), work):
+    for error in on_ranks(make_group(kind, 2, 0.5), work):
         for rank in (0, 1):
             assert f"rank {rank} waits in recv (int8[3], tag 5) from rank {1 - rank}" in error
 
@@ -281,5 +281,5 @@ def test_a_deadline_names_the_rank_that_did_not_come(on_ranks, kind):
     def work(comm):
         return None if comm.rank == 2 else str(error_of(lambda: comm.all_reduce(np.ones(3))))
 
-    for error in on_ranks(make_group(kind, 3, 1.0), work)[:2]:
+    for error in on_ranks(make_group(kind, 3, 0.5), work)[:2]:
         assert "waited until its deadline for rank 2, which has not come to this call. " in error

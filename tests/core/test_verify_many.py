@@ -68,7 +68,7 @@ def test_every_algorithm_at_300_ranks(collective, name):
 
 
 @pytest.mark.parametrize(("collective", "name"), [a for a in ALL if a[0] != "barrier"])
-@pytest.mark.parametrize("size", [4, 70])
+@pytest.mark.parametrize("size", [4, pytest.param(70, marks=pytest.mark.slow)])
 def test_broken_ones_are_found(collective, name, size):
     """Without a step, with a step twice, with another field: whatever rank it is."""
     chance = random.Random(11)
@@ -231,6 +231,7 @@ def test_marks_of_many_ranks():
     assert marked == [(0, 99)]
 
 
+@pytest.mark.slow
 def test_too_many_ranks_are_an_error_not_a_crash():
     with pytest.raises(ValueError, match="too many chunks"):
         verify_many(Collective.all_to_all, "direct", 50_000)

@@ -203,7 +203,7 @@ EXPECTED = {  # of the rank itself, and of the others
 _FAST_CALLS = ["large", "send"]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm"]))
 @pytest.mark.parametrize("calls", ["some", pytest.param("all", marks=pytest.mark.slow)])
 def test_a_rank_that_goes_on(tmp_path, transport, calls):
     """One group after the other fails, and the one that they are made of stays as it is."""

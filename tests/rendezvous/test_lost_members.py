@@ -83,7 +83,9 @@ class Doomed:
             return table["ranks"]
 
 
-@pytest.mark.parametrize("fate", ["dies", "dies when ready", "is silent"])
+@pytest.mark.parametrize(
+    "fate", ["dies", "dies when ready", pytest.param("is silent", marks=pytest.mark.slow)]
+)
 def test_meet_elastic_member_lost_after_the_table_rest_makes_the_group(on_ranks, fate):
     ports = free_ports(4)
     doomed = Doomed(1, ports, fate)

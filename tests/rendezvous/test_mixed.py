@@ -109,7 +109,7 @@ def test_tcp_can_be_forced():
     close(comms)
 
 
-@pytest.mark.parametrize("hosts", ["aab", ["", ""]])
+@pytest.mark.parametrize("hosts", ["aab", pytest.param(["", ""], marks=pytest.mark.slow)])
 def test_groups_leave_nothing_behind(hosts, on_ranks):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))

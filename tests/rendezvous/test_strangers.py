@@ -141,7 +141,8 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("mixed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["tcp", "mixed"])
 def test_strangers_do_not_disturb(tmp_path, transport):
     hosts = ["a", "b", "c"] if transport == "tcp" else ["a", "a", "b"]
     envs = environments(hosts)
