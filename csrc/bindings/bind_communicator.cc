@@ -129,8 +129,8 @@ void exchange(Communicator& self, Message& message, double timeout) {
   const bool brief = message.bytes() <= (threads ? kOneShotBytes : kHeldBytes);
   std::optional<bool> done;
   if (brief) {
-    const int looks = threads ? 1 : self.group().in_crowd() ? kCrowdedSpins : kHeldLooks;
-    done = messages.try_start(message, looks);
+    const int polls = threads ? 1 : self.group().in_crowd() ? kCrowdedSpins : kHeldSpins;
+    done = messages.try_start(message, polls);
     if (done.value_or(false)) return;
   }
   const Waiting waiting = waiting_for(timeout);

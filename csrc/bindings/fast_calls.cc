@@ -345,7 +345,7 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
     kept = py::reinterpret_borrow<py::object>(given);
   }
   // While the interpreter is kept, peers that are threads cannot come.
-  if (!state.threads) state.spins = communicator.group().in_crowd() ? kCrowdedSpins : kHeldLooks;
+  if (!state.threads) state.spins = communicator.group().in_crowd() ? kCrowdedSpins : kHeldSpins;
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   const double timeout = reinterpret_cast<Base*>(self)->timeout;
   try {

@@ -168,7 +168,7 @@ PyObject* reduce_many(Base& self, const Kind*, PyObject* const* args, std::size_
     const PreparedCall prepared = known->prepared;
     const int spins = state.threads                      ? 1
                       : communicator->group().in_crowd() ? kCrowdedSpins
-                                                         : kHeldLooks;
+                                                         : kHeldSpins;
     if (!communicator->begin(prepared, pack.get(), pack.get(), spins)) {
       const Waiting waiting = waiting_for(self.timeout);
       InterpreterRelease release;

@@ -79,18 +79,18 @@ void Messages::warn_after(const Warning& warning) {
 
 // Beginning ------------------------------------------------------------------------------------
 
-bool Messages::start(Message& message, int looks) {
+bool Messages::start(Message& message, int polls) {
   std::lock_guard lock(mutex_);
-  return start_locked(message, looks);
+  return start_locked(message, polls);
 }
 
-std::optional<bool> Messages::try_start(Message& message, int looks) {
+std::optional<bool> Messages::try_start(Message& message, int polls) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return {};
-  return start_locked(message, looks);
+  return start_locked(message, polls);
 }
 
-bool Messages::start_locked(Message& message, int looks) {
+bool Messages::start_locked(Message& message, int polls) {
   if (failed_ || group_->finds_failure()) throw_failure();
   Peer& peer = this->peer(message.peer_);
   if (!message.sends_) {
@@ -101,9 +101,9 @@ bool Messages::start_locked(Message& message, int looks) {
     peer.sends.push_back(&message);
     ++outstanding_;
   }
-  for (int look = 0; !message.done() && look < looks; ++look) {
+  for (int poll = 0; !message.done() && poll < polls; ++poll) {
     bool moved = guarded([&] { return message.sends_ ? write(peer) : read(message.peer_, peer); });
-    if (!moved && look + 1 < looks) pause();
+    if (!moved && poll + 1 < polls) pause();
   }
   if (!message.done()) {
     if (sleepers_ > 0) pipes_->wake();  // the sleeper does not wait for this message's peer yet

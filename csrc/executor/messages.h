@@ -58,11 +58,11 @@ class Messages : public std::enable_shared_from_this<Messages> {
   // Waits for nothing: what is under way fails with the group, or is forgotten.
   ~Messages();
 
-  // Begins a message, and tries `looks` times to end it. Returns true if it is done. Throws the
+  // Begins a message, and polls `polls` times for its end. Returns true if it is done. Throws the
   // error of the message.
   // try_start() returns nothing where another thread is at this rank's messages.
-  bool start(Message& message, int looks);
-  std::optional<bool> try_start(Message& message, int looks);
+  bool start(Message& message, int polls);
+  std::optional<bool> try_start(Message& message, int polls);
   // Waits until a message is done, moving all that can be moved; throws what it has failed with.
   // Any other exception leaves the group failed.
   void finish(Message& message, const Waiting& waiting);
@@ -102,7 +102,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
 
   // With the mutex held.
-  bool start_locked(Message& message, int looks);
+  bool start_locked(Message& message, int polls);
   void begin_receive(Message& message, Peer& peer);
   void send_to_self(Message& message, Peer& peer);
   // Returns what `move` returns; where it throws, all messages fail.

@@ -1,4 +1,4 @@
-// What a thread does between two looks at memory that another one will change.
+// A pause between two polls of memory that another thread will change.
 #pragma once
 
 namespace pycollective {

@@ -58,12 +58,11 @@ inline constexpr std::size_t kPipeBlockBytes = 16 * 1024;
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
-// Over TCP, how often a rank that waits for a message looks before it yields; a look is a system
-// call.
+// Over TCP, the polls of a rank that waits for a message before it yields, each a system call.
 inline constexpr int kPipeSpins = 30;
 
-// The thread that moves asynchronous messages looks so often whether the program's own threads have
-// left them to it; so long after the last message it sleeps until the next one.
+// While the program's own threads move messages, the thread of asynchronous messages checks at this
+// interval whether they still do. It sleeps when there was no message for kMessagesLinger.
 inline constexpr auto kMessagesStandBy = std::chrono::microseconds(200);
 inline constexpr auto kMessagesLinger = std::chrono::milliseconds(20);
 
@@ -92,10 +91,10 @@ inline constexpr std::size_t kOneShotTotalBytes = 64 * 1024;
 // them for itself. Never measured on a GPU.
 inline constexpr std::size_t kDeviceOneShotBytes = 256 * 1024;
 
-// While a call of so many bytes looks so often for its peers, it keeps Python's interpreter lock:
+// A call of at most this many bytes keeps the GIL while it polls so often for its peers:
 // letting it go and getting it back takes as long as the call.
 inline constexpr std::size_t kHeldBytes = 64 * 1024;
-inline constexpr int kHeldLooks = 200;
+inline constexpr int kHeldSpins = 200;
 
 // A thread that wants the interpreter lock back spins and yields so often before it asks Python,
 // which puts it to sleep. After polls without success it yields a quarter as often the next time.
