@@ -10,6 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
+from fast_cases import some_fast
 from strategies import mirrored, workers
 from workers import run
 
@@ -155,13 +156,17 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-@pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
-def test_strategy_that_is_dropped_ends_its_threads_at_once(make, use):
+_FAST = [("mirrored", use.__name__) for use in USES] + [(name, "reduces") for name in STRATEGIES]
+
+
+@pytest.mark.parametrize(
+    ("name", "use"), some_fast([(n, u.__name__) for n in STRATEGIES for u in USES], _FAST)
+)
+def test_strategy_that_is_dropped_ends_its_threads_at_once(name, use):
     before = threads()
-    strategy = make()
+    strategy = STRATEGIES[name]()
     extended = weakref.ref(strategy.extended)
-    use(strategy)
+    globals()[use](strategy)
     dropped = weakref.ref(strategy)
     del strategy
     assert dropped() is None
@@ -231,11 +236,11 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
+@pytest.mark.parametrize("name", some_fast(PIPELINES, ["prefetch", "several", "zip"]))
 @pytest.mark.parametrize("as_numpy", [False, True])
-def test_iterator_that_is_dropped_ends_its_threads_at_once(pipeline, as_numpy):
+def test_iterator_that_is_dropped_ends_its_threads_at_once(name, as_numpy):
     before = threads()
-    dataset = pipeline(data.Dataset.range(100).map(lambda x: x))
+    dataset = PIPELINES[name](data.Dataset.range(100).map(lambda x: x))
     iterator = dataset.as_numpy_iterator() if as_numpy else iter(dataset)
     next(iterator)
     del iterator

@@ -73,6 +73,7 @@ def ones(gpus, n=4):
     return gpus.asarray(np.ones(n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

@@ -224,7 +224,7 @@ def test_a_rank_that_goes_on(tmp_path, transport, calls):
     assert set(done.codes) == {0}, done
 
 
-@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["shm", "mixed"]))
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["mixed"]))
 def test_a_forked_child(tmp_path, transport):
     """It has no rank, and whatever it does, and its end, is nothing to the group."""
     body = """

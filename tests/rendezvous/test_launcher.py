@@ -101,6 +101,7 @@ def test_on_a_terminal_lines_have_their_rank(tmp_path, options, prefixed):
     assert sorted(text.splitlines()) == (marked if prefixed else plain)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_what_has_no_end_is_shown(tmp_path):
     body = """
 if os.environ["PYCOLLECTIVE_RANK"] == "0":
@@ -167,6 +168,7 @@ print(secret)
         first = other
 
 
+@pytest.mark.slow
 def test_a_module_and_a_program(tmp_path):
     (tmp_path / "thing.py").write_text("import sys; print(__name__, sys.argv[1:])")
     command = [sys.executable, "-m", "pycollective", "run", "-n", "2"]
@@ -246,6 +248,7 @@ time.sleep(60)
     assert all(gone(pid) for pid in pids(done.stdout.splitlines()))
 
 
+@pytest.mark.slow
 def test_what_ranks_leave_behind_is_ended(tmp_path):
     body = """
 import subprocess

@@ -69,6 +69,7 @@ def test_who_is_missing_is_known_to_all(on_ranks):
         assert found.broken() == []  # of somebody who is not there
 
 
+@pytest.mark.slow
 def test_one_link_is_broken(on_ranks, monkeypatch):
     """Worker 2 finds nobody at worker 1's address, and worker 0 hears of it, and why."""
     real = links.Sockets.connected
@@ -102,6 +103,7 @@ def test_another_secret_and_another_description(on_ranks):
     assert two.others == {0: addresses}
 
 
+@pytest.mark.slow
 def test_what_listens_there_is_no_worker():
     with socket.create_server(("127.0.0.1", 0)) as sock, contextlib.ExitStack() as held:
         where = f"127.0.0.1:{sock.getsockname()[1]}"

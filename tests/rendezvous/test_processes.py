@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -210,6 +211,7 @@ def test_groups_leave_nothing_behind(on_ranks):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()  # what other tests have left behind
     shared = set(os.listdir("/dev/shm"))
     before = descriptors()
     for _ in range(100):

@@ -307,6 +307,7 @@ def test_bad_descriptions(tmp_path):
         init(environment={"PYCOLLECTIVE_TRANSPORT": "tcp"})
 
 
+@pytest.mark.slow
 def test_ranks_and_sizes_that_do_not_fit():
     port = free_port()
     envs = [environment(0, 2, port), environment(1, 3, port)]
@@ -412,6 +413,7 @@ def wait_until_listened_to(port):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_strangers_do_not_disturb(on_ranks):
     port, stop, counts = free_port(), threading.Event(), []
     strangers = [threading.Thread(target=bother, args=(port, stop, s, counts)) for s in range(2)]

@@ -374,6 +374,7 @@ def test_tls_key_that_others_can_read_raises(certificates, tmp_path):
     assert protection(own).endswith("control connections in TLS")
 
 
+@pytest.mark.slow
 def test_links_are_tried_in_tls(on_ranks, certificates):
     """And one that has no TLS is told so."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
