@@ -194,13 +194,15 @@ bool Messages::guarded(Move move) {
   if (failed_) return false;
   try {
     return move();
+  } catch (const Failure& failure) {
+    group_->fail(failure.kind, failure.what());  // it may be that of the group this is a part of
+    fail_all(std::current_exception());
   } catch (...) {
-    // For what is not the group's failure yet.
     group_->fail(FailureKind::aborted,
                  "rank " + std::to_string(rank_) + " cannot go on with its messages");
     fail_all(std::current_exception());
-    return false;
   }
+  return false;
 }
 
 void Messages::fail_all(std::exception_ptr error) noexcept {
