@@ -71,7 +71,7 @@ class Communicator {
   const Algorithm& select(Collective collective, std::size_t bytes) const;
   void prefer(std::vector<Choice> choices) { choices_ = std::move(choices); }
 
-  // Whether all ranks share a board, so that collectives have a direct path.
+  // Returns true if all ranks share a board: collectives have a direct path then.
   bool has_board() { return endpoint().board() != nullptr; }
   // The hierarchical all-reduce for the hosts of this group, and whether it is of use: there are
   // several hosts, and one of them has several ranks.

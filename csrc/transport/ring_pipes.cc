@@ -31,9 +31,12 @@ struct RingPipes::Description {
 };
 
 struct alignas(kCacheLine) RingPipes::Ring {
-  std::atomic<std::uint64_t> written;    // position up to which a streamed message has come
-  std::atomic<std::uint32_t> withdrawn;  // the sender has given up: what it lent is not to be read
-  alignas(kCacheLine) std::atomic<std::uint64_t> read;  // position up to which there is room again
+  // The sender has written all bytes of a streamed message before this position.
+  std::atomic<std::uint64_t> written;
+  // 1: the sender has given up, and the receiver must not use memory that the sender lent.
+  std::atomic<std::uint32_t> withdrawn;
+  // The receiver has read all bytes before this position.
+  alignas(kCacheLine) std::atomic<std::uint64_t> read;
   alignas(kCacheLine) std::byte data[1];
 };
 

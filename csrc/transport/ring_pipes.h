@@ -48,21 +48,21 @@ class RingPipes final : public Pipes {
   struct Head;
   struct Description;
   struct Ring;
-  // This rank's view of a ring that it sends into, and of one that it receives from. Positions are
-  // bytes since the beginning of time.
+  // This rank's view of a ring that it sends into, and of one that it receives from. A position
+  // counts all bytes that ever went through the ring.
   struct Outgoing {
-    std::uint64_t position = 0;    // of what is written next
-    std::uint64_t read = 0;        // by the receiver, when this rank last looked
-    std::uint64_t identity = 0;    // of the last description
-    std::size_t left = 0;          // bytes of the message that was begun
-    std::uint64_t lent_until = 0;  // the end of its record, which the receiver has to pass; 0: none
-    bool spoken = false;           // the receiver knows that this rank sends to it
+    std::uint64_t position = 0;    // The next byte is written here.
+    std::uint64_t read = 0;        // The last value of Ring::read that this rank has loaded.
+    std::uint64_t identity = 0;    // The hash in the last description.
+    std::size_t left = 0;          // Bytes of the current message that are not written yet.
+    std::uint64_t lent_until = 0;  // The end of a lent message's record; 0: nothing is lent.
+    bool spoken = false;           // The receiver knows that this rank sends to it.
   };
   struct Incoming {
-    std::uint64_t position = 0;       // of what is read next
-    std::uint64_t written = 0;        // by the sender, when this rank last looked
-    std::size_t left = 0;             // bytes of the message that was begun
-    const std::byte* lent = nullptr;  // where it lies, if it is read there
+    std::uint64_t position = 0;       // The next byte is read here.
+    std::uint64_t written = 0;        // The last value of Ring::written that this rank has loaded.
+    std::size_t left = 0;             // Bytes of the current message that are not read yet.
+    const std::byte* lent = nullptr;  // The message in the sender's memory, if it is lent.
     bool begun = false;
     bool spoken = false;
     Envelope envelope;
