@@ -122,6 +122,8 @@ class Rank:
         self._results: list[np.ndarray] = []
         self._watched: list[np.ndarray] = []
         self._pending: list[tuple[int, int, Step, Any, Any]] = []
+        self._in_doubt: tuple[int, ...] = ()
+        """The arrays of an asynchronous call whose work this rank does not have yet."""
         # Among threads, a rank that has begun may have taken all descriptors already.
         self._before = held()
         self._descriptors_before = {int(name) for name in os.listdir("/proc/self/fd")}
@@ -308,9 +310,12 @@ class Rank:
         if step.later:
             how["async_op"] = True
         self._strike()
+        if step.later:
+            self._in_doubt = (id(x), id(out))
         found = call.run(comm, x, out, step, how)
         if step.later:
             self._pending.append((number + step.later, number, step, found, (x, place)))
+            self._in_doubt = ()
         else:
             self._check(number, step, place, found, x)
         self._flush(step.group, number)
@@ -397,8 +402,12 @@ class Rank:
         )
 
     def _overwrite(self) -> None:
-        """Use the arrays anew: nothing of the failed calls may be written any more."""
-        self._watched = [a for a in self._arrays.values() if a.size]
+        """Use the arrays anew: nothing of the failed calls may be written any more.
+
+        Ctrl-C may come when an asynchronous call has begun and its work is not yet returned: nobody
+        can wait for that call, and its arrays stay with the library.
+        """
+        self._watched = [a for a in self._arrays.values() if a.size and id(a) not in self._in_doubt]
         for array in self._watched:
             _bytes(array)[...] = _SENTINEL
 
