@@ -314,7 +314,7 @@ class ShmEndpoint final : public Endpoint {
   // it was stopped or killed, and what it may still write is to reach nobody.
   void withdraw() noexcept {
     if (!board_.written.bytes) return;
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with reduce_mapped()
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with Reaching, in direct.cc
     auto patience = Clock::now() + kWithdrawal;
     while (board_.is_reached()) {
       if (Clock::now() > patience) {

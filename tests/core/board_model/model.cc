@@ -1,0 +1,869 @@
+// Explores every interleaving of two or three ranks on a board (transport/board.h), and every point
+// at which a rank may die or give up. What takes a step is the code of executor/direct.cc itself.
+//
+//     model RANKS none|death|timeout     -> a line for each program; exit status 1 at the first
+//                                      that is wrong
+//
+// A *program* is a list of calls that every rank makes. A *state* is the board, the ranks' arrays
+// and what each rank knows. An *action* is one step of one rank: it posts a slot, completes a short
+// call, stages, produces or takes a block, ends a call, dies, gives up, or leaves. The search goes
+// through all states that actions lead to, and looks for
+//
+//   * two ranks that can take steps now of which one writes what the other reads or writes. Every
+//     step waits for counters that only grow, so that two steps overlap in time exactly where both
+//     are possible in one state: it is enough that actions are explored as a whole;
+//   * a wrong result; a state without a way on (deadlock); a step that reaches the arrays of a rank
+//     that is not in the call;
+//   * a rank that could go on after another's step, and that this step did not wake;
+//   * after a death, a rank that waits for somebody who does not wait for the dead rank in turn.
+//
+// A rank that gives up can do so within a peer's step too, before and after the peer looks for a
+// failure. The model does not reorder memory accesses; ThreadSanitizer's tests look for that.
+//
+// It is built with -fno-access-control, with -Wl,--wrap=memcpy, which records every copy, and with
+// the small sizes of support/tuning.h.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "executor/direct.h"
+
+using namespace pycollective;
+
+namespace {
+
+constexpr int kMost = 3;
+constexpr int kPoison = 0xEE;  // arrays between calls
+
+enum class Faults { none, death, timeout };
+
+struct CallOfAll {
+  Collective collective;
+  int root;
+  std::size_t count;         // bytes of the array, or of a part
+  unsigned inputs, outputs;  // bit r: peers reach rank r's array
+  bool in_place = false;
+  bool differs = false;  // rank 1 makes another call
+};
+
+struct Program {
+  std::string name;
+  std::vector<CallOfAll> calls;
+  bool crowd = false;
+};
+
+enum class Phase : std::uint8_t { between, calling, leaving, out, dead, finished };
+
+struct Control {
+  Phase phase[kMost];
+  int call[kMost];
+  bool failed;
+};
+
+// What a rank knows of the board.
+struct View {
+  std::uint64_t turn, input_position, output_position, posted, settled, seen_consumed, fingerprint;
+  Board::Written written;
+  Board::Peer peers[kMost];
+};
+
+struct alignas(DirectExecution) Execution {
+  std::byte bytes[sizeof(DirectExecution)];
+};
+static_assert(std::is_trivially_destructible_v<DirectExecution>);
+
+enum class Kind { enter, advance, stage, produce, take, die, give_up, leave };
+constexpr const char* kKinds[] = {"enters", "advances", "stages",   "produces",
+                                  "takes",  "dies",     "gives up", "leaves"};
+
+// Where within a step of another rank a rank gives up: at which look for a failure, and on which
+// side of it.
+struct Within {
+  int peer = -1, look = 0;
+  bool before = false;
+};
+
+struct Action {
+  int rank;
+  Kind kind;
+  Within within;
+};
+
+struct Access {
+  const std::byte* at;
+  std::size_t bytes;
+  bool writes;
+};
+
+struct Wrong {
+  std::string what;
+};
+
+class Model* model;
+
+class ModelBoard : public Board {
+ public:
+  using Board::Board;
+  std::uint64_t place_of(const void* data, std::size_t bytes) const override;
+  std::byte* reach(int peer, std::uint64_t place, std::size_t bytes) override;
+  void mismatch(int peer) override;
+  bool in_crowd() const override;
+};
+
+class ModelEndpoint : public Endpoint {
+ public:
+  explicit ModelEndpoint(int rank) : rank_(rank) {}
+  int rank() const override { return rank_; }
+  Board* board() override;
+  void check() override;
+  SpinLimit spin_limit() override { return {}; }
+  bool sleep(Clock::duration) override { return true; }
+  void enter(const CallRecord&) override {}
+  void leave() noexcept override {}
+  bool try_send(int, const void*, std::size_t) override { std::abort(); }
+  Piece try_receive(int, std::size_t) override { std::abort(); }
+  void release(int) override { std::abort(); }
+  bool flushed() override { return true; }
+  bool flushed_to(int) override { return true; }
+  void fail(FailureKind, const std::string&) noexcept override {}
+
+ private:
+  Group& group() override { std::abort(); }
+  int rank_;
+};
+
+class Model {
+ public:
+  Model(int size, Faults faults, const Program& program)
+      : size_(size), faults_(faults), program_(program), reduction_{add, nullptr, 1, nullptr} {
+    model = this;
+    for (const CallOfAll& call : program.calls) {
+      area_ = std::max(area_, call.count * static_cast<std::size_t>(size) + 128);
+    }
+    area_ = (area_ + 63) / 64 * 64;
+    board_bytes_ = Board::bytes_for(size, true);
+    memory_.resize(board_bytes_ + 2 * area_ * static_cast<std::size_t>(size) + 64);
+    auto start = reinterpret_cast<std::uintptr_t>(memory_.data());
+    base_ = memory_.data() + (64 - start % 64) % 64;
+    std::vector<WaitQueue*> queues;
+    for (int r = 0; r < size; ++r) {
+      queues_[r].sleepers.store(1);  // every rank that waits sleeps
+      queues.push_back(&queues_[r]);
+    }
+    for (int r = 0; r < size; ++r) {
+      boards_.push_back(std::make_unique<ModelBoard>(base_, r, queues, true));
+      endpoints_.push_back(std::make_unique<ModelEndpoint>(r));
+      std::memset(array(r, false, 0), kPoison, 2 * area_);
+    }
+    std::memset(&control_, 0, sizeof control_);
+    std::memset(executions_, 0, sizeof executions_);
+  }
+
+  // Returns what is wrong, with the actions that lead there; empty if nothing is.
+  std::string explore() {
+    try {
+      visit();
+      return {};
+    } catch (const Wrong& wrong) {
+      std::string text = wrong.what + ", after";
+      for (const Action& action : path_) {
+        text += "\n    rank " + std::to_string(action.rank) + " " +
+                kKinds[static_cast<int>(action.kind)];
+        if (action.within.peer >= 0) {
+          text += ", within which rank " + std::to_string(action.within.peer) + " gives up " +
+                  (action.within.before ? "before" : "after") + " look " +
+                  std::to_string(action.within.look);
+        }
+      }
+      return text;
+    }
+  }
+  std::size_t states() const { return seen_.size(); }
+  std::size_t actions() const { return actions_; }
+
+  // What the board and the endpoints call back -----------------------------------------------
+
+  ModelBoard& board(int rank) { return *boards_[static_cast<std::size_t>(rank)]; }
+  bool crowd() const { return program_.crowd; }
+
+  std::uint64_t place_of(int rank, const void* data) const {
+    const CallOfAll& call = call_of(rank);
+    const auto* at = static_cast<const std::byte*>(data);
+    const bool is_output = at >= array(rank, true, 0) && at < array(rank, true, 0) + area_;
+    const unsigned mask = is_output || call.in_place ? call.outputs : call.inputs;
+    return mask >> rank & 1 ? reinterpret_cast<std::uint64_t>(data) : 0;
+  }
+
+  void look(int rank) {
+    const Within now = within_;
+    const bool here = now.peer >= 0 && looks_++ == now.look;
+    if (here && now.before) give_up_and_leave(now.peer);
+    const bool failed = control_.failed;
+    if (here && !now.before) give_up_and_leave(now.peer);
+    if (failed) throw Failure(FailureKind::timeout, "rank " + std::to_string(rank));
+  }
+
+  void record(const void* data, std::size_t bytes, bool writes) {
+    if (!recording_ || bytes == 0) return;
+    const auto* at = static_cast<const std::byte*>(data);
+    if (at < base_ || at >= base_ + board_bytes_ + 2 * area_ * static_cast<std::size_t>(size_)) {
+      return;  // a rank's own stack
+    }
+    accesses_.push_back({at, bytes, writes});
+    const auto offset = static_cast<std::size_t>(at - base_);
+    if (offset < board_bytes_) return;
+    const int owner = static_cast<int>((offset - board_bytes_) / (2 * area_));
+    if (owner == acting_) return;
+    if (is_in(owner, control_.call[acting_])) return;
+    // What was read is dropped if the step finds the failure afterwards.
+    if (writes || control_.phase[owner] != Phase::out) {
+      throw Wrong{"rank " + std::to_string(acting_) + (writes ? " writes" : " reads") +
+                  " arrays of rank " + std::to_string(owner) + ", which is not in the call"};
+    }
+    stale_ = true;
+  }
+
+  void woke(const std::atomic<std::uint32_t>& word) {
+    for (int r = 0; r < size_; ++r) {
+      if (&queues_[r].wake_ups == &word) woken_ |= 1U << r;
+    }
+  }
+
+ private:
+  struct Snapshot {
+    std::vector<std::byte> memory;
+    Control control;
+    View views[kMost];
+    Execution executions[kMost];
+  };
+
+  static void add(void* target, const void* a, const void* b, std::size_t count) {
+    model->record(a, count, false);
+    model->record(b, count, false);
+    model->record(target, count, true);
+    for (std::size_t i = 0; i < count; ++i) {
+      static_cast<std::uint8_t*>(target)[i] = static_cast<std::uint8_t>(
+          static_cast<const std::uint8_t*>(a)[i] + static_cast<const std::uint8_t*>(b)[i]);
+    }
+  }
+
+  // A rank's array, which begins at another place of a cache line on each rank.
+  std::byte* array(int rank, bool output, int shift) const {
+    return base_ + board_bytes_ + static_cast<std::size_t>(2 * rank + (output ? 1 : 0)) * area_ +
+           shift;
+  }
+  std::byte* input_of(int rank) const {
+    return call_of(rank).in_place ? output_of(rank) : array(rank, false, 8 * (rank + 1));
+  }
+  std::byte* output_of(int rank) const { return array(rank, true, 8 * (3 - rank)); }
+  const CallOfAll& call_of(int rank) const {
+    return program_.calls[static_cast<std::size_t>(control_.call[rank])];
+  }
+  DirectExecution& execution(int rank) {
+    return *reinterpret_cast<DirectExecution*>(executions_[rank].bytes);
+  }
+  // Whether a rank's arrays belong to a call. Ranks that give up still lend theirs until they have
+  // left, and the dead for ever.
+  bool is_in(int rank, int call) const {
+    const Phase phase = control_.phase[rank];
+    return control_.call[rank] == call &&
+           (phase == Phase::calling || phase == Phase::leaving || phase == Phase::dead);
+  }
+
+  // States ---------------------------------------------------------------------------------
+
+  Snapshot save() const {
+    Snapshot snapshot{memory_, control_, {}, {}};
+    for (int r = 0; r < size_; ++r) {
+      const Board& b = *boards_[static_cast<std::size_t>(r)];
+      View& view = snapshot.views[r];
+      view.turn = b.turn;
+      view.input_position = b.input_position;
+      view.output_position = b.output_position;
+      view.posted = b.posted;
+      view.settled = b.settled;
+      view.seen_consumed = b.seen_consumed;
+      view.fingerprint = b.fingerprint;
+      view.written = b.written;
+      for (int p = 0; p < size_; ++p) view.peers[p] = b.peers[static_cast<std::size_t>(p)];
+    }
+    std::memcpy(snapshot.executions, executions_, sizeof executions_);
+    return snapshot;
+  }
+
+  void restore(const Snapshot& snapshot) {
+    std::memcpy(memory_.data(), snapshot.memory.data(), memory_.size());
+    control_ = snapshot.control;
+    for (int r = 0; r < size_; ++r) {
+      Board& b = *boards_[static_cast<std::size_t>(r)];
+      const View& view = snapshot.views[r];
+      b.turn = view.turn;
+      b.input_position = view.input_position;
+      b.output_position = view.output_position;
+      b.posted = view.posted;
+      b.settled = view.settled;
+      b.seen_consumed = view.seen_consumed;
+      b.fingerprint = view.fingerprint;
+      b.written = view.written;
+      for (int p = 0; p < size_; ++p) b.peers[static_cast<std::size_t>(p)] = view.peers[p];
+    }
+    std::memcpy(executions_, snapshot.executions, sizeof executions_);
+  }
+
+  // Two states with one hash of 64 bits are taken for the same.
+  static std::uint64_t hash(const Snapshot& snapshot) {
+    std::uint64_t value = 0x9E3779B97F4A7C15U;
+    using Word [[gnu::may_alias]] = std::uint64_t;
+    auto mix_word = [&value](std::uint64_t word) {
+      value = (value ^ word) * 0xFF51AFD7ED558CCDU;
+      value ^= value >> 32;
+    };
+    auto mix = [&](const void* data, std::size_t bytes) {
+      const auto* words = static_cast<const Word*>(data);
+      for (std::size_t i = 0; i < bytes / sizeof(Word); ++i) mix_word(words[i]);
+    };
+    mix(snapshot.memory.data(), snapshot.memory.size());
+    for (int r = 0; r < kMost; ++r) {
+      mix_word(static_cast<std::uint64_t>(snapshot.control.phase[r]));
+      mix_word(static_cast<std::uint64_t>(snapshot.control.call[r]));
+    }
+    mix_word(snapshot.control.failed ? 1 : 0);
+    mix(snapshot.views, sizeof snapshot.views);
+    mix(snapshot.executions, sizeof snapshot.executions);
+    return value;
+  }
+
+  // Actions --------------------------------------------------------------------------------
+
+  // Takes a step if it is possible; says whether it was. What it reads and writes is in accesses_.
+  bool take_step(const Action& action) {
+    accesses_.clear();
+    woken_ = 0;
+    stale_ = false;
+    looks_ = 0;
+    within_ = action.within;
+    acting_ = action.rank;
+    const int rank = action.rank;
+    Board& b = board(rank);
+    const std::uint64_t turn = b.turn, settled = b.settled;
+    const int call = control_.call[rank];
+    recording_ = true;
+    bool moved = false;
+    try {
+      moved = run(rank, action.kind);
+    } catch (const Failure&) {
+      recording_ = false;
+      control_.failed = true;
+      control_.phase[rank] = Phase::leaving;
+      return true;
+    } catch (...) {
+      recording_ = false;
+      throw;
+    }
+    if (moved && stale_) {
+      throw Wrong{"rank " + std::to_string(rank) +
+                  " goes on with what it read from a rank that has left"};
+    }
+    // Slots are written and read without copies.
+    if (b.turn != turn) record(&b.slot(rank, b.turn), sizeof(Board::Slot), true);
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank) continue;
+      if (b.settled != settled) record(&b.slot(r, b.settled), sizeof(Board::Slot), false);
+      if (come_ >> r & 1) record(&b.slot(r, b.turn), sizeof(Board::Slot), false);
+    }
+    recording_ = false;
+    if (moved && control_.call[rank] != call) poison(rank);
+    return moved;
+  }
+
+  bool run(int rank, Kind kind) {
+    come_ = 0;
+    switch (kind) {
+      case Kind::enter:
+        enter(rank);
+        return true;
+      case Kind::advance:
+        return advance(rank);
+      case Kind::stage:
+        return execution(rank).try_stage();
+      case Kind::produce:
+        return tell_come(rank, [&] { return execution(rank).try_produce(); });
+      case Kind::take:
+        return tell_come(rank, [&] { return execution(rank).try_take(); });
+      case Kind::die:
+        control_.phase[rank] = Phase::dead;
+        return true;
+      case Kind::give_up:
+        control_.failed = true;
+        control_.phase[rank] = Phase::leaving;
+        return true;
+      case Kind::leave:
+        return leave(rank);
+    }
+    return false;
+  }
+
+  template <class Step>
+  bool tell_come(int rank, const Step& step) {
+    DirectExecution& mine = execution(rank);
+    const int before = mine.come_;
+    const bool moved = step();
+    for (int r = before; r < mine.come_; ++r) {
+      if (mine.is_awaited(r)) come_ |= 1U << r;
+    }
+    return moved;
+  }
+
+  void enter(int rank) {
+    if (control_.failed) {
+      control_.phase[rank] = Phase::out;
+      return;
+    }
+    control_.phase[rank] = Phase::calling;
+    const CallOfAll& call = call_of(rank);
+    const std::uint64_t other = call.differs && rank == 1 ? 1000 : 0;
+    board(rank).fingerprint = board(rank).posted * 31 + 7 + other;
+    recording_ = false;
+    fill(rank);
+    recording_ = true;
+    DirectCall mine;
+    mine.collective = call.collective;
+    mine.root = call.root;
+    mine.input = input_of(rank);
+    mine.output = output_of(rank);
+    mine.count = call.count;
+    mine.item = 1;
+    mine.dtype = DType::u8;
+    mine.reduction = &reduction_;
+    std::memset(executions_[rank].bytes, 0, sizeof(Execution));
+    new (executions_[rank].bytes)
+        DirectExecution(*endpoints_[static_cast<std::size_t>(rank)], mine);
+  }
+
+  bool advance(int rank) {
+    const Progress progress = [&] {
+      Progress result = Progress::blocked;
+      tell_come(rank, [&] {
+        result = execution(rank).advance();
+        return true;
+      });
+      return result;
+    }();
+    if (progress == Progress::done) {
+      check_result(rank);
+      board(rank).written = {};
+      ++control_.call[rank];
+      const bool last = control_.call[rank] == static_cast<int>(program_.calls.size());
+      control_.phase[rank] = last ? Phase::finished : Phase::between;
+    }
+    return progress != Progress::blocked;
+  }
+
+  // As ShmEndpoint::leave() after a failure.
+  bool leave(int rank) {
+    if (board(rank).written.bytes && board(rank).is_reached()) return false;
+    board(rank).written = {};
+    control_.phase[rank] = Phase::out;
+    const bool was = std::exchange(recording_, false);
+    poison(rank);
+    recording_ = was;
+    return true;
+  }
+  void give_up_and_leave(int rank) {
+    control_.failed = true;
+    control_.phase[rank] = Phase::leaving;
+    leave(rank);
+  }
+
+  std::vector<Action> possible(int rank) const {
+    std::vector<Action> found;
+    auto offer = [&](Kind kind) { found.push_back({rank, kind, {}}); };
+    switch (control_.phase[rank]) {
+      case Phase::between:
+        offer(Kind::enter);
+        break;
+      case Phase::leaving:
+        offer(Kind::leave);
+        break;
+      case Phase::calling: {
+        const auto& mine = const_cast<Model*>(this)->execution(rank);
+        if (mine.mode_ == DirectExecution::Mode::blocks) {
+          offer(Kind::stage);
+          offer(Kind::produce);
+          offer(Kind::take);
+        }
+        offer(Kind::advance);
+        if (faults_ == Faults::timeout) {
+          offer(Kind::give_up);
+          std::vector<Action> steps = found;
+          for (const Action& step : steps) {
+            if (step.kind != Kind::produce && step.kind != Kind::take) continue;
+            for (int peer = 0; peer < size_; ++peer) {
+              if (peer == rank || control_.phase[peer] != Phase::calling) continue;
+              for (int side = 0; side < 4; ++side) {
+                found.push_back({rank, step.kind, {peer, side / 2, side % 2 == 0}});
+              }
+            }
+          }
+        }
+        const bool one_died = std::any_of(control_.phase, control_.phase + size_,
+                                          [](Phase phase) { return phase == Phase::dead; });
+        if (faults_ == Faults::death && !one_died) offer(Kind::die);
+        break;
+      }
+      default:
+        break;
+    }
+    return found;
+  }
+  // A step of the protocol, in contrast to a fault.
+  static bool is_step(const Action& action) {
+    return action.kind != Kind::die && action.kind != Kind::give_up && action.within.peer < 0;
+  }
+
+  // The search -----------------------------------------------------------------------------
+
+  // Goes on from the present state; returns the ranks that can take a step in it.
+  unsigned visit() {
+    const Snapshot here = save();
+    const std::uint64_t key = hash(here);
+    if (auto known = seen_.find(key); known != seen_.end()) return known->second;
+    // Which steps there are, and whether two of them meet in memory.
+    struct Step {
+      Action action;
+      std::vector<Access> accesses;
+      unsigned woken;
+    };
+    std::vector<Step> steps;
+    unsigned able = 0;
+    for (int rank = 0; rank < size_; ++rank) {
+      bool blocks_moved = false;
+      for (const Action& action : possible(rank)) {
+        // The end of a call is looked for when there is nothing else to do.
+        if (action.kind == Kind::advance && blocks_moved) continue;
+        path_.push_back(action);
+        const bool moved = take_step(action);
+        path_.pop_back();
+        if (moved) {
+          steps.push_back({action, accesses_, woken_});
+          if (is_step(action)) {
+            able |= 1U << rank;
+            blocks_moved = true;
+          }
+        }
+        restore(here);
+      }
+    }
+    for (const Step& a : steps) {
+      for (const Step& b : steps) {
+        if (a.action.rank < b.action.rank) compare(a.action, a.accesses, b.action, b.accesses);
+      }
+    }
+    seen_[key] = able;
+    if (able == 0) check_end();
+    for (const Step& step : steps) {
+      path_.push_back(step.action);
+      take_step(step.action);
+      ++actions_;
+      const unsigned then = visit();
+      // A rank that waits sleeps until somebody wakes it.
+      for (int r = 0; r < size_; ++r) {
+        const unsigned bit = 1U << r;
+        if (r == step.action.rank || !is_step(step.action) || control_.failed) continue;
+        if (!(able & bit) && (then & bit) && !(step.woken & bit)) {
+          throw Wrong{"rank " + std::to_string(r) + " can go on, and nobody wakes it"};
+        }
+      }
+      path_.pop_back();
+      restore(here);
+    }
+    return able;
+  }
+
+  static void compare(const Action& one, const std::vector<Access>& ones, const Action& other,
+                      const std::vector<Access>& others) {
+    for (const Access& a : ones) {
+      for (const Access& b : others) {
+        if (!a.writes && !b.writes) continue;
+        if (a.at < b.at + b.bytes && b.at < a.at + a.bytes) {
+          throw Wrong{"rank " + std::to_string(one.rank) + ", which " +
+                      kKinds[static_cast<int>(one.kind)] + ", and rank " +
+                      std::to_string(other.rank) + ", which " +
+                      kKinds[static_cast<int>(other.kind)] + ", meet in memory"};
+        }
+      }
+    }
+  }
+
+  // Nobody can take a step any more.
+  void check_end() {
+    bool died = false, differs = false;
+    for (int r = 0; r < size_; ++r) died = died || control_.phase[r] == Phase::dead;
+    for (const CallOfAll& call : program_.calls) differs = differs || call.differs;
+    if (differs && !died && !control_.failed) throw Wrong{"nobody finds the call that differs"};
+    if (control_.failed) return;
+    for (int r = 0; r < size_; ++r) {
+      if (control_.phase[r] == Phase::finished || control_.phase[r] == Phase::dead) continue;
+      if (!died) throw Wrong{"rank " + std::to_string(r) + " waits for ever"};
+      if (!leads_to_dead(r, 0)) {
+        throw Wrong{"rank " + std::to_string(r) + " does not name the dead rank"};
+      }
+    }
+  }
+  // Whether all that a rank waits for is the dead rank, or waits for it in turn.
+  bool leads_to_dead(int rank, int depth) {
+    if (control_.phase[rank] == Phase::dead) return true;
+    if (control_.phase[rank] != Phase::calling || depth > size_) return false;
+    const std::vector<int> awaited = execution(rank).awaited();
+    return !awaited.empty() && std::any_of(awaited.begin(), awaited.end(), [&](int next) {
+      return leads_to_dead(next, depth + 1);
+    });
+  }
+
+  // Arrays ---------------------------------------------------------------------------------
+
+  static std::uint8_t value(int call, int rank, std::size_t i) {
+    return static_cast<std::uint8_t>(101 * call + 31 * rank + 7 * static_cast<int>(i) + 1);
+  }
+  void poison(int rank) { std::memset(array(rank, false, 0), kPoison, 2 * area_); }
+
+  std::size_t length(const CallOfAll& call, bool input, int rank) const {
+    const auto size = static_cast<std::size_t>(size_);
+    const bool root = rank == call.root;
+    switch (call.collective) {
+      case Collective::barrier:
+        return 0;
+      case Collective::reduce_scatter:
+        return input ? call.count * size : call.count;
+      case Collective::all_to_all:
+        return call.count * size;
+      case Collective::scatter:
+        return input ? (root ? call.count * size : 0) : call.count;
+      case Collective::gather:
+        return input ? call.count : (root ? call.count * size : 0);
+      case Collective::all_gather:
+        return input ? call.count : call.count * size;
+      case Collective::broadcast:
+        return input ? (root ? call.count : 0) : call.count;
+      case Collective::reduce:
+        return input || root ? call.count : 0;
+      default:
+        return call.count;
+    }
+  }
+
+  void fill(int rank) {
+    const CallOfAll& call = call_of(rank);
+    for (std::size_t i = 0; i < length(call, true, rank); ++i) {
+      input_of(rank)[i] = std::byte{value(control_.call[rank], rank, i)};
+    }
+  }
+
+  void check_result(int rank) {
+    const CallOfAll& call = call_of(rank);
+    const int k = control_.call[rank];
+    auto sum = [&](std::size_t i) {
+      int total = 0;
+      for (int r = 0; r < size_; ++r) total += value(k, r, i);
+      return static_cast<std::uint8_t>(total);
+    };
+    const auto own = static_cast<std::size_t>(rank) * call.count;
+    for (std::size_t i = 0; i < length(call, false, rank); ++i) {
+      const auto part = static_cast<int>(i / call.count);
+      const std::size_t within = i % call.count;
+      std::uint8_t expected = 0;
+      switch (call.collective) {
+        case Collective::all_reduce:
+        case Collective::reduce:
+          expected = sum(i);
+          break;
+        case Collective::reduce_scatter:
+          expected = sum(own + i);
+          break;
+        case Collective::broadcast:
+          expected = value(k, call.root, i);
+          break;
+        case Collective::scatter:
+          expected = value(k, call.root, own + i);
+          break;
+        case Collective::all_to_all:
+          expected = value(k, part, own + within);
+          break;
+        default:
+          expected = value(k, part, within);
+      }
+      if (output_of(rank)[i] != std::byte{expected}) {
+        throw Wrong{"rank " + std::to_string(rank) + " has a wrong byte " + std::to_string(i) +
+                    " in call " + std::to_string(k)};
+      }
+    }
+  }
+
+  const int size_;
+  const Faults faults_;
+  const Program& program_;
+  const Reduction reduction_;
+  std::size_t area_ = 0, board_bytes_ = 0;
+  std::vector<std::byte> memory_;
+  std::byte* base_ = nullptr;
+  WaitQueue queues_[kMost];
+  std::vector<std::unique_ptr<ModelBoard>> boards_;
+  std::vector<std::unique_ptr<ModelEndpoint>> endpoints_;
+  Execution executions_[kMost];
+  Control control_;
+
+  // Of the step under way.
+  bool recording_ = false, stale_ = false;
+  int acting_ = 0, looks_ = 0;
+  unsigned woken_ = 0;
+  unsigned come_ = 0;  // the ranks whose slots of this call it has read
+  Within within_;
+  std::vector<Access> accesses_;
+
+  std::unordered_map<std::uint64_t, unsigned> seen_;  // and who can take a step there
+  std::vector<Action> path_;
+  std::size_t actions_ = 0;
+};
+
+std::uint64_t ModelBoard::place_of(const void* data, std::size_t) const {
+  return model->place_of(rank(), data);
+}
+std::byte* ModelBoard::reach(int, std::uint64_t place, std::size_t) {
+  return reinterpret_cast<std::byte*>(place);
+}
+void ModelBoard::mismatch(int peer) {
+  throw Failure(FailureKind::mismatch, "with rank " + std::to_string(peer));
+}
+bool ModelBoard::in_crowd() const { return model->crowd(); }
+Board* ModelEndpoint::board() { return &model->board(rank_); }
+void ModelEndpoint::check() { model->look(rank_); }
+
+}  // namespace
+
+// What the core would link -----------------------------------------------------------------------
+
+extern "C" void* __real_memcpy(void* target, const void* source, std::size_t bytes);
+extern "C" void* __wrap_memcpy(void* target, const void* source, std::size_t bytes) {
+  if (model) {
+    model->record(source, bytes, false);
+    model->record(target, bytes, true);
+  }
+  return __real_memcpy(target, source, bytes);
+}
+
+namespace pycollective {
+
+bool can_interrupt() { return false; }
+bool heavy_barrier() { return true; }
+bool futex_wait(std::atomic<std::uint32_t>&, std::uint32_t, std::chrono::nanoseconds) {
+  return true;
+}
+void futex_wake_all(std::atomic<std::uint32_t>& word) { model->woke(word); }
+
+void combine_many(DType, Op, void* const* targets, std::size_t num_targets,
+                  const void* const* sources, std::size_t num_sources, std::size_t count, int) {
+  for (std::size_t s = 0; s < num_sources; ++s) model->record(sources[s], count, false);
+  for (std::size_t t = 0; t < num_targets; ++t) model->record(targets[t], count, true);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint8_t sum = 0;
+    for (std::size_t s = 0; s < num_sources; ++s) {
+      sum = static_cast<std::uint8_t>(sum + static_cast<const std::uint8_t*>(sources[s])[i]);
+    }
+    for (std::size_t t = 0; t < num_targets; ++t) static_cast<std::uint8_t*>(targets[t])[i] = sum;
+  }
+}
+
+}  // namespace pycollective
+
+namespace {
+
+// One byte more than so many blocks of all_reduce have.
+std::size_t blocks_of(Collective collective, std::size_t blocks, int size) {
+  const std::size_t chunk = kStagedChunkBytes;
+  return chunk * blocks *
+             (collective == Collective::all_reduce ? static_cast<std::size_t>(size) : 1) -
+         chunk + 1;
+}
+
+std::vector<Program> programs(int size, bool faults) {
+  std::vector<Program> list;
+  const unsigned all = (1U << size) - 1;
+  for (int c = 0; c < kCollectives; ++c) {
+    const auto kind = static_cast<Collective>(c);
+    const std::string name(to_string(kind));
+    if (kind == Collective::barrier) {
+      list.push_back({name, {{kind, 0, 0, 0, 0}, {kind, 0, 0, 0, 0}, {kind, 0, 0, 0, 0}}});
+      continue;
+    }
+    const std::size_t blocks = blocks_of(kind, 2, size);
+    // In the slot, beside the slots, in blocks, and back.
+    list.push_back({name + ", short and long",
+                    {{kind, 0, 5, 0, 0},
+                     {kind, size - 1, 60 / static_cast<std::size_t>(size), 0, 0},
+                     {kind, 0, blocks, 0, 0},
+                     {kind, 1, 5, 0, 0}}});
+    // Whose arrays are mapped.
+    for (unsigned inputs = 0; inputs <= all; ++inputs) {
+      for (unsigned outputs = 0; outputs <= (kind == Collective::all_reduce ? all : 0); ++outputs) {
+        // With three ranks: nobody's, everybody's, and those of one.
+        auto is_one = [](unsigned mask) { return (mask & (mask - 1)) == 0; };
+        if (size > 2 && !(is_one(inputs) || inputs == all)) continue;
+        if (size > 2 && !(is_one(outputs) || outputs == all)) continue;
+        list.push_back({name + ", inputs " + std::to_string(inputs) + " and outputs " +
+                            std::to_string(outputs) + " mapped",
+                        {{kind, 0, blocks, inputs, outputs}, {kind, 1, blocks, inputs, outputs}}});
+      }
+    }
+    // More than the staging holds.
+    if (size == 2 || (!faults && kind != Collective::all_to_all)) {
+      const std::size_t many = blocks_of(kind, size == 2 ? 20 : 6, size);
+      list.push_back({name + ", long", {{kind, 0, many, 0, 0}}});
+      list.push_back({name + ", long, in a crowd", {{kind, 0, many, 0, 0}}, true});
+    }
+    Program differs{
+        name + ", one rank makes another call",
+        {{kind, 0, 5, 0, 0}, {kind, 0, blocks, 0, 0}, {Collective::barrier, 0, 0, 0, 0}}};
+    differs.calls[1].differs = true;
+    if (!faults) list.push_back(differs);
+  }
+  for (unsigned mask = 0; mask <= all; ++mask) {
+    const std::size_t blocks = blocks_of(Collective::all_reduce, 2, size);
+    list.push_back({"all_reduce in place, " + std::to_string(mask) + " mapped",
+                    {{Collective::all_reduce, 0, blocks, mask, mask, true},
+                     {Collective::all_reduce, 0, blocks, mask, mask, true}}});
+  }
+  return list;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string names[] = {"none", "death", "timeout"};
+  const auto* name = argc == 3 ? std::find(names, names + 3, argv[2]) : names + 3;
+  const int size = argc == 3 ? std::atoi(argv[1]) : 0;
+  if (size < 2 || size > kMost || name == names + 3) {
+    std::fprintf(stderr, "use: model 2|3 none|death|timeout\n");
+    return 2;
+  }
+  const auto faults = static_cast<Faults>(name - names);
+  for (const Program& program : programs(size, faults != Faults::none)) {
+    Model search(size, faults, program);
+    const std::string wrong = search.explore();
+    model = nullptr;
+    std::printf("%s: %zu states, %zu actions%s%s\n", program.name.c_str(), search.states(),
+                search.actions(), wrong.empty() ? "" : ". WRONG: ", wrong.c_str());
+    std::fflush(stdout);
+    if (!wrong.empty()) return 1;
+  }
+  return 0;
+}

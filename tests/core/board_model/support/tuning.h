@@ -1,0 +1,30 @@
+// The sizes of csrc/support/tuning.h that the direct path uses, so small that a few blocks fill the
+// staging. The model (../model.cc) is built with them.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace pycollective {
+
+inline constexpr std::size_t kCacheLine = 64;
+inline constexpr std::size_t kPieceBytes = 1;  // one round of advance_blocks() at a time
+inline constexpr std::size_t kReduceBlockBytes = 64;
+inline constexpr std::size_t kOneShotBytes = 64;
+inline constexpr std::size_t kOneShotTotalBytes = 256;
+inline constexpr std::size_t kInputStagingBytes = 2304;
+inline constexpr std::size_t kOutputStagingBytes = 512;
+inline constexpr std::size_t kStagedChunkBytes = 64;
+inline constexpr std::size_t kMappedChunkBytes = 64;
+inline constexpr int kLookahead = 1;
+inline constexpr int kCrowdedLookahead = 3;
+
+// Nothing waits in the model.
+inline constexpr int kSpins = 0;
+inline constexpr int kCrowdedSpins = 0;
+inline constexpr int kTcpSpins = 0;
+inline constexpr int kYields = 0;
+inline constexpr int kHostYields = 0;
+inline constexpr auto kWaitSlice = std::chrono::milliseconds(50);
+
+}  // namespace pycollective

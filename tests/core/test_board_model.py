@@ -1,0 +1,115 @@
+"""Every interleaving of a few ranks on a board, and whether the search finds planted faults.
+
+`board_model/model.cc` says what is explored.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent / "board_model"
+_CORE = Path(__file__).parents[2] / "csrc"
+_SOURCES = ("executor/direct.cc", "transport/board.cc", "schedule/collective.cc")
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs a linker with --wrap"),
+]
+
+Build = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Return a function that builds the model, with one line of the core replaced."""
+    made: dict[tuple[str, str, str], Path] = {}
+
+    def make(source: str = "", line: str = "", replacement: str = "") -> Path:
+        key = (source, line, replacement)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("model")
+            files = [_HERE / "model.cc"]
+            for name in _SOURCES:
+                file = _CORE / name
+                if name == source:
+                    text = file.read_text()
+                    assert text.count(line) == 1, f"{name} has changed: {line}"
+                    file = folder / Path(name).name
+                    file.write_text(text.replace(line, replacement))
+                files.append(file)
+            made[key] = folder / "model"
+            subprocess.run(
+                ["g++", "-std=c++20", "-O2", "-fno-access-control", "-fno-builtin-memcpy",
+                 f"-I{_HERE}", f"-I{_CORE}", *map(str, files), "-Wl,--wrap=memcpy",
+                 "-o", str(made[key])],
+                check=True,
+            )  # fmt: skip
+        return made[key]
+
+    return make
+
+
+def _explore(model: Path, ranks: int, faults: str) -> tuple[int, str]:
+    ended = subprocess.run([model, str(ranks), faults], capture_output=True, text=True)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_two_ranks_in_every_interleaving(build: Build) -> None:
+    status, said = _explore(build(), 2, "none")
+    assert status == 0, said
+    states = sum(int(line.partition(": ")[2].split()[0]) for line in said.splitlines())
+    assert states > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "faults"), [(2, "death"), (2, "timeout"), (3, "none"), (3, "death"), (3, "timeout")]
+)
+def test_every_interleaving(build: Build, ranks: int, faults: str) -> None:
+    status, said = _explore(build(), ranks, faults)
+    assert status == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "line", "replacement", "ranks", "faults", "found"),
+    [
+        ("executor/direct.cc", "if (!board_.all_have_posted(turn_ - 1)) return false;", "",
+         2, "none", "meet in memory"),
+        ("executor/direct.cc", "bool DirectExecution::is_over() {",
+         "bool DirectExecution::is_over() {\n  return true;", 2, "none", "wrong byte"),
+        ("executor/direct.cc", "if (staging_.input_end > kInputStagingBytes &&",
+         "if (false && staging_.input_end > kInputStagingBytes &&", 2, "none", "meet in memory"),
+        ("executor/direct.cc",
+         "if (board_.has_staging() && producing_.output_end > kOutputStagingBytes &&",
+         "if (false && producing_.output_end > kOutputStagingBytes &&",
+         2, "none", "meet in memory"),
+        ("executor/direct.cc", "  ++staged_ahead_;\n  go_on(staging_);",
+         "  go_on(staging_);", 2, "none", "waits for ever"),
+        ("executor/direct.cc",
+         "board_.wake_others();\n  ++staged_ahead_;", "++staged_ahead_;",
+         2, "none", "nobody wakes it"),
+        ("executor/direct.cc", "if (slot.fingerprint != fingerprint_) board_.mismatch(come_);", "",
+         2, "none", "nobody finds the call that differs"),
+        ("executor/direct.cc", "copy(0, shot(call_.root) + own);", "copy(0, shot(call_.root));",
+         2, "none", "wrong byte"),
+        ("executor/direct.cc", "    flag_.store(1);\n", "", 2, "timeout",
+         "writes arrays of rank"),
+        ("executor/direct.cc", "    std::atomic_thread_fence(std::memory_order_acquire);\n"
+         "    endpoint_.check();", "", 2, "timeout", "goes on with what it read"),
+        ("executor/direct.cc", "  if (!found.empty() || mode_ != Mode::blocks) return found;",
+         "  return found;", 2, "death", "does not name the dead rank"),
+    ],
+)  # fmt: skip
+def test_a_planted_fault_is_found(
+    build: Build, source: str, line: str, replacement: str, ranks: int, faults: str, found: str
+) -> None:
+    status, said = _explore(build(source, line, replacement), ranks, faults)
+    assert status == 1, said
+    assert found in said, said
