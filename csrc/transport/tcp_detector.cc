@@ -1,0 +1,444 @@
+#include "transport/tcp_detector.h"
+
+#include <algorithm>
+#include <charconv>
+#include <stdexcept>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace pycollective::tcp {
+namespace {
+
+// A connection that breaks says less than the control frame that may be on its way.
+constexpr auto kGrace = std::chrono::milliseconds(300);
+// A rank that never waits receives control frames this often.
+constexpr auto kControlEvery = std::chrono::milliseconds(100);
+// A rank that leaves waits so long for a frame of a rank of another host that leaves just now.
+constexpr auto kLinger = std::chrono::milliseconds(50);
+
+// Calls as lines of a control frame, as many of the last ones as fit; and back.
+std::string lines_of(const KnownCalls& calls) {
+  std::string lines;
+  for (const KnownCall& call : calls) {
+    std::string line = std::to_string(call.number) + ' ' + std::to_string(call.fingerprint) + ' ' +
+                       call.text.substr(0, kCallText) + '\n';
+    if (lines.size() + line.size() > kControlText) break;
+    lines += line;
+  }
+  return lines;
+}
+
+KnownCalls calls_in(std::string_view lines) {
+  KnownCalls calls;
+  for (std::size_t end; (end = lines.find('\n')) != std::string_view::npos;) {
+    std::string_view line = lines.substr(0, end);
+    std::uint64_t number = 0, fingerprint = 0;
+    auto read = std::from_chars(line.data(), line.data() + line.size(), number);
+    if (read.ec == std::errc() && read.ptr < line.data() + line.size()) {
+      read = std::from_chars(read.ptr + 1, line.data() + line.size(), fingerprint);
+      auto text = line.substr(static_cast<std::size_t>(read.ptr - line.data()));
+      if (read.ec == std::errc() && text.size() > 1) {
+        calls.emplace_back(number, fingerprint, clean(text.substr(1)));
+      }
+    }
+    lines.remove_prefix(end + 1);
+  }
+  return calls;
+}
+
+}  // namespace
+
+FailureDetector::FailureDetector(int rank, const std::vector<std::vector<int>>& streams)
+    : rank_(rank), peers_(streams.size()) {
+  for (int r = 0; r < size(); ++r) {
+    Peer& peer = at(r);
+    peer.name = "rank " + std::to_string(r);
+    if (r == rank_) continue;
+    const auto& given = streams[static_cast<std::size_t>(r)];
+    peer.control.open(given.front());
+    // The control connection may be a relay's (pycollective/rendezvous/relay.py).
+    std::string there = address_of(given.back(), true);
+    if (there.empty() || there == address_of(given.back(), false)) {
+      ++here_;
+    } else {
+      peer.name += " (" + there + ")";
+      peer.address = there;
+    }
+  }
+}
+
+// This rank's calls ----------------------------------------------------------------------------
+
+void FailureDetector::enter(const CallRecord& call) {
+  if (in_call_.exchange(true)) {
+    std::lock_guard lock(mutex_);
+    throw std::logic_error(
+        closed_ ? "rank " + std::to_string(rank_) + " has left the group"
+                : "rank " + std::to_string(rank_) +
+                      " is already in a collective call in another thread; a rank makes one "
+                      "call at a time");
+  }
+  std::lock_guard lock(mutex_);
+  history_.add(call);
+  call_ = history_.last();
+  announced_ = false;
+}
+
+void FailureDetector::announce_call() {
+  if (std::exchange(announced_, true)) return;
+  Header header;
+  header.kind = Kind::in_call;
+  header.fingerprint = call_.fingerprint;
+  header.call = call_.number;
+  std::lock_guard lock(mutex_);
+  tell_all(header, call_.describe());
+}
+
+// Failures -------------------------------------------------------------------------------------
+
+std::optional<Failure> FailureDetector::failure() {
+  if (!has_failed()) receive();
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void FailureDetector::check() {
+  if (!failed_.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(mutex_);
+  throw *failure_;
+}
+
+void FailureDetector::check_now() {
+  if (Clock::now() - received_at_.load() > kControlEvery) receive();
+  check();
+}
+
+void FailureDetector::fail(FailureKind kind, const std::string& message) noexcept {
+  if (!origin_.is_here()) return;  // a forked child does not speak for the rank
+  std::lock_guard lock(mutex_);
+  fail_locked(kind, message, true);
+}
+
+void FailureDetector::fail_mismatch(int peer) {
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!failure_) fail_differing(peer);
+    }
+    check();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    receive();
+  }
+}
+
+void FailureDetector::check_broken(int peer, Clock::time_point since) {
+  receive();
+  check();
+  if (Clock::now() - since < kGrace) return;
+  std::lock_guard lock(mutex_);
+  fail_locked(FailureKind::peer_lost, describe_loss(at(peer), "its connection broke"), true);
+  throw *failure_;
+}
+
+void FailureDetector::heard(int peer, KnownCall call) {
+  std::lock_guard lock(mutex_);
+  at(peer).heard = std::move(call);
+}
+
+void FailureDetector::receive() {
+  if (!origin_.is_here()) return;  // the frames are for the parent
+  std::lock_guard lock(mutex_);
+  receive_frames();
+  if (in_call_.load() && !has_failed()) compare_calls();
+}
+
+void FailureDetector::add_polled(std::vector<pollfd>& polled) const {
+  polled.push_back({wake_.descriptor(), POLLIN, 0});
+  std::lock_guard lock(mutex_);
+  for (const Peer& peer : peers_) {
+    polled.push_back({peer.control.is_open() ? peer.control.descriptor() : -1, POLLIN, 0});
+  }
+}
+
+bool FailureDetector::is_ready(const std::vector<pollfd>& polled) {
+  if (polled[0].revents) wake_.drain();
+  auto ready = [](const pollfd& one) { return one.revents != 0; };
+  return std::any_of(polled.begin(), polled.begin() + 1 + size(), ready);
+}
+
+// Of the group ---------------------------------------------------------------------------------
+
+bool FailureDetector::has_left(int peer) {
+  if (!has_failed()) receive();
+  std::lock_guard lock(mutex_);
+  return at(peer).left;
+}
+
+std::uint64_t FailureDetector::calls(int rank) const {
+  std::lock_guard lock(mutex_);
+  const Peer& peer = at(rank);
+  if (rank == rank_) return call_.number;
+  return std::max({peer.heard.number, peer.waiting.number, peer.over.number, peer.calls});
+}
+
+std::string FailureDetector::describe(int rank) {
+  if (rank != rank_ && !has_failed() && origin_.is_here()) receive();
+  std::lock_guard lock(mutex_);
+  if (rank != rank_) return describe_peer(at(rank));
+  return describe_rank(rank, in_call_.load() && !closed_, call_, message_);
+}
+
+void FailureDetector::tell_message(const std::string& message) noexcept {
+  if (!origin_.is_here()) return;
+  std::lock_guard lock(mutex_);
+  if (closed_ || message == message_) return;
+  message_ = message;
+  Header header;
+  header.kind = Kind::in_message;
+  tell_all(header, message);
+}
+
+void FailureDetector::beat() {
+  if (!origin_.is_here()) return;
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  auto now = Clock::now();
+  if (!std::exchange(beats_, true)) {
+    for (Peer& peer : peers_) peer.heard_at = now;
+  }
+  Header header;
+  header.kind = in_call_.load() ? Kind::in_call : Kind::idle;
+  header.fingerprint = call_.fingerprint;
+  header.call = call_.number;
+  tell_all(header, call_.number ? call_.describe() : "");
+}
+
+std::vector<int> FailureDetector::silent(double seconds) {
+  std::vector<int> found;
+  if (!origin_.is_here()) return found;
+  receive();  // what came since the last wait
+  std::lock_guard lock(mutex_);
+  auto since = Clock::now() - std::chrono::duration<double>(seconds);
+  for (int r = 0; beats_ && r < size(); ++r) {
+    if (r != rank_ && !at(r).left && at(r).heard_at < since) found.push_back(r);
+  }
+  return found;
+}
+
+bool FailureDetector::leave() noexcept {
+  if (!origin_.is_here()) {
+    close();
+    return true;
+  }
+  if (in_call_.exchange(true)) {
+    // Another thread is in a call: it is to end, and what it uses stays open until it has.
+    std::lock_guard lock(mutex_);
+    if (closed_ || failure_) return false;
+    std::string text =
+        "rank " + std::to_string(rank_) + " has left the group in " + call_.describe();
+    Header header;
+    header.kind = Kind::failed;
+    header.failure = static_cast<std::uint32_t>(FailureKind::peer_lost);  // to the others
+    tell_all(header, text);
+    fail_locked(FailureKind::aborted, text, false);
+    return false;
+  }
+  std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  Header header;
+  if (failure_) {  // a peer may hear of this end before it hears the reason from whom it began
+    header.kind = Kind::failed;
+    header.failure = static_cast<std::uint32_t>(failure_->kind);
+    tell_all(header, failure_->what());
+  } else {
+    header.kind = Kind::left;
+    header.call = call_.number;
+    tell_all(header, lines_of(known_calls(history_)));
+    compare_at_end();
+  }
+  for (Peer& peer : peers_) peer.control.shut_down();
+  close();
+  return true;
+}
+
+void FailureDetector::close() noexcept {
+  closed_ = true;
+  in_call_.store(true);  // for ever
+  for (Peer& peer : peers_) peer.control.close();
+  wake_.close();
+}
+
+std::string FailureDetector::describe_peer(const Peer& peer) {
+  if (peer.left) {
+    return peer.name + " has left the group after " + std::to_string(peer.calls) + " calls";
+  }
+  std::string who = peer.name;
+  if (!peer.message.empty()) who += " waits in " + peer.message + " and";
+  std::uint64_t last = std::max(peer.waiting.number, peer.heard.number);
+  if (peer.beats && peer.over.number >= last) {
+    return who + (peer.over.number == 0 ? " had made no collective call when last heard of"
+                                        : " was last heard of after " + peer.over.text);
+  }
+  if (peer.waiting.number > 0 && peer.waiting.number == last) {
+    return who + " is in " + peer.waiting.text;
+  }
+  if (peer.heard.number == 0) {
+    return who + (peer.message.empty() ? " has not been heard of yet"
+                                       : " has been heard of in no collective call yet");
+  }
+  return who + " was last heard of in " + clean(peer.heard.text);
+}
+
+KnownCalls FailureDetector::calls_of(const Peer& peer) {
+  KnownCalls calls = peer.told_of;
+  for (const KnownCall* call : {&peer.heard, &peer.waiting, &peer.over}) {
+    if (call->number > 0) calls.emplace_back(call->number, call->fingerprint, clean(call->text));
+  }
+  return calls;
+}
+
+std::string FailureDetector::describe_loss(const Peer& peer, const char* how) const {
+  std::string text = peer.name + " is lost to rank " + std::to_string(rank_) + ": " + how;
+  if (in_call_.load() && !closed_) text += ", while this rank is in " + call_.describe();
+  return text;
+}
+
+// With the mutex held --------------------------------------------------------------------------
+
+void FailureDetector::tell_all(const Header& header, const std::string& text) noexcept {
+  for (Peer& peer : peers_) peer.control.send(header, text);
+}
+
+void FailureDetector::receive_frames() {
+  received_at_ = Clock::now();
+  if (closed_) return;
+  polled_.clear();
+  for (Peer& peer : peers_) {
+    peer.control.flush();
+    polled_.push_back({peer.control.is_open() ? peer.control.descriptor() : -1, POLLIN, 0});
+  }
+  int ready = poll(polled_.data(), static_cast<nfds_t>(polled_.size()), 0);
+  for (int r = 0; ready > 0 && r < size(); ++r) {
+    if (polled_[static_cast<std::size_t>(r)].revents) receive_from(r);
+  }
+}
+
+void FailureDetector::receive_from(int rank) {
+  Peer& peer = at(rank);
+  const Io io = peer.control.receive();
+  if (io == Io::moved) peer.heard_at = Clock::now();
+  while (auto frame = peer.control.next()) take(rank, *frame);
+  if (peer.control.is_broken()) {
+    peer.control.end();
+    fail_locked(FailureKind::peer_lost, describe_loss(peer, "it sent a control frame that is none"),
+                true);
+  } else if (io == Io::ended) {
+    peer.control.end();
+    if (peer.left) return;
+    fail_locked(FailureKind::peer_lost, describe_loss(peer, "it ended, or its connection broke"),
+                true);
+  }
+}
+
+void FailureDetector::take(int rank, const ControlFrame& frame) {
+  Peer& peer = at(rank);
+  const Header& header = frame.header;
+  std::string text = clean(frame.text);
+  if (header.kind == Kind::left || header.kind == Kind::calls) peer.told_of = calls_in(frame.text);
+  if (header.kind == Kind::in_call) {
+    peer.waiting = {header.call, header.fingerprint, text};
+  } else if (header.kind == Kind::idle) {
+    peer.over = {header.call, header.fingerprint, text};
+    peer.beats = true;
+  } else if (header.kind == Kind::failed) {
+    fail_locked(static_cast<FailureKind>(header.failure), text, false);
+  } else if (header.kind == Kind::in_message) {
+    peer.message = text;
+  } else if (header.kind == Kind::left) {
+    peer.left = true;
+    peer.calls = header.call;
+  } else if (differs(peer)) {
+    fail_locked(FailureKind::mismatch,
+                describe_mismatch(rank_, known_calls(history_), rank, calls_of(peer)), true);
+  }
+}
+
+void FailureDetector::compare_calls() {
+  for (int r = 0; r < size(); ++r) {
+    const Peer& peer = at(r);
+    // This rank may be done with a call in which the peer waits in vain.
+    if (differs(peer)) {
+      fail_differing(r);
+    } else if (peer.left && peer.calls < call_.number) {
+      fail_locked(FailureKind::peer_lost,
+                  describe_peer(peer) + ", while rank " + std::to_string(rank_) + " is in " +
+                      call_.describe(),
+                  true);
+    }
+  }
+}
+
+// Returns true if the peer is known to have made calls that this rank has made differently.
+bool FailureDetector::differs(const Peer& peer) const {
+  auto differ = [this](const KnownCall& call) {
+    return history_.has(call.number) && history_.fingerprint_of(call.number) != call.fingerprint;
+  };
+  return differ(peer.heard) || differ(peer.waiting) || differ(peer.over) ||
+         std::any_of(peer.told_of.begin(), peer.told_of.end(), differ);
+}
+
+// Fails the group, because a peer's calls differ from this rank's. Where the first calls that
+// differ are not known, the peer, which knows its own, has some time to say.
+void FailureDetector::fail_differing(int rank) {
+  Peer& peer = at(rank);
+  KnownCalls mine = known_calls(history_), theirs = calls_of(peer);
+  Difference found = find_difference(mine, theirs);
+  if (!found.is_first && peer.told_of.empty() && !peer.left) {
+    auto now = Clock::now();
+    if (peer.asked_at == Clock::time_point{}) {
+      peer.asked_at = now;
+      Header header;
+      header.kind = Kind::calls;
+      header.call = call_.number;
+      peer.control.send(header, lines_of(mine));
+    }
+    if (now - peer.asked_at < kGrace) return;
+  }
+  fail_locked(FailureKind::mismatch, describe_mismatch(rank_, mine, rank, theirs), true);
+}
+
+// Called when this rank has told the peers that it leaves.
+void FailureDetector::compare_at_end() {
+  auto waits_for = [](const Peer& peer) {
+    return peer.control.is_open() && !peer.left && !peer.address.empty();
+  };
+  auto until = Clock::now() + kLinger;
+  for (;;) {
+    receive_frames();
+    bool wait = !has_failed() && std::any_of(peers_.begin(), peers_.end(), waits_for);
+    if (!wait || Clock::now() >= until) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (int r = 0; r < size() && !has_failed(); ++r) {
+    if (!differs(at(r))) continue;
+    fail_locked(FailureKind::mismatch,
+                describe_mismatch(rank_, known_calls(history_), r, calls_of(at(r))), true);
+  }
+}
+
+void FailureDetector::fail_locked(FailureKind kind, const std::string& message,
+                                  bool tell_others) noexcept {
+  if (failure_ || closed_) return;
+  failure_.emplace(kind, message);
+  failed_.store(true);
+  if (tell_others) {
+    Header header;
+    header.kind = Kind::failed;
+    header.failure = static_cast<std::uint32_t>(kind);
+    tell_all(header, message);
+  }
+  wake_.wake();
+}
+
+}  // namespace pycollective::tcp
