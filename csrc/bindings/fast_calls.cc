@@ -35,120 +35,88 @@ namespace {
 
 using py::detail::npy_api;
 
+using P = Parameter;
+
+// The parameters by keyword alone are out, algorithm and async_op.
 constexpr Kind kKinds[] = {
-    {Collective::all_reduce, {"x", "op"}, true},
-    {Collective::reduce, {"x", "op", "root"}, true},
-    {Collective::reduce_scatter, {"x", "op"}, true},
-    {Collective::broadcast, {"x", "root"}, true},
-    {Collective::scatter, {"x", "root"}, true},
-    {Collective::gather, {"x", "root"}, true},
-    {Collective::all_gather, {"x"}, true},
-    {Collective::all_to_all, {"x"}, false},
-    {Collective::barrier, {}, false},
+    {Collective::all_reduce, {{P::x, P::op, P::out, P::algorithm, P::async_op}, 2}, true},
+    {Collective::reduce, {{P::x, P::op, P::root, P::out, P::algorithm, P::async_op}, 3}, true},
+    {Collective::reduce_scatter, {{P::x, P::op, P::out, P::algorithm, P::async_op}, 2}, true},
+    {Collective::broadcast, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}, true},
+    {Collective::scatter, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}, true},
+    {Collective::gather, {{P::x, P::root, P::out, P::algorithm, P::async_op}, 2}, true},
+    {Collective::all_gather, {{P::x, P::out, P::algorithm, P::async_op}, 1}, true},
+    {Collective::all_to_all, {{P::x, P::out, P::algorithm, P::async_op}, 1}, false},
+    {Collective::barrier, {{P::async_op}, 0}, false},
 };
+
+struct Other {
+  const char* name;
+  ShortWay short_way;
+  Signature signature;
+};
+constexpr Other kOthers[] = {{"fast_send", send_message, {{P::x, P::dest, P::tag}, 3}},
+                             {"fast_recv", receive_message, {{P::out, P::source, P::tag}, 3}},
+                             {"fast_reduce_many", reduce_many, {{P::arrays, P::op, P::out}, 2}}};
 
 struct Method {
   PyObject_HEAD vectorcallfunc call;
   PyObject* general;
   ShortWay short_way;
-  const Kind* kind;  // nullptr: of a message
+  const Signature* signature;
+  const Kind* kind;  // nullptr: no collective
 };
 
 PyTypeObject* base_type = nullptr;
 PyTypeObject* method_type = nullptr;
 PyObject* array_type = nullptr;
-PyObject *name_x, *name_op, *name_root, *name_out, *name_algorithm, *name_async, *name_sum;
-PyObject *name_auto, *name_direct, *name_result, *name_error;
+std::array<PyObject*, kParameters> parameter_names;
+PyObject *name_sum, *name_auto, *name_direct, *name_result, *name_error;
 PyTypeObject* work_type = nullptr;  // Work: of calls that are over
 PyObject* make_work = nullptr;      // makes a Work of a task and its result
-
-struct Arguments {
-  PyObject *x = nullptr, *out = nullptr, *op = name_sum;
-  int root = 0;
-  bool automatic = true;  // "auto", not "direct"
-  bool later = false;     // async_op
-};
 
 bool is_name(PyObject* object, PyObject* name) {
   return object == name || (PyUnicode_CheckExact(object) && PyUnicode_Compare(object, name) == 0);
 }
 
-bool set_root(PyObject* value, int size, Arguments& found) {
-  if (!PyLong_CheckExact(value)) return false;
-  int overflow = 0;
-  long root = PyLong_AsLongAndOverflow(value, &overflow);
-  if (overflow || root < 0 || root >= size) return false;
-  found.root = static_cast<int>(root);
-  return true;
-}
+// The arguments of a collective.
+struct Request {
+  PyObject *x = nullptr, *out = nullptr, *op = nullptr;
+  int root = 0;
+  bool automatic = true;  // "auto", not "direct"
+  bool later = false;     // async_op
 
-// Returns true if a collective has this parameter besides `out`, `algorithm` and `async_op`.
-bool has_parameter(const Kind& kind, const char* name) {
-  for (const char* has : kind.positional) {
-    if (has && std::strcmp(has, name) == 0) return true;
-  }
-  return false;
-}
-
-// Returns true if the short way takes these arguments. Raises nothing if it does not.
-bool parse(const Kind& kind, int size, PyObject* const* args, std::size_t positional,
-           PyObject* names, Arguments& found) {
-  if (positional > kind.positional.size()) return false;
-  for (std::size_t i = 0; i < positional; ++i) {
-    const char* name = kind.positional[i];
-    if (!name) return false;
-    if (name[0] == 'x') {
-      found.x = args[i];
-    } else if (name[0] == 'o') {
-      found.op = args[i];
-    } else if (!set_root(args[i], size, found)) {
-      return false;
+  // Returns false if the call is none for the short way. Raises nothing.
+  bool read(const Arguments& given, int size) {
+    x = given.unless_none(P::x);
+    out = given.unless_none(P::out);
+    op = given[P::op] ? given[P::op] : name_sum;
+    if (given[P::root] && !read_number(given[P::root], size - 1, root)) return false;
+    if (PyObject* name = given[P::algorithm]) {
+      automatic = !is_name(name, name_direct);
+      if (automatic && !is_name(name, name_auto)) return false;
     }
-  }
-  const bool has_arrays = kind.positional[0] != nullptr;
-  Py_ssize_t count = names ? PyTuple_GET_SIZE(names) : 0;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* name = PyTuple_GET_ITEM(names, i);
-    PyObject* value = args[positional + static_cast<std::size_t>(i)];
-    if (name == name_out && has_arrays) {
-      found.out = value == Py_None ? nullptr : value;
-    } else if (name == name_async && PyBool_Check(value)) {
-      found.later = value == Py_True;
-    } else if (name == name_algorithm && has_arrays) {
-      if (is_name(value, name_direct)) {
-        found.automatic = false;
-      } else if (!is_name(value, name_auto)) {
-        return false;
-      }
-    } else if (name == name_op && positional < 2 && has_parameter(kind, "op")) {
-      found.op = value;
-    } else if (name == name_root && has_parameter(kind, "root") &&
-               (positional == 0 || std::strcmp(kind.positional[positional - 1], "root") != 0)) {
-      if (!set_root(value, size, found)) return false;
-    } else if (name == name_x && positional == 0 && has_arrays) {
-      found.x = value;
-    } else {
-      return false;
+    if (PyObject* value = given[P::async_op]) {
+      if (!PyBool_Check(value)) return false;
+      later = value == Py_True;
     }
+    return true;
   }
-  if (found.x == Py_None) found.x = nullptr;
-  return true;
-}
+};
 
 bool same_shape(const ArrayStruct& a, const Py_intptr_t* shape, int dims) {
   return a.nd == dims && std::equal(a.dimensions, a.dimensions + dims, shape);
 }
 
-bool fits(const Known& known, const Kind& kind, const Arguments& arguments, const ArrayStruct& x) {
-  return known.kind == &kind && known.descr.ptr() == x.descr && known.op.ptr() == arguments.op &&
-         known.root == arguments.root && same_shape(x, known.shape.data(), known.dims);
+bool fits(const Known& known, const Kind& kind, const Request& request, const ArrayStruct& x) {
+  return known.kind == &kind && known.descr.ptr() == x.descr && known.op.ptr() == request.op &&
+         known.root == request.root && same_shape(x, known.shape.data(), known.dims);
 }
 
-const Known* find(State& state, const Kind& kind, const Arguments& arguments,
-                  const ArrayStruct& x) {
-  if (fits(state.known[state.last], kind, arguments, x)) return &state.known[state.last];
+const Known* find(State& state, const Kind& kind, const Request& request, const ArrayStruct& x) {
+  if (fits(state.known[state.last], kind, request, x)) return &state.known[state.last];
   for (std::size_t i = 0; i < state.known.size(); ++i) {
-    if (!fits(state.known[i], kind, arguments, x)) continue;
+    if (!fits(state.known[i], kind, request, x)) continue;
     state.last = i;
     return &state.known[i];
   }
@@ -163,12 +131,11 @@ std::size_t items_of(const std::vector<std::int64_t>& shape) {
 
 // nullptr where the call is none for the short way: the general method does it, or says why not.
 // `x` is the input; on a scatter's other ranks, the output.
-const Known* learn(State& state, const Kind& kind, const Arguments& arguments,
-                   const ArrayStruct& x) {
+const Known* learn(State& state, const Kind& kind, const Request& request, const ArrayStruct& x) {
   constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
   Communicator& communicator = *state.communicator;
   const int size = communicator.size(), rank = communicator.rank();
-  const bool is_root = rank == arguments.root;
+  const bool is_root = rank == request.root;
   auto dtype = py::reinterpret_borrow<py::dtype>(x.descr);
   std::vector<std::int64_t> shape(x.dimensions, x.dimensions + x.nd);
   Array array;
@@ -177,8 +144,8 @@ const Known* learn(State& state, const Kind& kind, const Arguments& arguments,
     std::optional<Reducing> reducing;
     array.item = static_cast<std::size_t>(dtype.itemsize());
     if (reduces(kind.collective)) {
-      if (!PyUnicode_CheckExact(arguments.op)) return nullptr;
-      auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(arguments.op)));
+      if (!PyUnicode_CheckExact(request.op)) return nullptr;
+      auto [type, which] = reduction_of(dtype, py::cast<std::string>(py::handle(request.op)));
       reducing = Reducing{type, which};
       array.type = to_string(type);
     } else {
@@ -238,13 +205,13 @@ const Known* learn(State& state, const Kind& kind, const Arguments& arguments,
     known.kind = nullptr;
     const Algorithm& direct = direct_algorithm(kind.collective);
     known.prepared =
-        communicator.prepare(direct, array, arguments.root, reducing ? &*reducing : nullptr);
+        communicator.prepare(direct, array, request.root, reducing ? &*reducing : nullptr);
     const std::size_t bytes =
         array.count * array.item * (in_parts(kind.collective) ? static_cast<std::size_t>(size) : 1);
     known.automatic = &communicator.select(kind.collective, bytes) == &direct;
     known.descr = dtype;
-    known.op = py::reinterpret_borrow<py::object>(arguments.op);
-    known.root = arguments.root;
+    known.op = py::reinterpret_borrow<py::object>(request.op);
+    known.root = request.root;
     known.dims = x.nd;
     std::copy(shape.begin(), shape.end(), known.shape.begin());
     known.inputs = inputs;
@@ -294,8 +261,9 @@ PyObject* finished_work(PyObject* result) {
 
 // What the call returns; nullptr with a Python error; Py_NotImplemented (borrowed) where the call
 // is none for the short way.
-PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Arguments& arguments) {
+PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
+  State& state = *self.state;
   Communicator& communicator = *state.communicator;
   if (communicator.has_calls_under_way()) return Py_NotImplemented;  // which must be over first
   static const PreparedCall kBarrier =
@@ -307,32 +275,31 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
   py::object kept, result = py::none();
   if (kind.collective != Collective::barrier) {
     // On a scatter's other ranks, the output says what there is; the input is not looked at.
-    const bool by_output = kind.collective == Collective::scatter && !arguments.x &&
-                           communicator.rank() != arguments.root;
-    if (kind.collective == Collective::scatter && arguments.x &&
-        communicator.rank() != arguments.root) {
+    const bool by_output =
+        kind.collective == Collective::scatter && !request.x && communicator.rank() != request.root;
+    if (kind.collective == Collective::scatter && request.x &&
+        communicator.rank() != request.root) {
       return Py_NotImplemented;
     }
-    PyObject* given = by_output ? arguments.out : arguments.x;
+    PyObject* given = by_output ? request.out : request.x;
     const ArrayStruct* x = given ? plain_array(given, kReadable) : nullptr;
     if (!x) return Py_NotImplemented;
-    const Known* known = find(state, kind, arguments, *x);
-    if (!known) known = learn(state, kind, arguments, *x);
-    if (!known || (arguments.automatic && !known->automatic)) return Py_NotImplemented;
+    const Known* known = find(state, kind, request, *x);
+    if (!known) known = learn(state, kind, request, *x);
+    if (!known || (request.automatic && !known->automatic)) return Py_NotImplemented;
     bytes = known->bytes();
     prepared = &known->prepared;
     if (!by_output) input = x->data;
     if (known->outputs == 0) {
       // Another rank than the root gets nothing.
-    } else if (arguments.out) {
-      const ArrayStruct* out =
-          plain_array(arguments.out, kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
+    } else if (request.out) {
+      const ArrayStruct* out = plain_array(request.out, kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
       if (!out || out->descr != x->descr ||
           !same_shape(*out, known->output_shape.data(), known->output_dims) ||
           (input && overlap(*known, communicator.rank(), x->data, out->data))) {
         return Py_NotImplemented;
       }
-      result = py::reinterpret_borrow<py::object>(arguments.out);
+      result = py::reinterpret_borrow<py::object>(request.out);
     } else {
       Py_INCREF(x->descr);
       auto& api = npy_api::get();
@@ -347,9 +314,9 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
   // While the interpreter is kept, peers that are threads cannot come.
   if (!state.threads) state.spins = communicator.group().in_crowd() ? kCrowdedSpins : kHeldSpins;
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
-  const double timeout = reinterpret_cast<Base*>(self)->timeout;
+  const double timeout = self.timeout;
   try {
-    if (arguments.later) {
+    if (request.later) {
       if (!brief) return Py_NotImplemented;
       communicator.start_progress();  // before anything is posted: the call can be repeated
       try {
@@ -389,14 +356,10 @@ PyObject* make_call(PyObject* self, State& state, const Kind& kind, const Argume
   return result.release().ptr();
 }
 
-PyObject* call_collective(Base& self, const Kind* kind, PyObject* const* args,
-                          std::size_t positional, PyObject* names) {
-  Arguments arguments;
-  State& state = *self.state;
-  if (!parse(*kind, state.communicator->size(), args, positional, names, arguments)) {
-    return Py_NotImplemented;
-  }
-  return make_call(reinterpret_cast<PyObject*>(&self), state, *kind, arguments);
+PyObject* call_collective(Base& self, const Kind* kind, const Arguments& arguments) {
+  Request request;
+  if (!request.read(arguments, self.state->communicator->size())) return Py_NotImplemented;
+  return make_call(self, *kind, request);
 }
 
 PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nargsf,
@@ -405,8 +368,9 @@ PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nar
   auto positional = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
   if (positional > 0 && PyObject_TypeCheck(args[0], base_type)) {
     Base& self = *reinterpret_cast<Base*>(args[0]);
-    if (self.state) {
-      PyObject* result = method->short_way(self, method->kind, args + 1, positional - 1, names);
+    Arguments arguments;
+    if (self.state && arguments.assign(*method->signature, args + 1, positional - 1, names)) {
+      PyObject* result = method->short_way(self, method->kind, arguments);
       if (result != Py_NotImplemented) return result;
     }
   }
@@ -415,12 +379,14 @@ PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nar
 
 // The method's type.
 
-PyObject* new_method(ShortWay short_way, const Kind* kind, PyObject* general) {
+PyObject* new_method(ShortWay short_way, const Signature& signature, const Kind* kind,
+                     PyObject* general) {
   auto* method = PyObject_GC_New(Method, method_type);
   if (!method) return nullptr;
   method->call = call_method;
   method->general = Py_NewRef(general);
   method->short_way = short_way;
+  method->signature = &signature;
   method->kind = kind;
   PyObject_GC_Track(method);
   return reinterpret_cast<PyObject*>(method);
@@ -558,6 +524,38 @@ PyTypeObject* make_base_type() {
 
 }  // namespace
 
+bool Arguments::assign(const Signature& signature, PyObject* const* args, std::size_t positional,
+                       PyObject* names) {
+  if (positional > signature.positional) return false;
+  const auto& parameters = signature.parameters;
+  for (std::size_t i = 0; i < positional; ++i) {
+    values_[static_cast<std::size_t>(parameters[i])] = args[i];
+  }
+  const Py_ssize_t count = names ? PyTuple_GET_SIZE(names) : 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    auto has_name = [name](Parameter parameter) {
+      return name == parameter_names[static_cast<std::size_t>(parameter)];
+    };
+    auto found = std::find_if(parameters.begin() + static_cast<std::ptrdiff_t>(positional),
+                              parameters.end(), has_name);
+    if (found == parameters.end()) return false;
+    values_[static_cast<std::size_t>(*found)] = args[positional + static_cast<std::size_t>(i)];
+  }
+  return true;
+}
+
+bool read_number(PyObject* value, int most, int& found) {
+  if (!PyLong_CheckExact(value)) return false;
+  int overflow = 0;
+  const long number = PyLong_AsLongAndOverflow(value, &overflow);
+  if (overflow || number < 0 || number > most) return false;
+  found = static_cast<int>(number);
+  return true;
+}
+
+PyObject* default_op() { return name_sum; }
+
 const ArrayStruct* plain_array(PyObject* object, int flags) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type) return nullptr;
   const auto* array = py::detail::array_proxy(object);
@@ -565,9 +563,11 @@ const ArrayStruct* plain_array(PyObject* object, int flags) {
 }
 
 void bind_fast_calls(py::module_& m) {
-  auto intern = [](const char* text) { return PyUnicode_InternFromString(text); };
-  name_x = intern("x"), name_op = intern("op"), name_root = intern("root");
-  name_out = intern("out"), name_algorithm = intern("algorithm"), name_async = intern("async_op");
+  auto intern = [](const char* text) { return text ? PyUnicode_InternFromString(text) : nullptr; };
+  constexpr std::array<const char*, kParameters> kNames = {
+      nullptr,     "x",        "arrays", "op",     "root", "out",
+      "algorithm", "async_op", "dest",   "source", "tag"};
+  std::transform(kNames.begin(), kNames.end(), parameter_names.begin(), intern);
   name_sum = intern("sum"), name_auto = intern("auto"), name_direct = intern("direct");
   name_result = intern("_result"), name_error = intern("_error");
   array_type = reinterpret_cast<PyObject*>(npy_api::get().PyArray_Type_);
@@ -583,22 +583,18 @@ void bind_fast_calls(py::module_& m) {
           if (kind.collective != collective) continue;
           return py::cpp_function([&kind](const py::object& method) {
             return py::reinterpret_steal<py::object>(
-                new_method(call_collective, &kind, method.ptr()));
+                new_method(call_collective, kind.signature, &kind, method.ptr()));
           });
         }
         throw std::invalid_argument("a collective without a short way");
       },
       py::arg("collective"), "Decorate a communicator's method: it gets a short way to the core.");
-  prepare_messages();
-  prepare_many();
-  constexpr std::pair<const char*, ShortWay> kOthers[] = {{"fast_send", send_message},
-                                                          {"fast_recv", receive_message},
-                                                          {"fast_reduce_many", reduce_many}};
-  for (auto [name, short_way] : kOthers) {
+  for (const Other& other : kOthers) {
     m.def(
-        name,
-        [way = short_way](const py::object& method) {
-          return py::reinterpret_steal<py::object>(new_method(way, nullptr, method.ptr()));
+        other.name,
+        [&other](const py::object& method) {
+          return py::reinterpret_steal<py::object>(
+              new_method(other.short_way, other.signature, nullptr, method.ptr()));
         },
         py::arg("method"), "The same for this method.");
   }

@@ -15,11 +15,56 @@ namespace pycollective {
 
 using ArrayStruct = pybind11::detail::PyArray_Proxy;
 
+// The parameters that the short way knows, of all methods.
+enum class Parameter : std::uint8_t {
+  none,
+  x,
+  arrays,
+  op,
+  root,
+  out,
+  algorithm,
+  async_op,
+  dest,
+  source,
+  tag
+};
+inline constexpr std::size_t kParameters = 11;
+
+// The parameters of a method in the order of its declaration. The first `positional` may be given
+// by position.
+struct Signature {
+  std::array<Parameter, 6> parameters;
+  std::size_t positional;
+};
+
+// The arguments of a call, by parameter; nullptr where there is none.
+class Arguments {
+ public:
+  // Returns false if the short way does not take these arguments. Raises nothing.
+  bool assign(const Signature& signature, PyObject* const* args, std::size_t positional,
+              PyObject* names);
+  PyObject* operator[](Parameter parameter) const {
+    return values_[static_cast<std::size_t>(parameter)];
+  }
+  // The same, where None says that there is none.
+  PyObject* unless_none(Parameter parameter) const {
+    PyObject* value = (*this)[parameter];
+    return value == Py_None ? nullptr : value;
+  }
+
+ private:
+  std::array<PyObject*, kParameters> values_{};
+};
+
+// Reads a number of 0 to `most`. Returns false if it is none. Raises nothing.
+bool read_number(PyObject* value, int most, int& found);
+
 // A collective as its method in Python declares it.
 struct Kind {
   Collective collective;
-  std::array<const char*, 3> positional;  // the parameters that may be given by position
-  bool is_in_place;                       // the output may be the input, or a part of it
+  Signature signature;
+  bool is_in_place;  // the output may be the input, or a part of it
 };
 
 // A call as it was made before.
@@ -68,20 +113,16 @@ struct Base {
   double timeout;              // seconds that it waits unless a call says otherwise; checked
 };
 
-// Makes a call, without `self` among the arguments. Returns its result, nullptr with a Python
-// error, or Py_NotImplemented (borrowed) where the call is none for the short way.
-using ShortWay = PyObject* (*)(Base& self, const Kind* kind, PyObject* const* args,
-                               std::size_t positional, PyObject* names);
+// Makes a call. Returns its result, nullptr with a Python error, or Py_NotImplemented (borrowed)
+// where the call is none for the short way.
+using ShortWay = PyObject* (*)(Base& self, const Kind* kind, const Arguments& arguments);
 
-PyObject* send_message(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
-                       PyObject* names);
-PyObject* receive_message(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
-                          PyObject* names);
-PyObject* reduce_many(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
-                      PyObject* names);
-// Before the first of them.
-void prepare_messages();
-void prepare_many();
+PyObject* send_message(Base& self, const Kind*, const Arguments& arguments);
+PyObject* receive_message(Base& self, const Kind*, const Arguments& arguments);
+PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments);
+
+// The op of a call that names none: the interned "sum".
+PyObject* default_op();
 
 // Returns nullptr unless it is an array that the core can take as it is.
 const ArrayStruct* plain_array(PyObject* object, int flags);

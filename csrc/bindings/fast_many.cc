@@ -22,39 +22,8 @@ namespace {
 using py::detail::npy_api;
 
 constexpr int kReadable = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
-PyObject *name_arrays, *name_op, *name_out, *name_sum;
 
-struct Arguments {
-  PyObject *arrays = nullptr, *op = name_sum, *out = nullptr;
-};
-
-// Returns true if the short way takes these arguments. Raises nothing if it does not.
-bool parse(PyObject* const* args, std::size_t positional, PyObject* names, Arguments& found) {
-  if (positional > 2) return false;
-  if (positional > 0) found.arrays = args[0];
-  if (positional > 1) found.op = args[1];
-  const Py_ssize_t count = names ? PyTuple_GET_SIZE(names) : 0;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* name = PyTuple_GET_ITEM(names, i);
-    PyObject* value = args[positional + static_cast<std::size_t>(i)];
-    if (name == name_arrays && positional < 1) {
-      found.arrays = value;
-    } else if (name == name_op && positional < 2) {
-      found.op = value;
-    } else if (name == name_out) {
-      found.out = value == Py_None ? nullptr : value;
-    } else {
-      return false;
-    }
-  }
-  auto is_list = [](PyObject* object) {
-    return PyList_CheckExact(object) || PyTuple_CheckExact(object);
-  };
-  return found.arrays && is_list(found.arrays) && (!found.out || is_list(found.out)) &&
-         PySequence_Fast_GET_SIZE(found.arrays) > 0 &&
-         (!found.out ||
-          PySequence_Fast_GET_SIZE(found.out) == PySequence_Fast_GET_SIZE(found.arrays));
-}
+bool is_list(PyObject* object) { return PyList_CheckExact(object) || PyTuple_CheckExact(object); }
 
 // The arrays' shapes, one after the other, as the ranks must agree on them.
 void append_shape(std::vector<std::int64_t>& shapes, const ArrayStruct& array) {
@@ -97,21 +66,19 @@ const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
 
 }  // namespace
 
-void prepare_many() {
-  auto intern = [](const char* text) { return PyUnicode_InternFromString(text); };
-  name_arrays = intern("arrays"), name_op = intern("op"), name_out = intern("out");
-  name_sum = intern("sum");
-}
-
-PyObject* reduce_many(Base& self, const Kind*, PyObject* const* args, std::size_t positional,
-                      PyObject* names) {
+PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
   State& state = *self.state;
-  Arguments found;
-  if (!parse(args, positional, names, found)) return Py_NotImplemented;
+  PyObject* given = arguments[Parameter::arrays];
+  PyObject* out = arguments.unless_none(Parameter::out);
+  PyObject* op = arguments[Parameter::op] ? arguments[Parameter::op] : default_op();
+  if (!given || !is_list(given) || PySequence_Fast_GET_SIZE(given) == 0) return Py_NotImplemented;
+  if (out && !(is_list(out) && PySequence_Fast_GET_SIZE(out) == PySequence_Fast_GET_SIZE(given))) {
+    return Py_NotImplemented;
+  }
   if (state.communicator->has_calls_under_way()) return Py_NotImplemented;  // to be over first
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(found.arrays);
-  PyObject** arrays = PySequence_Fast_ITEMS(found.arrays);
-  PyObject** outs = found.out ? PySequence_Fast_ITEMS(found.out) : nullptr;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(given);
+  PyObject** arrays = PySequence_Fast_ITEMS(given);
+  PyObject** outs = out ? PySequence_Fast_ITEMS(out) : nullptr;
   std::size_t bytes = 0;
   try {
     std::vector<std::int64_t> shapes;
@@ -136,7 +103,7 @@ PyObject* reduce_many(Base& self, const Kind*, PyObject* const* args, std::size_
       bytes += items * item;
       if (bytes > kOneShotBytes) return Py_NotImplemented;
     }
-    const KnownPack* known = find_or_learn(state, found.op, descr, shapes, item ? bytes / item : 0);
+    const KnownPack* known = find_or_learn(state, op, descr, shapes, item ? bytes / item : 0);
     if (!known) return Py_NotImplemented;
 
     const std::unique_ptr<std::byte[]> pack(new std::byte[bytes]);
