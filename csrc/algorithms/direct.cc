@@ -22,7 +22,7 @@ Steps direct(int rank, int size) {
     co_yield send(to, input(to));
   }
   // In place, the output is still the input: what is combined so far is in scratch.
-  Span so_far = scratch(rank);
+  Chunks so_far = scratch(rank);
   for (int from = 0; from < size; ++from) {
     bool last = from == size - 1;
     if (from == rank) {  // rank 0 has nothing yet to add its own part to
@@ -30,7 +30,7 @@ Steps direct(int rank, int size) {
     } else if (from == 0) {
       co_yield recv(0, so_far);
     } else {
-      Span before = rank == 0 && from == 1 ? input(0) : so_far;
+      Chunks before = rank == 0 && from == 1 ? input(0) : so_far;
       co_yield recv_reduce(from, before, last ? output(rank) : so_far, /*completes=*/last);
     }
   }

@@ -14,7 +14,7 @@ Steps direct(int rank, int size) {
     int to = (rank + turn) % size;
     co_yield send(to, input(to));
   }
-  Span so_far = input(rank);
+  Chunks so_far = input(rank);
   int last = rank == size - 1 ? size - 2 : size - 1;
   for (int from = 0; from < size; ++from) {
     if (from == rank) continue;

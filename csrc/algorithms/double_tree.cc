@@ -45,7 +45,7 @@ struct Place {
 };
 
 Steps up(Place place, int chunk) {
-  Span so_far = input(chunk);
+  Chunks so_far = input(chunk);
   for (int i = 0; i < place.count; ++i) {
     bool last = place.parent < 0 && i == place.count - 1;
     co_yield recv_reduce(place.child(i), so_far, output(chunk), /*completes=*/last);

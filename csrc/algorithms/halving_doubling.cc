@@ -31,13 +31,13 @@ Steps halving_doubling(int rank, int size) {
   }
   bool folds = rank + p < size;
   if (folds) co_yield recv_reduce(rank + p, input(0, p), output(0, p), /*completes=*/false);
-  Buffer sums = folds ? Buffer::output : Buffer::input;  // so far
+  auto* sums = folds ? output : input;  // so far
   for (int half = p / 2; half > 0; half /= 2) {
     int partner = rank ^ half, kept = rank / half * half, given = partner / half * half;
-    co_yield send(partner, Span{sums, given, half});
-    co_yield recv_reduce(partner, Span{sums, kept, half}, output(kept, half),
+    co_yield send(partner, sums(given, half));
+    co_yield recv_reduce(partner, sums(kept, half), output(kept, half),
                          /*completes=*/half == 1);
-    sums = Buffer::output;
+    sums = output;
   }
   for (int held = 1; held < p; held *= 2) {
     int partner = rank ^ held;

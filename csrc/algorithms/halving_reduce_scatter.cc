@@ -25,7 +25,7 @@ Steps halving(int rank, int size) {
   }
   auto after = [&](int distance) { return (rank + distance) % size; };
   int far = farthest(size), sums = size - far, untouched = far - sums;
-  Span received = size == 2 ? output(0) : scratch(0, sums);
+  Chunks received = size == 2 ? output(0) : scratch(0, sums);
   co_yield send(after(far), input(after(far), sums));
   co_yield recv_reduce(after(sums), input(rank, sums), received, /*completes=*/size == 2);
   if (untouched > 0) {  // nothing came for these: they begin with this rank's own

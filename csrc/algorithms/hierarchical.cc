@@ -51,7 +51,7 @@ Steps Hierarchical::steps(int rank, int size) const {
   };
 
   for (int lane = 0; lane < lanes_; ++lane) {
-    Span so_far = input(lane * ring, ring), sum = output(lane * ring, ring);
+    Chunks so_far = input(lane * ring, ring), sum = output(lane * ring, ring);
     if (int to = root(lane, host_of_[r]); to != rank) {
       co_yield send(to, so_far);
       continue;
@@ -69,11 +69,11 @@ Steps Hierarchical::steps(int rank, int size) const {
     int next = root(lane, (host_of_[r] + 1) % ring);
     int previous = root(lane, (host_of_[r] + ring - 1) % ring);
     int first = lane * ring, c = host_of_[r];
-    Buffer sums = members == 1 ? Buffer::input : Buffer::output;  // of the host
+    auto* sums = members == 1 ? input : output;  // of the host
     for (int turn = 0; turn < ring - 1; ++turn) {
-      co_yield send(next, turn == 0 ? Span{sums, first + c, 1} : output(first + c));
+      co_yield send(next, turn == 0 ? sums(first + c, 1) : output(first + c));
       c = (c + ring - 1) % ring;
-      co_yield recv_reduce(previous, Span{sums, first + c, 1}, output(first + c),
+      co_yield recv_reduce(previous, sums(first + c, 1), output(first + c),
                            /*completes=*/turn == ring - 2);
     }
     for (int turn = 0; turn < ring - 1; ++turn) {
@@ -83,7 +83,7 @@ Steps Hierarchical::steps(int rank, int size) const {
     }
   }
   for (int lane = 0; lane < lanes_; ++lane) {
-    Span sum = output(lane * ring, ring);
+    Chunks sum = output(lane * ring, ring);
     if (int from = root(lane, host_of_[r]); from != rank) {
       co_yield recv(from, sum);
       continue;

@@ -33,7 +33,7 @@ Steps hierarchical_copy(int rank, int size) {
       co_yield send(root(chunk), input(chunk));
       continue;
     }
-    Span so_far = input(chunk);
+    Chunks so_far = input(chunk);
     for (int other = first; other < end; ++other) {
       if (other == rank) continue;
       co_yield recv_reduce(other, so_far, output(chunk), /*completes=*/false);
@@ -43,7 +43,7 @@ Steps hierarchical_copy(int rank, int size) {
   for (int chunk = rank - first; chunk < size; chunk += members) {
     int partner = in_first ? h + chunk % (size - h) : chunk % h;
     // A half of one rank has no up phase: its sum is its input.
-    Span sum = members == 1 ? input(chunk) : output(chunk);
+    Chunks sum = members == 1 ? input(chunk) : output(chunk);
     if (in_first == (chunk % 2 == 0)) {
       co_yield recv_reduce(partner, sum, output(chunk), /*completes=*/true);
       co_yield send(partner, output(chunk));

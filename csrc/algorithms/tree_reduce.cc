@@ -11,7 +11,7 @@ namespace {
 
 Steps tree(int rank, int size) {
   if (size == 1) co_yield copy(input(0), output(0));
-  Span so_far = input(0), sum = rank == 0 ? output(0) : scratch(0);
+  Chunks so_far = input(0), sum = rank == 0 ? output(0) : scratch(0);
   for (int distance = 1; !(rank & distance) && rank + distance < size; distance *= 2) {
     co_yield recv_reduce(rank + distance, so_far, sum,
                          /*completes=*/rank == 0 && 2 * distance >= size);

@@ -111,7 +111,7 @@ void bind_schedule(py::module_& m) {
       .def_readwrite("count", &Span::count);
   py::class_<Step>(m, "Step", "One verb of one rank.")
       .def(py::init([](Verb verb, int peer, Span source, Span target, bool completes) {
-             return Step{verb, peer, source, target, completes};
+             return Step{verb, completes, peer, source, target};
            }),
            py::arg("verb"), py::arg("peer") = -1, py::arg("source") = Span{},
            py::arg("target") = Span{}, py::arg("completes") = false)

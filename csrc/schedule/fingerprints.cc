@@ -54,18 +54,18 @@ struct Message {
       sealed;  // hash of what the span held; in a barrier, where the sender's knowledge is
 };
 
+// in_parts: whether chunks are ranks' parts, as in_parts() says of the collective.
+template <bool in_parts>
 class Fingerprints {
  public:
   Fingerprints(const Algorithm& algorithm, int size, const Watch& watch)
-      : shape_{algorithm.collective(), algorithm.num_chunks(size), algorithm.num_scratch(size),
-               size},
+      : shape_(algorithm.collective(), algorithm.num_chunks(size), algorithm.num_scratch(size),
+               size),
         what_(shape_.collective),
-        in_parts_(in_parts(what_)),
         chunks_(shape_.chunks),
         size_(size),
         walk_(algorithm, size, 1, watch),
         mail_(size) {
-    check_shape(shape_);
     if (what_ == Collective::all_to_all && size > kMostChunks / size) {
       throw std::invalid_argument("an all_to_all among " + std::to_string(size) +
                                   " ranks has too many chunks to be verified");
@@ -74,18 +74,23 @@ class Fingerprints {
     for (int r = 0; r < size; ++r) {
       ranks_.push_back(random() % (kPrime - 1) + 1);
       everyone_ = add(everyone_, ranks_.back());
+      bool contributes = in_parts || initial_content(what_, r, size, 0).from == r;
+      if (!contributes) ranks_.back() = 0;
     }
-    chunk_numbers_.resize(static_cast<std::size_t>(in_parts_ ? size : chunks_));
-    for (std::size_t c = 0; c < chunk_numbers_.size(); ++c) chunk_numbers_[c] = random_of(c);
-    std::size_t cells = 0, scratch = static_cast<std::size_t>(shape_.scratch);
-    for (int r = 0; r < size; ++r) {
-      begins_.push_back(cells);
-      cells += static_cast<std::size_t>(outputs(r)) + scratch;
+    chunk_numbers_.resize(static_cast<std::size_t>(in_parts ? size : chunks_));
+    for (std::size_t c = 0; c < chunk_numbers_.size(); ++c) {
+      chunk_numbers_[c] = random_of(c);
+      complete_.push_back(multiply(everyone_, chunk_numbers_[c]));
     }
+    values_.resize(static_cast<std::size_t>(std::max({size, chunks_, shape_.scratch})));
+    auto scratch = static_cast<std::size_t>(shape_.scratch);
+    root_cells_ = static_cast<std::size_t>(outputs(0)) + scratch;
+    rank_cells_ = static_cast<std::size_t>(outputs(1)) + scratch;
+    std::size_t cells = begin(size);
     cells_.reset(static_cast<std::uint64_t*>(std::calloc(cells + 1, sizeof(std::uint64_t))));
     if (!cells_) throw std::bad_alloc();
     prefer_huge_pages(cells_.get(), (cells + 1) * sizeof(std::uint64_t));
-    if (in_parts_) scratch_chunks_.resize(scratch * static_cast<std::size_t>(size), -1);
+    if (in_parts) scratch_chunks_.resize(scratch * static_cast<std::size_t>(size), -1);
     if (what_ == Collective::barrier) {
       words_ = static_cast<std::size_t>(size + 63) / 64;
       heard_.resize(static_cast<std::size_t>(size) * words_);
@@ -97,9 +102,13 @@ class Fingerprints {
   void ignore_marks() { check_marks_ = false; }
 
   std::string run() {
+    for (int r = 0; r < size_ && fits(r);) ++r;
     while (walk_.any() && problem_.empty()) {
       int r = walk_.pop();
-      while (!walk_.done(r) && play(r)) walk_.advance(r);
+      while (!walk_.done(r) && play(r)) {
+        walk_.advance(r);
+        if (!fits(r)) break;
+      }
     }
     if (problem_.empty()) check_ended();
     if (problem_.empty()) check_result();
@@ -109,13 +118,20 @@ class Fingerprints {
  private:
   static constexpr int kMostChunks = 2147483647;
 
-  int inputs(int r) const { return input_chunks(what_, chunks_, r, size_); }
-  int outputs(int r) const { return output_chunks(what_, chunks_, r, size_); }
+  int inputs(int r) const { return shape_.chunks_of(r, Buffer::input); }
+  int outputs(int r) const { return shape_.chunks_of(r, Buffer::output); }
+  // A rank's first cell.
+  std::size_t begin(int r) const {
+    return r == 0 ? 0 : root_cells_ + static_cast<std::size_t>(r - 1) * rank_cells_;
+  }
   std::uint64_t number_of(int chunk) const {
     auto c = static_cast<std::size_t>(chunk);
     return c < chunk_numbers_.size() ? chunk_numbers_[c] : random_of(c);
   }
-  std::uint64_t complete(int chunk) const { return multiply(everyone_, number_of(chunk)); }
+  std::uint64_t complete(int chunk) const {
+    auto c = static_cast<std::size_t>(chunk);
+    return c < complete_.size() ? complete_[c] : multiply(everyone_, random_of(c));
+  }
   std::uint64_t value_of(const Content& content) const {
     if (content.from == Content::kNobody) return 0;
     if (content.from == Content::kEveryone) return complete(content.chunk);
@@ -123,13 +139,13 @@ class Fingerprints {
   }
   // Which place of a buffer the i-th one is.
   int wrapped(int r, Buffer buffer, int i) const {
-    if (!in_parts_ || buffer == Buffer::scratch) return i;
+    if (!in_parts || buffer == Buffer::scratch) return i;
     return place_of_part(i, buffer == Buffer::input ? inputs(r) : outputs(r));
   }
   std::size_t place(int r, Buffer buffer, int i) const {
     i = wrapped(r, buffer, i);
     if (buffer == Buffer::scratch) i += outputs(r);
-    return begins_[static_cast<std::size_t>(r)] + static_cast<std::size_t>(i);
+    return begin(r) + static_cast<std::size_t>(i);
   }
   int& scratch_chunk(int r, int i) {
     return scratch_chunks_[static_cast<std::size_t>(r) * static_cast<std::size_t>(shape_.scratch) +
@@ -137,7 +153,7 @@ class Fingerprints {
   }
   // The chunk that a place holds; -1 where anything may stand and nothing does.
   int chunk_at(int r, Buffer buffer, int i) {
-    if (!in_parts_) return buffer == Buffer::scratch ? i % chunks_ : i;
+    if (!in_parts) return buffer == Buffer::scratch ? i % chunks_ : i;
     if (buffer == Buffer::scratch) return scratch_chunk(r, i);
     i = wrapped(r, buffer, i);
     return buffer == Buffer::input ? initial_content(what_, r, size_, i).chunk
@@ -150,10 +166,17 @@ class Fingerprints {
     return false;
   }
 
+  // What a place of the input holds at first.
+  std::uint64_t input_value(int r, int i) const {
+    if (in_parts) return value_of(initial_content(what_, r, size_, i));
+    return multiply(ranks_[static_cast<std::size_t>(r)],
+                    chunk_numbers_[static_cast<std::size_t>(i)]);
+  }
+
   // In place, the part of the output that an input's place is; -1 when it is none.
   int shared_place(int r, int i) const {
+    if (!in_parts) return i < outputs(r) ? i : -1;
     if (!can_be_in_place(what_)) return -1;
-    if (!in_parts_) return i < outputs(r) ? i : -1;
     if (outputs(r) == size_) return r;
     return inputs(r) == size_ && i == r && outputs(r) == 1 ? 0 : -1;
   }
@@ -163,7 +186,7 @@ class Fingerprints {
   std::uint64_t read(int r, Buffer buffer, int i, bool* lost) const {
     if (buffer != Buffer::input) return cells_[place(r, buffer, i)];
     i = wrapped(r, buffer, i);
-    std::uint64_t value = value_of(initial_content(what_, r, size_, i));
+    std::uint64_t value = input_value(r, i);
     int shared = shared_place(r, i);
     if (shared >= 0) {
       std::uint64_t now = cells_[place(r, Buffer::output, shared)];
@@ -172,20 +195,31 @@ class Fingerprints {
     return value;
   }
 
-  // Reads a span into values_; what was never written is 0.
-  std::uint64_t read(int r, const Span& span, bool* lost) {
-    values_.clear();
+  // Reads a span into values_.
+  struct Seen {
     std::uint64_t sealed = 0;
+    bool lost = false, unwritten = false;
+  };
+  Seen read(int r, const Span& span) {
+    Seen seen;
     for (int i = 0; i < span.count; ++i) {
-      values_.push_back(read(r, span.buffer, span.first + i, lost));
-      sealed = sealed * 0x9e3779b97f4a7c15 + values_.back();
+      std::uint64_t value = read(r, span.buffer, span.first + i, &seen.lost);
+      values_[static_cast<std::size_t>(i)] = value;
+      seen.sealed = seen.sealed * 0x9e3779b97f4a7c15 + value;
+      seen.unwritten = seen.unwritten || value == 0;
     }
-    return sealed;
+    return seen;
+  }
+
+  // Whether the next step, if there is one, can be played; asked once.
+  bool fits(int r) {
+    if (walk_.done(r)) return true;
+    Misfit misfit = find_misfit(walk_.step(r), r, shape_);
+    return misfit == Misfit::none || fail(r, explain(misfit, walk_.step(r), r, shape_));
   }
 
   bool play(int r) {
     const Step& step = walk_.step(r);
-    if (std::string text = misfit(step, r, shape_); !text.empty()) return fail(r, text);
     switch (step.verb) {
       case Verb::send:
         return send(r, step);
@@ -201,13 +235,10 @@ class Fingerprints {
 
   bool send(int r, const Step& step) {
     if (mail_.has(r, step.peer)) return walk_.wait(r, step.peer), false;
-    bool lost = false;
-    Message message{step.source, walk_.number(r), read(r, step.source, &lost)};
-    if (lost) return fail(r, kLost);
-    if (std::count(values_.begin(), values_.end(), 0)) {
-      return fail(r, "sends what was never written");
-    }
-    if (words_) message.sealed = keep(r);
+    Seen seen = read(r, step.source);
+    if (seen.lost) return fail(r, kLost);
+    if (seen.unwritten) return fail(r, "sends what was never written");
+    Message message{step.source, walk_.number(r), words_ ? keep(r) : seen.sealed};
     mail_.put(r, step.peer, message);
     walk_.wake_if_waiting(step.peer, r);
     return true;
@@ -222,9 +253,8 @@ class Fingerprints {
       return fail(r, sender() + " sent " + std::to_string(message.span.count) + " chunks");
     }
     if (words_) hear(r, static_cast<std::size_t>(message.sealed));
-    bool lost = false;
-    std::uint64_t now = read(step.peer, message.span, &lost);
-    if (!words_ && (lost || now != message.sealed)) {
+    Seen now = read(step.peer, message.span);
+    if (!words_ && (now.lost || now.sealed != message.sealed)) {
       return fail(r, sender() + " has overwritten what it sent in its step " +
                          std::to_string(message.step) + " before it was read");
     }
@@ -232,9 +262,7 @@ class Fingerprints {
   }
 
   bool local(int r, const Step& step) {
-    bool lost = false;
-    read(r, step.source, &lost);
-    return lost ? fail(r, kLost) : write(r, step, r, step.source);
+    return read(r, step.source).lost ? fail(r, kLost) : write(r, step, r, step.source);
   }
 
   // Writes values_, which stand in `from` of rank `owner`, or their reduction.
@@ -258,7 +286,7 @@ class Fingerprints {
         value = add(value, other);
         if (!mark(r, step, value == complete(chunk))) return false;
       }
-      if (in_parts_ && target.buffer == Buffer::scratch) {
+      if (in_parts && target.buffer == Buffer::scratch) {
         scratch_chunk(r, target.first + i) = chunk;
       } else if (int wanted = chunk_at(r, target.buffer, target.first + i); wanted != chunk) {
         return fail(r, "puts chunk " + std::to_string(chunk) + " where chunk " +
@@ -337,14 +365,14 @@ class Fingerprints {
 
   Shape shape_;
   Collective what_;
-  bool in_parts_;
   int chunks_, size_;
   Walk walk_;
   Mail<Message> mail_;
-  std::vector<std::uint64_t> ranks_;          // a_r
-  std::vector<std::uint64_t> chunk_numbers_;  // b_c, of the first chunks
+  std::vector<std::uint64_t> ranks_;          // a_r; 0 of a rank whose input does not matter
   std::uint64_t everyone_ = 0;                // the sum of all a_r
-  std::vector<std::size_t> begins_;           // each rank's first cell
+  std::vector<std::uint64_t> chunk_numbers_;  // b_c, of the first chunks,
+  std::vector<std::uint64_t> complete_;       // and what everyone's contributions to them are
+  std::size_t root_cells_ = 0, rank_cells_ = 0;
   // Output and scratch of each rank. Neighbours' chunks are far apart: huge pages save a third of
   // the time.
   std::unique_ptr<std::uint64_t[], decltype(&std::free)> cells_{nullptr, &std::free};
@@ -359,22 +387,32 @@ class Fingerprints {
   std::string problem_;
 };
 
+std::string play(const Algorithm& algorithm, int size, const Watch& watch, auto work) {
+  if (in_parts(algorithm.collective())) {
+    Fingerprints<true> fingerprints(algorithm, size, watch);
+    return work(fingerprints);
+  }
+  Fingerprints<false> fingerprints(algorithm, size, watch);
+  return work(fingerprints);
+}
+
 }  // namespace
 
 std::string verify_by_fingerprints(const Algorithm& algorithm, int size, Marks marks,
                                    const Watch& watch) {
-  Fingerprints play(algorithm, size, watch);
-  if (marks == Marks::ignored) play.ignore_marks();
-  return play.run();
+  return play(algorithm, size, watch, [&](auto& fingerprints) {
+    if (marks == Marks::ignored) fingerprints.ignore_marks();
+    return fingerprints.run();
+  });
 }
 
 std::vector<std::pair<int, std::size_t>> complete_by_fingerprints(const Algorithm& algorithm,
                                                                   int size) {
   std::vector<std::pair<int, std::size_t>> marks;
-  Watch nobody;
-  Fingerprints play(algorithm, size, nobody);
-  play.collect_marks(&marks);
-  play.run();
+  play(algorithm, size, {}, [&](auto& fingerprints) {
+    fingerprints.collect_marks(&marks);
+    return fingerprints.run();
+  });
   return marks;
 }
 

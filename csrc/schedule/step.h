@@ -44,27 +44,45 @@ struct Span {
 
 struct Step {
   Verb verb = Verb::copy;
-  int peer = -1;
-  Span source;
-  Span target;
   // This reduction adds the last contribution: the place where a mean divides. The verifier checks
   // it.
   bool completes = false;
+  int peer = -1;
+  Span source;
+  Span target;
 };
 
-inline Step send(int peer, Span source) { return {Verb::send, peer, source, {}, false}; }
-inline Step recv(int peer, Span target) { return {Verb::recv, peer, {}, target, false}; }
-inline Step recv_reduce(int peer, Span source, Span target, bool completes) {
-  return {Verb::recv_reduce, peer, source, target, completes};
-}
-inline Step reduce(Span source, Span target, bool completes) {
-  return {Verb::reduce, -1, source, target, completes};
-}
-inline Step copy(Span source, Span target) { return {Verb::copy, -1, source, target, false}; }
+// A span as algorithms write it: input(first, count). It is a number because GCC keeps each
+// temporary object of a co_yield in the coroutine's frame; with spans in them, the frames of 10,000
+// ranks would be twice as large and fall out of the cache.
+enum class Chunks : std::uint64_t {};
 
-inline Span input(int first, int count = 1) { return {Buffer::input, first, count}; }
-inline Span output(int first, int count = 1) { return {Buffer::output, first, count}; }
-inline Span scratch(int first, int count = 1) { return {Buffer::scratch, first, count}; }
+inline Chunks chunks_of(Buffer buffer, int first, int count) {
+  constexpr std::uint32_t kMask = 0x7fffffff;  // what is negative becomes too large
+  return static_cast<Chunks>(static_cast<std::uint64_t>(buffer) << 62 |
+                             static_cast<std::uint64_t>(first & kMask) << 31 | (count & kMask));
+}
+inline Span span(Chunks chunks) {
+  auto packed = static_cast<std::uint64_t>(chunks);
+  return {static_cast<Buffer>(packed >> 62), static_cast<int>(packed >> 31 & 0x7fffffff),
+          static_cast<int>(packed & 0x7fffffff)};
+}
+
+inline Chunks input(int first, int count = 1) { return chunks_of(Buffer::input, first, count); }
+inline Chunks output(int first, int count = 1) { return chunks_of(Buffer::output, first, count); }
+inline Chunks scratch(int first, int count = 1) { return chunks_of(Buffer::scratch, first, count); }
+
+inline Step send(int peer, Chunks source) { return {Verb::send, false, peer, span(source), {}}; }
+inline Step recv(int peer, Chunks target) { return {Verb::recv, false, peer, {}, span(target)}; }
+inline Step recv_reduce(int peer, Chunks source, Chunks target, bool completes) {
+  return {Verb::recv_reduce, completes, peer, span(source), span(target)};
+}
+inline Step reduce(Chunks source, Chunks target, bool completes) {
+  return {Verb::reduce, completes, -1, span(source), span(target)};
+}
+inline Step copy(Chunks source, Chunks target) {
+  return {Verb::copy, false, -1, span(source), span(target)};
+}
 
 // An algorithm is written for root 0; make_plan renames the ranks for any other root. num_chunks is
 // size where chunks are the ranks' parts.

@@ -53,8 +53,7 @@ class Play {
         in_parts_(in_parts(what_)),
         filled_(filled > 0 && !in_parts_ ? filled : schedule.chunks),
         size_(static_cast<int>(schedule.steps.size())),
-        shape_{what_, schedule.chunks, schedule.scratch, size_} {
-    check_shape(shape_);
+        shape_(what_, schedule.chunks, schedule.scratch, size_) {
     for (int r = 0; r < size_; ++r) everyone_.set += std::uint64_t{1} << r;
     everyone_.ranks = size_;
     ranks_.resize(static_cast<std::size_t>(size_));
@@ -146,7 +145,9 @@ class Play {
   bool play(int r) {
     std::size_t k = at(r).next;
     const Step& step = steps(r)[k];
-    if (std::string text = misfit(step, r, shape_); !text.empty()) return fail(r, k, text), false;
+    if (Misfit misfit = find_misfit(step, r, shape_); misfit != Misfit::none) {
+      return fail(r, k, explain(misfit, step, r, shape_)), false;
+    }
     if (is_empty(step)) return ++at(r).next, true;
     Message message;
     if (step.verb == Verb::send) {
@@ -343,57 +344,91 @@ class Play {
 
 }  // namespace
 
-void check_shape(const Shape& shape) {
-  if (shape.size < 1) throw std::invalid_argument("a schedule needs at least one rank");
-  if (shape.chunks < 1) throw std::invalid_argument("a schedule needs at least one chunk");
-  if (shape.scratch < 0) throw std::invalid_argument("scratch has 0 chunks or more");
+Shape::Shape(Collective collective, int chunks, int scratch, int size)
+    : collective(collective),
+      parts(in_parts(collective)),
+      reduces(pycollective::reduces(collective)),
+      chunks(chunks),
+      scratch(scratch),
+      size(size),
+      root{input_chunks(collective, chunks, 0, size), output_chunks(collective, chunks, 0, size),
+           scratch},
+      others{input_chunks(collective, chunks, 1, size), output_chunks(collective, chunks, 1, size),
+             scratch} {
+  if (size < 1) throw std::invalid_argument("a schedule needs at least one rank");
+  if (chunks < 1) throw std::invalid_argument("a schedule needs at least one chunk");
+  if (scratch < 0) throw std::invalid_argument("scratch has 0 chunks or more");
 }
 
-std::string misfit(const Step& step, int rank, const Shape& shape) {
-  bool parts = in_parts(shape.collective);
+namespace {
+
+bool is_inside(const Span& span, int rank, const Shape& shape) {
+  // A negative number is a large one here.
+  auto first = static_cast<unsigned>(span.first), count = static_cast<unsigned>(span.count);
+  auto chunks = static_cast<unsigned>(shape.chunks_of(rank, span.buffer));
+  // Behind the last part comes the first.
+  bool round = shape.parts && span.buffer != Buffer::scratch;
+  return count == 0 || (first < chunks && count <= (round ? chunks : chunks - first));
+}
+
+// Whether a span is in one piece of scratch, which is the buffer of all chunks over and over.
+bool is_in_one_piece(const Span& span, const Shape& shape) {
+  return shape.parts || span.buffer != Buffer::scratch || span.count == 0 ||
+         span.first % shape.chunks + span.count <= shape.chunks;
+}
+
+}  // namespace
+
+Misfit find_misfit(const Step& step, int rank, const Shape& shape) {
   bool has_source = step.verb != Verb::recv, has_target = step.verb != Verb::send;
-  for (const Span* span :
-       {has_source ? &step.source : nullptr, has_target ? &step.target : nullptr}) {
-    if (!span || span->count == 0) continue;
-    int chunks = shape.scratch;
-    if (span->buffer == Buffer::input) {
-      chunks = input_chunks(shape.collective, shape.chunks, rank, shape.size);
-    } else if (span->buffer == Buffer::output) {
-      chunks = output_chunks(shape.collective, shape.chunks, rank, shape.size);
-    }
-    bool round = parts && span->buffer != Buffer::scratch;
-    if (span->first < 0 || span->count < 0 || span->count > chunks ||
-        span->first > chunks - (round ? 1 : span->count)) {
-      return "chunks outside 0:" + std::to_string(chunks);
-    }
-    if (!parts && span->first % shape.chunks + span->count > shape.chunks) {
-      return "goes over the last chunk's end in the scratch buffer";
-    }
-  }
-  if (has_source && has_target && step.source.count != step.target.count) {
-    return "source and target have different numbers of chunks";
-  }
+  if (has_source && !is_inside(step.source, rank, shape)) return Misfit::source;
+  if (has_source && !is_in_one_piece(step.source, shape)) return Misfit::pieces;
+  if (has_target && !is_inside(step.target, rank, shape)) return Misfit::target;
+  if (has_target && !is_in_one_piece(step.target, shape)) return Misfit::pieces;
+  if (has_source && has_target && step.source.count != step.target.count) return Misfit::lengths;
   bool talks = step.verb != Verb::copy && step.verb != Verb::reduce;
-  if (talks && (step.peer < 0 || step.peer >= shape.size || step.peer == rank)) {
-    return "no such peer among " + std::to_string(shape.size) + " ranks";
-  }
+  bool has_peer = step.peer >= 0 && step.peer < shape.size && step.peer != rank;
+  if (talks && !has_peer) return Misfit::peer;
   bool adds = step.verb == Verb::recv_reduce || step.verb == Verb::reduce;
-  if (adds && !reduces(shape.collective)) return "reduces in a collective that does not";
-  if (step.completes && !adds) return "is marked complete and does not reduce";
-  return {};
+  if (adds && !shape.reduces) return Misfit::reduces;
+  return step.completes && !adds ? Misfit::completes : Misfit::none;
+}
+
+std::string explain(Misfit misfit, const Step& step, int rank, const Shape& shape) {
+  auto outside = [&](const Span& span) {
+    return "chunks outside 0:" + std::to_string(shape.chunks_of(rank, span.buffer));
+  };
+  switch (misfit) {
+    case Misfit::none:
+      return "";
+    case Misfit::source:
+      return outside(step.source);
+    case Misfit::target:
+      return outside(step.target);
+    case Misfit::pieces:
+      return "goes over the last chunk's end in the scratch buffer";
+    case Misfit::lengths:
+      return "source and target have different numbers of chunks";
+    case Misfit::peer:
+      return "no such peer among " + std::to_string(shape.size) + " ranks";
+    case Misfit::reduces:
+      return "reduces in a collective that does not";
+    case Misfit::completes:
+      return "is marked complete and does not reduce";
+  }
+  return "";
 }
 
 std::string misfit(const Schedule& schedule) {
-  Shape shape{schedule.collective, schedule.chunks, schedule.scratch,
-              static_cast<int>(schedule.steps.size())};
-  check_shape(shape);
+  Shape shape(schedule.collective, schedule.chunks, schedule.scratch,
+              static_cast<int>(schedule.steps.size()));
   for (int r = 0; r < shape.size; ++r) {
     const auto& steps = schedule.steps[static_cast<std::size_t>(r)];
     for (std::size_t k = 0; k < steps.size(); ++k) {
-      std::string text = misfit(steps[k], r, shape);
-      if (text.empty()) continue;
+      Misfit misfit = find_misfit(steps[k], r, shape);
+      if (misfit == Misfit::none) continue;
       return "rank " + std::to_string(r) + ", step " + std::to_string(k) + " (" +
-             to_string(steps[k]) + "): " + text;
+             to_string(steps[k]) + "): " + explain(misfit, steps[k], r, shape);
     }
   }
   return "";

@@ -16,6 +16,8 @@
 // show in the one order in which the ranks are played.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -52,15 +54,33 @@ class ScheduleView final : public Algorithm {
   const Schedule& schedule_;
 };
 
-// What a step has to fit into.
+// What a step has to fit into: the chunks of the ranks' buffers.
 struct Shape {
+  // Throws std::invalid_argument when there is nothing to fit into.
+  Shape(Collective collective, int chunks, int scratch, int size);
+  int chunks_of(int rank, Buffer buffer) const {
+    return (rank == 0 ? root : others)[static_cast<std::size_t>(buffer)];
+  }
+
   Collective collective;
+  bool parts, reduces;
   int chunks, scratch, size;
+  std::array<int, 3> root, others;  // by buffer
 };
-// Throws std::invalid_argument when there is nothing to fit into.
-void check_shape(const Shape& shape);
-// Why a step, or the first bad step of a schedule, cannot be played; or an empty string.
-std::string misfit(const Step& step, int rank, const Shape& shape);
+// The reason why a step cannot be played: what is wrong about it.
+enum class Misfit : std::uint8_t {
+  none,
+  source,
+  target,
+  pieces,
+  lengths,
+  peer,
+  reduces,
+  completes
+};
+Misfit find_misfit(const Step& step, int rank, const Shape& shape);
+std::string explain(Misfit misfit, const Step& step, int rank, const Shape& shape);
+// The first misfit of a schedule, or an empty string.
 std::string misfit(const Schedule& schedule);
 
 Schedule make_schedule(const Algorithm& algorithm, int size);
