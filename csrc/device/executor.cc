@@ -5,10 +5,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "executor/cut.h"
 #include "support/failure.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
@@ -96,44 +98,37 @@ void side_by_side(std::vector<Stretches> spans,
   }
 }
 
-// Chunks begin at multiples of this, so that they can be read by wide accesses.
-constexpr std::size_t kAlignment = 64;
-
-std::size_t equal_part(std::size_t count, std::size_t parts, std::size_t item) {
-  return round_up((count + parts - 1) / parts, std::max<std::size_t>(kAlignment / item, 1));
-}
-
 class Run {
  public:
   Run(Runtime& runtime, const std::vector<Plan>& plans, const Shape& shape,
       const std::vector<Share>& shares)
       : runtime_(runtime), plans_(plans), shape_(shape), shares_(shares), ranks_(plans.size()) {
-    auto chunks = static_cast<std::size_t>(plans[0].chunks);
-    bool parts = !shares[0].input_parts.empty() || !shares[0].output_parts.empty();
-    chunk_items_ = parts ? shape.count : equal_part(shape.count, chunks, shape.item);
-    in_parts_ = parts;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      auto scratch = static_cast<std::size_t>(plans[r].scratch) * chunk_items_ * shape.item;
-      ranks_[r].scratch = std::make_unique<Loan>(runtime, shares[r], scratch);
+      const Share& share = shares[r];
+      static constexpr Part kNone;
+      auto data = [in_parts = !share.input_parts.empty() ||
+                              !share.output_parts.empty()](const std::vector<Part>& parts) {
+        return !in_parts ? nullptr : parts.empty() ? &kNone : parts.data();
+      };
+      const Layout layout{shape.count, shape.item, static_cast<int>(plans.size()),
+                          data(share.input_parts), data(share.output_parts)};
+      ranks_[r].cut.emplace(plans[r], layout);
+      auto scratch = static_cast<std::size_t>(plans[r].scratch) * ranks_[r].cut->chunk_bytes();
+      has_scratch_ = has_scratch_ || scratch > 0;
+      ranks_[r].scratch = std::make_unique<Loan>(runtime, share, scratch);
     }
     channels_.resize(ranks_.size() * ranks_.size());
   }
 
   void enqueue() {
     try {
-      for (bool moved = true; moved;) {
-        moved = false;
-        for (std::size_t r = 0; r < ranks_.size(); ++r) {
-          const auto& steps = plans_[r].steps;
-          for (; ranks_[r].next < steps.size() && try_step(r, steps[ranks_[r].next]);
-               moved = true) {
-            ++ranks_[r].next;
-          }
-        }
-      }
-      for (std::size_t r = 0; r < ranks_.size(); ++r) {
-        if (ranks_[r].next < plans_[r].steps.size()) {
-          throw std::logic_error("a schedule came to a stop; was it verified?");
+      for (;;) {
+        enqueue_block();
+        if (ranks_[0].cut->is_last()) break;
+        if (has_scratch_) settle();  // it is written anew in each block
+        for (Rank& rank : ranks_) {
+          rank.cut->next_block();
+          rank.next = 0;
         }
       }
     } catch (...) {
@@ -149,11 +144,29 @@ class Run {
     Stretches data;
   };
   struct Rank {
-    std::size_t next = 0;
+    std::optional<Cut> cut;
+    std::size_t next = 0;  // step
     std::unique_ptr<Loan> scratch;
     std::unique_ptr<Mark> present;  // as long as the stream was given nothing behind it
     std::vector<std::size_t> readers;
   };
+
+  void enqueue_block() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        const auto& steps = plans_[r].steps;
+        for (; ranks_[r].next < steps.size() && try_step(r, steps[ranks_[r].next]); moved = true) {
+          ++ranks_[r].next;
+        }
+      }
+    }
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      if (ranks_[r].next < plans_[r].steps.size()) {
+        throw std::logic_error("a schedule came to a stop; was it verified?");
+      }
+    }
+  }
 
   // Lets nobody's memory go before it was read.
   void settle() {
@@ -257,39 +270,18 @@ class Run {
   }
 
   Stretches locate(std::size_t rank, const Span& span) const {
-    if (span.count == 0) return {{nullptr, 0}};
     const Share& share = shares_[rank];
+    const Cut& cut = *ranks_[rank].cut;
     std::byte* memory = span.buffer == Buffer::scratch  ? ranks_[rank].scratch->memory()
                         : span.buffer == Buffer::output ? share.output
                                                         : const_cast<std::byte*>(share.input);
-    auto first = static_cast<std::size_t>(span.first), count = static_cast<std::size_t>(span.count);
-    std::size_t item = shape_.item;
-    if (in_parts_ && span.buffer != Buffer::scratch) {
-      const auto& parts = span.buffer == Buffer::input ? share.input_parts : share.output_parts;
-      Stretches found;
-      for (int i = 0; i < span.count; ++i) {
-        auto place = static_cast<std::size_t>(
-            place_of_part(span.first + i, static_cast<int>(ranks_.size())));
-        const Part& part = parts.at(place);
-        std::byte* begin = memory + part.first * item;
-        if (!found.empty() && found.back().data + found.back().bytes == begin) {
-          found.back().bytes += part.count * item;
-        } else {
-          found.push_back({begin, part.count * item});
-        }
-      }
-      return found;
+    const std::size_t bytes = cut.bytes_of(span);
+    Stretches found;
+    for (std::size_t done = 0; done < bytes; done += found.back().bytes) {
+      const Cut::Bytes place = cut.locate(span, done);
+      found.push_back({memory + place.offset, std::min(place.count, bytes - done)});
     }
-    if (in_parts_) return {{memory + first * chunk_items_ * item, count * chunk_items_ * item}};
-    std::size_t place = first * chunk_items_;  // the last chunks may be short, or empty
-    if (span.buffer == Buffer::scratch) {
-      first %= static_cast<std::size_t>(plans_[rank].chunks);
-    } else {
-      place = std::min(place, shape_.count);
-    }
-    std::size_t begin = std::min(first * chunk_items_, shape_.count);
-    std::size_t end = std::min((first + count) * chunk_items_, shape_.count);
-    return {{memory + place * item, (end - begin) * item}};
+    return found;
   }
 
   Runtime& runtime_;
@@ -298,8 +290,7 @@ class Run {
   const std::vector<Share>& shares_;
   std::vector<Rank> ranks_;
   std::vector<std::deque<Message>> channels_;  // from rank to rank
-  std::size_t chunk_items_ = 0;
-  bool in_parts_ = false;
+  bool has_scratch_ = false;
 };
 
 // combine() of any number of arrays, in their order.
@@ -379,7 +370,10 @@ void all_reduce_directly(Runtime& runtime, const Shape& shape, const std::vector
     }
   };
   try {
-    std::size_t part = equal_part(shape.count, leaders.size(), shape.item), k = 0;
+    // Parts begin where wide accesses can.
+    const std::size_t aligned = std::max<std::size_t>(kCacheLine / shape.item, 1);
+    const std::size_t part = round_up((shape.count + leaders.size() - 1) / leaders.size(), aligned);
+    std::size_t k = 0;
     for (const auto& [device, leader] : leaders) {
       std::size_t first = one_shot ? 0 : std::min(k++ * part, shape.count);
       std::size_t count = one_shot ? shape.count : std::min(part, shape.count - first);

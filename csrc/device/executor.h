@@ -33,7 +33,7 @@ struct Share {
   std::vector<Part> input_parts, output_parts;  // where chunks are parts, as of Buffers
 };
 
-// A run of a schedule over the whole buffers at once.
+// A run of a schedule, in the blocks in which hosts run it (executor/cut.h).
 void run_schedule(Runtime& runtime, const std::vector<Plan>& plans, const Shape& shape,
                   const std::vector<Share>& shares);
 

@@ -11,13 +11,9 @@
 #include <utility>
 
 #include "support/reserve.h"
-#include "support/round_up.h"
 
 namespace pycollective {
 namespace {
-
-// Chunks begin at multiples of this many bytes, so that ranks do not write to one cache line.
-constexpr std::size_t kChunkAlignment = 64;
 
 // Returns false, with nothing done, where the system does not start a thread for each rank.
 bool run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buffers>& buffers,
@@ -68,24 +64,6 @@ bool run_on_threads(const std::vector<const Plan*>& plans, const std::vector<Buf
 
 }  // namespace
 
-namespace {
-
-// Items of a full block: a segment of every chunk, or of every part.
-std::size_t block_items(const Plan& plan, const Buffers& buffers, std::size_t segment_bytes) {
-  if (buffers.pairwise) return buffers.count;
-  std::size_t segment = std::max(segment_bytes / buffers.item, kChunkAlignment);
-  return buffers.input_parts ? segment : segment * static_cast<std::size_t>(plan.chunks);
-}
-
-// Items of a chunk in a block of `items`.
-std::size_t chunk_items(const Plan& plan, const Buffers& buffers, std::size_t items) {
-  std::size_t aligned = std::max<std::size_t>(kChunkAlignment / buffers.item, 1);
-  auto chunks = buffers.input_parts ? 1 : static_cast<std::size_t>(plan.chunks);
-  return round_up((items + chunks - 1) / chunks, aligned);
-}
-
-}  // namespace
-
 std::byte* Scratch::at_least(std::size_t bytes) {
   std::size_t lines = (bytes + sizeof(Line) - 1) / sizeof(Line);
   if (lines > count_) {
@@ -97,77 +75,13 @@ std::byte* Scratch::at_least(std::size_t bytes) {
 
 Execution::Execution(const Plan& plan, const Buffers& buffers, Endpoint& endpoint,
                      std::size_t segment_bytes)
-    : plan_(plan),
-      buffers_(buffers),
-      endpoint_(endpoint),
-      block_items_(block_items(plan, buffers, segment_bytes)) {
-  start_block();
-  if (plan.scratch || plan.packed) {  // the first block is the longest
-    auto scratch = static_cast<std::size_t>(plan.scratch) * chunk_items_ * buffers.item;
-    auto packing = static_cast<std::size_t>(plan.packed) * chunk_items_ * buffers.item;
+    : plan_(plan), buffers_(buffers), cut_(plan, buffers, segment_bytes), endpoint_(endpoint) {
+  if (plan.scratch || plan.packed) {
+    std::size_t scratch = static_cast<std::size_t>(plan.scratch) * cut_.chunk_bytes();
+    std::size_t packing = static_cast<std::size_t>(plan.packed) * cut_.chunk_bytes();
     scratch_ = buffers.scratch->at_least(scratch + packing);
     packing_ = scratch_ + scratch;
   }
-}
-
-void Execution::start_block() {
-  block_begin_ = block_end_;
-  std::size_t items = std::min(block_items_, buffers_.count - block_begin_);
-  block_end_ = block_begin_ + items;
-  chunk_items_ = chunk_items(plan_, buffers_, items);
-  next_ = packed_ = 0;
-}
-
-Execution::Bytes Execution::locate(const Span& span, std::size_t skipped) const {
-  if (span.count == 0) return {0, 0};
-  std::size_t item = buffers_.item, items = block_end_ - block_begin_;
-  auto first = static_cast<std::size_t>(span.first), count = static_cast<std::size_t>(span.count);
-  if (!buffers_.input_parts) {
-    std::size_t offset = first * chunk_items_;
-    if (span.buffer == Buffer::scratch) {
-      first %= static_cast<std::size_t>(plan_.chunks);
-    } else {
-      offset = std::min(offset, items) + block_begin_;
-    }
-    std::size_t begin = std::min(first * chunk_items_, items);
-    std::size_t end = std::min((first + count) * chunk_items_, items);
-    return {offset * item + skipped, (end - begin) * item - skipped};
-  }
-  if (span.buffer == Buffer::scratch) {
-    return {first * items * item + skipped, count * items * item - skipped};
-  }
-  Bytes found = locate_part(span, 0);
-  int i = 1;
-  for (; skipped >= found.count && i < span.count; ++i) {
-    skipped -= found.count;
-    found = locate_part(span, i);
-  }
-  found.offset += skipped;
-  found.count -= skipped;
-  // Short parts lie side by side.
-  for (; i < span.count; ++i) {
-    Bytes next = locate_part(span, i);
-    if (next.count > 0 && next.offset != found.offset + found.count) break;
-    found.count += next.count;
-  }
-  return found;
-}
-
-// The i-th part of a span of the input or the output.
-Execution::Bytes Execution::locate_part(const Span& span, int i) const {
-  const Part* parts = span.buffer == Buffer::input ? buffers_.input_parts : buffers_.output_parts;
-  const Part& part = parts[static_cast<std::size_t>(place_of_part(span.first + i, buffers_.size))];
-  std::size_t begin = std::min(block_begin_, part.count), end = std::min(block_end_, part.count);
-  return {(part.first + begin) * buffers_.item, (end - begin) * buffers_.item};
-}
-
-std::size_t Execution::bytes_of(const Span& span) const {
-  if (!buffers_.input_parts || span.buffer == Buffer::scratch || span.count < 2) {
-    return locate(span).count;
-  }
-  std::size_t sum = 0;
-  for (int i = 0; i < span.count; ++i) sum += locate_part(span, i).count;
-  return sum;
 }
 
 std::byte* Execution::memory(Buffer buffer) const {
@@ -186,18 +100,19 @@ Progress Execution::advance() {
       ++next_;
       progress = Progress::moved;
     }
-    bool last = block_end_ == buffers_.count;
+    const bool last = cut_.is_last();
     // Scratch is written anew in each block, and no schedule says who has read the old one; nor
     // what was packed.
     if ((last || scratch_) && !endpoint_.flushed()) return progress;
     if (last) return Progress::done;
-    start_block();
+    cut_.next_block();
+    next_ = packed_ = 0;
   }
 }
 
 bool Execution::try_step(const Step& step) {
   const Span& moved = step.verb == Verb::send ? step.source : step.target;
-  std::size_t bytes = bytes_of(moved);
+  std::size_t bytes = cut_.bytes_of(moved);
   // Nothing to move: the other side knows it too, unless the step is a bare signal.
   if (bytes == 0 && moved.count != 0 && !buffers_.pairwise) return true;
   switch (step.verb) {
@@ -215,13 +130,13 @@ bool Execution::try_step(const Step& step) {
 }
 
 bool Execution::try_send(const Step& step, std::size_t bytes) {
-  Bytes place = locate(step.source);
+  Cut::Bytes place = cut_.locate(step.source);
   const std::byte* data = at(step.source, place);
   if (place.count < bytes) {
     std::byte* packed = packing_ + packed_;
     data = packed;
     for (std::size_t done = 0; !is_packed_ && done < bytes; done += place.count) {
-      place = locate(step.source, done);
+      place = cut_.locate(step.source, done);
       std::memcpy(packed + done, at(step.source, place), place.count);
     }
     is_packed_ = true;
@@ -238,7 +153,7 @@ bool Execution::try_receive(const Step& step, std::size_t bytes) {
   do {
     if (worked_ >= kPieceBytes) return false;
     std::size_t left = bytes - received_;
-    Bytes place = locate(step.target, received_);
+    Cut::Bytes place = cut_.locate(step.target, received_);
     Piece part = step.verb == Verb::recv && place.count >= left
                      ? endpoint_.try_receive_into(step.peer, left, at(step.target, place))
                      : endpoint_.try_receive(step.peer, left);
@@ -255,12 +170,12 @@ bool Execution::try_receive(const Step& step, std::size_t bytes) {
 void Execution::work(const Step& step, std::size_t first, std::size_t bytes, const void* received) {
   const auto* from = static_cast<const std::byte*>(received);
   while (bytes > 0) {
-    Bytes place = locate(step.target, first);
+    Cut::Bytes place = cut_.locate(step.target, first);
     std::byte* target = at(step.target, place);
     std::size_t length = std::min(place.count, bytes);
     const std::byte* source = from;
     if (step.verb != Verb::recv) {
-      Bytes own = locate(step.source, first);
+      Cut::Bytes own = cut_.locate(step.source, first);
       source = at(step.source, own);
       length = std::min(length, own.count);
     }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "executor/cut.h"
 #include "reduce/reduce.h"
 #include "schedule/step.h"
 #include "support/tuning.h"
@@ -31,28 +32,12 @@ class Scratch {
   std::size_t count_ = 0;
 };
 
-// Where a chunk lies that is a rank's part, in items.
-struct Part {
-  std::size_t first = 0;
-  std::size_t count = 0;
-};
-
-// The data of one call: items of `item` bytes; input and output may be the same memory. Without
-// parts, both have `count` items, which are cut into equal chunks. With them, chunk i is where part
-// i says, and `count` is the longest part's.
-struct Buffers {
+// The data of one call; input and output may be the same memory.
+struct Buffers : Layout {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::size_t count = 0;
-  std::size_t item = 1;
   const Reduction* reduction = nullptr;  // nullptr where nothing is reduced
-  int size = 1;
-  const Part* input_parts = nullptr;
-  const Part* output_parts = nullptr;
-  // A part's length is known to its sender and its receiver only: the call is one block, and empty
-  // parts are sent too.
-  bool pairwise = false;
-  Scratch* scratch = nullptr;  // nullptr where the plan needs none
+  Scratch* scratch = nullptr;            // nullptr where the plan needs none
 };
 
 // A call in progress. advance() does what can be done without waiting, or some megabytes of it.
@@ -67,40 +52,28 @@ class Execution {
   [[gnu::cold]] std::vector<int> awaited() const;
 
  private:
-  // In bytes: where something begins, and how long it is.
-  struct Bytes {
-    std::size_t offset, count;
-  };
   bool try_step(const Step& step);
   bool try_send(const Step& step, std::size_t bytes);
   bool try_receive(const Step& step, std::size_t bytes);
   // Does the step's work on so many bytes of its span, from byte `first` on; `received`: what came
   // for them.
   void work(const Step& step, std::size_t first, std::size_t bytes, const void* received);
-  void start_block();
-  std::size_t bytes_of(const Span& span) const;
-  // A span from byte `skipped` on, as far as it lies in one piece.
-  Bytes locate(const Span& span, std::size_t skipped = 0) const;
-  Bytes locate_part(const Span& span, int i) const;
   std::byte* memory(Buffer buffer) const;
-  std::byte* at(const Span& span, const Bytes& place) const {
+  std::byte* at(const Span& span, const Cut::Bytes& place) const {
     return memory(span.buffer) + place.offset;
   }
 
   const Plan& plan_;
   Buffers buffers_;
+  Cut cut_;
   Endpoint& endpoint_;
   std::byte* scratch_ = nullptr;
   std::byte* packing_ = nullptr;  // where parts are put together that are sent together,
   std::size_t packed_ = 0;        // how many bytes of this block are there,
   bool is_packed_ = false;        // and whether the next step's already are
-  std::size_t block_items_;       // items of a full block; with parts, of one part
-  std::size_t block_begin_ = 0;   // first item of the block; with parts, of every part
-  std::size_t block_end_ = 0;
-  std::size_t chunk_items_ = 0;  // items of a chunk in this block; the last chunks may be short
-  std::size_t next_ = 0;         // next step
-  std::size_t received_ = 0;     // bytes of the next step's message
-  std::size_t worked_ = 0;       // bytes that the present advance() has sent, received or combined
+  std::size_t next_ = 0;          // next step
+  std::size_t received_ = 0;      // bytes of the next step's message
+  std::size_t worked_ = 0;        // bytes that the present advance() has sent, received or combined
 };
 
 // Begins a call, unless the group has failed.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from emulated import World, layouts
 
-from pycollective import algorithms, dtypes
+from pycollective import algorithms, dtypes, local_group
 from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, send
 
 SIZES = range(1, 9)
@@ -38,6 +38,24 @@ def test_all_reduce(how):
                 x = data(size, count)
                 found = world.run("all_reduce", x, x, how, in_place=in_place, count=count, op="sum")
                 expect(found, [sum(x)] * size, f"{how} of {size}, {name}, {in_place=}")
+
+
+@pytest.mark.parametrize("how", ["ring", "hierarchical_copy"])
+def test_the_bits_are_those_of_hosts(how):
+    size, count = 3, 4_000_001  # more than a block
+    drawn = np.random.default_rng(5).standard_normal((size, count))
+    x = [row.astype(np.float32) for row in drawn]
+    world = World(list(range(size)), [0] * size)
+    found = world.run("all_reduce", x, x, how, count=count, op="sum")
+    host = [row.copy() for row in x]
+    comms = local_group(size)
+    works = [
+        comm.all_reduce(row, out=row, algorithm=how, async_op=True)
+        for comm, row in zip(comms, host, strict=True)
+    ]
+    for work in works:
+        work.wait()
+    expect(found, host, how)
 
 
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])
