@@ -32,11 +32,18 @@ class Walk {
   // Ranks that can perhaps go on, in the order in which that became known.
   bool any() const { return queued_ > 0; }
   int pop() {
+    if (int later = queued(8); later >= 0) __builtin_prefetch(of(later).step);
     int r = queue_[head_];
     head_ = head_ + 1 == queue_.size() ? 0 : head_ + 1;
     --queued_;
     of(r).queued = false;
     return r;
+  }
+  // The rank so many places behind the next one; -1 if there is none.
+  int queued(std::size_t behind) const {
+    if (behind >= queued_) return -1;
+    std::size_t place = head_ + behind;
+    return queue_[place < queue_.size() ? place : place - queue_.size()];
   }
   void wake(int r) {
     if (of(r).queued) return;
