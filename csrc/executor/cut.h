@@ -1,5 +1,5 @@
-// How the data of a call are cut into chunks: which bytes the spans of a plan's steps are. Hosts
-// and devices (device/executor.h) cut alike, so that their sums have the same bits.
+// Cuts the data of a call into chunks: finds the bytes of the spans of a plan's steps. Hosts and
+// devices (device/executor.h) cut alike, so that their sums have the same bits.
 //
 // The data are run through in blocks: a block is a segment of every chunk, or of every part.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace pycollective {
 
-// Where a chunk lies that is a rank's part, in items.
+// The place of a chunk that is a rank's part, in items.
 struct Part {
   std::size_t first = 0;
   std::size_t count = 0;
@@ -43,7 +43,7 @@ class Cut {
   bool is_last() const { return end_ == layout_.count; }
   void next_block();
 
-  // Of a chunk in this block. The last chunks may be shorter.
+  // The bytes of a chunk in this block. The last chunks may be shorter.
   std::size_t chunk_bytes() const { return chunk_items_ * layout_.item; }
   std::size_t bytes_of(const Span& span) const;
   // A span from byte `skipped` on, as far as it lies in one piece.

@@ -167,7 +167,7 @@ class Fingerprints {
     return false;
   }
 
-  // What a place of the input holds at first.
+  // The value that a place of the input holds at first.
   std::uint64_t input_value(int r, int i) const {
     if (in_parts) return value_of(initial_content(what_, r, size_, i));
     return multiply(ranks_[static_cast<std::size_t>(r)],
@@ -222,7 +222,7 @@ class Fingerprints {
     __builtin_prefetch(&cells_[place(r, is_input ? Buffer::output : span.buffer, span.first)]);
   }
 
-  // Whether the next step, if there is one, can be played; asked once.
+  // Returns false if the rank's next step cannot be played. Called once for each step.
   bool fits(int r) {
     if (walk_.done(r)) return true;
     Misfit misfit = find_misfit(walk_.step(r), r, shape_);

@@ -371,7 +371,8 @@ bool is_inside(const Span& span, int rank, const Shape& shape) {
   return count == 0 || (first < chunks && count <= (round ? chunks : chunks - first));
 }
 
-// Whether a span is in one piece of scratch, which is the buffer of all chunks over and over.
+// Returns true if a span is in one piece of scratch, which is the buffer of all chunks over and
+// over.
 bool is_in_one_piece(const Span& span, const Shape& shape) {
   return shape.parts || span.buffer != Buffer::scratch || span.count == 0 ||
          span.first % shape.chunks + span.count <= shape.chunks;

@@ -54,7 +54,7 @@ class ScheduleView final : public Algorithm {
   const Schedule& schedule_;
 };
 
-// What a step has to fit into: the chunks of the ranks' buffers.
+// The chunks of the ranks' buffers, into which every step must fit.
 struct Shape {
   // Throws std::invalid_argument when there is nothing to fit into.
   Shape(Collective collective, int chunks, int scratch, int size);

@@ -39,7 +39,7 @@ class Walk {
     of(r).queued = false;
     return r;
   }
-  // The rank so many places behind the next one; -1 if there is none.
+  // The rank `behind` places behind the next one; -1 if there is none.
   int queued(std::size_t behind) const {
     if (behind >= queued_) return -1;
     std::size_t place = head_ + behind;

@@ -26,8 +26,8 @@ class ControlChannel {
   bool is_open() const { return socket_.open() && !ended_; }
   int descriptor() const { return socket_.get(); }
 
-  // Sends a frame as far as there is room; flush() sends the rest. A peer that does not read gets
-  // no more than the frames of failures and leaves.
+  // Sends as much of a frame as the socket takes; flush() sends the rest. A peer that does not read
+  // gets no more than the frames of failures and leaves.
   void send(Header header, const std::string& text) noexcept;
   void flush() noexcept;
   // Ends this rank's side of the connection, and discards what has come.

@@ -167,7 +167,7 @@ bool FailureDetector::is_ready(const std::vector<pollfd>& polled) {
   return std::any_of(polled.begin(), polled.begin() + 1 + size(), ready);
 }
 
-// Of the group ---------------------------------------------------------------------------------
+// For the group ---------------------------------------------------------------------------------
 
 bool FailureDetector::has_left(int peer) {
   if (!has_failed()) receive();
@@ -247,7 +247,7 @@ bool FailureDetector::leave() noexcept {
   std::lock_guard lock(mutex_);
   if (closed_) return false;
   Header header;
-  if (failure_) {  // a peer may hear of this end before it hears the reason from whom it began
+  if (failure_) {  // this end may reach a peer before the reason does, which another rank sends
     header.kind = Kind::failed;
     header.failure = static_cast<std::uint32_t>(failure_->kind);
     tell_all(header, failure_->what());
@@ -367,7 +367,7 @@ void FailureDetector::take(int rank, const ControlFrame& frame) {
 void FailureDetector::compare_calls() {
   for (int r = 0; r < size(); ++r) {
     const Peer& peer = at(r);
-    // This rank may be done with a call in which the peer waits in vain.
+    // This rank may have completed a call in which the peer still waits.
     if (differs(peer)) {
       fail_differing(r);
     } else if (peer.left && peer.calls < call_.number) {

@@ -69,7 +69,7 @@ class FailureDetector {
   void add_polled(std::vector<pollfd>& polled) const;
   bool is_ready(const std::vector<pollfd>& polled);
 
-  // Of the group (group.h) ---------------------------------------------------------------------
+  // For the group (group.h) ---------------------------------------------------------------------
 
   bool has_left(int peer);
   std::uint64_t calls(int peer) const;

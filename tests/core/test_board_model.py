@@ -71,7 +71,9 @@ def test_two_ranks_in_every_interleaving(build: Build) -> None:
 @pytest.mark.parametrize(
     ("ranks", "faults"), [(2, "death"), (2, "timeout"), (3, "none"), (3, "death"), (3, "timeout")]
 )
-def test_every_interleaving(build: Build, ranks: int, faults: str) -> None:
+def test_ranks_that_die_or_give_up_in_every_interleaving(
+    build: Build, ranks: int, faults: str
+) -> None:
     status, said = _explore(build(), ranks, faults)
     assert status == 0, said
 

@@ -70,7 +70,7 @@ struct Control {
   bool failed;
 };
 
-// What a rank knows of the board.
+// A rank's private knowledge of the board.
 struct View {
   std::uint64_t turn, input_position, output_position, posted, settled, seen_consumed, fingerprint;
   Board::Written written;
@@ -86,8 +86,7 @@ enum class Kind { enter, advance, stage, produce, take, die, give_up, leave };
 constexpr const char* kKinds[] = {"enters", "advances", "stages",   "produces",
                                   "takes",  "dies",     "gives up", "leaves"};
 
-// Where within a step of another rank a rank gives up: at which look for a failure, and on which
-// side of it.
+// A rank gives up within another rank's step: before or after that rank's look for a failure.
 struct Within {
   int peer = -1, look = 0;
   bool before = false;
@@ -191,7 +190,7 @@ class Model {
   std::size_t states() const { return seen_.size(); }
   std::size_t actions() const { return actions_; }
 
-  // What the board and the endpoints call back -----------------------------------------------
+  // Called by the board and the endpoints -----------------------------------------------
 
   ModelBoard& board(int rank) { return *boards_[static_cast<std::size_t>(rank)]; }
   bool crowd() const { return program_.crowd; }
@@ -225,7 +224,7 @@ class Model {
     const int owner = static_cast<int>((offset - board_bytes_) / (2 * area_));
     if (owner == acting_) return;
     if (is_in(owner, control_.call[acting_])) return;
-    // What was read is dropped if the step finds the failure afterwards.
+    // A step that finds the failure afterwards drops the data that it read.
     if (writes || control_.phase[owner] != Phase::out) {
       throw Wrong{"rank " + std::to_string(acting_) + (writes ? " writes" : " reads") +
                   " arrays of rank " + std::to_string(owner) + ", which is not in the call"};
@@ -272,8 +271,8 @@ class Model {
   DirectExecution& execution(int rank) {
     return *reinterpret_cast<DirectExecution*>(executions_[rank].bytes);
   }
-  // Whether a rank's arrays belong to a call. Ranks that give up still lend theirs until they have
-  // left, and the dead for ever.
+  // Returns true if a rank's arrays belong to a call. Ranks that give up still lend theirs until
+  // they have left, and the dead for ever.
   bool is_in(int rank, int call) const {
     const Phase phase = control_.phase[rank];
     return control_.call[rank] == call &&
@@ -538,7 +537,7 @@ class Model {
     const Snapshot here = save();
     const std::uint64_t key = hash(here);
     if (auto known = seen_.find(key); known != seen_.end()) return known->second;
-    // Which steps there are, and whether two of them meet in memory.
+    // Finds the possible steps, then those that meet in memory.
     struct Step {
       Action action;
       std::vector<Access> accesses;
@@ -620,7 +619,7 @@ class Model {
       }
     }
   }
-  // Whether all that a rank waits for is the dead rank, or waits for it in turn.
+  // Returns true if a rank waits for the dead rank, or for one that waits for it in turn.
   bool leads_to_dead(int rank, int depth) {
     if (control_.phase[rank] == Phase::dead) return true;
     if (control_.phase[rank] != Phase::calling || depth > size_) return false;
@@ -722,7 +721,7 @@ class Model {
   Execution executions_[kMost];
   Control control_;
 
-  // Of the step under way.
+  // The step under way.
   bool recording_ = false, stale_ = false;
   int acting_ = 0, looks_ = 0;
   unsigned woken_ = 0;
@@ -750,7 +749,8 @@ void ModelEndpoint::check() { model->look(rank_); }
 
 }  // namespace
 
-// What the core would link -----------------------------------------------------------------------
+// Stand-ins for what the core links
+// -----------------------------------------------------------------------
 
 extern "C" void* __real_memcpy(void* target, const void* source, std::size_t bytes);
 extern "C" void* __wrap_memcpy(void* target, const void* source, std::size_t bytes) {
@@ -787,7 +787,7 @@ void combine_many(DType, Op, void* const* targets, std::size_t num_targets,
 
 namespace {
 
-// One byte more than so many blocks of all_reduce have.
+// One byte more than `blocks` - 1 blocks have.
 std::size_t blocks_of(Collective collective, std::size_t blocks, int size) {
   const std::size_t chunk = kStagedChunkBytes;
   return chunk * blocks *
@@ -812,7 +812,7 @@ std::vector<Program> programs(int size, bool faults) {
                      {kind, size - 1, 60 / static_cast<std::size_t>(size), 0, 0},
                      {kind, 0, blocks, 0, 0},
                      {kind, 1, 5, 0, 0}}});
-    // Whose arrays are mapped.
+    // Every choice of mapped arrays.
     for (unsigned inputs = 0; inputs <= all; ++inputs) {
       for (unsigned outputs = 0; outputs <= (kind == Collective::all_reduce ? all : 0); ++outputs) {
         // With three ranks: nobody's, everybody's, and those of one.
