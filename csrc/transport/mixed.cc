@@ -178,8 +178,12 @@ std::optional<Failure> MixedGroup::failure() const {
 void MixedGroup::leave(int rank) noexcept {
   // Other hosts may not have heard what came through memory, nor this host what came over TCP.
   if (auto failed = shm_->failure()) tcp_.fail(failed->kind, failed->what());
+  const bool failed_before = tcp_.failure().has_value();
   tcp_.leave(rank);
-  if (auto failed = tcp_.failure()) shm_->fail(failed->kind, failed->what());
+  const auto failed = tcp_.failure();
+  // A rank that leaves in a call aborts that call. It tells the others over TCP that they lose it.
+  const bool left_in_call = failed && !failed_before && failed->kind == FailureKind::aborted;
+  if (failed && !left_in_call) shm_->fail(failed->kind, failed->what());
   shm_->leave(place(rank));
 }
 
