@@ -91,9 +91,9 @@ class FailureDetector {
     ControlChannel control;
     bool left = false;
     std::uint64_t calls = 0;       // when it left
-    KnownCall heard{0, 0, ""};     // the last call of which a message came
-    KnownCall waiting{0, 0, ""};   // the last that it said it is in
-    KnownCall over{0, 0, ""};      // the last that it said it has finished, being in none
+    KnownCall heard{0, 0, ""};     // The last call that a message told.
+    KnownCall waiting{0, 0, ""};   // The last call that it waited in, as it said.
+    KnownCall over{0, 0, ""};      // The last call that it completed, as it said in none.
     std::string message;           // between two ranks, in which it waits
     KnownCalls told_of;            // all of its last calls, if it has said so
     Clock::time_point asked_at{};  // when this rank told it all of its own

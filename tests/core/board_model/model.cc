@@ -1,5 +1,5 @@
 // Explores every interleaving of two or three ranks on a board (transport/board.h), and every point
-// at which a rank may die or give up. What takes a step is the code of executor/direct.cc itself.
+// at which a rank may die or give up. The steps are those of executor/direct.cc itself.
 //
 //     model RANKS none|death|timeout     -> a line for each program; exit status 1 at the first
 //                                      that is wrong
@@ -9,9 +9,9 @@
 // call, stages, produces or takes a block, ends a call, dies, gives up, or leaves. The search goes
 // through all states that actions lead to, and looks for
 //
-//   * two ranks that can take steps now of which one writes what the other reads or writes. Every
-//     step waits for counters that only grow, so that two steps overlap in time exactly where both
-//     are possible in one state: it is enough that actions are explored as a whole;
+//   * two ranks whose next steps meet in memory: one writes what the other reads or writes. Every
+//     step waits for counters that only grow. So two steps overlap in time exactly where both are
+//     possible in one state, and it is enough to explore each action as a whole;
 //   * a wrong result; a state without a way on (deadlock); a step that reaches the arrays of a rank
 //     that is not in the call;
 //   * a rank that could go on after another's step, and that this step did not wake;
