@@ -130,7 +130,7 @@ std::size_t items_of(const std::vector<std::int64_t>& shape) {
 }
 
 // nullptr where the call is none for the short way: the general method does it, or says why not.
-// `x` is the input; on a scatter's other ranks, the output.
+// Throws what Python raises. `x` is the input; on a scatter's other ranks, the output.
 const Known* learn(State& state, const Kind& kind, const Request& request, const ArrayStruct& x) {
   constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
   Communicator& communicator = *state.communicator;
@@ -223,6 +223,8 @@ const Known* learn(State& state, const Kind& kind, const Request& request, const
     state.last = state.oldest;
     state.oldest = (state.oldest + 1) % state.known.size();
     return &known;
+  } catch (const py::error_already_set&) {
+    throw;  // Ctrl-C, for one: NumPy names a dtype in Python
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -315,43 +317,38 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   if (!state.threads) state.spins = communicator.group().in_crowd() ? kCrowdedSpins : kHeldSpins;
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   const double timeout = self.timeout;
-  try {
-    if (request.later) {
-      if (!brief) return Py_NotImplemented;
-      communicator.start_progress();  // before anything is posted: the call can be repeated
-      try {
-        if (communicator.begin(*prepared, input, output, state.spins)) {
-          return finished_work(result.ptr());
-        }
-      } catch (const Failure&) {
-        set_python_error();
-        return finished_work(nullptr);
+  if (request.later) {
+    if (!brief) return Py_NotImplemented;
+    communicator.start_progress();  // before anything is posted: the call can be repeated
+    try {
+      if (communicator.begin(*prepared, input, output, state.spins)) {
+        return finished_work(result.ptr());
       }
-      auto arrays = std::make_shared<std::pair<py::object, py::object>>(kept, result);
-      auto finish = [&communicator, copy = *prepared, timeout] {
-        communicator.finish(copy, waiting_for(timeout, {}));
-      };
-      py::object task;
-      try {
-        task = py::cast(communicator.submit(finish, arrays));
-      } catch (...) {  // no memory: the peers wait
-        communicator.give_up(*prepared);
-        throw;
-      }
-      return PyObject_CallFunctionObjArgs(make_work, task.ptr(), result.ptr(), nullptr);
+    } catch (const Failure&) {
+      set_python_error();
+      return finished_work(nullptr);
     }
-    if (!brief || !communicator.begin(*prepared, input, output, state.spins)) {
-      std::shared_ptr<Communicator> kept_communicator = state.communicator;
-      PreparedCall copy = *prepared;  // another thread may use the place
-      Waiting waiting = waiting_for(timeout);
-      InterpreterRelease release;
-      if (brief || !kept_communicator->begin(copy, input, output, 1)) {
-        kept_communicator->finish(copy, waiting);
-      }
+    auto arrays = std::make_shared<std::pair<py::object, py::object>>(kept, result);
+    auto finish = [&communicator, copy = *prepared, timeout] {
+      communicator.finish(copy, waiting_for(timeout, {}));
+    };
+    py::object task;
+    try {
+      task = py::cast(communicator.submit(finish, arrays));
+    } catch (...) {  // no memory: the peers wait
+      communicator.give_up(*prepared);
+      throw;
     }
-  } catch (...) {
-    set_python_error();
-    return nullptr;
+    return PyObject_CallFunctionObjArgs(make_work, task.ptr(), result.ptr(), nullptr);
+  }
+  if (!brief || !communicator.begin(*prepared, input, output, state.spins)) {
+    std::shared_ptr<Communicator> kept_communicator = state.communicator;
+    PreparedCall copy = *prepared;  // another thread may use the place
+    Waiting waiting = waiting_for(timeout);
+    InterpreterRelease release;
+    if (brief || !kept_communicator->begin(copy, input, output, 1)) {
+      kept_communicator->finish(copy, waiting);
+    }
   }
   return result.release().ptr();
 }
@@ -370,8 +367,13 @@ PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t nar
     Base& self = *reinterpret_cast<Base*>(args[0]);
     Arguments arguments;
     if (self.state && arguments.assign(*method->signature, args + 1, positional - 1, names)) {
-      PyObject* result = method->short_way(self, method->kind, arguments);
-      if (result != Py_NotImplemented) return result;
+      try {
+        PyObject* result = method->short_way(self, method->kind, arguments);
+        if (result != Py_NotImplemented) return result;
+      } catch (...) {
+        set_python_error();
+        return nullptr;
+      }
     }
   }
   return PyObject_Vectorcall(method->general, args, nargsf, names);

@@ -114,7 +114,7 @@ struct Base {
 };
 
 // Makes a call. Returns its result, nullptr with a Python error, or Py_NotImplemented (borrowed)
-// where the call is none for the short way.
+// where the call is none for the short way. Throws as the core does, and what Python raises.
 using ShortWay = PyObject* (*)(Base& self, const Kind* kind, const Arguments& arguments);
 
 PyObject* send_message(Base& self, const Kind*, const Arguments& arguments);

@@ -31,7 +31,7 @@ void append_shape(std::vector<std::int64_t>& shapes, const ArrayStruct& array) {
   shapes.insert(shapes.end(), array.dimensions, array.dimensions + array.nd);
 }
 
-// nullptr where the call is none for the short way.
+// nullptr where the call is none for the short way. Throws what Python raises.
 const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
                                const std::vector<std::int64_t>& shapes, std::size_t items) {
   for (const KnownPack& known : state.packs) {
@@ -57,6 +57,8 @@ const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
     known.op = py::reinterpret_borrow<py::object>(op);
     known.shapes = shapes;
     known.descr = dtype;
+  } catch (const py::error_already_set&) {
+    throw;  // Ctrl-C, for one
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -80,78 +82,73 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
   PyObject** arrays = PySequence_Fast_ITEMS(given);
   PyObject** outs = out ? PySequence_Fast_ITEMS(out) : nullptr;
   std::size_t bytes = 0;
-  try {
-    std::vector<std::int64_t> shapes;
-    PyObject* descr = nullptr;
-    std::size_t item = 0;
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      const ArrayStruct* x = plain_array(arrays[i], kReadable);
-      if (!x || (descr && x->descr != descr)) return Py_NotImplemented;
-      if (!descr) {
-        descr = x->descr;
-        item = static_cast<std::size_t>(py::reinterpret_borrow<py::dtype>(descr).itemsize());
-      }
-      if (outs) {
-        const ArrayStruct* y = plain_array(outs[i], kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
-        const bool same = y && y->descr == descr && y->nd == x->nd &&
-                          std::equal(y->dimensions, y->dimensions + y->nd, x->dimensions);
-        if (!same) return Py_NotImplemented;
-      }
-      append_shape(shapes, *x);
-      std::size_t items = 1;
-      for (int d = 0; d < x->nd; ++d) items *= static_cast<std::size_t>(x->dimensions[d]);
-      bytes += items * item;
-      if (bytes > kOneShotBytes) return Py_NotImplemented;
+  std::vector<std::int64_t> shapes;
+  PyObject* descr = nullptr;
+  std::size_t item = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const ArrayStruct* x = plain_array(arrays[i], kReadable);
+    if (!x || (descr && x->descr != descr)) return Py_NotImplemented;
+    if (!descr) {
+      descr = x->descr;
+      item = static_cast<std::size_t>(py::reinterpret_borrow<py::dtype>(descr).itemsize());
     }
-    const KnownPack* known = find_or_learn(state, op, descr, shapes, item ? bytes / item : 0);
-    if (!known) return Py_NotImplemented;
-
-    const std::unique_ptr<std::byte[]> pack(new std::byte[bytes]);
-    auto results = py::reinterpret_steal<py::list>(PyList_New(count));
-    if (!results) throw py::error_already_set();
-    std::vector<std::size_t> lengths;
-    std::byte* place = pack.get();
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      const auto* x = py::detail::array_proxy(arrays[i]);
-      std::size_t length = item;
-      for (int d = 0; d < x->nd; ++d) length *= static_cast<std::size_t>(x->dimensions[d]);
-      PyObject* result = nullptr;
-      if (outs) {
-        result = Py_NewRef(outs[i]);
-      } else {
-        auto& api = npy_api::get();
-        Py_INCREF(descr);
-        result = api.PyArray_NewFromDescr_(api.PyArray_Type_, descr, x->nd, x->dimensions, nullptr,
-                                           nullptr, 0, nullptr);
-        if (!result) throw py::error_already_set();
-      }
-      PyList_SET_ITEM(results.ptr(), i, result);
-      std::memcpy(place, x->data, length);
-      lengths.push_back(length);
-      place += length;
+    if (outs) {
+      const ArrayStruct* y = plain_array(outs[i], kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
+      const bool same = y && y->descr == descr && y->nd == x->nd &&
+                        std::equal(y->dimensions, y->dimensions + y->nd, x->dimensions);
+      if (!same) return Py_NotImplemented;
     }
-    // While the interpreter is released, another thread may close the communicator or use `known`.
-    const std::shared_ptr<Communicator> communicator = state.communicator;
-    const PreparedCall prepared = known->prepared;
-    const int spins = state.threads                      ? 1
-                      : communicator->group().in_crowd() ? kCrowdedSpins
-                                                         : kHeldSpins;
-    if (!communicator->begin(prepared, pack.get(), pack.get(), spins)) {
-      const Waiting waiting = waiting_for(self.timeout);
-      InterpreterRelease release;
-      communicator->finish(prepared, waiting);
-    }
-    place = pack.get();
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      const std::size_t length = lengths[static_cast<std::size_t>(i)];
-      std::memcpy(py::detail::array_proxy(PyList_GET_ITEM(results.ptr(), i))->data, place, length);
-      place += length;
-    }
-    return results.release().ptr();
-  } catch (...) {
-    set_python_error();
-    return nullptr;
+    append_shape(shapes, *x);
+    std::size_t items = 1;
+    for (int d = 0; d < x->nd; ++d) items *= static_cast<std::size_t>(x->dimensions[d]);
+    bytes += items * item;
+    if (bytes > kOneShotBytes) return Py_NotImplemented;
   }
+  const KnownPack* known = find_or_learn(state, op, descr, shapes, item ? bytes / item : 0);
+  if (!known) return Py_NotImplemented;
+
+  const std::unique_ptr<std::byte[]> pack(new std::byte[bytes]);
+  auto results = py::reinterpret_steal<py::list>(PyList_New(count));
+  if (!results) throw py::error_already_set();
+  std::vector<std::size_t> lengths;
+  std::byte* place = pack.get();
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const auto* x = py::detail::array_proxy(arrays[i]);
+    std::size_t length = item;
+    for (int d = 0; d < x->nd; ++d) length *= static_cast<std::size_t>(x->dimensions[d]);
+    PyObject* result = nullptr;
+    if (outs) {
+      result = Py_NewRef(outs[i]);
+    } else {
+      auto& api = npy_api::get();
+      Py_INCREF(descr);
+      result = api.PyArray_NewFromDescr_(api.PyArray_Type_, descr, x->nd, x->dimensions, nullptr,
+                                         nullptr, 0, nullptr);
+      if (!result) throw py::error_already_set();
+    }
+    PyList_SET_ITEM(results.ptr(), i, result);
+    std::memcpy(place, x->data, length);
+    lengths.push_back(length);
+    place += length;
+  }
+  // While the interpreter is released, another thread may close the communicator or use `known`.
+  const std::shared_ptr<Communicator> communicator = state.communicator;
+  const PreparedCall prepared = known->prepared;
+  const int spins = state.threads                      ? 1
+                    : communicator->group().in_crowd() ? kCrowdedSpins
+                                                       : kHeldSpins;
+  if (!communicator->begin(prepared, pack.get(), pack.get(), spins)) {
+    const Waiting waiting = waiting_for(self.timeout);
+    InterpreterRelease release;
+    communicator->finish(prepared, waiting);
+  }
+  place = pack.get();
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const std::size_t length = lengths[static_cast<std::size_t>(i)];
+    std::memcpy(py::detail::array_proxy(PyList_GET_ITEM(results.ptr(), i))->data, place, length);
+    place += length;
+  }
+  return results.release().ptr();
 }
 
 }  // namespace pycollective

@@ -53,21 +53,16 @@ PyObject* exchange_message(Base& self, bool sends, const Arguments& arguments) {
   const ArrayStruct* array =
       plain_array(given, sends ? kReadable : kReadable | npy_api::NPY_ARRAY_WRITEABLE_);
   if (!array) return Py_NotImplemented;
-  try {
-    const Envelope* known = envelope_of(state, *array);
-    if (!known) return Py_NotImplemented;
-    Envelope envelope = *known;
-    envelope.tag = tag;
-    // While the interpreter is released, another thread may close the communicator.
-    const std::shared_ptr<Communicator> communicator = state.communicator;
-    const auto kept = py::reinterpret_borrow<py::object>(given);
-    Message message(sends, peer, envelope, array->data);
-    exchange(*communicator, message, self.timeout);
-    return Py_NewRef(sends ? Py_None : given);
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
+  const Envelope* known = envelope_of(state, *array);
+  if (!known) return Py_NotImplemented;
+  Envelope envelope = *known;
+  envelope.tag = tag;
+  // While the interpreter is released, another thread may close the communicator.
+  const std::shared_ptr<Communicator> communicator = state.communicator;
+  const auto kept = py::reinterpret_borrow<py::object>(given);
+  Message message(sends, peer, envelope, array->data);
+  exchange(*communicator, message, self.timeout);
+  return Py_NewRef(sends ? Py_None : given);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 7;
+constexpr std::uint32_t kVersion = 8;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -54,14 +54,17 @@ struct ShmGroup::Header {
   char message[2000];
 };
 
+// Only the launcher says that a process has ended, of one that ends without an error.
+enum class Presence : std::uint32_t { absent, joined, left, ended };
+
 struct alignas(kCacheLine) ShmGroup::RankState {
   WaitQueue queue;
-  alignas(kCacheLine)
-      std::atomic<std::uint32_t> presence;  // 0: not joined yet, 1: in the group, 2: has left
+  alignas(kCacheLine) std::atomic<Presence> presence;
   std::atomic<std::uint32_t> busy;
   std::atomic<std::uint64_t> beats;
   // One more than its place among the arenas; 0: not known yet, -1: the rank has not mapped them.
   std::atomic<std::int32_t> arena;
+  std::atomic<std::int32_t> there;  // one more than its number in the followed group; 0: not known
   char message[160];  // between two ranks, in which it waits; only for texts
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
@@ -227,7 +230,7 @@ class ShmEndpoint final : public Endpoint {
       const auto& other = group_.state(peer);
       if (differs(peer)) mismatch(peer);
       // A process may have ended in the middle of a call.
-      bool gone = other.presence.load() == 2 &&
+      bool gone = group_.has_left(peer) &&
                   (other.number.load() < call_.number || other.busy.load() != 0);
       if (gone) {
         group_.fail(FailureKind::peer_lost, describe_absence(group_.name(peer), other.number.load(),
@@ -477,19 +480,28 @@ std::shared_ptr<Pipes> ShmGroup::pipes(int rank) {
   return std::make_shared<RingPipes>(begin, size(), rank, endpoint(rank).board());
 }
 
-bool ShmGroup::has_left(int rank) const { return state(rank).presence.load() == 2; }
+bool ShmGroup::has_left(int rank) const {
+  return state(rank).presence.load() >= Presence::left || has_ended(rank);
+}
+
+bool ShmGroup::has_ended(int rank) const {
+  if (state(rank).presence.load() == Presence::ended) return true;
+  const int there = state(rank).there.load() - 1;
+  return followed_ && there >= 0 && there < followed_->size() && followed_->has_ended(there);
+}
 
 void ShmGroup::join(int rank) {
   if (rank < 0 || rank >= size()) {
     throw std::invalid_argument("rank " + std::to_string(rank) + " is not among the " +
                                 std::to_string(size()) + " ranks of the group");
   }
-  std::uint32_t absent = 0;
-  if (rank_ >= 0 || !state(rank).presence.compare_exchange_strong(absent, 1)) {
+  auto absent = Presence::absent;
+  if (rank_ >= 0 || !state(rank).presence.compare_exchange_strong(absent, Presence::joined)) {
     throw std::invalid_argument("rank " + std::to_string(rank) +
                                 " of the group is taken: every process needs a rank of its own");
   }
   rank_ = rank;
+  if (followed_) state(rank).there.store(followed_->rank_ + 1);
   state(rank).queue.prepare();
   const CoreSet cores = affinity();
   for (std::size_t word = 0; word < cores.size(); ++word)
@@ -539,8 +551,9 @@ std::byte* ShmGroup::reach(int rank, std::uint64_t place, std::size_t bytes) con
 }
 
 void ShmGroup::leave(int rank) noexcept {
-  if (!origin_.is_here()) return;                     // a forked child does not speak for the rank
-  if (state(rank).presence.exchange(2) == 2) return;  // it may never have joined
+  if (!origin_.is_here()) return;  // a forked child does not speak for the rank
+  const auto now = rank == rank_ ? Presence::left : Presence::ended;
+  if (state(rank).presence.exchange(now) >= Presence::left) return;  // it may never have joined
   for (int r = 0; r < size(); ++r) state(r).queue.wake();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
@@ -552,7 +565,7 @@ void ShmGroup::leave(int rank) noexcept {
 bool ShmGroup::in_crowd() const {
   if (int known = crowd_.load(std::memory_order_relaxed); known >= 0) return known != 0;
   bool all = true;
-  for (int r = 0; r < size(); ++r) all = all && state(r).presence.load() != 0;
+  for (int r = 0; r < size(); ++r) all = all && state(r).presence.load() != Presence::absent;
   CoreSet cores;
   for (std::size_t word = 0; word < cores.size(); ++word) cores[word] = header().cores[word].load();
   static const double quota = quota_of_cores();
@@ -569,7 +582,7 @@ std::vector<int> ShmGroup::needing_fences() const {
   return found;
 }
 
-bool ShmGroup::is_in(int rank) const { return state(rank).presence.load() == 1; }
+bool ShmGroup::is_in(int rank) const { return state(rank).presence.load() == Presence::joined; }
 
 Endpoint& ShmGroup::endpoint(int rank) {
   if (rank != rank_) throw std::logic_error("this process has another rank of the group");
@@ -686,7 +699,9 @@ std::vector<int> ShmGroup::silent(double seconds) {
 
 std::string ShmGroup::describe(int rank) const {
   const RankState& of = state(rank);
-  if (of.presence.load() == 0) return "rank " + std::to_string(name(rank)) + " has not joined yet";
+  if (of.presence.load() == Presence::absent) {
+    return "rank " + std::to_string(name(rank)) + " has not joined yet";
+  }
   char message[sizeof of.message];
   std::memcpy(message, of.message, sizeof message);
   message[sizeof message - 1] = 0;

@@ -90,7 +90,7 @@ class Work:
             self.result()
         except _StillUnderWayError:
             raise
-        except BaseException as error:
+        except Exception as error:  # Ctrl-C is none of the call's
             return error
         return None
 

@@ -348,7 +348,7 @@ class _Observed:
             error: BaseException | None = None
             try:
                 task.check()
-            except BaseException as found:
+            except Exception as found:
                 error = found
             self._tell(call, error)
 

@@ -246,18 +246,17 @@ class Meeting:
                 f"rank {rank} could not find out who shares its host's memory: {error}"
             ) from None
 
-    def _heard(self, channel: Channel) -> dict[str, Any]:
+    def _heard(self, peer: int) -> dict[str, Any]:
         """Return a peer's next message, unless the attempt fails first."""
-        peer = next((r for (r, _), c in self.peers.items() if c is channel), None)
+        channel = self.peers[peer, 0]
         # The rank that shares its memory is a lower one. It may wait for a third rank, and names it.
-        late = 1.0 if peer is not None and peer < self.about.rank else 0.0
+        late = 1.0 if peer < self.about.rank else 0.0
         while not channel.readable(0.05):
             self._watch_others()
             if time.monotonic() >= self.attempt_ends + late:
-                raise TimeoutError(
-                    f"nothing came in time from {'a process' if peer is None else f'rank {peer}'}"
-                )
-        return channel.receive(time.monotonic() + STRANGER_SECONDS)
+                raise TimeoutError(f"nothing came in time from rank {peer}")
+        with memory.naming(peer):
+            return channel.receive(time.monotonic() + STRANGER_SECONDS)
 
     def _unproved(self, here: list[int]) -> str:
         """Of whom it was not proved that they are where they say they are."""

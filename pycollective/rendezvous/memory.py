@@ -15,16 +15,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pycollective import _core
 from pycollective.environment import arena_bytes
 from pycollective.rendezvous import secret
+from pycollective.rendezvous.door import SHORTAGES
 from pycollective.rendezvous.handshake import Channel, HandshakeError, introduce
 
-__all__ = ["PROOF_SECONDS", "Sharing", "boot_id"]
+__all__ = ["PROOF_SECONDS", "Sharing", "boot_id", "naming"]
 
 Listen = Callable[[socket.socket, Callable[[Channel, dict[str, Any]], None]], Any]
 
@@ -55,7 +56,8 @@ class Sharing:
     key : bytes
         The group's key.
     hear : callable
-        Returns the next message of a channel, or raises if there is no use in waiting.
+        Returns the next message of a rank, or raises if there is no use in waiting. The rank is
+        named in errors of its connection (`naming`).
     has_secret : bool
         Whether the group has a secret. Memory is given to other users only where they know one.
     """
@@ -65,7 +67,7 @@ class Sharing:
         rank: int,
         peers: dict[int, Channel],
         key: bytes,
-        hear: Callable[[Channel], dict[str, Any]],
+        hear: Callable[[int], dict[str, Any]],
         has_secret: bool,
     ) -> None:
         self._rank = rank
@@ -87,13 +89,18 @@ class Sharing:
             When to give up (time.monotonic).
         listen : callable
             Makes a door (`pycollective.rendezvous.door`) of a socket and what to do with who comes in.
+
+        Raises
+        ------
+        HandshakeError
+            If a rank is lost, or sends what it should not. The text names the rank.
         """
         while len(claimed) > 1:
             leader, *others = claimed
             if leader == self._rank:
                 members, memory = self._lead(others, deadline, listen)
             else:
-                members, memory = self._follow(self._peers[leader], deadline)
+                members, memory = self._follow(leader, deadline)
             if self._rank in members:
                 return members, memory
             claimed = [r for r in claimed if r not in members]
@@ -102,7 +109,7 @@ class Sharing:
     def _lead(
         self, others: list[int], deadline: float, listen: Listen
     ) -> tuple[list[int], _core.ShmGroup | None]:
-        rank, peers, hear = self._rank, self._peers, self._hear
+        rank = self._rank
         name = f"pycollective-{secrets.token_hex(16)}"
         arrived: dict[int, Channel] = {}
         changed = threading.Condition()
@@ -123,8 +130,8 @@ class Sharing:
             cleanup.callback(_close_all, arrived)
             cleanup.callback(door.close)
             for other in others:
-                peers[other].send({"door": name}, deadline)
-            came = [r for r in others if hear(peers[r]).get("came") is True]
+                self._tell(other, {"door": name}, deadline)
+            came = [r for r in others if self._hear(r).get("came") is True]
             with changed:  # our own end may be a moment later
                 changed.wait_for(lambda: all(r in arrived for r in came), _ENTER_SECONDS)
                 came = [r for r in came if r in arrived]
@@ -137,22 +144,22 @@ class Sharing:
                     came, memory = [], None
             members = [rank, *came]
             for other in others:
-                peers[other].send({"members": members}, deadline)
+                self._tell(other, {"members": members}, deadline)
             if memory is not None:
                 for r in came:
-                    socket.send_fds(arrived[r].socket, [b"m"], [memory.descriptor])
-                said = [hear(peers[r]).get("joined") is True for r in came]
+                    with naming(r):
+                        socket.send_fds(arrived[r].socket, [b"m"], [memory.descriptor])
+                said = [self._hear(r).get("joined") is True for r in came]
                 proved = all(said) and all(memory.is_in(place) for place in range(len(members)))
                 for other in others:
-                    peers[other].send({"proved": proved}, deadline)
+                    self._tell(other, {"proved": proved}, deadline)
                 if not proved:
                     return [rank], None
         return members, memory
 
-    def _follow(self, leader: Channel, deadline: float) -> tuple[list[int], _core.ShmGroup | None]:
+    def _follow(self, leader: int, deadline: float) -> tuple[list[int], _core.ShmGroup | None]:
         """Return the members as the leader has them; the leader alone where nothing is proved."""
-        hear = self._hear
-        name = hear(leader).get("door")
+        name = self._hear(leader).get("door")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             came, soon = False, min(deadline, time.monotonic() + PROOF_SECONDS)
             with contextlib.suppress(OSError, HandshakeError):
@@ -161,14 +168,14 @@ class Sharing:
                 self._check_user(sock)
                 introduce(sock, self._key, {"purpose": "memory", "from": self._rank}, soon)
                 came = True
-            leader.send({"came": came}, deadline)
-            members = hear(leader).get("members")
+            self._tell(leader, {"came": came}, deadline)
+            members = self._hear(leader).get("members")
             if (
                 not isinstance(members, list)
                 or not all(type(r) is int for r in members)
                 or not members
             ):
-                raise HandshakeError("no list of the ranks that share memory")
+                raise HandshakeError(f"rank {leader} sent no list of the ranks that share memory")
             if len(members) == 1:
                 return members, None
             memory = None
@@ -176,14 +183,29 @@ class Sharing:
                 with contextlib.suppress(OSError, ValueError, RuntimeError, MemoryError):
                     sock.settimeout(max(0.001, soon - time.monotonic()))
                     memory = _joined(sock, members.index(self._rank), len(members))
-                leader.send({"joined": memory is not None}, deadline)
-            if hear(leader).get("proved") is not True:
+                self._tell(leader, {"joined": memory is not None}, deadline)
+            if self._hear(leader).get("proved") is not True:
                 return members[:1], None
         return members, memory
+
+    def _tell(self, rank: int, message: dict[str, Any], deadline: float) -> None:
+        with naming(rank):
+            self._peers[rank].send(message, deadline)
 
     def _check_user(self, sock: socket.socket) -> None:
         if not self._has_secret and not secret.is_same_user(sock):
             raise HandshakeError("the process of another user, and the group has no secret")
+
+
+@contextlib.contextmanager
+def naming(rank: int) -> Iterator[None]:
+    """Name the rank in errors of its connection."""
+    try:
+        yield
+    except (OSError, HandshakeError) as error:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            raise
+        raise HandshakeError(f"rank {rank}: {error}") from None
 
 
 def _joined(sock: socket.socket, place: int, size: int) -> _core.ShmGroup:

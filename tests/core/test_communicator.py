@@ -234,6 +234,25 @@ def test_ctrl_c_ends_a_wait(ctrl_c):
         comms[1].barrier()
 
 
+def test_ctrl_c_is_not_lost_while_a_dtype_is_named():
+    """NumPy names a dtype in Python, and Python looks for signals there."""
+    (comm,) = local_group(1)
+    x = np.ones(3)
+
+    def interrupt(frame, event, argument):
+        if frame.f_code.co_filename.endswith("_dtype.py"):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            comm.broadcast(x)
+    finally:
+        sys.setprofile(None)
+    assert comm.broadcast(x) is not None
+
+
 def test_bad_arguments():
     (comm,) = local_group(1)
     with pytest.raises(

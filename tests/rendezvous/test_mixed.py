@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from processes import environments, run_on_hosts
 import pycollective as pc
 from pycollective import _core, algorithms, tuning
 from pycollective.rendezvous import RendezvousError, init, memory
+from pycollective.rendezvous.handshake import Channel, HandshakeError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 
@@ -192,7 +194,8 @@ def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
     real = memory.Sharing._follow
 
     def follow(sharing, leader, deadline):
-        receive = leader.receive
+        channel = sharing._peers[leader]
+        receive = channel.receive
 
         def listening(until):
             message = receive(until)
@@ -209,7 +212,7 @@ def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
                     sock.close()
             return message
 
-        leader.receive = listening
+        channel.receive = listening
         return real(sharing, leader, deadline)
 
     monkeypatch.setattr(memory.Sharing, "_follow", follow)
@@ -218,6 +221,25 @@ def test_strangers_at_the_memorys_door(monkeypatch, on_ranks):
     assert not any(got)
     assert on_ranks(comms, lambda c: float(c.all_reduce([1.0])[0])) == [2.0] * 2
     close(comms)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_lost_while_memory_is_shared_is_named(lost):
+    """Rank 0 sends first, rank 1 receives first. Only this connection has ended so far."""
+    mine, theirs = (Channel(end) for end in socket.socketpair())
+    theirs.close()
+
+    def hear(rank):
+        with memory.naming(rank):
+            return mine.receive(time.monotonic() + 5)
+
+    def listen(sock, enter):
+        return types.SimpleNamespace(close=lambda: None)
+
+    sharing = memory.Sharing(1 - lost, {lost: mine}, b"key", hear, has_secret=False)
+    with pytest.raises(HandshakeError, match=f"^rank {lost}: "):
+        sharing.share([0, 1], time.monotonic() + 5, listen)
+    mine.close()
 
 
 def test_boot_id():

@@ -64,6 +64,32 @@ sys.exit(0)
     assert out == "True True\n" * 4
 
 
+@fast_on("shm")
+def test_a_process_that_ends_without_leaving_is_lost_to_its_parts_alone(run_on):
+    """os._exit runs no exit functions, and its code says that nothing went wrong."""
+    body = """
+pair = comm.split(comm.rank // 2)
+inner = pair.split(0)
+comm.barrier()
+if comm.rank == 1:
+    time.sleep(0.2)
+    os._exit(0)
+if comm.rank == 0:
+    for group in (inner, pair):
+        try:
+            while True:
+                group.all_reduce(np.ones(10))
+        except pc.PeerLostError as error:
+            print("rank 1" in str(error))
+else:
+    time.sleep(0.5)
+    print(inner.all_reduce([1])[0])
+sys.exit(0)
+"""
+    status, out, _ = run_on(4, body)
+    assert (status, sorted(out.split())) == (0, ["2", "2", "True", "True"])
+
+
 @pytest.mark.slow
 def test_a_rank_dies_while_the_others_split(run_on):
     body = """
