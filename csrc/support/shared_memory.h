@@ -21,7 +21,7 @@ class Mapping {
   std::uint64_t begin() const { return begin_; }  // its place in the memory
   bool has(const std::byte* address) const { return address >= data_ && address < data_ + size_; }
 
-  // Has the pages of a part of it ready, if the system can do that.
+  // Has the pages of a part of it ready, huge ones if it is large and the system can do that.
   void populate(std::byte* begin, std::size_t bytes) const noexcept;
   // Asks for huge pages, and for core files without this memory; hints, where the system knows
   // them.
