@@ -171,7 +171,7 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
   return nullptr;
 }
 
-// Communicators whose last reference went with a call of Python's, on their own progress threads.
+// Communicators whose last reference went with a call of Python's, on threads of their own.
 // A thread cannot join itself: the end of the next communicator joins these.
 struct Unjoined {
   std::mutex mutex;
@@ -181,7 +181,7 @@ struct Unjoined {
 // Ends a communicator: its calls that are still under way fail, since nobody can wait for them.
 void end(Communicator* communicator) {
   std::vector<std::unique_ptr<Communicator>> ended;
-  const bool is_inside = communicator->is_on_progress_thread();
+  const bool is_inside = communicator->is_on_own_thread();
   if (communicator->outstanding() > (is_inside ? 1 : 0)) {  // the call that lets go is over
     communicator->group().fail(FailureKind::aborted,
                                "rank " + std::to_string(communicator->rank()) +
@@ -203,19 +203,18 @@ void end(Communicator* communicator) {
   for (const auto& each : ended) each->stop();
 }
 
-// Makes a call: at once, after those that are under way, or `later`, on the communicator's progress
-// thread, which needs no interpreter for it. The time counts from when it begins.
-template <class Call>
+// Makes a call: at once, after those that are under way, or `later`, which needs no interpreter.
+// Its time counts from when it begins.
 std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, bool later,
-                                Call call) {
+                                PreparedCall call) {
   if (later) {
-    auto begin = [call = std::move(call), timeout] { call(waiting_for(timeout, {})); };
-    return self.submit(std::move(begin), std::make_shared<Ends>(std::move(ends)));
+    return self.submit(std::move(call), duration_of(timeout), /*has_begun=*/false,
+                       std::make_shared<Ends>(std::move(ends)));
   }
   Interrupt interrupt = look_at_signals;
   InterpreterRelease release;
   self.settle(interrupt);
-  call(waiting_for(timeout, std::move(interrupt)));
+  self.run(call, waiting_for(timeout, std::move(interrupt)));
   return nullptr;
 }
 
@@ -337,7 +336,8 @@ void bind_communicator(py::module_& m) {
             return self.submit(begin, kept);
           },
           py::arg("call"),
-          "A call of Python's own, which raises nothing, on the progress thread: what it calls of "
+          "A call of Python's own, which raises nothing, on a thread of the communicator's: what "
+          "it calls of "
           "this is at once.")
       .def("collect", &Communicator::collect,
            "Let go of what the calls that are done have kept: of this communicator, if they are "
@@ -379,9 +379,7 @@ void bind_communicator(py::module_& m) {
             const Algorithm& how =
                 algorithm_of(self, Collective::all_reduce, algorithm, bytes_of(input));
             return make_call(self, {input, output}, timeout, async_op,
-                             [&self, &how, algorithm, array, reducing](const Waiting& waiting) {
-                               self.reduce(how, array, reducing, 0, waiting);
-                             });
+                             self.prepare(how, array, 0, &reducing));
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
           py::arg("reproducible"), py::arg("timeout"), py::arg("async_op") = false,
@@ -400,11 +398,8 @@ void bind_communicator(py::module_& m) {
             const Algorithm& how =
                 algorithm_of(self, Collective::reduce, algorithm, bytes_of(input));
             Reducing reducing = reducing_of(input.dtype(), op);
-            return make_call(
-                self, ends, timeout, async_op,
-                [&self, &how, algorithm, array, reducing, root](const Waiting& waiting) {
-                  self.reduce(how, array, reducing, root, waiting);
-                });
+            return make_call(self, ends, timeout, async_op,
+                             self.prepare(how, array, root, &reducing));
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("algorithm"),
           py::arg("timeout"), py::arg("async_op") = false)
@@ -419,9 +414,7 @@ void bind_communicator(py::module_& m) {
             const Algorithm& how =
                 algorithm_of(self, Collective::reduce_scatter, algorithm, bytes_of(input));
             return make_call(self, {input, output}, timeout, async_op,
-                             [&self, &how, algorithm, array, reducing](const Waiting& waiting) {
-                               self.reduce(how, array, reducing, 0, waiting);
-                             });
+                             self.prepare(how, array, 0, &reducing));
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
           py::arg("timeout"), py::arg("async_op") = false)
@@ -434,9 +427,7 @@ void bind_communicator(py::module_& m) {
             const Algorithm& how =
                 algorithm_of(self, Collective::broadcast, algorithm, bytes_of(input));
             return make_call(self, {input, output}, timeout, async_op,
-                             [&self, &how, algorithm, array, root](const Waiting& waiting) {
-                               self.move(how, array, root, waiting);
-                             });
+                             self.prepare(how, array, root, nullptr));
           },
           py::arg("input"), py::arg("output"), py::arg("root"), py::arg("algorithm"),
           py::arg("timeout"), py::arg("async_op") = false)
@@ -453,9 +444,7 @@ void bind_communicator(py::module_& m) {
             std::size_t bytes = static_cast<std::size_t>(self.size()) * count * array.item;
             const Algorithm& how = algorithm_of(self, collective, algorithm, bytes);
             return make_call(self, ends, timeout, async_op,
-                             [&self, &how, algorithm, array, root](const Waiting& waiting) {
-                               self.move(how, array, root, waiting);
-                             });
+                             self.prepare(how, array, root, nullptr));
           },
           py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("count"),
           py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
@@ -488,10 +477,7 @@ void bind_communicator(py::module_& m) {
             array.shape = std::move(shape);
             const Algorithm& how =
                 algorithm_of(self, collective, algorithm, sum(counts) * array.item);
-            return make_call(self, ends, timeout, async_op,
-                             [&self, &how, algorithm, array, counts, root](const Waiting& waiting) {
-                               self.move(how, array, counts, root, waiting);
-                             });
+            return make_call(self, ends, timeout, async_op, self.prepare(how, array, counts, root));
           },
           py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("counts"),
           py::arg("shape"), py::arg("root"), py::arg("algorithm"), py::arg("timeout"),
@@ -515,9 +501,7 @@ void bind_communicator(py::module_& m) {
             Array array = array_of(ends, sum(input_counts), sum(output_counts));
             array.shape = std::move(shape);
             return make_call(self, ends, timeout, async_op,
-                             [&self, array, input_counts, output_counts](const Waiting& waiting) {
-                               self.all_to_all(array, input_counts, output_counts, waiting);
-                             });
+                             self.prepare_all_to_all(array, input_counts, output_counts));
           },
           py::arg("input"), py::arg("output"), py::arg("input_counts"), py::arg("output_counts"),
           py::arg("shape"), py::arg("timeout"), py::arg("async_op") = false)
@@ -546,8 +530,7 @@ void bind_communicator(py::module_& m) {
       .def(
           "barrier",
           [](Communicator& self, double timeout, bool async_op) {
-            return make_call(self, {}, timeout, async_op,
-                             [&self](const Waiting& waiting) { self.barrier(waiting); });
+            return make_call(self, {}, timeout, async_op, self.prepare_barrier());
           },
           py::arg("timeout"), py::arg("async_op") = false);
 

@@ -268,8 +268,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   State& state = *self.state;
   Communicator& communicator = *state.communicator;
   if (communicator.has_calls_under_way()) return Py_NotImplemented;  // which must be over first
-  static const PreparedCall kBarrier =
-      communicator.prepare(dissemination_barrier(), {}, 0, nullptr);
+  static const PreparedCall kBarrier = communicator.prepare_barrier();
   const PreparedCall* prepared = &kBarrier;
   const void* input = nullptr;
   void* output = nullptr;
@@ -319,7 +318,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   const double timeout = self.timeout;
   if (request.later) {
     if (!brief) return Py_NotImplemented;
-    communicator.start_progress();  // before anything is posted: the call can be repeated
+    communicator.start_tasks();  // before anything is posted: the call can be repeated
     try {
       if (communicator.begin(*prepared, input, output, state.spins)) {
         return finished_work(result.ptr());
@@ -328,13 +327,11 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
       set_python_error();
       return finished_work(nullptr);
     }
-    auto arrays = std::make_shared<std::pair<py::object, py::object>>(kept, result);
-    auto finish = [&communicator, copy = *prepared, timeout] {
-      communicator.finish(copy, waiting_for(timeout, {}));
-    };
     py::object task;
     try {
-      task = py::cast(communicator.submit(finish, arrays));
+      auto arrays = std::make_shared<std::pair<py::object, py::object>>(kept, result);
+      task = py::cast(
+          communicator.submit(*prepared, duration_of(timeout), /*has_begun=*/true, arrays));
     } catch (...) {  // no memory: the peers wait
       communicator.give_up(*prepared);
       throw;

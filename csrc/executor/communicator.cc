@@ -4,6 +4,7 @@
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "support/reserve.h"
 
@@ -77,50 +78,151 @@ bool Communicator::goes_directly(const Algorithm& algorithm) {
   return &algorithm == &direct_algorithm(algorithm.collective()) && has_board();
 }
 
-PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& array, int root,
-                                   const Reducing* reducing) {
-  PreparedCall prepared;
-  prepared.call = record_of(algorithm, array, root);
-  prepared.data.collective = algorithm.collective();
-  prepared.data.root = root;
-  prepared.data.count = array.count;
-  prepared.data.item = array.item;
-  if (reducing) {
-    set_name(prepared.call.op, to_string(reducing->op));
-    prepared.call.detail += reducing->reproducible;
-    prepared.call.seal();
-    prepared.data.dtype = reducing->dtype;
-    prepared.data.op = reducing->op;
-    prepared.data.reduction = &reduction(reducing->dtype, reducing->op);
-    prepared.data.fused = !reducing->reproducible;
-  }
-  return prepared;
+PreparedCall Communicator::record(const Algorithm& algorithm, const Array& array, int root,
+                                  const Reducing* reducing) {
+  PreparedCall made;
+  made.record = record_of(algorithm, array, root);
+  if (!reducing) return made;
+  set_name(made.record.op, to_string(reducing->op));
+  made.record.detail += reducing->reproducible;
+  made.record.seal();
+  return made;
 }
 
-void Communicator::run_directly(const PreparedCall& prepared, const Array& array,
-                                const Waiting& waiting) {
-  if (!begin(prepared, array.input, array.output, 1)) finish(prepared, waiting);
+PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& array, int root,
+                                   const Reducing* reducing) {
+  const Reduction* combined = reducing ? &reduction(reducing->dtype, reducing->op) : nullptr;
+  PreparedCall made = record(algorithm, array, root, reducing);
+  if (goes_directly(algorithm)) {
+    DirectCall& direct = made.direct;
+    direct.collective = algorithm.collective();
+    direct.root = root;
+    direct.input = static_cast<const std::byte*>(array.input);
+    direct.output = static_cast<std::byte*>(array.output);
+    direct.count = array.count;
+    direct.item = array.item;
+    direct.reduction = combined;
+    if (reducing) {
+      direct.dtype = reducing->dtype;
+      direct.op = reducing->op;
+      direct.fused = !reducing->reproducible;
+    }
+    return made;
+  }
+  made.buffers = buffers_of(array, combined);
+  if (in_parts(algorithm.collective())) {
+    const std::vector<std::size_t> counts(static_cast<std::size_t>(size()), array.count);
+    set_parts(made, algorithm, root, in_a_row(counts), {0, array.count});
+  }
+  set_plan(made, algorithm, root);
+  return made;
+}
+
+PreparedCall Communicator::prepare(const Algorithm& algorithm, const Array& array,
+                                   const std::vector<std::size_t>& counts, int root) {
+  PreparedCall made = record(algorithm, array, root, nullptr);
+  made.buffers = buffers_of(array, nullptr);
+  made.buffers.count = *std::max_element(counts.begin(), counts.end());
+  set_parts(made, algorithm, root, in_a_row(counts), {0, counts[static_cast<std::size_t>(rank_)]});
+  set_plan(made, algorithm, root);
+  return made;
+}
+
+PreparedCall Communicator::prepare_all_to_all(const Array& array,
+                                              const std::vector<std::size_t>& input_counts,
+                                              const std::vector<std::size_t>& output_counts) {
+  PreparedCall made = record(direct_all_to_all(), array, 0, nullptr);
+  made.buffers = buffers_of(array, nullptr);
+  std::vector<Part> parts = in_a_row(input_counts), received = in_a_row(output_counts);
+  parts.insert(parts.end(), received.begin(), received.end());
+  made.parts = std::make_shared<const std::vector<Part>>(std::move(parts));
+  made.buffers.input_parts = made.parts->data();
+  made.buffers.output_parts = made.parts->data() + input_counts.size();
+  made.buffers.count = std::max(*std::max_element(input_counts.begin(), input_counts.end()),
+                                *std::max_element(output_counts.begin(), output_counts.end()));
+  made.buffers.pairwise = true;
+  set_plan(made, direct_all_to_all(), 0);
+  return made;
+}
+
+PreparedCall Communicator::prepare_barrier() {
+  return prepare(dissemination_barrier(), {}, 0, nullptr);
+}
+
+void Communicator::set_parts(PreparedCall& prepared, const Algorithm& algorithm, int root,
+                             std::vector<Part> parts, Part single) {
+  // Chunk i is the part of the rank that plays rank i of the schedule.
+  std::rotate(parts.begin(), parts.begin() + root, parts.end());
+  parts.push_back(single);
+  prepared.parts = std::make_shared<const std::vector<Part>>(std::move(parts));
+  const int played = (rank_ - root + size()) % size();
+  auto of = [&](int count) {
+    return count == 1 ? &prepared.parts->back() : prepared.parts->data();
+  };
+  const Collective collective = algorithm.collective();
+  prepared.buffers.input_parts = of(input_chunks(collective, size(), played, size()));
+  prepared.buffers.output_parts = of(output_chunks(collective, size(), played, size()));
+}
+
+void Communicator::set_plan(PreparedCall& prepared, const Algorithm& algorithm, int root) {
+  Buffers& buffers = prepared.buffers;
+  if (buffers.item == 0) {  // however many items there are, there is nothing to move
+    buffers.item = 1;
+    buffers.count = 0;
+    buffers.pairwise = false;
+  }
+  prepared.plan = &plan(algorithm, root, buffers.pairwise ? 1 : buffers.count);
+}
+
+// Making calls ---------------------------------------------------------------------------------
+
+Progress Communicator::advance() {
+  if (auto* direct = std::get_if<DirectExecution>(&begun_)) return direct->advance();
+  return std::get<Execution>(begun_).advance();
+}
+
+std::vector<int> Communicator::awaited() const {
+  if (auto* direct = std::get_if<DirectExecution>(&begun_)) return direct->awaited();
+  return std::get<Execution>(begun_).awaited();
+}
+
+bool Communicator::begin(const PreparedCall& prepared, int spins) {
+  if (!prepared.plan) {
+    return begin(prepared, prepared.direct.input, prepared.direct.output, spins);
+  }
+  enter(endpoint(), prepared.record);
+  try {
+    begun_.emplace<Execution>(*prepared.plan, prepared.buffers, endpoint());
+    return poll(spins);
+  } catch (...) {
+    abandon(endpoint(), prepared.record);
+    throw;
+  }
 }
 
 bool Communicator::begin(const PreparedCall& prepared, const void* input, void* output, int spins) {
-  Endpoint& end = endpoint();
-  enter(end, prepared.call);
+  enter(endpoint(), prepared.record);
   try {
-    DirectCall call = prepared.data;
+    DirectCall call = prepared.direct;
     call.input = static_cast<const std::byte*>(input);
     call.output = static_cast<std::byte*>(output);
-    begun_.emplace(end, call);
-    for (int spin = 0; spin < spins; ++spin) {
-      Progress progress = begun_->advance();
-      if (progress == Progress::done) {
-        end.leave();
-        return true;
-      }
-      if (progress == Progress::blocked) pause();
-    }
+    begun_.emplace<DirectExecution>(endpoint(), call);
+    return poll(spins);
   } catch (...) {
-    abandon(end, prepared.call);
+    abandon(endpoint(), prepared.record);
     throw;
+  }
+}
+
+// Returns true if the call that has begun is over.
+bool Communicator::poll(int spins) {
+  for (int spin = 0; spin < spins; ++spin) {
+    const Progress progress = advance();
+    if (progress == Progress::done) {
+      endpoint().leave();
+      return true;
+    }
+    if (progress == Progress::blocked) pause();
   }
   return false;
 }
@@ -129,44 +231,162 @@ void Communicator::finish(const PreparedCall& prepared, const Waiting& waiting) 
   Endpoint& end = endpoint();
   try {
     LongWait wait(warning_, *group_, rank_, waiting);
-    wait_for(
-        end, [&] { return begun_->advance(); }, waiting.deadline, [&] { return begun_->awaited(); },
+    const bool is_done = wait_for(
+        end, [this] { return advance(); }, waiting.deadline, [this] { return awaited(); },
         [&](const std::vector<int>& awaited, bool moved) { wait.look(awaited, moved); });
+    if (!is_done) end.time_out();
   } catch (...) {
-    abandon(end, prepared.call);
+    abandon(end, prepared.record);
     throw;
   }
   end.leave();
 }
 
-ProgressThread* Communicator::progress() {
-  // What is the parent's cannot even be destroyed here: its thread seems to use it.
-  if (progress_ && progress_->is_of_parent()) static_cast<void>(progress_.release());
-  return progress_.get();
+void Communicator::run(const PreparedCall& prepared, const Waiting& waiting) {
+  if (!begin(prepared, 1)) finish(prepared, waiting);
 }
 
-std::shared_ptr<Task> Communicator::submit(std::function<void()> call, std::shared_ptr<void> kept) {
-  start_progress();
-  progress_->collect();
-  // The caller goes on to other calls. If this one is not made, the others must hear of it.
-  auto told = [this, call = std::move(call)] {
+// Asynchronous calls ---------------------------------------------------------------------------
+
+// A call that one thread after the other goes on with.
+class Communicator::AsyncCall final : public TaskQueue::Entry {
+ public:
+  AsyncCall(Communicator& communicator, PreparedCall prepared, Clock::duration limit,
+            bool has_begun, std::shared_ptr<void> kept)
+      : Entry(std::move(kept)),
+        communicator_(communicator),
+        prepared_(std::move(prepared)),
+        limit_(limit) {
+    if (has_begun) start_clock();
+  }
+
+  bool carry(Clock::time_point deadline, const Interrupt& interrupt,
+             const std::function<bool()>& stops) override {
+    Endpoint& end = communicator_.endpoint();
+    bool has_entered = long_wait_.has_value(), is_interrupted = false, is_over = false;
+    auto attempt = [&] {
+      const Progress progress = communicator_.advance();
+      is_over = progress == Progress::done;
+      return progress == Progress::blocked && stops && stops() ? Progress::done : progress;
+    };
+    auto look = [&](const std::vector<int>& awaited, bool moved) {
+      try {
+        if (interrupt) interrupt();
+      } catch (...) {
+        is_interrupted = true;
+        throw;
+      }
+      long_wait_->look(awaited, moved);
+    };
     try {
-      call();
-    } catch (const Failure&) {
-      throw;
+      if (!has_entered) {
+        begin();
+        start_clock();
+        if (communicator_.begin(prepared_, 1)) {
+          finish(nullptr);
+          return true;
+        }
+        has_entered = true;
+      }
+      const bool in_time = wait_for(
+          end, attempt, std::min(deadline, waiting_.deadline),
+          [this] { return communicator_.awaited(); }, look);
+      if (!in_time && Clock::now() >= waiting_.deadline) end.time_out();
     } catch (...) {
+      if (is_interrupted) throw;
+      if (has_entered) abandon(end, prepared_.record);
+      finish(std::current_exception());
+      return true;
+    }
+    if (!is_over) return false;
+    end.leave();
+    finish(nullptr);
+    return true;
+  }
+
+ private:
+  void start_clock() {
+    waiting_.began = Clock::now();
+    waiting_.deadline = waiting_.began + limit_;
+    long_wait_.emplace(communicator_.warning_, *communicator_.group_, communicator_.rank_,
+                       waiting_);
+  }
+
+  Communicator& communicator_;
+  const PreparedCall prepared_;
+  const Clock::duration limit_;
+  Waiting waiting_;  // its time, from its beginning on
+  std::optional<LongWait> long_wait_;
+};
+
+namespace {
+
+// A function of the program's, which may wait for other ranks.
+class AsyncFunction final : public TaskQueue::Entry {
+ public:
+  AsyncFunction(std::function<void()> function, std::shared_ptr<Group> group, int rank,
+                std::shared_ptr<void> kept)
+      : Entry(std::move(kept)),
+        function_(std::move(function)),
+        group_(std::move(group)),
+        rank_(rank) {}
+
+  bool needs_thread() const override { return true; }
+
+  bool carry(Clock::time_point, const Interrupt&, const std::function<bool()>&) override {
+    std::exception_ptr error;
+    begin();
+    try {
+      function_();
+    } catch (const Failure&) {
+      error = std::current_exception();
+    } catch (...) {
+      // The caller has gone on to other calls. If this one is not made, the others must hear of it.
+      error = std::current_exception();
       use_reserve();
       group_->fail(FailureKind::aborted,
                    "rank " + std::to_string(rank_) +
                        " left an asynchronous call because of an error of its own");
-      throw;
     }
-  };
-  return progress_->submit(std::move(told), std::move(kept));
+    finish(error);
+    return true;
+  }
+
+ private:
+  const std::function<void()> function_;
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+};
+
+}  // namespace
+
+TaskQueue* Communicator::tasks() {
+  // What is the parent's cannot even be destroyed here: its thread seems to use it.
+  if (tasks_ && tasks_->is_of_parent()) new std::shared_ptr(std::move(tasks_));
+  return tasks_.get();
 }
 
-void Communicator::settle_progress(const Interrupt& interrupt) {
-  if (progress() && !progress_->is_this_thread()) progress_->drain(interrupt);
+std::shared_ptr<Task> Communicator::submit(PreparedCall prepared, Clock::duration limit,
+                                           bool has_begun, std::shared_ptr<void> kept) {
+  start_tasks();
+  tasks_->collect();
+  auto call =
+      std::make_shared<AsyncCall>(*this, std::move(prepared), limit, has_begun, std::move(kept));
+  tasks_->submit(call);
+  return call;
+}
+
+std::shared_ptr<Task> Communicator::submit(std::function<void()> function,
+                                           std::shared_ptr<void> kept) {
+  start_tasks();
+  tasks_->collect();
+  auto call = std::make_shared<AsyncFunction>(std::move(function), group_, rank_, std::move(kept));
+  tasks_->submit(call);
+  return call;
+}
+
+void Communicator::settle_tasks(const Interrupt& interrupt) {
+  if (tasks() && !tasks_->is_this_thread()) tasks_->drain(interrupt);
 }
 
 Messages& Communicator::messages() {
@@ -175,7 +395,7 @@ Messages& Communicator::messages() {
 }
 
 bool Communicator::has_messages() {
-  // As of progress(): the parent's is never destroyed here.
+  // As of tasks(): the parent's is never destroyed here.
   if (messages_ && messages_->is_of_parent()) new std::shared_ptr(std::move(messages_));
   return messages_ != nullptr;
 }
@@ -191,12 +411,11 @@ void Communicator::settle_all(const Interrupt& interrupt) {
 }
 
 std::size_t Communicator::outstanding() {
-  return (progress() ? progress_->outstanding() : 0) +
-         (has_messages() ? messages_->outstanding() : 0);
+  return (tasks() ? tasks_->outstanding() : 0) + (has_messages() ? messages_->outstanding() : 0);
 }
 
 void Communicator::stop() {
-  if (progress()) progress_->join();
+  if (tasks()) tasks_->join();
   if (has_messages()) messages_->stop();
 }
 
@@ -222,87 +441,6 @@ Buffers Communicator::buffers_of(const Array& array, const Reduction* reduction)
   return buffers;
 }
 
-void Communicator::run(const Algorithm& algorithm, int root, Buffers buffers,
-                       const CallRecord& call, const Waiting& waiting) {
-  if (buffers.item == 0) {  // however many items there are, there is nothing to move
-    buffers.item = 1;
-    buffers.count = 0;
-    buffers.pairwise = false;
-  }
-  LongWait wait(warning_, *group_, rank_, waiting);
-  run_blocking(plan(algorithm, root, buffers.pairwise ? 1 : buffers.count), buffers, call,
-               endpoint(), waiting.deadline,
-               [&](const std::vector<int>& awaited, bool moved) { wait.look(awaited, moved); });
-}
-
-void Communicator::run_equal(const Algorithm& algorithm, int root, Buffers buffers,
-                             const CallRecord& call, const Waiting& waiting) {
-  if (!in_parts(algorithm.collective())) return run(algorithm, root, buffers, call, waiting);
-  std::vector<std::size_t> counts(static_cast<std::size_t>(size()), buffers.count);
-  run_parts(algorithm, root, buffers, in_a_row(counts), {0, buffers.count}, call, waiting);
-}
-
-void Communicator::run_parts(const Algorithm& algorithm, int root, Buffers buffers,
-                             const std::vector<Part>& parts, Part single, const CallRecord& call,
-                             const Waiting& waiting) {
-  // Chunk i is the part of the rank that plays rank i of the schedule.
-  std::vector<Part> played(parts);
-  std::rotate(played.begin(), played.begin() + root, played.end());
-  int me = (rank_ - root + size()) % size();
-  auto of = [&](int count) { return count == 1 ? &single : played.data(); };
-  buffers.input_parts = of(input_chunks(algorithm.collective(), size(), me, size()));
-  buffers.output_parts = of(output_chunks(algorithm.collective(), size(), me, size()));
-  run(algorithm, root, buffers, call, waiting);
-}
-
-void Communicator::reduce(const Algorithm& algorithm, const Array& array, Reducing reducing,
-                          int root, const Waiting& waiting) {
-  if (goes_directly(algorithm)) {
-    return run_directly(prepare(algorithm, array, root, &reducing), array, waiting);
-  }
-  CallRecord call = record_of(algorithm, array, root);
-  set_name(call.op, to_string(reducing.op));
-  call.detail += reducing.reproducible;
-  call.seal();
-  run_equal(algorithm, root, buffers_of(array, &reduction(reducing.dtype, reducing.op)), call,
-            waiting);
-}
-
-void Communicator::move(const Algorithm& algorithm, const Array& array, int root,
-                        const Waiting& waiting) {
-  if (goes_directly(algorithm)) {
-    return run_directly(prepare(algorithm, array, root, nullptr), array, waiting);
-  }
-  run_equal(algorithm, root, buffers_of(array, nullptr), record_of(algorithm, array, root),
-            waiting);
-}
-
-void Communicator::barrier(const Waiting& waiting) {
-  move(dissemination_barrier(), {}, 0, waiting);
-}
-
-void Communicator::move(const Algorithm& algorithm, const Array& array,
-                        const std::vector<std::size_t>& counts, int root, const Waiting& waiting) {
-  Buffers buffers = buffers_of(array, nullptr);
-  buffers.count = *std::max_element(counts.begin(), counts.end());
-  run_parts(algorithm, root, buffers, in_a_row(counts),
-            {0, counts[static_cast<std::size_t>(rank_)]}, record_of(algorithm, array, root),
-            waiting);
-}
-
-void Communicator::all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
-                              const std::vector<std::size_t>& output_counts,
-                              const Waiting& waiting) {
-  Buffers buffers = buffers_of(array, nullptr);
-  std::vector<Part> sent = in_a_row(input_counts), received = in_a_row(output_counts);
-  buffers.input_parts = sent.data();
-  buffers.output_parts = received.data();
-  buffers.count = std::max(*std::max_element(input_counts.begin(), input_counts.end()),
-                           *std::max_element(output_counts.begin(), output_counts.end()));
-  buffers.pairwise = true;
-  run(direct_all_to_all(), 0, buffers, record_of(direct_all_to_all(), array, 0), waiting);
-}
-
 // All of it is in this thread's hands: one pass over all arrays, cut among threads if it is long.
 void Communicator::directly_together(const std::vector<Communicator*>& communicators,
                                      const std::vector<Array>& arrays, Reducing reducing,
@@ -312,7 +450,7 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
   if (waiting.interrupt) waiting.interrupt();
   try {
     for (; entered < ranks; ++entered) {
-      enter(communicators[entered]->endpoint(), prepared.call);
+      enter(communicators[entered]->endpoint(), prepared.record);
     }
     std::size_t bytes = arrays[0].count * arrays[0].item;
     std::size_t parts = bytes < kTogetherThreadsFrom ? 1 : ranks;
@@ -326,7 +464,7 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
         sources.push_back(static_cast<const std::byte*>(array.input) + first * array.item);
         targets.push_back(static_cast<std::byte*>(array.output) + first * array.item);
       }
-      combine_all(prepared.data, targets.data(), ranks, sources.data(), static_cast<int>(ranks),
+      combine_all(prepared.direct, targets.data(), ranks, sources.data(), static_cast<int>(ranks),
                   count);
     };
     std::vector<std::jthread> threads;
@@ -340,7 +478,7 @@ void Communicator::directly_together(const std::vector<Communicator*>& communica
     combine(0);
   } catch (...) {
     for (std::size_t r = 0; r < entered; ++r) {
-      abandon(communicators[r]->endpoint(), prepared.call);
+      abandon(communicators[r]->endpoint(), prepared.record);
     }
     throw;
   }
@@ -355,9 +493,7 @@ void Communicator::all_reduce_together(const std::vector<Communicator*>& communi
     directly_together(communicators, arrays, reducing, waiting);
     return;
   }
-  CallRecord call = record_of(algorithm, arrays.at(0), 0);
-  set_name(call.op, to_string(reducing.op));
-  call.seal();
+  const CallRecord call = communicators.at(0)->record(algorithm, arrays.at(0), 0, &reducing).record;
   std::vector<const Plan*> plans;
   std::vector<Buffers> buffers;
   std::vector<Endpoint*> endpoints;

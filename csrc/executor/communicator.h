@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "algorithms/algorithms.h"
@@ -15,7 +16,7 @@
 #include "executor/direct.h"
 #include "executor/executor.h"
 #include "executor/messages.h"
-#include "executor/progress_thread.h"
+#include "executor/task_queue.h"
 #include "executor/waiting.h"
 #include "transport/group.h"
 
@@ -45,11 +46,13 @@ CallRecord record_of(const Algorithm& algorithm, const Array& array, int root);
 // Parts one after the other.
 std::vector<Part> in_a_row(const std::vector<std::size_t>& counts);
 
-// A call by the direct path of arrays of one shape and type: what a program that repeats it need
-// not find out again.
+// A call, ready to be made: by the direct path, or else by a plan.
 struct PreparedCall {
-  CallRecord call;
-  DirectCall data;  // without the arrays
+  CallRecord record;
+  DirectCall direct;
+  const Plan* plan = nullptr;  // nullptr: by the direct path
+  Buffers buffers;
+  std::shared_ptr<const std::vector<Part>> parts;  // that `buffers` refers to
 };
 
 class Communicator {
@@ -60,11 +63,34 @@ class Communicator {
   int size() const { return group_->size(); }
   Group& group() { return *group_; }
 
-  // The collective that the algorithm is for: one that reduces, one that only moves.
-  void reduce(const Algorithm& algorithm, const Array& array, Reducing reducing, int root,
-              const Waiting& waiting);
-  void move(const Algorithm& algorithm, const Array& array, int root, const Waiting& waiting);
-  void barrier(const Waiting& waiting);
+  // Prepares the collective that the algorithm is for. `reducing` is nullptr where data only moves.
+  PreparedCall prepare(const Algorithm& algorithm, const Array& array, int root,
+                       const Reducing* reducing);
+  // The same of parts of different lengths, in items, one after the other in each buffer. Of a
+  // gather's, a scatter's and an all-gather's all ranks know all lengths; an all-to-all's are known
+  // to sender and receiver.
+  PreparedCall prepare(const Algorithm& algorithm, const Array& array,
+                       const std::vector<std::size_t>& counts, int root);
+  PreparedCall prepare_all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
+                                  const std::vector<std::size_t>& output_counts);
+  PreparedCall prepare_barrier();
+
+  // Makes a call, and waits for the others. Two parts of it: begin() polls `spins` times, and
+  // returns true if the call is over; if not, finish() waits.
+  void run(const PreparedCall& prepared, const Waiting& waiting);
+  bool begin(const PreparedCall& prepared, int spins);
+  void finish(const PreparedCall& prepared, const Waiting& waiting);
+  // Begins a call by the direct path that was prepared without arrays.
+  bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
+  // Gives up a call that has begun, because of an error of this rank's own.
+  void give_up(const PreparedCall& prepared) noexcept { abandon(endpoint(), prepared.record); }
+  // Makes a call while the caller does something else, within `limit` from its beginning on. Calls
+  // are made one after the other. Whoever makes a call at once settles these first. `has_begun`:
+  // begin() was called.
+  std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit, bool has_begun,
+                               std::shared_ptr<void> kept);
+  // The same of a function, which runs on a thread of the communicator's.
+  std::shared_ptr<Task> submit(std::function<void()> function, std::shared_ptr<void> kept);
 
   // What algorithm="auto" means here, for so many bytes; and rows that are asked before the
   // built-in ones, the same on all ranks, to be given before the first call.
@@ -79,53 +105,32 @@ class Communicator {
   bool has_levels() const;
   // Whether a call goes by the direct path: the ranks share a board, and the algorithm is "direct".
   bool goes_directly(const Algorithm& algorithm);
-  // A call by the direct path in two parts: begin() spins `spins` times for the peers, and returns
-  // true if all is done; if not, finish() waits for them. `reducing` is nullptr where data only
-  // moves.
-  PreparedCall prepare(const Algorithm& algorithm, const Array& array, int root,
-                       const Reducing* reducing);
-  bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
-  void finish(const PreparedCall& prepared, const Waiting& waiting);
-  // Gives up a call that has begun, because of an error of this rank's own.
-  void give_up(const PreparedCall& prepared) noexcept { abandon(endpoint(), prepared.call); }
-
-  // Parts of different lengths, in items, one after the other in each buffer. Of a gather's, a
-  // scatter's and an all-gather's all ranks know all lengths; an all-to-all's are known to sender
-  // and receiver.
-  void move(const Algorithm& algorithm, const Array& array, const std::vector<std::size_t>& counts,
-            int root, const Waiting& waiting);
-  void all_to_all(const Array& array, const std::vector<std::size_t>& input_counts,
-                  const std::vector<std::size_t>& output_counts, const Waiting& waiting);
-
   // From now on, a call that has waited so long, or for half of its time, says once who is missing.
   void warn_after(Warning warning);
   const Warning& warning() const { return warning_; }
 
-  // A call that goes on while the caller does something else; they are made one after the other,
-  // and whoever makes a call at once settles them first. The thread is started by the first one.
-  std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
-  // Starts the thread. Throws std::system_error.
-  void start_progress() {
-    if (!progress()) progress_ = std::make_unique<ProgressThread>();
+  // Starts the thread of asynchronous calls. Throws std::system_error.
+  void start_tasks() {
+    if (!tasks()) tasks_ = std::make_shared<TaskQueue>();
   }
   // Lets go of what those that are done have kept.
   void collect() {
-    if (progress()) progress_->collect();
+    if (tasks()) tasks_->collect();
   }
   // Waits until all of them are done, unless it is one of them that asks.
   void settle(const Interrupt& interrupt) {
-    if (progress_) settle_progress(interrupt);
+    if (tasks_) settle_tasks(interrupt);
   }
-  bool has_calls_under_way() { return progress_ && progress_->outstanding() > 0; }
+  bool has_calls_under_way() { return tasks_ && !tasks_->is_empty(); }
   // Messages between two ranks, which go beside the other calls.
   Messages& messages();
   // Waits for them, too.
   void settle_all(const Interrupt& interrupt);
   std::size_t outstanding();
-  // Ends the threads when all is done. The progress thread cannot wait for its own end: another
-  // thread then stops the communicator once more before it is destroyed.
+  // Ends the threads when all is done. A thread of the communicator's cannot wait for its own end:
+  // another thread then stops the communicator once more before it is destroyed.
   void stop();
-  bool is_on_progress_thread() { return progress() && progress_->is_this_thread(); }
+  bool is_on_own_thread() { return tasks() && tasks_->is_this_thread(); }
 
   // all_reduce of every rank of a group, by one thread; rank r's array is arrays[r].
   static void all_reduce_together(const std::vector<Communicator*>& communicators,
@@ -133,6 +138,7 @@ class Communicator {
                                   const Algorithm& algorithm, const Waiting& waiting);
 
  private:
+  class AsyncCall;
   struct Planned {
     Plan plan;
     std::shared_ptr<const Algorithm> kept;  // of an algorithm that is not there for ever
@@ -144,34 +150,34 @@ class Communicator {
   // Ranks without data still meet, so that calls which do not belong together are found out.
   const Plan& plan(const Algorithm& algorithm, int root, std::size_t count);
   Buffers buffers_of(const Array& array, const Reduction* reduction);
-  void run_directly(const PreparedCall& prepared, const Array& array, const Waiting& waiting);
-  // A call whose chunks, or parts, are equal.
-  void run_equal(const Algorithm& algorithm, int root, Buffers buffers, const CallRecord& call,
-                 const Waiting& waiting);
+  PreparedCall record(const Algorithm& algorithm, const Array& array, int root,
+                      const Reducing* reducing);
   // Where the buffers' chunks are parts; `single` is this rank's where a buffer has no other.
-  void run_parts(const Algorithm& algorithm, int root, Buffers buffers,
-                 const std::vector<Part>& parts, Part single, const CallRecord& call,
-                 const Waiting& waiting);
-  void run(const Algorithm& algorithm, int root, Buffers buffers, const CallRecord& call,
-           const Waiting& waiting);
+  void set_parts(PreparedCall& prepared, const Algorithm& algorithm, int root,
+                 std::vector<Part> parts, Part single);
+  void set_plan(PreparedCall& prepared, const Algorithm& algorithm, int root);
+  // Of the call that has begun.
+  Progress advance();
+  std::vector<int> awaited() const;
+  bool poll(int spins);
 
   Endpoint& endpoint();
   bool has_messages();
-  void settle_progress(const Interrupt& interrupt);
+  void settle_tasks(const Interrupt& interrupt);
   // nullptr where there is none, as in a forked child.
-  ProgressThread* progress();
+  TaskQueue* tasks();
 
   std::shared_ptr<Group> group_;
   int rank_;
   Endpoint* endpoint_ = nullptr;                              // once it was asked for
   mutable std::shared_ptr<const Hierarchical> hierarchical_;  // once it was asked for
-  std::optional<DirectExecution> begun_;
+  std::variant<std::monostate, DirectExecution, Execution> begun_;
   Scratch scratch_;
   std::vector<Choice> choices_;
   Warning warning_;
   mutable std::mutex plans_mutex_;
   std::map<std::pair<const Algorithm*, int>, Planned> plans_;
-  std::unique_ptr<ProgressThread> progress_;
+  std::shared_ptr<TaskQueue> tasks_;
   std::shared_ptr<Messages> messages_;
 };
 

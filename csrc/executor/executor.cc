@@ -217,7 +217,7 @@ std::vector<int> Execution::awaited() const {
   return found;
 }
 
-void wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
+bool wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
               Clock::time_point deadline, const std::function<std::vector<int>()>& awaited,
               const LookUp& look_up) {
   bool moved = false;
@@ -227,7 +227,7 @@ void wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
     moved = moved || progress == Progress::moved;
     return progress;
   };
-  endpoint.wait(watched, deadline, [&] {
+  return endpoint.wait(watched, deadline, [&] {
     std::uint64_t now = endpoint.moved();
     endpoint.note_awaited(awaited());
     look_up(endpoint.awaited(), std::exchange(moved, false) || now != std::exchange(before, now));
@@ -239,11 +239,11 @@ void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& ca
   enter(endpoint, call);
   try {
     Execution execution(plan, buffers, endpoint);
-    if (execution.advance() != Progress::done) {
-      wait_for(
-          endpoint, [&] { return execution.advance(); }, deadline,
-          [&] { return execution.awaited(); }, look_up);
-    }
+    const bool is_done = execution.advance() == Progress::done ||
+                         wait_for(
+                             endpoint, [&] { return execution.advance(); }, deadline,
+                             [&] { return execution.awaited(); }, look_up);
+    if (!is_done) endpoint.time_out();
   } catch (...) {
     abandon(endpoint, call);
     throw;

@@ -94,8 +94,8 @@ void abandon(Endpoint& endpoint, const CallRecord& call) noexcept;
 // the last time. May throw to end the wait.
 using LookUp = std::function<void(const std::vector<int>& awaited, bool moved)>;
 
-// Waits until `attempt` is done; `awaited` says for whom.
-void wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
+// Waits until `attempt` is done; `awaited` says for whom. Returns false at the deadline.
+bool wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
               Clock::time_point deadline, const std::function<std::vector<int>()>& awaited,
               const LookUp& look_up);
 

@@ -77,7 +77,8 @@ void plain_ring(Endpoint& endpoint, int rank, int ranks, float* data, std::size_
   const auto& sum = reduction(DType::f32, Op::sum);
   auto until = [&](auto done) {
     if (done()) return;
-    endpoint.wait([&] { return done() ? Progress::done : Progress::blocked; }, in_a_minute(), {});
+    auto attempt = [&] { return done() ? Progress::done : Progress::blocked; };
+    if (!endpoint.wait(attempt, in_a_minute(), {})) endpoint.time_out();
   };
   auto turn_of = [&](int turn, bool adds) {
     auto part = [&](int i) {
@@ -132,8 +133,9 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
     Array array{data.data(), data.data(), {static_cast<std::int64_t>(count)}, count, 4, "float32"};
     auto once = [&] {
       if (algorithm) {
-        communicator.reduce(*algorithm, array, {DType::f32, Op::sum}, 0,
-                            {Clock::now(), in_a_minute(), {}});
+        const Reducing sum{DType::f32, Op::sum};
+        communicator.run(communicator.prepare(*algorithm, array, 0, &sum),
+                         {Clock::now(), in_a_minute(), {}});
       } else if (how == "plain_ring") {
         plain_ring(group->endpoint(rank), rank, ranks, data.data(), count);
       } else if (how == "plain_loop") {

@@ -31,13 +31,14 @@ class Messages::Posted final : public Task {
  public:
   Posted(std::weak_ptr<Messages> messages, bool sends, int peer, const Envelope& envelope,
          void* data, std::shared_ptr<void> kept)
-      : Task(std::function<void()>(), std::move(kept)),
+      : Task(std::move(kept)),
         message(sends, peer, envelope, data),
         messages_(std::move(messages)) {}
 
   bool wait(Clock::time_point deadline, const Interrupt& interrupt) override {
+    refuse_in_child();
     auto messages = messages_.lock();
-    if (!messages || messages->is_of_parent()) return Task::wait(deadline, interrupt);
+    if (!messages) return done();
     Driving driving(*messages);
     return messages->drive([this] { return done(); }, deadline, interrupt);
   }
@@ -574,8 +575,8 @@ void Messages::run() {
       }
       lock.lock();
       idle_since = Clock::now();
-    } else if (posted_ > 0 || Clock::now() - idle_since < kMessagesLinger) {
-      changed_.wait_for(lock, kMessagesStandBy);
+    } else if (posted_ > 0 || Clock::now() - idle_since < kLinger) {
+      changed_.wait_for(lock, kStandBy);
     } else {
       resting_ = true;
       changed_.wait(lock, [this] { return ending_ || posted_ > 0; });

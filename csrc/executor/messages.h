@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "executor/progress_thread.h"
+#include "executor/task.h"
 #include "executor/waiting.h"
 #include "transport/group.h"
 #include "transport/pipes.h"

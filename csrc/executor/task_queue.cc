@@ -1,7 +1,7 @@
-#include "executor/progress_thread.h"
+#include "executor/task_queue.h"
 
 #include <algorithm>
-#include <stdexcept>
+#include <optional>
 #include <utility>
 
 #include "support/start_thread.h"
@@ -11,106 +11,151 @@
 
 namespace pycollective {
 
-Task::Task(std::function<void()> call, std::shared_ptr<void> kept)
-    : call_(std::move(call)), kept_(std::move(kept)), began_(Clock::now()) {}
-
-bool Task::wait(Clock::time_point deadline, const Interrupt& interrupt) {
-  QueueSleeper sleeper(waiting_, {kSpins, 0});
-  auto poll = [this] {
-    if (done()) return Progress::done;
-    if (origin_.is_here()) return Progress::blocked;
-    throw std::logic_error(
-        "this call belongs to the parent process: a forked child has no part in it");
-  };
-  return Waiter(sleeper, poll, deadline, interrupt).wait();
+bool TaskQueue::Entry::wait(Clock::time_point deadline, const Interrupt& interrupt) {
+  refuse_in_child();
+  auto queue = queue_.lock();
+  return queue ? queue->wait(*this, deadline, interrupt) : done();
 }
 
-void Task::check() const {
-  if (error_) std::rethrow_exception(error_);
-}
-
-void Task::run() noexcept {
-  std::exception_ptr error;
-  began_ = Clock::now();
-  try {
-    call_();
-  } catch (...) {
-    error = std::current_exception();
+// A thread that carries the first task.
+class TaskQueue::Carrying {
+ public:
+  // With the mutex held.
+  explicit Carrying(TaskQueue& queue) : entry(*queue.queue_.front()), queue_(queue) {
+    queue_.carried_ = true;
   }
-  finish(error);
+  ~Carrying() {
+    std::lock_guard lock(queue_.mutex_);
+    queue_.carried_ = false;
+    auto& entries = queue_.queue_;
+    if (entry.done()) {
+      queue_.finished_.splice(queue_.finished_.end(), entries, entries.begin());
+      queue_.taken_off_.fetch_add(1, std::memory_order_release);
+      queue_.taken_off_changed_.notify_all();
+    }
+    if (!entries.empty() && entries.front()->needs_thread()) queue_.changed_.notify_one();
+    queue_.finished_or_free_.wake_if_asleep();
+  }
+  Carrying(const Carrying&) = delete;
+  Carrying& operator=(const Carrying&) = delete;
+
+  Entry& entry;
+
+ private:
+  TaskQueue& queue_;
+};
+
+TaskQueue::TaskQueue() {
+  finished_or_free_.prepare();
+  thread_ = start_thread([this] { run(); });
 }
 
-void Task::finish(std::exception_ptr error) noexcept {
-  error_ = error;
-  ended_ = Clock::now();
-  done_.store(true, std::memory_order_release);
-  waiting_.wake_if_asleep();
-}
-
-ProgressThread::ProgressThread() : thread_(start_thread([this] { run(); })) {}
-
-void ProgressThread::join() {
+void TaskQueue::join() {
   {
     std::lock_guard lock(mutex_);
     ending_ = true;
-    changed_.notify_all();
+    changed_.notify_one();
   }
   if (thread_.joinable() && !is_this_thread()) thread_.join();
 }
 
-std::shared_ptr<Task> ProgressThread::submit(std::function<void()> call,
-                                             std::shared_ptr<void> kept) {
-  auto task = std::make_shared<Task>(std::move(call), std::move(kept));
+void TaskQueue::submit(std::shared_ptr<Entry> entry) {
+  entry->queue_ = weak_from_this();
+  const bool at_once = entry->needs_thread();
   std::lock_guard lock(mutex_);
-  queue_.push_back(task);
-  changed_.notify_all();
-  return task;
+  queue_.push_back(std::move(entry));
+  submitted_.fetch_add(1, std::memory_order_release);
+  last_submitted_ = Clock::now();
+  if (resting_ || at_once) changed_.notify_one();
 }
 
-void ProgressThread::collect() {
-  std::list<std::shared_ptr<Task>> finished;
+void TaskQueue::collect() {
+  std::list<std::shared_ptr<Entry>> finished;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return queue_.empty() || !queue_.front()->done(); });
+    taken_off_changed_.wait(lock, [this] { return queue_.empty() || !queue_.front()->done(); });
     finished.swap(finished_);
   }
-  for (const auto& task : finished) {  // which whoever asks for the outcome may still have
-    task->call_ = nullptr;
-    task->kept_.reset();
-  }
+  for (const auto& entry : finished) entry->release();  // whoever asks for the outcome may have it
 }
 
-std::size_t ProgressThread::outstanding() {
+std::size_t TaskQueue::outstanding() {
   std::lock_guard lock(mutex_);
   // The first one may be done and not be taken off yet.
-  return static_cast<std::size_t>(
-      std::count_if(queue_.begin(), queue_.end(), [](const auto& task) { return !task->done(); }));
+  return static_cast<std::size_t>(std::count_if(queue_.begin(), queue_.end(),
+                                                [](const auto& entry) { return !entry->done(); }));
 }
 
-void ProgressThread::drain(const Interrupt& interrupt) {
+void TaskQueue::drain(const Interrupt& interrupt) {
   for (;;) {
-    std::shared_ptr<Task> last;
+    std::shared_ptr<Entry> last;
     {
       std::lock_guard lock(mutex_);
       if (queue_.empty()) return;
       last = queue_.back();
     }
-    last->wait(Clock::time_point::max(), interrupt);
+    wait(*last, Clock::time_point::max(), interrupt);
   }
 }
 
-void ProgressThread::run() {
+bool TaskQueue::can_carry(bool as_thread) const {
+  if (carried_ || queue_.empty()) return false;
+  if (queue_.front()->needs_thread()) return as_thread;
+  return !as_thread || waiting_.load() == 0;
+}
+
+bool TaskQueue::wait(const Task& task, Clock::time_point deadline, const Interrupt& interrupt) {
+  struct Waiting {
+    explicit Waiting(TaskQueue& queue) : queue(queue) { queue.waiting_.fetch_add(1); }
+    ~Waiting() {
+      queue.waiting_.fetch_sub(1);
+      std::lock_guard lock(queue.mutex_);
+      if (!queue.queue_.empty()) queue.changed_.notify_one();  // the thread carries on
+    }
+    TaskQueue& queue;
+  };
+  if (task.done()) return true;
+  const Waiting waiting(*this);
+  QueueSleeper sleeper(finished_or_free_, {kSpins, 0});
+  std::optional<Carrying> carrying;
+  auto poll = [&] {
+    if (task.done()) return Progress::done;
+    std::lock_guard lock(mutex_);
+    if (!can_carry(/*as_thread=*/false)) return Progress::blocked;
+    carrying.emplace(*this);
+    return Progress::done;
+  };
+  while (!task.done()) {
+    if (!Waiter(sleeper, poll, deadline, interrupt).wait()) return task.done();
+    if (!carrying) continue;
+    const bool is_over = carrying->entry.carry(deadline, interrupt, {});
+    carrying.reset();
+    if (!is_over) return task.done();
+  }
+  return true;
+}
+
+void TaskQueue::run() {
   name_this_thread("pc-progress");
+  auto stops = [this] { return waiting_.load() > 0; };
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    Task& task = *queue_.front();
-    lock.unlock();
-    task.run();
-    lock.lock();
-    finished_.splice(finished_.end(), queue_, queue_.begin());
-    changed_.notify_all();
+    if (can_carry(/*as_thread=*/true)) {
+      {
+        const Carrying carrying(*this);
+        lock.unlock();
+        carrying.entry.carry(Clock::time_point::max(), {}, stops);
+      }
+      lock.lock();
+    } else if (ending_ && queue_.empty()) {
+      return;
+    } else if (Clock::now() - last_submitted_ < kLinger) {
+      changed_.wait_for(lock, kStandBy);
+    } else {
+      resting_ = true;
+      changed_.wait(lock);
+      resting_ = false;
+    }
   }
 }
 

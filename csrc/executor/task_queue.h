@@ -1,83 +1,87 @@
-// Calls that go on while their caller does something else: a thread that makes a communicator's
-// calls one after the other, in the order in which they were submitted.
+// The asynchronous calls of a communicator, made one after the other in the order in which they
+// were submitted. A thread that waits for one of them makes it itself, after those before it. A
+// thread of the queue makes those for which nobody waits.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
-#include <exception>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
 
+#include "executor/task.h"
 #include "support/origin.h"
 #include "support/wait_queue.h"
-#include "transport/transport.h"
 
 namespace pycollective {
 
-// One such call. Errors are kept until somebody asks.
-class Task {
+class TaskQueue : public std::enable_shared_from_this<TaskQueue> {
  public:
-  // `kept` is what the call needs to stay there until it is done.
-  Task(std::function<void()> call, std::shared_ptr<void> kept);
-  virtual ~Task() = default;
+  class Entry;
 
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  // False if it is not done at the deadline, which does not end it. Throws what `interrupt` throws,
-  // and std::logic_error in a forked child, where nobody goes on with it.
-  virtual bool wait(Clock::time_point deadline, const Interrupt& interrupt);
-  // The owner of the call, which must be kept until wait() has returned.
-  virtual std::shared_ptr<void> driver() { return nullptr; }
-  // When it began and ended, once it is done.
-  Clock::time_point began() const { return began_; }
-  Clock::time_point ended() const { return ended_; }
-  // Throws what the call has thrown, if anything.
-  void check() const;
-  // It is done, well or not.
-  void finish(std::exception_ptr error) noexcept;
+  TaskQueue();
+  ~TaskQueue() { join(); }
+  TaskQueue(const TaskQueue&) = delete;
+  TaskQueue& operator=(const TaskQueue&) = delete;
 
- private:
-  friend class ProgressThread;
-  void run() noexcept;
-
-  std::function<void()> call_;
-  std::shared_ptr<void> kept_;
-  const Origin origin_;
-  std::exception_ptr error_;
-  Clock::time_point began_, ended_;
-  std::atomic<bool> done_{false};
-  WaitQueue waiting_;
-};
-
-class ProgressThread {
- public:
-  ProgressThread();
-  ~ProgressThread() { join(); }
-
-  // Ends the thread when all tasks are done, and waits for that unless this is the thread.
-  void join();
-  std::shared_ptr<Task> submit(std::function<void()> call, std::shared_ptr<void> kept);
-  // Lets go of what finished tasks kept: for a thread that may do that, which this one may not.
+  void submit(std::shared_ptr<Entry> entry);
+  // Lets go of what finished tasks have kept: for a thread that may do that, unlike the queue's.
   void collect();
   std::size_t outstanding();
+  // Returns true if none is under way. Takes no lock.
+  bool is_empty() const { return submitted_.load(std::memory_order_acquire) == taken_off_.load(); }
   // Waits until all are done.
   void drain(const Interrupt& interrupt);
-  // Whether this process was forked from the one that has the thread.
+  // Ends the thread when all tasks are done, and waits for that unless this is the thread.
+  void join();
+  // Returns true if this process was forked from the one that has the thread.
   bool is_of_parent() const { return !origin_.is_here(); }
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
+  class Carrying;
+  bool wait(const Task& task, Clock::time_point deadline, const Interrupt& interrupt);
+  // With the mutex held.
+  bool can_carry(bool as_thread) const;
   void run();
 
   const Origin origin_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::list<std::shared_ptr<Task>> queue_, finished_;  // the first in the queue is running
+  std::condition_variable changed_;  // for the thread
+  std::condition_variable taken_off_changed_;
+  WaitQueue finished_or_free_;  // for those who wait
+  std::list<std::shared_ptr<Entry>> queue_, finished_;
+  bool carried_ = false;  // a thread carries the first one
+  bool resting_ = false;  // the thread sleeps until it is told
   bool ending_ = false;
+  Clock::time_point last_submitted_{};
+  std::atomic<int> waiting_{0};  // threads that wait for a task
+  std::atomic<std::uint64_t> submitted_{0}, taken_off_{0};
   std::jthread thread_;  // the last member: it begins when all is there
+};
+
+// A task in the queue.
+class TaskQueue::Entry : public Task {
+ public:
+  using Task::Task;
+  // Goes on with the call, and finishes the task when it is over. Returns false before, at the
+  // deadline, or where the call cannot go on and `stops()` is true. Throws what `interrupt` throws.
+  // One thread at a time calls it, not always the same one.
+  virtual bool carry(Clock::time_point deadline, const Interrupt& interrupt,
+                     const std::function<bool()>& stops) = 0;
+  // Returns true if only the queue's thread can carry it.
+  virtual bool needs_thread() const { return false; }
+
+  bool wait(Clock::time_point deadline, const Interrupt& interrupt) override;
+  std::shared_ptr<void> driver() override { return queue_.lock(); }
+
+ private:
+  friend class TaskQueue;
+  std::weak_ptr<TaskQueue> queue_;
 };
 
 }  // namespace pycollective

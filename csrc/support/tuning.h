@@ -61,10 +61,10 @@ inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
 // Over TCP, the polls of a rank that waits for a message before it yields, each a system call.
 inline constexpr int kPipeSpins = 30;
 
-// While the program's own threads move messages, the thread of asynchronous messages checks at this
-// interval whether they still do. It sleeps when there was no message for kMessagesLinger.
-inline constexpr auto kMessagesStandBy = std::chrono::microseconds(200);
-inline constexpr auto kMessagesLinger = std::chrono::milliseconds(20);
+// While the program's own threads make asynchronous calls and move messages, the threads for those
+// check at this interval whether they still do. They sleep when nothing was begun for kLinger.
+inline constexpr auto kStandBy = std::chrono::microseconds(200);
+inline constexpr auto kLinger = std::chrono::milliseconds(20);
 
 // Bytes of messages from one peer that are kept for calls of recv still to come, before no more are
 // read.

@@ -4,7 +4,7 @@
 
 namespace pycollective {
 
-void Endpoint::wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
+bool Endpoint::wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
                     const Interrupt& interrupt) {
   std::uint64_t before = moved();
   auto poll = [&] {
@@ -13,7 +13,10 @@ void Endpoint::wait(const std::function<Progress()>& attempt, Clock::time_point 
     const bool came = std::exchange(before, now) != now;
     return progress == Progress::blocked && came ? Progress::moved : progress;
   };
-  if (Waiter(*this, poll, deadline, interrupt).wait()) return;
+  return Waiter(*this, poll, deadline, interrupt).wait();
+}
+
+void Endpoint::time_out() {
   const Failure timeout(FailureKind::timeout, describe_timeout(group(), rank(), awaited()));
   group().fail(timeout.kind, timeout.what());
   check();

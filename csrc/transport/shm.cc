@@ -65,7 +65,7 @@ struct alignas(kCacheLine) ShmGroup::RankState {
   // One more than its place among the arenas; 0: not known yet, -1: the rank has not mapped them.
   std::atomic<std::int32_t> arena;
   std::atomic<std::int32_t> there;  // one more than its number in the followed group; 0: not known
-  char message[160];  // between two ranks, in which it waits; only for texts
+  char message[160];                // between two ranks, in which it waits; only for texts
   // Readers look at `writing` before and after: odd or changed means that they must look again.
   alignas(kCacheLine) std::atomic<std::uint64_t> writing;
   std::atomic<std::uint64_t> number;               // of the last call
@@ -230,8 +230,8 @@ class ShmEndpoint final : public Endpoint {
       const auto& other = group_.state(peer);
       if (differs(peer)) mismatch(peer);
       // A process may have ended in the middle of a call.
-      bool gone = group_.has_left(peer) &&
-                  (other.number.load() < call_.number || other.busy.load() != 0);
+      bool gone =
+          group_.has_left(peer) && (other.number.load() < call_.number || other.busy.load() != 0);
       if (gone) {
         group_.fail(FailureKind::peer_lost, describe_absence(group_.name(peer), other.number.load(),
                                                              group_.name(rank_), call_));

@@ -122,10 +122,13 @@ class Endpoint : public Sleeper {
   virtual bool flushed() = 0;
   virtual bool flushed_to(int peer) = 0;
 
-  // Calls `attempt` until it is done, as a waiter (support/waiter.h). Throws Failure(timeout) at
-  // the deadline, the group's failure, and what `interrupt` throws.
-  void wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
+  // Calls `attempt` until it is done, as a waiter (support/waiter.h). Returns false at the
+  // deadline. Throws the group's failure, and what `interrupt` throws.
+  bool wait(const std::function<Progress()>& attempt, Clock::time_point deadline,
             const Interrupt& interrupt);
+
+  // Fails the group because the call's time is over, and throws that.
+  [[noreturn]] void time_out();
 
   // The ranks that a waiting call was last found to wait for, which a deadline's error names.
   void note_awaited(const std::vector<int>& ranks) { awaited_ = ranks; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from pathlib import Path
@@ -41,6 +42,28 @@ def test_they_run(mine, ranks, on_ranks):
         for mean, total in on_ranks(comms, work):
             np.testing.assert_array_equal(total, x.sum(axis=0))
             np.testing.assert_array_equal(mean, x.sum(axis=0) / ranks)
+
+
+def test_a_call_under_way_keeps_its_algorithm():
+    def with_own(comm, x):
+        @algorithm(num_chunks=1, collective="broadcast")
+        def short_lived(rank, size):
+            if rank == 0:
+                yield copy(input[0], output[0])
+                yield send(1, output[0])
+            else:
+                yield recv(0, output[0])
+
+        return comm.broadcast(x, algorithm=short_lived, async_op=True)
+
+    a, b = local_group(2, timeout=30)
+    met = a.barrier(async_op=True)
+    work = with_own(a, np.arange(5.0))
+    gc.collect()
+    b.barrier()
+    with_own(b, np.zeros(5)).wait()
+    met.wait()
+    np.testing.assert_array_equal(work.wait(), np.arange(5.0))
 
 
 def test_the_same_steps_as_the_cores_ring():
