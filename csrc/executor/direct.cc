@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "support/cores.h"
+#include "support/past_cache.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
 
@@ -325,6 +327,9 @@ bool DirectExecution::post() {
     }
   } else {
     mode_ = Mode::blocks;
+    std::size_t moved = 0;
+    for (int r = 0; r < board_.size(); ++r) moved += input_bytes(r) + output_bytes(r);
+    is_past_cache_ = moved >= last_level_cache();
     input_begin_ = board_.input_position;
     output_begin_ = board_.output_position;
     const std::size_t in = input_bytes(rank), out = output_bytes(rank);
@@ -563,7 +568,7 @@ void DirectExecution::consume(const Block& block) {
       if (r == rank) {
         copy_own(block);
       } else if (is_source(r)) {
-        std::memcpy(call_.output + output_span(block, r).offset, source(r), own.bytes);
+        write(call_.output + output_span(block, r).offset, source(r), own.bytes);
       }
     }
     reaching.check();
@@ -606,7 +611,16 @@ void DirectExecution::copy_own(const Block& block) {
   if (!call_.input || !call_.output || reduces(call_.collective)) return;
   const std::byte* from = call_.input + input_span(block, rank).offset;
   const Span to = output_span(block, rank);
-  if (call_.output + to.offset != from) std::memcpy(call_.output + to.offset, from, to.bytes);
+  if (call_.output + to.offset != from) write(call_.output + to.offset, from, to.bytes);
+}
+
+// Writes a part of the result.
+void DirectExecution::write(std::byte* to, const std::byte* from, std::size_t bytes) const {
+  if (is_past_cache_) {
+    copy_past_cache(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
 }
 
 bool DirectExecution::try_take() {
@@ -637,7 +651,7 @@ bool DirectExecution::try_take() {
     const std::byte* mapped = mapped_of(peer);
     const std::byte* from = mapped ? mapped + (is_cut() ? to.offset : single(taking_).offset)
                                    : published(peer, taking_);
-    std::memcpy(call_.output + to.offset, from, to.bytes);
+    write(call_.output + to.offset, from, to.bytes);
   }
   reaching.check();
   if (!produces) copy_own(taking_);

@@ -120,6 +120,7 @@ class DirectExecution {
   void consume(const Block& block);
   void publish(const Block& block);
   void copy_own(const Block& block);
+  void write(std::byte* to, const std::byte* from, std::size_t bytes) const;
   int contributor(int i) const;
   bool is_over();
   std::byte* staged(int from, int to, const Block& block) const;
@@ -142,6 +143,7 @@ class DirectExecution {
   std::uint64_t input_begin_ = 0, output_begin_ = 0;  // of this call in the two stagings
   Block staging_, producing_, taking_, last_;
   bool input_is_mapped_ = false, output_is_mapped_ = false;
+  bool is_past_cache_ = false;  // the call's arrays do not fit into the caches: see past_cache.h
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_taken_ = 0;
   std::size_t block_bytes_ = 0;  // of the first block
   int lookahead_ = 0;

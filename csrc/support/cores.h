@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -17,6 +18,9 @@ CoreSet affinity();
 // Cores that the CPU quotas of this process's control groups allow, of version 1 or 2 and of all
 // groups around its own; 0 without a quota. `root` stands before all paths, for tests.
 double quota_of_cores(const std::string& root = "");
+
+// Bytes of the last-level cache; what it mostly has, where the system does not say.
+std::size_t last_level_cache();
 
 inline int count_of(const CoreSet& cores) {
   int count = 0;

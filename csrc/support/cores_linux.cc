@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/cores.h"
+#include "support/tuning.h"
 
 namespace pycollective {
 namespace {
@@ -91,6 +92,16 @@ double quota_of_cores(const std::string& root) {
     }
   }
   return least;
+}
+
+std::size_t last_level_cache() {
+  // sysconf() gives the sum of all cores' caches on some machines.
+  static const std::size_t known = [] {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    std::size_t kibibytes = 0;
+    return file >> kibibytes ? kibibytes * 1024 : 0;
+  }();
+  return known > 0 ? known : kUsualCacheBytes;
 }
 
 }  // namespace pycollective

@@ -2,6 +2,7 @@
 #include <thread>
 
 #include "support/cores.h"
+#include "support/tuning.h"
 
 namespace pycollective {
 
@@ -15,5 +16,7 @@ CoreSet affinity() {
 }
 
 double quota_of_cores(const std::string&) { return 0; }
+
+std::size_t last_level_cache() { return kUsualCacheBytes; }
 
 }  // namespace pycollective

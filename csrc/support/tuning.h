@@ -107,6 +107,10 @@ inline constexpr auto kLockWasFree = std::chrono::microseconds(5);
 inline constexpr int kTeamSpins = 2000;
 inline constexpr int kTeamYields = 2000;
 
+// The last-level cache where the system does not say. What a call writes goes past the caches from
+// this size of all its arrays on.
+inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
+
 // Staging of a rank, and the chunks that pass through it: larger than the second-level cache, and
 // within the third.
 inline constexpr std::size_t kInputStagingBytes = std::size_t{2} << 20;

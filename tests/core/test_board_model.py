@@ -15,7 +15,12 @@ import pytest
 
 _HERE = Path(__file__).parent / "board_model"
 _CORE = Path(__file__).parents[2] / "csrc"
-_SOURCES = ("executor/direct.cc", "transport/board.cc", "schedule/collective.cc")
+_SOURCES = (
+    "executor/direct.cc",
+    "transport/board.cc",
+    "schedule/collective.cc",
+    "support/cores_linux.cc",
+)
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),

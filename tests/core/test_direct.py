@@ -77,6 +77,31 @@ def test_halves_are_rounded_once(kind, dtype, size, on_ranks):
         assert result.tobytes() == want.tobytes()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_larger_than_the_caches(kind, on_ranks):
+    """They are written past the caches, from any address to any address."""
+    part = 12_000_001
+    whole = np.arange(2 * part, dtype="uint32").view("uint8")[: 2 * part]
+
+    def work(c):
+        mine = off_by(whole[c.rank * part : (c.rank + 1) * part], 1 + 2 * c.rank)
+        room = np.zeros(2 * part + 100, "uint8")
+        out = room[3 + c.rank : 3 + c.rank + 2 * part]
+        np.testing.assert_array_equal(c.all_gather(mine, out=out), whole)
+        out.fill(0)
+        out[:] = whole if c.rank == 1 else 0
+        np.testing.assert_array_equal(c.broadcast(out, root=1, out=out), whole)
+        got = room[5 : 5 + part]
+        got.fill(0)
+        np.testing.assert_array_equal(
+            c.scatter(whole if c.rank == 0 else None, out=got), whole[c.rank * part :][:part]
+        )
+        assert not room[:3].any()
+        assert not room[-90:].any()
+
+    on_ranks(group(kind, 2), work)
+
+
 def test_reproducible_needs_direct():
     (alone,) = local_group(1)
     for call in (alone.all_reduce, alone.all_reduce_many):

@@ -16,6 +16,7 @@ inline constexpr std::size_t kInputStagingBytes = 2304;
 inline constexpr std::size_t kOutputStagingBytes = 512;
 inline constexpr std::size_t kStagedChunkBytes = 64;
 inline constexpr std::size_t kMappedChunkBytes = 64;
+inline constexpr std::size_t kUsualCacheBytes = std::size_t{32} << 20;
 inline constexpr int kLookahead = 1;
 inline constexpr int kCrowdedLookahead = 3;
 
