@@ -208,7 +208,7 @@ void end(Communicator* communicator) {
 std::shared_ptr<Task> make_call(Communicator& self, Ends ends, double timeout, bool later,
                                 PreparedCall call) {
   if (later) {
-    return self.submit(std::move(call), duration_of(timeout), /*has_begun=*/false,
+    return self.submit(std::move(call), duration_of(timeout),
                        std::make_shared<Ends>(std::move(ends)));
   }
   Interrupt interrupt = look_at_signals;

@@ -71,7 +71,7 @@ PyTypeObject* base_type = nullptr;
 PyTypeObject* method_type = nullptr;
 PyObject* array_type = nullptr;
 std::array<PyObject*, kParameters> parameter_names;
-PyObject *name_sum, *name_auto, *name_direct, *name_result, *name_error;
+PyObject *name_sum, *name_auto, *name_direct, *name_result;
 PyTypeObject* work_type = nullptr;  // Work: of calls that are over
 PyObject* make_work = nullptr;      // makes a Work of a task and its result
 
@@ -242,21 +242,10 @@ bool overlap(const Known& known, int rank, const char* x, const char* out) {
   return smaller != larger + static_cast<std::size_t>(rank) * part;
 }
 
-// A Work that is over: with a result, or else with the error that Python has now.
+// A Work that is over.
 PyObject* finished_work(PyObject* result) {
   PyObject* work = work_type->tp_alloc(work_type, 0);
-  if (!work) return nullptr;
-  int failed = 0;
-  if (result) {
-    failed = PyObject_SetAttr(work, name_result, result);
-  } else {
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    failed = PyObject_SetAttr(work, name_error, error);
-    Py_XDECREF(type), Py_XDECREF(error), Py_XDECREF(traceback);
-  }
-  if (!failed) return work;
+  if (!work || PyObject_SetAttr(work, name_result, result) == 0) return work;
   Py_DECREF(work);
   return nullptr;
 }
@@ -319,23 +308,12 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   if (request.later) {
     if (!brief) return Py_NotImplemented;
     communicator.start_tasks();  // before anything is posted: the call can be repeated
-    try {
-      if (communicator.begin(*prepared, input, output, state.spins)) {
-        return finished_work(result.ptr());
-      }
-    } catch (const Failure&) {
-      set_python_error();
-      return finished_work(nullptr);
-    }
-    py::object task;
-    try {
-      auto arrays = std::make_shared<std::pair<py::object, py::object>>(kept, result);
-      task = py::cast(
-          communicator.submit(*prepared, duration_of(timeout), /*has_begun=*/true, arrays));
-    } catch (...) {  // no memory: the peers wait
-      communicator.give_up(*prepared);
-      throw;
-    }
+    using Kept = std::pair<py::object, py::object>;
+    auto under_way =
+        communicator.submit_begun(*prepared, input, output, state.spins, duration_of(timeout),
+                                  [&] { return std::make_shared<Kept>(kept, result); });
+    if (!under_way) return finished_work(result.ptr());
+    const py::object task = py::cast(under_way);
     return PyObject_CallFunctionObjArgs(make_work, task.ptr(), result.ptr(), nullptr);
   }
   if (!brief || !communicator.begin(*prepared, input, output, state.spins)) {
@@ -568,7 +546,7 @@ void bind_fast_calls(py::module_& m) {
       "algorithm", "async_op", "dest",   "source", "tag"};
   std::transform(kNames.begin(), kNames.end(), parameter_names.begin(), intern);
   name_sum = intern("sum"), name_auto = intern("auto"), name_direct = intern("direct");
-  name_result = intern("_result"), name_error = intern("_error");
+  name_result = intern("_result");
   array_type = reinterpret_cast<PyObject*>(npy_api::get().PyArray_Type_);
   base_type = make_base_type();
   method_type = make_method_type();

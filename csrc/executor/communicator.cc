@@ -255,6 +255,8 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
             bool has_begun, std::shared_ptr<void> kept)
       : Entry(std::move(kept)),
         communicator_(communicator),
+        group_(communicator.group_),
+        rank_(communicator.rank_),
         prepared_(std::move(prepared)),
         limit_(limit) {
     if (has_begun) start_clock();
@@ -263,6 +265,7 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
   bool carry(Clock::time_point deadline, const Interrupt& interrupt,
              const std::function<bool()>& stops) override {
     Endpoint& end = communicator_.endpoint();
+    const Endpoint::Silence silence(end);
     bool has_entered = long_wait_.has_value(), is_interrupted = false, is_over = false;
     auto attempt = [&] {
       const Progress progress = communicator_.advance();
@@ -305,6 +308,8 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
   }
 
  private:
+  void note_told() override { group_->endpoint(rank_).note_thrown(); }
+
   void start_clock() {
     waiting_.began = Clock::now();
     waiting_.deadline = waiting_.began + limit_;
@@ -312,7 +317,9 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
                        waiting_);
   }
 
-  Communicator& communicator_;
+  Communicator& communicator_;  // until it is over
+  const std::shared_ptr<Group> group_;
+  const int rank_;
   const PreparedCall prepared_;
   const Clock::duration limit_;
   Waiting waiting_;  // its time, from its beginning on
@@ -353,6 +360,8 @@ class AsyncFunction final : public TaskQueue::Entry {
   }
 
  private:
+  void note_told() override {}
+
   const std::function<void()> function_;
   const std::shared_ptr<Group> group_;
   const int rank_;
@@ -367,13 +376,35 @@ TaskQueue* Communicator::tasks() {
 }
 
 std::shared_ptr<Task> Communicator::submit(PreparedCall prepared, Clock::duration limit,
-                                           bool has_begun, std::shared_ptr<void> kept) {
+                                           std::shared_ptr<void> kept) {
   start_tasks();
   tasks_->collect();
   auto call =
-      std::make_shared<AsyncCall>(*this, std::move(prepared), limit, has_begun, std::move(kept));
+      std::make_shared<AsyncCall>(*this, std::move(prepared), limit, false, std::move(kept));
   tasks_->submit(call);
   return call;
+}
+
+std::shared_ptr<Task> Communicator::submit_begun(
+    const PreparedCall& prepared, const void* input, void* output, int spins, Clock::duration limit,
+    const std::function<std::shared_ptr<void>()>& keep) {
+  const Endpoint::Silence silence(endpoint());
+  bool has_begun = false;
+  try {
+    if (begin(prepared, input, output, spins)) return nullptr;
+    has_begun = true;
+    tasks_->collect();
+    auto call = std::make_shared<AsyncCall>(*this, prepared, limit, has_begun, keep());
+    tasks_->submit(call);
+    return call;
+  } catch (const Failure&) {
+    auto call = std::make_shared<AsyncCall>(*this, prepared, limit, has_begun, nullptr);
+    call->finish(std::current_exception());
+    return call;
+  } catch (...) {
+    if (has_begun) abandon(endpoint(), prepared.record);  // no memory: the peers wait
+    throw;
+  }
 }
 
 std::shared_ptr<Task> Communicator::submit(std::function<void()> function,

@@ -82,13 +82,15 @@ class Communicator {
   void finish(const PreparedCall& prepared, const Waiting& waiting);
   // Begins a call by the direct path that was prepared without arrays.
   bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
-  // Gives up a call that has begun, because of an error of this rank's own.
-  void give_up(const PreparedCall& prepared) noexcept { abandon(endpoint(), prepared.record); }
   // Makes a call while the caller does something else, within `limit` from its beginning on. Calls
-  // are made one after the other. Whoever makes a call at once settles these first. `has_begun`:
-  // begin() was called.
-  std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit, bool has_begun,
+  // are made one after the other. Whoever makes a call at once settles these first.
+  std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit,
                                std::shared_ptr<void> kept);
+  // The same of a call by the direct path, which begins at once: no other may be under way. Returns
+  // nullptr if it is over. start_tasks() comes before.
+  std::shared_ptr<Task> submit_begun(const PreparedCall& prepared, const void* input, void* output,
+                                     int spins, Clock::duration limit,
+                                     const std::function<std::shared_ptr<void>()>& keep);
   // The same of a function, which runs on a thread of the communicator's.
   std::shared_ptr<Task> submit(std::function<void()> function, std::shared_ptr<void> kept);
 

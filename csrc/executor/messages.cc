@@ -29,11 +29,13 @@ class Messages::Driving {
 // An asynchronous message. Whoever waits for it moves it.
 class Messages::Posted final : public Task {
  public:
-  Posted(std::weak_ptr<Messages> messages, bool sends, int peer, const Envelope& envelope,
-         void* data, std::shared_ptr<void> kept)
+  Posted(Messages& messages, bool sends, int peer, const Envelope& envelope, void* data,
+         std::shared_ptr<void> kept)
       : Task(std::move(kept)),
         message(sends, peer, envelope, data),
-        messages_(std::move(messages)) {}
+        messages_(messages.weak_from_this()),
+        group_(messages.group_),
+        rank_(messages.rank_) {}
 
   bool wait(Clock::time_point deadline, const Interrupt& interrupt) override {
     refuse_in_child();
@@ -47,7 +49,11 @@ class Messages::Posted final : public Task {
   Message message;
 
  private:
+  void note_told() override { group_->endpoint(rank_).note_thrown(); }
+
   const std::weak_ptr<Messages> messages_;
+  const std::shared_ptr<Group> group_;
+  const int rank_;
 };
 
 Messages::Messages(std::shared_ptr<Group> group, int rank, Warning warning)
@@ -92,7 +98,10 @@ std::optional<bool> Messages::try_start(Message& message, int polls) {
 }
 
 bool Messages::start_locked(Message& message, int polls) {
-  if (failed_ || group_->finds_failure()) throw_failure();
+  if (failed_ || group_->finds_failure()) {
+    group_->endpoint(rank_).note_thrown();
+    throw_failure();
+  }
   Peer& peer = this->peer(message.peer_);
   if (!message.sends_) {
     begin_receive(message, peer);
@@ -146,8 +155,7 @@ void Messages::send_to_self(Message& message, Peer& peer) {
 std::shared_ptr<Task> Messages::post(bool sends, int peer, const Envelope& envelope, void* data,
                                      const Waiting& waiting, std::shared_ptr<void> kept) {
   collect();
-  auto task =
-      std::make_shared<Posted>(weak_from_this(), sends, peer, envelope, data, std::move(kept));
+  auto task = std::make_shared<Posted>(*this, sends, peer, envelope, data, std::move(kept));
   Message& message = task->message;
   message.began_ = message.since_ = waiting.began;
   message.deadline_ = waiting.deadline;
@@ -180,7 +188,6 @@ std::shared_ptr<Task> Messages::post(bool sends, int peer, const Envelope& envel
 // Failing --------------------------------------------------------------------------------------
 
 void Messages::throw_failure() {
-  group_->endpoint(rank_).note_thrown();
   if (auto failure = group_->failure()) throw *failure;
   throw Failure(FailureKind::aborted, "the group has failed");
 }
@@ -220,7 +227,7 @@ void Messages::fail_all(std::exception_ptr error) noexcept {
 }
 
 void Messages::done(Message& message, std::exception_ptr error) noexcept {
-  if (error) group_->endpoint(rank_).note_thrown();
+  if (error && !message.task_) group_->endpoint(rank_).note_thrown();
   message.error_ = error;
   if (--outstanding_ == 0 && !told_.empty()) {
     told_.clear();

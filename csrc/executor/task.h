@@ -31,8 +31,10 @@ class Task {
   Clock::time_point began() const { return began_; }
   Clock::time_point ended() const { return ended_; }
   // Throws what the call has thrown, if anything.
-  void check() const {
-    if (error_) std::rethrow_exception(error_);
+  void check() {
+    if (!error_) return;
+    note_told();
+    std::rethrow_exception(error_);
   }
 
   // By the thread that carries it out: it begins only now; it is done, well or not.
@@ -46,6 +48,8 @@ class Task {
   void release() { kept_.reset(); }
 
  protected:
+  // The program hears of the error. Until then, close() still has to tell a mismatch.
+  virtual void note_told() = 0;
   void refuse_in_child() const {
     if (origin_.is_here() || done()) return;
     throw std::logic_error(

@@ -143,6 +143,18 @@ class Endpoint : public Sleeper {
   // mismatch again.
   void note_thrown() noexcept { has_thrown_.store(true, std::memory_order_relaxed); }
   bool has_thrown() const { return has_thrown_.load(std::memory_order_relaxed); }
+  // While an asynchronous call is made, whose error the program does not hear of yet.
+  class Silence {
+   public:
+    explicit Silence(Endpoint& endpoint) : endpoint_(endpoint), before_(endpoint.has_thrown()) {}
+    ~Silence() { endpoint_.has_thrown_.store(before_, std::memory_order_relaxed); }
+    Silence(const Silence&) = delete;
+    Silence& operator=(const Silence&) = delete;
+
+   private:
+    Endpoint& endpoint_;
+    const bool before_;
+  };
 
  private:
   virtual Group& group() = 0;

@@ -37,7 +37,6 @@ class Work:
     _core: Any = None
     _finish: Callable[[], Any] | None = None
     _result: Any = None
-    _error: BaseException | None = None
 
     def __init__(
         self, tasks: Sequence[_core.Task], finish: Callable[[], Any], core: Any = None
@@ -107,8 +106,6 @@ class Work:
         if self._core is not None:
             self._core.collect()
             self._core = None
-        if self._error is not None:
-            raise self._error
         for task in self._tasks:
             task.check()
         if self._finish is not None:

@@ -130,6 +130,39 @@ def test_close_after_a_refused_call_does_not_raise_its_mismatch_again(on_ranks, 
     assert on_ranks(groups, lambda group: error_of(group.close)) == [None] * 3
 
 
+def _all_reduce(group, x):
+    return group.all_reduce(x, async_op=True)
+
+
+def _by_messages(group, x):
+    return group.all_reduce(x, algorithm="ring", async_op=True)
+
+
+def _receive(group, x):
+    group.send(x, 1 - group.rank, async_op=True)
+    return group.recv(np.empty(x.size), 1 - group.rank, async_op=True)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("call", [_all_reduce, _by_messages, _receive])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_mismatch_of_an_asynchronous_call_is_raised_once(on_ranks, kind, call, waits):
+    """By the call, by wait(), or by close() where nobody waited."""
+
+    def work(group):
+        def begin():
+            under_way = call(group, np.ones(4 + group.rank))
+            if waits:
+                under_way.wait()
+
+        return error_of(begin), error_of(group.close)
+
+    for errors in on_ranks(make_group(kind, 2, 20), work):
+        (error,) = [error for error in errors if error is not None]
+        assert isinstance(error, pc.MismatchError), errors
+        assert not waits or errors[1] is None
+
+
 @pytest.mark.parametrize("kind", ["shm", "tcp", "mixed"])
 def test_a_call_that_meets_a_later_call_of_a_peer_names_the_call_in_its_place(on_ranks, kind):
     """Rank 2 expects a message of its first call from rank 1, and gets one of the second."""
