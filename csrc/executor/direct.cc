@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "support/cores.h"
 #include "support/past_cache.h"
@@ -58,63 +59,49 @@ class Reaching {
 
 // Roles ------------------------------------------------------------------------------------------
 
-bool DirectExecution::is_source(int rank) const {
-  switch (call_.collective) {
-    case Collective::all_reduce:
-    case Collective::reduce_scatter:
-    case Collective::all_to_all:
-      return true;
-    case Collective::reduce:
-      return rank != call_.root;
-    case Collective::scatter:
-      return rank == call_.root;
-    default:
-      return false;
-  }
+struct DirectExecution::Roles {
+  enum Who : std::uint8_t { nobody, root, others, all };
+  enum Length : std::uint8_t { one, each };  // the array, or one part; a part of each rank
+  Who sources, consumers, publishers, takers;
+  Who with_input;
+  Length input;
+  Who with_output;
+  Length output;
+};
+
+const DirectExecution::Roles& DirectExecution::roles_of(Collective collective) {
+  using enum Roles::Who;
+  using enum Roles::Length;
+  static constexpr Roles kRoles[] = {
+      // in the order of Collective
+      {all, all, all, all, all, one, all, one},                   // all_reduce
+      {others, root, nobody, nobody, all, one, root, one},        // reduce
+      {all, all, nobody, nobody, all, each, all, one},            // reduce_scatter
+      {nobody, nobody, root, others, root, one, all, one},        // broadcast
+      {root, others, nobody, nobody, root, each, all, one},       // scatter
+      {nobody, nobody, others, root, all, one, root, each},       // gather
+      {nobody, nobody, all, all, all, one, all, each},            // all_gather
+      {all, all, nobody, nobody, all, each, all, each},           // all_to_all
+      {nobody, nobody, nobody, nobody, nobody, one, nobody, one}  // barrier
+  };
+  static_assert(std::size(kRoles) == kCollectives);
+  return kRoles[static_cast<std::size_t>(collective)];
 }
 
-bool DirectExecution::is_consumer(int rank) const {
-  switch (call_.collective) {
-    case Collective::all_reduce:
-    case Collective::reduce_scatter:
-    case Collective::all_to_all:
-      return true;
-    case Collective::reduce:
-      return rank == call_.root;
-    case Collective::scatter:
-      return rank != call_.root;
-    default:
-      return false;
-  }
+bool DirectExecution::is_one_of(std::uint8_t who, int rank) const {
+  if (who == Roles::root) return rank == call_.root;
+  return who == Roles::all || (who == Roles::others && rank != call_.root);
 }
 
-bool DirectExecution::is_publisher(int rank) const {
-  switch (call_.collective) {
-    case Collective::all_reduce:
-    case Collective::all_gather:
-      return true;
-    case Collective::broadcast:
-      return rank == call_.root;
-    case Collective::gather:
-      return rank != call_.root;
-    default:
-      return false;
-  }
-}
+bool DirectExecution::is_source(int rank) const { return is_one_of(roles_.sources, rank); }
+bool DirectExecution::is_consumer(int rank) const { return is_one_of(roles_.consumers, rank); }
+bool DirectExecution::is_publisher(int rank) const { return is_one_of(roles_.publishers, rank); }
 
 bool DirectExecution::is_taker(int rank) const {
-  switch (call_.collective) {
-    case Collective::all_reduce:
-      return !board_.peers[static_cast<std::size_t>(rank)].output;  // else the others write to it
-    case Collective::all_gather:
-      return true;
-    case Collective::broadcast:
-      return rank != call_.root;
-    case Collective::gather:
-      return rank == call_.root;
-    default:
-      return false;
+  if (is_cut() && board_.peers[static_cast<std::size_t>(rank)].output) {
+    return false;  // the others write to it
   }
+  return is_one_of(roles_.takers, rank);
 }
 
 bool DirectExecution::is_staging(int rank) const {
@@ -122,75 +109,27 @@ bool DirectExecution::is_staging(int rank) const {
 }
 
 bool DirectExecution::is_awaited(int rank) const {
-  switch (call_.collective) {
-    case Collective::broadcast:
-    case Collective::scatter:
-      return rank == call_.root;
-    case Collective::reduce:
-    case Collective::gather:
-      return board_.rank() == call_.root;
-    default:
-      return true;
-  }
+  if (!has_exchange() && !has_publishing()) return true;  // a barrier
+  const bool consumes = is_one_of(roles_.consumers, board_.rank());
+  const bool takes = is_one_of(roles_.takers, board_.rank());
+  return (consumes && is_source(rank)) || (takes && is_publisher(rank));
 }
 
-bool DirectExecution::has_exchange() const {
-  switch (call_.collective) {
-    case Collective::all_reduce:
-    case Collective::reduce:
-    case Collective::reduce_scatter:
-    case Collective::scatter:
-    case Collective::all_to_all:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool DirectExecution::has_publishing() const {
-  switch (call_.collective) {
-    case Collective::all_reduce:
-    case Collective::broadcast:
-    case Collective::gather:
-    case Collective::all_gather:
-      return true;
-    default:
-      return false;
-  }
-}
+bool DirectExecution::has_exchange() const { return roles_.sources != Roles::nobody; }
+bool DirectExecution::has_publishing() const { return roles_.publishers != Roles::nobody; }
 
 // Where data lies --------------------------------------------------------------------------------
 
 std::size_t DirectExecution::input_bytes(int rank) const {
-  switch (call_.collective) {
-    case Collective::reduce_scatter:
-    case Collective::all_to_all:
-      return unit_ * static_cast<std::size_t>(board_.size());
-    case Collective::scatter:
-      return rank == call_.root ? unit_ * static_cast<std::size_t>(board_.size()) : 0;
-    case Collective::broadcast:
-      return rank == call_.root ? unit_ : 0;
-    case Collective::barrier:
-      return 0;
-    default:
-      return unit_;
-  }
+  return is_one_of(roles_.with_input, rank) ? bytes_of(roles_.input) : 0;
 }
 
 std::size_t DirectExecution::output_bytes(int rank) const {
-  switch (call_.collective) {
-    case Collective::all_gather:
-    case Collective::all_to_all:
-      return unit_ * static_cast<std::size_t>(board_.size());
-    case Collective::gather:
-      return rank == call_.root ? unit_ * static_cast<std::size_t>(board_.size()) : 0;
-    case Collective::reduce:
-      return rank == call_.root ? unit_ : 0;
-    case Collective::barrier:
-      return 0;
-    default:
-      return unit_;
-  }
+  return is_one_of(roles_.with_output, rank) ? bytes_of(roles_.output) : 0;
+}
+
+std::size_t DirectExecution::bytes_of(std::uint8_t length) const {
+  return unit_ * (length == Roles::each ? static_cast<std::size_t>(board_.size()) : 1);
 }
 
 DirectExecution::Span DirectExecution::single(const Block& block) const {
@@ -290,6 +229,7 @@ DirectExecution::DirectExecution(Endpoint& endpoint, const DirectCall& call)
     : endpoint_(endpoint),
       board_(*endpoint.board()),
       call_(call),
+      roles_(roles_of(call.collective)),
       unit_(call.count * call.item),
       turn_(board_.turn + 1),
       fingerprint_(board_.fingerprint) {

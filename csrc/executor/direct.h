@@ -87,7 +87,10 @@ class DirectExecution {
     std::uint64_t output_end = 0;
   };
 
-  // Roles of the ranks, as above.
+  // What the ranks are in a collective, as above, and which arrays they have.
+  struct Roles;
+  static const Roles& roles_of(Collective collective);
+  bool is_one_of(std::uint8_t who, int rank) const;
   bool is_source(int rank) const;
   bool is_consumer(int rank) const;
   bool is_publisher(int rank) const;
@@ -97,10 +100,12 @@ class DirectExecution {
   bool is_peer(int) const { return true; }
   bool has_exchange() const;
   bool has_publishing() const;
+  // Every chunk is a part of the whole array.
   bool is_cut() const { return call_.collective == Collective::all_reduce; }
 
   std::size_t input_bytes(int rank) const;
   std::size_t output_bytes(int rank) const;
+  std::size_t bytes_of(std::uint8_t length) const;
   Span chunk_of(const Block& block, int rank) const;
   Span single(const Block& block) const;
   Span input_span(const Block& block, int rank) const;   // of any array, for consumer `rank`
@@ -133,6 +138,7 @@ class DirectExecution {
   Endpoint& endpoint_;
   Board& board_;
   DirectCall call_;
+  const Roles& roles_;
   std::size_t unit_;  // bytes of the array, or of a part
   std::uint64_t turn_, fingerprint_;
   std::size_t shot_bytes_ = 0;
