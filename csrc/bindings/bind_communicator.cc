@@ -339,6 +339,8 @@ void bind_communicator(py::module_& m) {
           "A call of Python's own, which raises nothing, on a thread of the communicator's: what "
           "it calls of "
           "this is at once.")
+      .def("note_told", &Communicator::note_told,
+           "The program gets the error of a submitted call: close() need not raise it again.")
       .def("collect", &Communicator::collect,
            "Let go of what the calls that are done have kept: of this communicator, if they are "
            "Python's own.")

@@ -341,6 +341,7 @@ class AsyncFunction final : public TaskQueue::Entry {
   bool needs_thread() const override { return true; }
 
   bool carry(Clock::time_point, const Interrupt&, const std::function<bool()>&) override {
+    const Endpoint::Silence silence(group_->endpoint(rank_));
     std::exception_ptr error;
     begin();
     try {
@@ -348,7 +349,7 @@ class AsyncFunction final : public TaskQueue::Entry {
     } catch (const Failure&) {
       error = std::current_exception();
     } catch (...) {
-      // The caller has gone on to other calls. If this one is not made, the others must hear of it.
+      // The caller has gone on to other calls. The others must know that this one is not made.
       error = std::current_exception();
       use_reserve();
       group_->fail(FailureKind::aborted,
@@ -360,7 +361,7 @@ class AsyncFunction final : public TaskQueue::Entry {
   }
 
  private:
-  void note_told() override {}
+  void note_told() override { group_->endpoint(rank_).note_thrown(); }
 
   const std::function<void()> function_;
   const std::shared_ptr<Group> group_;
@@ -370,7 +371,7 @@ class AsyncFunction final : public TaskQueue::Entry {
 }  // namespace
 
 TaskQueue* Communicator::tasks() {
-  // What is the parent's cannot even be destroyed here: its thread seems to use it.
+  // A forked child does not even destroy the parent's queue: a thread seems to use it.
   if (tasks_ && tasks_->is_of_parent()) new std::shared_ptr(std::move(tasks_));
   return tasks_.get();
 }

@@ -115,6 +115,8 @@ class Communicator {
   void start_tasks() {
     if (!tasks()) tasks_ = std::make_shared<TaskQueue>();
   }
+  // The program gets an error of a function that was submitted: close() need not raise it again.
+  void note_told() { endpoint().note_thrown(); }
   // Lets go of what those that are done have kept.
   void collect() {
     if (tasks()) tasks_->collect();
@@ -158,7 +160,7 @@ class Communicator {
   void set_parts(PreparedCall& prepared, const Algorithm& algorithm, int root,
                  std::vector<Part> parts, Part single);
   void set_plan(PreparedCall& prepared, const Algorithm& algorithm, int root);
-  // Of the call that has begun.
+  // These two go on with the call that has begun.
   Progress advance();
   std::vector<int> awaited() const;
   bool poll(int spins);

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "support/copy.h"
 #include "support/cores.h"
-#include "support/past_cache.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
 

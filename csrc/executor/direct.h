@@ -87,7 +87,7 @@ class DirectExecution {
     std::uint64_t output_end = 0;
   };
 
-  // What the ranks are in a collective, as above, and which arrays they have.
+  // The roles of the ranks in a collective, as above, and the arrays that they have.
   struct Roles;
   static const Roles& roles_of(Collective collective);
   bool is_one_of(std::uint8_t who, int rank) const;
@@ -149,7 +149,7 @@ class DirectExecution {
   std::uint64_t input_begin_ = 0, output_begin_ = 0;  // of this call in the two stagings
   Block staging_, producing_, taking_, last_;
   bool input_is_mapped_ = false, output_is_mapped_ = false;
-  bool is_past_cache_ = false;  // the call's arrays do not fit into the caches: see past_cache.h
+  bool is_past_cache_ = false;  // the call's arrays do not fit into the caches: see support/copy.h
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_taken_ = 0;
   std::size_t block_bytes_ = 0;  // of the first block
   int lookahead_ = 0;

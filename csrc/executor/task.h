@@ -25,7 +25,7 @@ class Task {
   // False if it is not done at the deadline, which does not end it. Throws what `interrupt` throws,
   // and std::logic_error in a forked child, where nobody goes on with it.
   virtual bool wait(Clock::time_point deadline, const Interrupt& interrupt) = 0;
-  // What wait() needs, which its caller keeps until it has returned.
+  // The caller of wait() keeps this until wait() has returned.
   virtual std::shared_ptr<void> driver() = 0;
   // When it began and ended, once it is done.
   Clock::time_point began() const { return began_; }
@@ -37,7 +37,7 @@ class Task {
     std::rethrow_exception(error_);
   }
 
-  // By the thread that carries it out: it begins only now; it is done, well or not.
+  // The thread that makes the call says when it begins, and when it is done, well or not.
   void begin() { began_ = Clock::now(); }
   void finish(std::exception_ptr error) noexcept {
     error_ = error;
@@ -48,7 +48,7 @@ class Task {
   void release() { kept_.reset(); }
 
  protected:
-  // The program hears of the error. Until then, close() still has to tell a mismatch.
+  // The program gets the error. Until then, close() still has to raise a mismatch.
   virtual void note_told() = 0;
   void refuse_in_child() const {
     if (origin_.is_here() || done()) return;

@@ -97,7 +97,8 @@ Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
       size() < begin + bytes) {
     fail("cannot enlarge shared memory");
   }
-  // Where the memory has a huge page, the addresses have room for one.
+  // A huge page needs addresses that begin at a multiple of its size, as its place in the memory
+  // does.
   void* room = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) fail(kNoRoom);
   auto* first = static_cast<std::byte*>(room);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "support/copy.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
 #include "transport/board.h"
-#include "transport/copy.h"
 
 namespace pycollective {
 namespace {

@@ -93,7 +93,7 @@ class ShmGroup final : public Group {
   std::vector<WaitQueue*> queues() const;
   CallRecord call_of(int rank, std::uint64_t number) const;
   KnownCalls calls_of(int rank) const;
-  // Whether the rank's process is known to have ended, in this group or the followed one.
+  // Returns true if the rank's process is known to have ended, in this group or the followed one.
   bool has_ended(int rank) const;
   bool has_failed() const;
   void check() const;

@@ -143,7 +143,7 @@ class Endpoint : public Sleeper {
   // mismatch again.
   void note_thrown() noexcept { has_thrown_.store(true, std::memory_order_relaxed); }
   bool has_thrown() const { return has_thrown_.load(std::memory_order_relaxed); }
-  // While an asynchronous call is made, whose error the program does not hear of yet.
+  // While a thread makes an asynchronous call: the program gets its error later.
   class Silence {
    public:
     explicit Silence(Endpoint& endpoint) : endpoint_(endpoint), before_(endpoint.has_thrown()) {}

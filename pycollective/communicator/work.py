@@ -156,12 +156,15 @@ def in_python(member: Member, call: Callable[[], Any], array: Array | None = Non
     # must not refer to the communicator or to the result then, or nobody could free the communicator.
     begin = functools.partial(_make, [call], weakref.ref(answer), member._group, member.rank)
 
+    core = member._core
+
     def finish() -> Any:
         if answer.error is not None:
+            core.note_told()
             raise answer.error
         return answer.result
 
-    return Work([member._core.submit(begin)], finish, member._core)
+    return Work([core.submit(begin)], finish, core)
 
 
 def _make(

@@ -79,7 +79,7 @@ def test_halves_are_rounded_once(kind, dtype, size, on_ranks):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_larger_than_the_caches(kind, on_ranks):
-    """They are written past the caches, from any address to any address."""
+    """Stores past the caches work from any address to any address."""
     part = 12_000_001
     whole = np.arange(2 * part, dtype="uint32").view("uint8")[: 2 * part]
 

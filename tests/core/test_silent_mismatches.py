@@ -138,16 +138,21 @@ def _by_messages(group, x):
     return group.all_reduce(x, algorithm="ring", async_op=True)
 
 
+def _ragged(group, x):
+    """A call of several, which Python makes."""
+    return group.all_gather(x.astype("f4" if group.rank else "f8"), ragged=True, async_op=True)
+
+
 def _receive(group, x):
     group.send(x, 1 - group.rank, async_op=True)
     return group.recv(np.empty(x.size), 1 - group.rank, async_op=True)
 
 
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize("call", [_all_reduce, _by_messages, _receive])
+@pytest.mark.parametrize("call", [_all_reduce, _by_messages, _ragged, _receive])
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_mismatch_of_an_asynchronous_call_is_raised_once(on_ranks, kind, call, waits):
-    """By the call, by wait(), or by close() where nobody waited."""
+    """The call raises it, or wait(), or close() where nobody waited."""
 
     def work(group):
         def begin():

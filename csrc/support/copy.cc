@@ -1,4 +1,4 @@
-#include "transport/copy.h"
+#include "support/copy.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
