@@ -190,8 +190,9 @@ void end(Communicator* communicator) {
   {
     InterpreterRelease release;  // such a call may need it to end
     communicator->stop();
-    // Nobody is to wait for a rank that nobody has any more.
-    communicator->group().leave(communicator->rank());
+    // Nobody is to wait for a rank that nobody has any more. A forked child does not speak for the
+    // rank, and a thread that it does not have may hold the group's mutexes.
+    if (!communicator->is_of_parent()) communicator->group().leave(communicator->rank());
   }
   auto& unjoined = lasting<Unjoined>();
   {

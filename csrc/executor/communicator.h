@@ -135,6 +135,8 @@ class Communicator {
   // another thread then stops the communicator once more before it is destroyed.
   void stop();
   bool is_on_own_thread() { return tasks() && tasks_->is_this_thread(); }
+  // Returns true if this process was forked from the one that made it.
+  bool is_of_parent() const { return !origin_.is_here(); }
 
   // all_reduce of every rank of a group, by one thread; rank r's array is arrays[r].
   static void all_reduce_together(const std::vector<Communicator*>& communicators,
@@ -171,6 +173,7 @@ class Communicator {
   // nullptr where there is none, as in a forked child.
   TaskQueue* tasks();
 
+  const Origin origin_;
   std::shared_ptr<Group> group_;
   int rank_;
   Endpoint* endpoint_ = nullptr;                              // once it was asked for

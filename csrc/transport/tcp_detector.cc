@@ -98,6 +98,7 @@ void FailureDetector::announce_call() {
 // Failures -------------------------------------------------------------------------------------
 
 std::optional<Failure> FailureDetector::failure() {
+  if (!origin_.is_here()) return {};  // a thread that the child does not have may hold the mutex
   if (!has_failed()) receive();
   std::lock_guard lock(mutex_);
   return failure_;

@@ -257,6 +257,25 @@ print(until_error(comm.barrier), flush=True)
         assert "\nPeerLostError rank 1 " in done.outputs[rank], done
 
 
+@pytest.mark.parametrize("transport", some_fast(TRANSPORTS, ["mixed"]))
+def test_forked_children_end_whatever_the_other_threads_do(tmp_path, transport):
+    """A thread that makes asynchronous calls may hold any mutex when its process forks."""
+    body = """
+works = [comm.all_reduce(np.ones(3), async_op=True) for _ in range(3000)]
+while comm.rank == comm.size - 1 and not works[-1].done():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    until = time.monotonic() + 20
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        assert time.monotonic() < until
+        time.sleep(0.0001)
+assert all(work.wait()[0] == comm.size for work in works)
+"""
+    done = run(tmp_path, transport, 3, body)
+    assert set(done.codes) == {0}, done
+
+
 def test_forked_children_that_drop_and_end_leave_the_arrays_of_all_ranks(tmp_path):
     body = """
 arrays = [comm.empty(100_000), comm.empty(100)]

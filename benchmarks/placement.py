@@ -1,0 +1,56 @@
+"""Where the slow phases of a run come from: ranks that the system puts on one core, and far cores.
+
+    pycollective run -n 2 benchmarks/placement.py > free.json
+    pycollective run -n 2 benchmarks/placement.py --bind > bound.json
+
+µs of a broadcast of 1 MiB, many times one after the other: of ordinary arrays, which are copied through
+shared memory, and of arrays of comm.empty(), which are read where they are. A slow phase of both kinds
+means that the ranks shared a core. A slow phase of ordinary arrays alone means that lines which one core
+has just written take long to reach the other one. With --bind, rank r runs on core r alone.
+"""
+
+import argparse
+import json
+import os
+import time
+from statistics import median, quantiles
+
+import numpy as np
+
+import pycollective as pc
+
+ITEMS, CALLS, PHASES = 1 << 18, 40, 400
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--bind", action="store_true", help="one core for each rank")
+    bind = parser.parse_args().bind
+    comm = pc.init()
+    if bind:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[comm.rank]})
+    arrays = {"ordinary": np.ones(ITEMS, np.float32), "comm.empty()": comm.empty(ITEMS, np.float32)}
+    times: dict[str, list[float]] = {kind: [] for kind in arrays}
+    for _ in range(PHASES):
+        for kind, x in arrays.items():
+            comm.barrier()
+            began = time.perf_counter()
+            for _ in range(CALLS):
+                comm.broadcast(x, 0, out=x)
+            comm.barrier()
+            times[kind].append(1e6 * (time.perf_counter() - began) / CALLS)
+    if comm.rank == 0:
+        about = {
+            kind: {
+                "median_us": round(median(each), 1),
+                "tenths_us": [round(t, 1) for t in quantiles(each, n=10)],
+                "slow_phases": sum(t > 2 * min(each) for t in each) / PHASES,
+            }
+            for kind, each in times.items()
+        }
+        print(json.dumps({"benchmark": "placement", "bind": bind, "bytes": 4 * ITEMS, **about}))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()
