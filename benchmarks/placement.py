@@ -1,4 +1,4 @@
-"""Where the slow phases of a run come from: ranks that the system puts on one core, and far cores.
+"""Slow phases of a run: ranks that the system puts on one core, and cores that are far apart.
 
     pycollective run -n 2 benchmarks/placement.py > free.json
     pycollective run -n 2 benchmarks/placement.py --bind > bound.json

@@ -249,8 +249,9 @@ class Meeting:
     def _heard(self, peer: int) -> dict[str, Any]:
         """Return a peer's next message, unless the attempt fails first."""
         channel = self.peers[peer, 0]
-        # The rank that shares its memory is a lower one. It may wait for a third rank, and names it.
-        late = 1.0 if peer < self.about.rank else 0.0
+        # The peer may wait for a third rank, and names it at its own deadline. The rank that shares
+        # its memory is a lower one. The others give it the time that it gives them, and more.
+        late = 1.0 if peer > self.about.rank else 2.0
         while not channel.readable(0.05):
             self._watch_others()
             if time.monotonic() >= self.attempt_ends + late:

@@ -17,7 +17,7 @@ from processes import environments, run_on_hosts
 
 import pycollective as pc
 from pycollective import _core, algorithms, tuning
-from pycollective.rendezvous import RendezvousError, init, memory
+from pycollective.rendezvous import RendezvousError, init, meeting, memory
 from pycollective.rendezvous.handshake import Channel, HandshakeError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
@@ -240,6 +240,24 @@ def test_a_rank_that_is_lost_while_memory_is_shared_is_named(lost):
     with pytest.raises(HandshakeError, match=f"^rank {lost}: "):
         sharing.share([0, 1], time.monotonic() + 5, listen)
     mine.close()
+
+
+def test_a_rank_that_some_miss_is_named_by_all(monkeypatch):
+    """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits for rank 2, and longer."""
+    real = meeting.Meeting._until_reached
+
+    def reached(self, reach, whom, seconds, watch):
+        if self.whole[0] == 1 and not self.peers:
+            self.deadline += 0.2
+        if self.whole[0] == 2 and whom.startswith("rank 1 "):
+            time.sleep(4)
+            raise RendezvousError("stopped")
+        return real(self, reach, whom, seconds, watch)
+
+    monkeypatch.setattr(meeting.Meeting, "_until_reached", reached)
+    results = outcomes(environments(["a", "a", "b"]), seconds=1.0)
+    for error in results[:2]:
+        assert " s for rank 2 of 3 to connect" in str(error)
 
 
 def test_boot_id():
