@@ -63,6 +63,8 @@ void bind_group(py::module_& m) {
           },
           py::arg("message"), py::arg("peer_lost") = false, py::call_guard<InterpreterRelease>(),
           "Fail every rank's present or next call with AbortedError, or with PeerLostError.")
+      .def("fail_as", &Group::fail_as, py::arg("whole"), py::call_guard<InterpreterRelease>(),
+           "Fail this group, a part of `whole`, as that has failed, if it has.")
       .def_property_readonly(
           "failure",
           [](const Group& group) -> std::optional<std::string> {

@@ -48,6 +48,18 @@ void Group::close(int rank) {
   throw *failed;
 }
 
+void Group::fail_as(const Group& whole) {
+  if (std::optional<Failure> failed = whole.failure()) {
+    Failure told = as_told_by_parts(*failed);
+    fail(told.kind, told.what());
+  }
+}
+
+Failure as_told_by_parts(const Failure& failure) {
+  return {failure.kind,
+          std::string("in the group that this one was split from: ") + failure.what()};
+}
+
 std::string describe_timeout(Group& group, int rank, const std::vector<int>& awaited) {
   std::vector<int> absent, stopped;
   const std::vector<int> silent = group.silent(kSilence);

@@ -24,6 +24,8 @@ class Group {
   virtual Endpoint& endpoint(int rank) = 0;
   // Fails the whole group, unless it has failed already: every rank's present or next call throws.
   virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
+  // Fails this group, a part of `whole`, as that has failed; does nothing if it has not.
+  void fail_as(const Group& whole);
   // A rank's ends of the pipes that messages between two ranks travel through; one object for each.
   virtual std::shared_ptr<Pipes> pipes(int rank) = 0;
   // Whether a rank has left in good order, as far as this one knows.
@@ -69,6 +71,10 @@ class Group {
   // The same of all ranks: "rank 0 is in …; rank 1 has …".
   std::string describe_ranks() const;
 };
+
+// A failure of a group as its parts tell it. The ranks that it names have the numbers of that
+// group.
+Failure as_told_by_parts(const Failure& failure);
 
 // "rank 1", "ranks 1, 2".
 std::string list_ranks(const std::vector<int>& ranks);

@@ -603,9 +603,7 @@ std::optional<Failure> ShmGroup::failure() const {
     if (!followed_) return {};
     auto theirs = followed_->failure();
     if (!theirs || theirs->kind != FailureKind::peer_lost) return {};
-    // The numbers of the ranks are those of that group, and its lost rank may not be in this one.
-    return Failure(theirs->kind,
-                   std::string("in the group that this one was split from: ") + theirs->what());
+    return as_told_by_parts(*theirs);
   }
   // Another rank writes the reason just now; it may also have been killed while it did.
   auto patience = Clock::now() + std::chrono::seconds(1);

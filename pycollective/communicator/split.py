@@ -132,23 +132,39 @@ def split_groups(
     tuple or None
         This rank's new group, rank in it, and its family; None without a color.
     """
-    with communicator._between("split"):
-        return _split(communicator, color, key, seconds)
+    made: tuple[_core.Group, Family] | None = None
+    members: list[int] = []
+    me = communicator.rank
+    try:
+        with communicator._between("split"):
+            members = _members(communicator, color, key, seconds)
+            made, problem = _make(communicator, members, seconds)
+            _agree(communicator, color, members, problem, seconds)
+    except BaseException:
+        if made is not None:  # others may be in calls of the new group by now
+            made[0].fail_as(communicator._group)
+            made[0].leave(members.index(me))
+        raise
+    return None if made is None else (made[0], members.index(me), made[1])
 
 
-def _split(
-    communicator: Any, color: int | None, key: int, seconds: float
-) -> tuple[_core.Group, int, Family] | None:
-    family, me = communicator._family, communicator.rank
+def _members(communicator: Any, color: int | None, key: int, seconds: float) -> list[int]:
+    """Return the ranks of this rank's color in their new order; none without a color."""
     wanted = -1 if color is None or color < 0 else color
     table = communicator.all_gather(np.array([[wanted, key]], np.int64), timeout=seconds)
-    members = sorted(
+    return sorted(
         (r for r in range(communicator.size) if wanted >= 0 and table[r, 0] == wanted),
         key=lambda r: (table[r, 1], r),
     )
+
+
+def _make(
+    communicator: Any, members: list[int], seconds: float
+) -> tuple[tuple[_core.Group, Family] | None, Exception | None]:
+    """Take this rank's place in the new group; return the group, or why that did not succeed."""
+    family, me = communicator._family, communicator.rank
     offer = b""
     problem: Exception | None = None
-    made: tuple[_core.Group, Family] | None = None
     if members and members[0] == me:
         try:
             offer = family.offer(len(members))
@@ -156,30 +172,41 @@ def _split(
             problem = error
     padded = np.frombuffer(offer.ljust(_OFFER_BYTES, b"\0"), np.uint8).reshape(1, -1)
     offers = communicator.all_gather(padded, timeout=seconds)
-    if members and problem is None:
-        place = offers[members[0]].tobytes()
-        if not any(place):
-            problem = CollectiveError("rank 0 could not make the new group")
-        else:
-            try:
-                made = family.accept(place, members.index(me), len(members), seconds)
-            except (OSError, RuntimeError, ValueError, MemoryError) as error:
-                problem = error
-    # Nobody goes on with a group that is not whole. Who waits for the others there waits longer here.
+    if not members or problem is not None:
+        return None, problem
+    place = offers[members[0]].tobytes()
+    if not any(place):
+        return None, CollectiveError("rank 0 could not make the new group")
+    try:
+        return family.accept(place, members.index(me), len(members), seconds), None
+    except (OSError, RuntimeError, ValueError, MemoryError) as error:
+        return None, error
+
+
+def _agree(
+    communicator: Any,
+    color: int | None,
+    members: list[int],
+    problem: Exception | None,
+    seconds: float,
+) -> None:
+    """Raise CollectiveError on all members where one has a problem.
+
+    Nobody goes on with a group that is not whole.
+    """
     reason = "" if problem is None else _in_ranks_here(str(problem) or repr(problem), members)
     said = reason.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+    # Who waits for the others in the new group waits longer here.
     failed = communicator.all_gather(
         np.frombuffer(said, np.uint8).reshape(1, -1), timeout=2 * seconds
     )
     reasons = {r: _text_of(failed[r]) for r in members if failed[r].any()}
     if not reasons:
-        return None if made is None else (made[0], members.index(me), made[1])
-    if made is not None:
-        made[0].leave(members.index(me))
+        return
     # A rank whose error speaks of another one has it because of that one.
     causes = {r: text for r, text in reasons.items() if _ranks_in(text) <= {r}} or reasons
     raise CollectiveError(
-        f"the group of color {wanted} could not be made: "
+        f"the group of color {color} could not be made: "
         + "; ".join(f"rank {r}: {text}" for r, text in causes.items())
     ) from problem
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import numpy as np
@@ -69,6 +70,39 @@ def test_a_new_group_that_fails_leaves_the_old_one_as_it_is(on_ranks):
         return float(c.all_reduce(np.ones(1))[0])
 
     assert on_ranks(local_group(2, timeout=30), work) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, pc.CollectiveTimeoutError])
+def test_a_rank_that_gives_up_tells_those_who_have_the_new_group(on_ranks, error):
+    """Rank 0 fails in the last part of the call, in which rank 1 has all that it needs."""
+    others_are_done = threading.Event()
+
+    def work(c):
+        if c.rank == 1:
+            new = c.split(0)
+            others_are_done.set()
+            return new.barrier()
+        all_gather, calls = c.all_gather, []
+
+        def fails(*args, **kwargs):
+            calls.append(all_gather(*args, **kwargs))
+            if len(calls) == 3:
+                assert others_are_done.wait(30)
+                if error is not KeyboardInterrupt:
+                    c.barrier(timeout=0.01)
+                raise error
+            return calls[-1]
+
+        c.all_gather = fails
+        with pytest.raises(error):
+            c.split(0)
+
+    told = "in the group that this one was split from: rank 0 "
+    expected = error if error is not KeyboardInterrupt else pc.AbortedError
+    nothing, heard = on_ranks(local_group(2, timeout=30), work)
+    assert nothing is None
+    assert type(heard) is expected
+    assert re.match(told, str(heard))
 
 
 def test_it_is_a_collective_call(on_ranks):

@@ -152,7 +152,10 @@ def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
     if error["group"] == "part" and not text.startswith(
         "in the group that this one was split from"
     ):
-        victim = trial.members(rank, "part").index(trial.victim)
+        members = trial.members(rank, "part")
+        if trial.victim not in members:
+            return False
+        victim = members.index(trial.victim)
     else:
         victim = trial.victim
     if error["ranks"] is not None:
