@@ -1,15 +1,15 @@
 """Slow phases of a run: ranks that the system puts on one core, and cores that are far apart.
 
-    pycollective run -n 2 benchmarks/placement.py > free.json
-    pycollective run -n 2 benchmarks/placement.py --bind > bound.json
+    pycollective run -n 2 --bind none benchmarks/placement.py
+    pycollective run -n 2 --bind cores benchmarks/placement.py
 
 µs of a broadcast of 1 MiB, many times one after the other: of ordinary arrays, which are copied through
 shared memory, and of arrays of comm.empty(), which are read where they are. A slow phase of both kinds
-means that the ranks shared a core. A slow phase of ordinary arrays alone means that lines which one core
-has just written take long to reach the other one. With --bind, rank r runs on core r alone.
+means that a rank did not run all the time: the ranks shared a core, or another process had it. A slow
+phase of ordinary arrays alone means that lines which one core has just written take long to reach the
+other one.
 """
 
-import argparse
 import json
 import os
 import time
@@ -23,12 +23,7 @@ ITEMS, CALLS, PHASES = 1 << 18, 40, 400
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--bind", action="store_true", help="one core for each rank")
-    bind = parser.parse_args().bind
     comm = pc.init()
-    if bind:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[comm.rank]})
     arrays = {"ordinary": np.ones(ITEMS, np.float32), "comm.empty()": comm.empty(ITEMS, np.float32)}
     times: dict[str, list[float]] = {kind: [] for kind in arrays}
     for _ in range(PHASES):
@@ -48,7 +43,8 @@ def main() -> None:
             }
             for kind, each in times.items()
         }
-        print(json.dumps({"benchmark": "placement", "bind": bind, "bytes": 4 * ITEMS, **about}))
+        cores = len(os.sched_getaffinity(0))
+        print(json.dumps({"cores_of_a_rank": cores, "bytes": 4 * ITEMS, **about}))
     comm.close()
 
 

@@ -15,7 +15,8 @@ __all__ = ["add_parser"]
 _DESCRIPTION = """\
 Start N processes of a program as the ranks of one group. In the program, pycollective.init() returns
 the process's communicator; the ranks talk through shared memory, or over TCP on the loopback address.
-Nothing has to be configured; for TCP a secret is made and handed out.
+Nothing has to be configured; for TCP a secret is made and handed out. Each rank runs on its own share of
+the cores.
 
 Signals are passed on; Ctrl-Z stops the ranks too, and a third Ctrl-C kills them. Rank 0 has the standard
 input, the others have none. When a rank fails, the others' calls raise PeerLostError, or RendezvousError
@@ -49,6 +50,13 @@ def add_parser(commands: Any) -> None:
         "--transport",
         choices=["shm", "tcp"],
         help="what the ranks talk through (default: what PYCOLLECTIVE_TRANSPORT says, else shm)",
+    )
+    p.add_argument(
+        "--bind",
+        choices=["cores", "none"],
+        default="cores",
+        help="cores: each rank has an equal share of the cores to itself, where there are as many "
+        "cores as ranks (default); none: the system chooses for every rank among all cores",
     )
     p.add_argument(
         "--prefix",
@@ -90,6 +98,6 @@ def run(args: argparse.Namespace) -> int:
             "'shm' or 'tcp': give --transport, or make threads with pycollective.local_group"
         )
     try:
-        return launcher.run(command, args.ranks, args.prefix, transport)
+        return launcher.run(command, args.ranks, args.prefix, transport, args.bind)
     except OSError as error:
         raise SystemExit(f"pycollective run: cannot start {command[0]!r}: {error}") from None

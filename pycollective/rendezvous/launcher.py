@@ -23,6 +23,7 @@ from pycollective.rendezvous import (
     SECRET,
     SIZE,
     TRANSPORT,
+    cores,
     ended,
     launched_environment,
 )
@@ -107,7 +108,13 @@ class _Tcp:
         self._ended.close()
 
 
-def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str = "shm") -> int:
+def run(
+    command: Sequence[str],
+    size: int,
+    prefix: str = "auto",
+    transport: str = "shm",
+    bind: str = "cores",
+) -> int:
     """Run ``size`` processes of a command as the ranks of one group; return the exit status.
 
     Each rank is the leader of a session of its own. Signals come to the launcher, which passes them on;
@@ -125,6 +132,8 @@ def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str 
         Whether each line of output begins with its rank; auto: on a terminal.
     transport : {"shm", "tcp"}
         What the ranks talk through.
+    bind : {"cores", "none"}
+        Whether each rank has an equal share of the cores to itself, if there is one for each rank.
 
     Returns
     -------
@@ -140,6 +149,7 @@ def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str 
     if "TF_CONFIG" in os.environ:
         _say("the ranks do not see TF_CONFIG, which describes another group than theirs")
     threads = str(max(1, _core.usable_cores() // size))
+    shares = cores.shares(size) if bind == "cores" else []
     received: list[int] = []
     output = Output((sys.stdout, sys.stderr), prefix)
     guardian = Guardian()
@@ -154,16 +164,17 @@ def run(command: Sequence[str], size: int, prefix: str = "auto", transport: str 
             for name in _OF_ANOTHER_GROUP:
                 env.pop(name, None)
             variables, descriptors = group.given_to(rank)
-            process = subprocess.Popen(
-                command,
-                env=env | variables,
-                pass_fds=descriptors,
-                stdin=None if rank == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C reaches the ranks once: from us
-            )
+            with cores.only_on(shares[rank] if shares else None):
+                process = subprocess.Popen(
+                    command,
+                    env=env | variables,
+                    pass_fds=descriptors,
+                    stdin=None if rank == 0 else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,  # Ctrl-C reaches the ranks once: from us
+                )
             ranks.add(process)
             assert process.stdout is not None and process.stderr is not None
             output.add(rank, (process.stdout, process.stderr))
