@@ -69,6 +69,11 @@ struct DirectExecution::Roles {
   Length output;
 };
 
+// Of a reduce that all ranks work at.
+const DirectExecution::Roles DirectExecution::kSharedReduce = {
+    Roles::all, Roles::all, Roles::nobody, Roles::nobody,
+    Roles::all, Roles::one, Roles::root,   Roles::one};
+
 const DirectExecution::Roles& DirectExecution::roles_of(Collective collective) {
   using enum Roles::Who;
   using enum Roles::Length;
@@ -93,15 +98,15 @@ bool DirectExecution::is_one_of(std::uint8_t who, int rank) const {
   return who == Roles::all || (who == Roles::others && rank != call_.root);
 }
 
-bool DirectExecution::is_source(int rank) const { return is_one_of(roles_.sources, rank); }
-bool DirectExecution::is_consumer(int rank) const { return is_one_of(roles_.consumers, rank); }
-bool DirectExecution::is_publisher(int rank) const { return is_one_of(roles_.publishers, rank); }
+bool DirectExecution::is_source(int rank) const { return is_one_of(roles_->sources, rank); }
+bool DirectExecution::is_consumer(int rank) const { return is_one_of(roles_->consumers, rank); }
+bool DirectExecution::is_publisher(int rank) const { return is_one_of(roles_->publishers, rank); }
 
 bool DirectExecution::is_taker(int rank) const {
-  if (is_cut() && board_.peers[static_cast<std::size_t>(rank)].output) {
+  if (is_cut_ && board_.peers[static_cast<std::size_t>(rank)].output) {
     return false;  // the others write to it
   }
-  return is_one_of(roles_.takers, rank);
+  return is_one_of(roles_->takers, rank);
 }
 
 bool DirectExecution::is_staging(int rank) const {
@@ -109,23 +114,23 @@ bool DirectExecution::is_staging(int rank) const {
 }
 
 bool DirectExecution::is_awaited(int rank) const {
-  if (!has_exchange() && !has_publishing()) return true;  // a barrier
-  const bool consumes = is_one_of(roles_.consumers, board_.rank());
-  const bool takes = is_one_of(roles_.takers, board_.rank());
+  if (may_share_ || (!has_exchange() && !has_publishing())) return true;  // also in a barrier
+  const bool consumes = is_one_of(roles_->consumers, board_.rank());
+  const bool takes = is_one_of(roles_->takers, board_.rank());
   return (consumes && is_source(rank)) || (takes && is_publisher(rank));
 }
 
-bool DirectExecution::has_exchange() const { return roles_.sources != Roles::nobody; }
-bool DirectExecution::has_publishing() const { return roles_.publishers != Roles::nobody; }
+bool DirectExecution::has_exchange() const { return roles_->sources != Roles::nobody; }
+bool DirectExecution::has_publishing() const { return roles_->publishers != Roles::nobody; }
 
 // Where data lies --------------------------------------------------------------------------------
 
 std::size_t DirectExecution::input_bytes(int rank) const {
-  return is_one_of(roles_.with_input, rank) ? bytes_of(roles_.input) : 0;
+  return is_one_of(roles_->with_input, rank) ? bytes_of(roles_->input) : 0;
 }
 
 std::size_t DirectExecution::output_bytes(int rank) const {
-  return is_one_of(roles_.with_output, rank) ? bytes_of(roles_.output) : 0;
+  return is_one_of(roles_->with_output, rank) ? bytes_of(roles_->output) : 0;
 }
 
 std::size_t DirectExecution::bytes_of(std::uint8_t length) const {
@@ -138,14 +143,14 @@ DirectExecution::Span DirectExecution::single(const Block& block) const {
 
 DirectExecution::Span DirectExecution::chunk_of(const Block& block, int rank) const {
   auto r = static_cast<std::size_t>(rank);
-  if (!is_cut()) return {r * unit_ + block.begin, block.bytes};
+  if (!is_cut_) return {r * unit_ + block.begin, block.bytes};
   std::size_t begin = std::min(r * block.chunk, block.bytes);
   std::size_t end = std::min(begin + block.chunk, block.bytes);
   return {block.begin + begin, end - begin};
 }
 
 DirectExecution::Span DirectExecution::input_span(const Block& block, int rank) const {
-  bool one = call_.collective == Collective::reduce || !has_exchange();
+  bool one = (call_.collective == Collective::reduce && !is_cut_) || !has_exchange();
   return one ? single(block) : chunk_of(block, rank);
 }
 
@@ -157,7 +162,7 @@ DirectExecution::Span DirectExecution::output_span(const Block& block, int rank)
     case Collective::all_to_all:
       return chunk_of(block, rank);
     default:
-      return single(block);
+      return is_cut_ ? chunk_of(block, rank) : single(block);
   }
 }
 
@@ -170,7 +175,7 @@ void DirectExecution::lay_out(Block& block) const {
     std::size_t room = kInputStagingBytes / 4 / size - 2 * kCacheLine;
     most = std::min(kStagedChunkBytes, room / kCacheLine * kCacheLine);
   }
-  if (is_cut()) {
+  if (is_cut_) {
     block.chunk = std::min(most, round_up((left + size - 1) / size, kCacheLine));
     block.bytes = std::min(left, size * block.chunk);
   } else {
@@ -229,7 +234,7 @@ DirectExecution::DirectExecution(Endpoint& endpoint, const DirectCall& call)
     : endpoint_(endpoint),
       board_(*endpoint.board()),
       call_(call),
-      roles_(roles_of(call.collective)),
+      roles_(&roles_of(call.collective)),
       unit_(call.count * call.item),
       turn_(board_.turn + 1),
       fingerprint_(board_.fingerprint) {
@@ -273,7 +278,9 @@ bool DirectExecution::post() {
     input_begin_ = board_.input_position;
     output_begin_ = board_.output_position;
     const std::size_t in = input_bytes(rank), out = output_bytes(rank);
-    const bool writable = call_.collective == Collective::all_reduce;  // others' results
+    const bool reduces = call_.collective == Collective::reduce;
+    is_cut_ = call_.collective == Collective::all_reduce;
+    const bool writable = is_cut_ || reduces;  // others' results
     slot.places = {in ? board_.place_of(call_.input, in) : 0,
                    out && writable ? board_.place_of(call_.output, out) : 0, shift_of(call_.input),
                    shift_of(call_.output)};
@@ -284,18 +291,9 @@ bool DirectExecution::post() {
     auto& own = board_.peers[static_cast<std::size_t>(rank)];
     own.input = input_is_mapped_ ? const_cast<std::byte*>(call_.input) : nullptr;
     own.output = output_is_mapped_ ? call_.output : nullptr;
-    last_.input_end = board_.input_position;
-    last_.output_end = board_.output_position;
-    lay_out(last_);
-    Block first = last_;
-    block_bytes_ = first.bytes;
     lookahead_ = board_.lookahead();
-    while (last_.bytes) go_on(last_);
-    // A scatter's root has its own part to copy, too.
-    const bool stages = !input_is_mapped_ || !is_consumer(rank);
-    if (is_source(rank) && stages) staging_ = first;
-    if (is_consumer(rank) || is_publisher(rank)) producing_ = first;
-    if (is_taker(rank)) taking_ = first;
+    may_share_ = reduces && input_is_mapped_ && (rank != call_.root || output_is_mapped_);
+    if (!may_share_) begin_blocks();
   }
   board_.turn = turn_;
   board_.posted = fingerprint_;
@@ -307,6 +305,29 @@ bool DirectExecution::post() {
   }
   board_.wake_others();
   return true;
+}
+
+// Lays out the blocks, when it is known what each rank does.
+void DirectExecution::begin_blocks() {
+  last_.input_end = board_.input_position;
+  last_.output_end = board_.output_position;
+  lay_out(last_);
+  Block first = last_;
+  block_bytes_ = first.bytes;
+  while (last_.bytes) go_on(last_);
+  const int rank = board_.rank();
+  // A scatter's root has its own part to copy, too.
+  const bool stages = !input_is_mapped_ || !is_consumer(rank);
+  if (is_source(rank) && stages) staging_ = first;
+  if (is_consumer(rank) || is_publisher(rank)) producing_ = first;
+  if (is_taker(rank)) taking_ = first;
+}
+
+// Returns true if peers reach all inputs, and the root's output.
+bool DirectExecution::have_all_mapped() const {
+  bool inputs = std::all_of(board_.peers.begin(), board_.peers.end(),
+                            [](const Board::Peer& peer) { return peer.input != nullptr; });
+  return inputs && board_.peers[static_cast<std::size_t>(call_.root)].output;
 }
 
 // Whether the ranks have come whose data this rank needs.
@@ -402,6 +423,14 @@ void DirectExecution::complete_one_shot() {
 
 Progress DirectExecution::advance_blocks() {
   Progress progress = Progress::blocked;
+  if (may_share_) {
+    if (!have_come()) return progress;
+    may_share_ = false;
+    is_cut_ = have_all_mapped();
+    if (is_cut_) roles_ = &kSharedReduce;
+    begin_blocks();
+    return Progress::moved;
+  }
   for (std::size_t moved = 0; moved < kPieceBytes; moved += block_bytes_) {
     bool any = try_stage();
     any = try_produce() || any;
@@ -518,10 +547,10 @@ void DirectExecution::consume(const Block& block) {
     board_.sources[static_cast<std::size_t>(i)] = source(contributor(i));
   std::size_t targets = 0;
   const Span result = output_span(block, rank);
-  board_.targets[targets++] = call_.output + result.offset;
+  if (call_.output) board_.targets[targets++] = call_.output + result.offset;
   bool publishes = false;
-  for (int r = 0; is_cut() && r < size; ++r) {
-    if (r == rank) continue;
+  for (int r = 0; is_cut_ && r < size; ++r) {
+    if (r == rank || !output_bytes(r)) continue;
     std::byte* mapped = board_.peers[static_cast<std::size_t>(r)].output;
     if (mapped) {
       board_.targets[targets++] = mapped + result.offset;
@@ -578,7 +607,7 @@ bool DirectExecution::try_take() {
   // The result of an all-reduce is in the output of its rank, what is only moved in the input.
   auto mapped_of = [&](int r) {
     const auto& peer = board_.peers[static_cast<std::size_t>(r)];
-    return is_cut() ? peer.output : peer.input;
+    return is_cut_ ? peer.output : peer.input;
   };
   bool reaches = false;
   for (int r = 0; r < size; ++r) reaches = reaches || (r != rank && mapped_of(r));
@@ -589,8 +618,8 @@ bool DirectExecution::try_take() {
     const Span to = output_span(taking_, peer);
     if (!to.bytes) continue;
     const std::byte* mapped = mapped_of(peer);
-    const std::byte* from = mapped ? mapped + (is_cut() ? to.offset : single(taking_).offset)
-                                   : published(peer, taking_);
+    const std::byte* from =
+        mapped ? mapped + (is_cut_ ? to.offset : single(taking_).offset) : published(peer, taking_);
     write(call_.output + to.offset, from, to.bytes);
   }
   reaching.check();
@@ -610,8 +639,8 @@ bool DirectExecution::is_over() {
     return false;
   }
   const bool is_read =
-      is_cut() ? output_is_mapped_ : input_is_mapped_ && is_publisher(board_.rank());
-  if (is_cut() && output_is_mapped_ &&
+      is_cut_ ? output_is_mapped_ : input_is_mapped_ && is_publisher(board_.rank());
+  if (is_cut_ && output_is_mapped_ &&
       !reached(&Board::Counters::published, last_.output_end, &DirectExecution::is_peer,
                seen_published_)) {
     return false;

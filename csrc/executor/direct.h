@@ -6,7 +6,8 @@
 //
 //                    exchange                            publish
 //   all_reduce       chunk r of all arrays, to rank r    chunk r of the result
-//   reduce           all arrays, to the root
+//   reduce           all arrays, to the root;
+//     or, mapped     chunk r of all arrays, to rank r
 //   reduce_scatter   part r of all arrays, to rank r
 //   scatter          part r of the root's, to rank r
 //   all_to_all       part r of all arrays, to rank r
@@ -16,10 +17,11 @@
 //   barrier          nothing
 //
 // Memory that peers reach (mapped memory) is read where it is; the chunks of other memory pass
-// through the board's staging. Short calls post their data beside their slots, and every rank reads
-// what concerns it. Contributions are combined in the order of the schedules "direct", and give the
-// same bits, but for halves, which are rounded once here unless a call is to be reproducible.
-// benchmarks/executor_overhead.py and compare.py measure it.
+// through the board's staging. Where peers also reach the output of an all_reduce, or of a reduce
+// whose inputs are all mapped, they write their results there. Short calls post their data beside
+// their slots, and every rank reads what concerns it. Contributions are combined in the order of
+// the schedules "direct", and give the same bits, but for halves, which are rounded once here
+// unless a call is to be reproducible. benchmarks/executor_overhead.py and compare.py measure it.
 #pragma once
 
 #include <atomic>
@@ -90,6 +92,7 @@ class DirectExecution {
   // The roles of the ranks in a collective, as above, and the arrays that they have.
   struct Roles;
   static const Roles& roles_of(Collective collective);
+  static const Roles kSharedReduce;
   bool is_one_of(std::uint8_t who, int rank) const;
   bool is_source(int rank) const;
   bool is_consumer(int rank) const;
@@ -100,8 +103,6 @@ class DirectExecution {
   bool is_peer(int) const { return true; }
   bool has_exchange() const;
   bool has_publishing() const;
-  // Every chunk is a part of the whole array.
-  bool is_cut() const { return call_.collective == Collective::all_reduce; }
 
   std::size_t input_bytes(int rank) const;
   std::size_t output_bytes(int rank) const;
@@ -112,6 +113,8 @@ class DirectExecution {
   Span output_span(const Block& block, int rank) const;  // of this rank's, from source `rank`
 
   bool post();
+  void begin_blocks();
+  bool have_all_mapped() const;
   void lay_out(Block& block) const;
   void go_on(Block& block) const;  // to the next one
   bool have_come();
@@ -138,7 +141,7 @@ class DirectExecution {
   Endpoint& endpoint_;
   Board& board_;
   DirectCall call_;
-  const Roles& roles_;
+  const Roles* roles_;
   std::size_t unit_;  // bytes of the array, or of a part
   std::uint64_t turn_, fingerprint_;
   std::size_t shot_bytes_ = 0;
@@ -149,6 +152,8 @@ class DirectExecution {
   std::uint64_t input_begin_ = 0, output_begin_ = 0;  // of this call in the two stagings
   Block staging_, producing_, taking_, last_;
   bool input_is_mapped_ = false, output_is_mapped_ = false;
+  bool is_cut_ = false;     // every chunk is a part of the whole array, and not of a part
+  bool may_share_ = false;  // a reduce that all ranks work at, if all of them have mapped memory
   bool is_past_cache_ = false;  // the call's arrays do not fit into the caches: see support/copy.h
   std::uint64_t seen_staged_ = 0, seen_consumed_ = 0, seen_published_ = 0, seen_taken_ = 0;
   std::size_t block_bytes_ = 0;  // of the first block

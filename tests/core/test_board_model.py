@@ -110,6 +110,8 @@ def test_ranks_that_die_or_give_up_in_every_interleaving(
          "writes arrays of rank"),
         ("executor/direct.cc", "    std::atomic_thread_fence(std::memory_order_acquire);\n"
          "    endpoint_.check();", "", 2, "timeout", "goes on with what it read"),
+        ("executor/direct.cc", "  return inputs && board_.peers", "  return inputs || board_.peers",
+         2, "none", "wrong byte"),
         ("executor/direct.cc", "  if (!found.empty() || mode_ != Mode::blocks) return found;",
          "  return found;", 2, "death", "does not name the dead rank"),
     ],

@@ -812,9 +812,10 @@ std::vector<Program> programs(int size, bool faults) {
                      {kind, size - 1, 60 / static_cast<std::size_t>(size), 0, 0},
                      {kind, 0, blocks, 0, 0},
                      {kind, 1, 5, 0, 0}}});
-    // Every choice of mapped arrays.
+    // Every choice of mapped arrays. Peers write to outputs of all_reduce and reduce.
+    const bool written = kind == Collective::all_reduce || kind == Collective::reduce;
     for (unsigned inputs = 0; inputs <= all; ++inputs) {
-      for (unsigned outputs = 0; outputs <= (kind == Collective::all_reduce ? all : 0); ++outputs) {
+      for (unsigned outputs = 0; outputs <= (written ? all : 0); ++outputs) {
         // With three ranks: nobody's, everybody's, and those of one.
         auto is_one = [](unsigned mask) { return (mask & (mask - 1)) == 0; };
         if (size > 2 && !(is_one(inputs) || inputs == all)) continue;
@@ -836,11 +837,18 @@ std::vector<Program> programs(int size, bool faults) {
     differs.calls[1].differs = true;
     if (!faults) list.push_back(differs);
   }
+  const std::size_t blocks = blocks_of(Collective::all_reduce, 2, size);
   for (unsigned mask = 0; mask <= all; ++mask) {
-    const std::size_t blocks = blocks_of(Collective::all_reduce, 2, size);
     list.push_back({"all_reduce in place, " + std::to_string(mask) + " mapped",
                     {{Collective::all_reduce, 0, blocks, mask, mask, true},
                      {Collective::all_reduce, 0, blocks, mask, mask, true}}});
+  }
+  // All ranks work at a reduce of mapped arrays: two blocks, one, and that of the root alone again.
+  for (const bool in_place : {false, true}) {
+    list.push_back({in_place ? "shared reduce in place" : "shared reduce",
+                    {{Collective::reduce, 0, blocks, all, all, in_place},
+                     {Collective::reduce, 1, blocks / 2, all, all, in_place},
+                     {Collective::reduce, 0, blocks / 2, all, 0}}});
   }
   return list;
 }
