@@ -69,7 +69,7 @@ struct DirectExecution::Roles {
   Length output;
 };
 
-// Of a reduce that all ranks work at.
+// A reduce whose parts all ranks combine, each its own.
 const DirectExecution::Roles DirectExecution::kSharedReduce = {
     Roles::all, Roles::all, Roles::nobody, Roles::nobody,
     Roles::all, Roles::one, Roles::root,   Roles::one};
@@ -251,8 +251,7 @@ bool DirectExecution::post() {
     mode_ = Mode::alone;
     return true;
   }
-  // The slot was used two calls ago: who has come to the last call has read it.
-  if (!board_.all_have_posted(turn_ - 1)) return false;
+  if (!board_.is_free(turn_)) return false;
   shot_bytes_ = std::max(input_bytes(call_.root), input_bytes((call_.root + 1) % board_.size()));
   auto& slot = board_.slot(rank, turn_);
   if (shot_bytes_ <= kOneShotBytes && shot_bytes_ * size <= kOneShotTotalBytes) {
@@ -676,11 +675,13 @@ std::vector<int> DirectExecution::behind(Counter counter, std::uint64_t position
 
 std::vector<int> DirectExecution::awaited() const {
   std::vector<int> found;
-  const std::uint64_t turn = mode_ == Mode::entering ? turn_ - 1 : turn_;
   for (int r = 0; r < board_.size(); ++r) {
+    if (r == board_.rank()) continue;
+    const bool has_come = mode_ == Mode::entering
+                              ? board_.has_read(r, turn_)
+                              : board_.slot(r, turn_).turn.load(std::memory_order_acquire) == turn_;
     const bool is_needed = mode_ == Mode::entering || is_awaited(r);
-    if (r == board_.rank() || !is_needed) continue;
-    if (board_.slot(r, turn).turn.load(std::memory_order_acquire) != turn) found.push_back(r);
+    if (is_needed && !has_come) found.push_back(r);
   }
   if (!found.empty() || mode_ != Mode::blocks) return found;
   // What the blocks under way need next, the earliest one first.

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 
 namespace pycollective {
 
@@ -81,6 +82,10 @@ inline constexpr std::size_t kTcpDirectBytes = 16 * 1024;
 // A rank that waits for shared memory and for connections sleeps for so long at most: no
 // connection wakes a rank that sleeps for memory.
 inline constexpr auto kMixedSlice = std::chrono::microseconds(200);
+
+// A rank's slots on the board. It can be one call fewer ahead of ranks that it need not wait for: a
+// root that sends short arrays is not held up by ranks that have no core. CallHistory keeps more.
+inline constexpr std::uint64_t kBoardSlots = 8;
 
 // The direct path of an all-reduce (executor/direct.h). Up to which size of an array, and of all
 // ranks' arrays together, everyone combines everything itself.

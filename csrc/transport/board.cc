@@ -16,15 +16,22 @@ Board::Board(std::byte* memory, int rank, std::vector<WaitQueue*> queues, bool w
       queues_(std::move(queues)),
       own_queue_(queues_[static_cast<std::size_t>(rank)]) {}
 
-bool Board::all_have_posted(std::uint64_t last) {
+bool Board::is_free(std::uint64_t next) {
+  const std::uint64_t last = next - 1;
   if (settled >= last) return true;
+  bool all_have_posted = true;
   for (int r = 0; r < size(); ++r) {
     if (r == rank_) continue;
-    const Slot& theirs = slot(r, last);
-    if (theirs.turn.load(std::memory_order_acquire) != last) return false;
-    if (theirs.fingerprint != posted) mismatch(r);
+    const Slot& theirs = slot(r, last);  // which a peer that is ahead keeps until this rank posts
+    if (theirs.turn.load(std::memory_order_acquire) == last) {
+      if (theirs.fingerprint != posted) mismatch(r);
+    } else if (has_read(r, next)) {
+      all_have_posted = false;  // it compares the calls when it comes to the next one
+    } else {
+      return false;
+    }
   }
-  settled = last;
+  if (all_have_posted) settled = last;
   return true;
 }
 

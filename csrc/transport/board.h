@@ -1,10 +1,10 @@
 // A board: memory that all ranks of a group on one host reach, where they post what they bring to a
 // call. It is what the direct path (executor/direct.h) works on.
 //
-// Every rank has on it two slots in turn, counters that only grow, and rings of staging memory. A
-// rank that posts its slot for turn t knows that nobody reads its slot of turn t - 2 any more: it
-// has seen everyone's slot of turn t - 1. All ranks make the same calls, so that each knows where
-// in its staging the others will look without being told.
+// Every rank has on it kBoardSlots slots in turn, counters that only grow, and rings of staging
+// memory. A slot is posted anew when all ranks have posted the turn after its last one: then nobody
+// reads it any more. All ranks make the same calls, so that each knows where in its staging the
+// others will look without being told.
 #pragma once
 
 #include <algorithm>
@@ -52,19 +52,24 @@ class Board {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(queues_.size()); }
   Slot& slot(int rank, std::uint64_t turn) const {
-    return *reinterpret_cast<Slot*>(at(rank) + turn % 2 * sizeof(Slot));
+    return *reinterpret_cast<Slot*>(at(rank) + turn % kBoardSlots * sizeof(Slot));
   }
   Counters& counters(int rank) const {
-    return *reinterpret_cast<Counters*>(at(rank) + sizeof(Slot) * 2);
+    return *reinterpret_cast<Counters*>(at(rank) + sizeof(Slot) * kBoardSlots);
   }
   std::byte* input_staging(int rank) const { return at(rank) + kStagingAt; }
   std::byte* output_staging(int rank) const { return input_staging(rank) + input_bytes_; }
   std::size_t input_bytes() const { return input_bytes_; }
   bool has_staging() const { return has_staging_; }
 
-  // Whether all peers have posted a turn, the last one: then nobody reads the turn before it. Fails
-  // the group if one has posted another call.
-  bool all_have_posted(std::uint64_t last);
+  // Returns true when no peer reads any more what this rank's slot for its next turn holds. Fails
+  // the group if a peer has posted another call in the last turn.
+  bool is_free(std::uint64_t next);
+  // Returns true when this peer does not read it any more: it has posted turn
+  // next + 1 - kBoardSlots, or a later one in the same slot.
+  bool has_read(int peer, std::uint64_t next) const {
+    return slot(peer, next + 1).turn.load(std::memory_order_acquire) + kBoardSlots > next;
+  }
 
   // Wakes the peers that sleep.
   void wake_others() const {
@@ -123,6 +128,7 @@ class Board {
 
  private:
   static constexpr std::size_t kStagingAt = 4096;
+  static_assert(sizeof(Slot) * kBoardSlots + sizeof(Counters) <= kStagingAt);
   std::byte* at(int rank) const { return memory_ + static_cast<std::size_t>(rank) * stride_; }
 
   std::byte* memory_;

@@ -87,7 +87,9 @@ def test_ranks_that_die_or_give_up_in_every_interleaving(
 @pytest.mark.parametrize(
     ("source", "line", "replacement", "ranks", "faults", "found"),
     [
-        ("executor/direct.cc", "if (!board_.all_have_posted(turn_ - 1)) return false;", "",
+        ("executor/direct.cc", "if (!board_.is_free(turn_)) return false;", "",
+         2, "none", "meet in memory"),
+        ("transport/board.cc", "has_read(r, next)", "has_read(r, next - 1)",
          2, "none", "meet in memory"),
         ("executor/direct.cc", "bool DirectExecution::is_over() {",
          "bool DirectExecution::is_over() {\n  return true;", 2, "none", "wrong byte"),

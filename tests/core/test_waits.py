@@ -17,7 +17,7 @@ import pycollective as pc
 from pycollective import _core
 from pycollective.communicator import Communicator
 
-SIZES = [64 << 20, 256 << 20]
+SIZES = [64 << 20, 256 << 20, 1 << 30]
 """Bytes of arrays, until a call takes longer than a rank goes on between two looks at the clock."""
 
 # Rank 0 only says where its memory is, or writes to its connections: rank 1, which combines, never

@@ -1,4 +1,4 @@
-"""Which cores the ranks of ``pycollective run`` have."""
+"""The cores that ``pycollective run`` gives to each rank."""
 
 from __future__ import annotations
 

@@ -812,6 +812,14 @@ std::vector<Program> programs(int size, bool faults) {
                      {kind, size - 1, 60 / static_cast<std::size_t>(size), 0, 0},
                      {kind, 0, blocks, 0, 0},
                      {kind, 1, 5, 0, 0}}});
+    // Ranks that wait for nobody go ahead.
+    list.push_back({name + ", short, often",
+                    {{kind, 0, 5, 0, 0},
+                     {kind, 0, 5, 0, 0},
+                     {kind, 0, 5, 0, 0},
+                     {kind, 0, 5, 0, 0},
+                     {kind, size - 1, 5, 0, 0},
+                     {kind, 0, 5, 0, 0}}});
     // Every choice of mapped arrays. Peers write to outputs of all_reduce and reduce.
     const bool written = kind == Collective::all_reduce || kind == Collective::reduce;
     for (unsigned inputs = 0; inputs <= all; ++inputs) {

@@ -4,12 +4,14 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 
 namespace pycollective {
 
 inline constexpr std::size_t kCacheLine = 64;
 inline constexpr std::size_t kPieceBytes = 1;  // one round of advance_blocks() at a time
 inline constexpr std::size_t kReduceBlockBytes = 64;
+inline constexpr std::uint64_t kBoardSlots = 3;
 inline constexpr std::size_t kOneShotBytes = 64;
 inline constexpr std::size_t kOneShotTotalBytes = 256;
 inline constexpr std::size_t kInputStagingBytes = 2304;
