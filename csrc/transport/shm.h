@@ -1,14 +1,8 @@
-// Ranks that are processes of one host, through shared memory.
+// Ranks that are processes of one host, through shared memory (shm_memory.h). Whoever holds the
+// descriptor of the memory may join, and nobody else.
 //
-// Every ordered pair of ranks has a channel: a ring of kShmSlots slots of kShmSlotBytes each. A
-// sender copies its message in, part by part as there is room; the receiver reduces or copies
-// straight out of the ring. Small messages travel in the slot's own cache lines; what lies in the
-// arena (arena.h) is lent: the receiver reads it where it is. Whoever waits sleeps on a futex
-// in the shared memory. Whoever holds the descriptor of the memory may join, and
-// nobody else.
-//
-// A failure is written into the memory, so that all ranks hear of it: a rank that gives up writes
-// its own; for one that is killed, whoever watches the processes (`pycollective run`) writes it.
+// All ranks read a failure in the memory. A rank that gives up writes its own; for one that is
+// killed, the process that watches the others (`pycollective run`) writes it.
 #pragma once
 
 #include <atomic>
@@ -20,10 +14,9 @@
 #include <vector>
 
 #include "support/origin.h"
-#include "support/shared_memory.h"
 #include "transport/arena.h"
-#include "transport/board.h"
 #include "transport/group.h"
+#include "transport/shm_memory.h"
 
 namespace pycollective {
 
@@ -36,9 +29,10 @@ class ShmGroup final : public Group {
   static std::shared_ptr<ShmGroup> create(int size, std::size_t arena);
   // Maps the memory behind a descriptor. Throws std::invalid_argument if no group is in it.
   static std::shared_ptr<ShmGroup> open(int descriptor);
+  explicit ShmGroup(ShmMemory memory);
   ~ShmGroup() override;
 
-  int size() const override { return size_; }
+  int size() const override { return memory_.size(); }
   int descriptor() const { return memory_.descriptor(); }
   // Takes the place of a rank, after follow() if this is a part of another group; throws
   // std::invalid_argument if it is taken or there is none.
@@ -69,43 +63,30 @@ class ShmGroup final : public Group {
   std::string describe(int rank) const override;
   void tell_message(int rank, const std::string& message) noexcept override;
 
- private:
-  friend class ShmEndpoint;
-  friend class ShmBoard;
-  struct Header;
-  struct RankState;
-  struct Channel;
-
-  ShmGroup(SharedMemory memory, Mapping mapping, int size, std::size_t arena);
-  static std::size_t bytes_for(int size);
-  void map_arenas();
+  // For this process's endpoint.
+  const ShmMemory& memory() const { return memory_; }
+  // Returns the place of an array in this rank's arena, for peers to reach; 0: it is not there.
   std::uint64_t place_of(const void* data, std::size_t bytes) const;
+  // Returns the address of a peer's array by its place; nullptr if the peer has no such memory.
   std::byte* reach(int rank, std::uint64_t place, std::size_t bytes) const;
-  // The place of a rank's arena among those of the whole group.
-  int arena_of(int rank) const;
-  // Whether every rank reaches every arena.
-  bool all_reach() const;
-  Header& header() const;
-  RankState& state(int rank) const;
-  Channel& channel(int from, int to) const;
-  std::byte* slots(int from, int to) const;
-  std::byte* board() const;
-  std::vector<WaitQueue*> queues() const;
-  CallRecord call_of(int rank, std::uint64_t number) const;
-  KnownCalls calls_of(int rank) const;
-  // Returns true if the rank's process is known to have ended, in this group or the followed one.
-  bool has_ended(int rank) const;
   bool has_failed() const;
   void check() const;
   int name(int rank) const {
     return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)];
   }
 
+ private:
+  void map_arenas();
+  // The place of a rank's arena among those of the whole group.
+  int arena_of(int rank) const;
+  // Whether every rank reaches every arena.
+  bool all_reach() const;
+  ShmRank& state(int rank) const { return memory_.rank(rank); }
+  // Returns true if the rank's process is known to have ended, in this group or the followed one.
+  bool has_ended(int rank) const;
+
   const Origin origin_;
-  SharedMemory memory_;
-  Mapping mapping_;
-  int size_;
-  std::size_t arena_bytes_;                // of each rank
+  const ShmMemory memory_;
   mutable std::atomic<int> crowd_ = -1;    // whether it is one, once all ranks have joined
   std::shared_ptr<Arena> arena_;           // nullptr: there is none, or no address space for it
   mutable std::atomic<int> reaches_ = -1;  // whether all ranks have mapped all arenas, once known

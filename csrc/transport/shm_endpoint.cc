@@ -1,0 +1,243 @@
+#include "transport/shm_endpoint.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "support/tuning.h"
+
+namespace pycollective {
+
+ShmEndpoint::ShmEndpoint(ShmGroup& group, int rank)
+    : group_(group),
+      memory_(group.memory()),
+      rank_(rank),
+      pending_(static_cast<std::size_t>(group.size())),
+      lent_until_(static_cast<std::size_t>(group.size())),
+      board_(*this) {}
+
+// Calls ------------------------------------------------------------------------------------------
+
+void ShmEndpoint::enter(const CallRecord& call) {
+  auto& me = state();
+  if (me.busy.exchange(1)) {
+    throw std::logic_error("rank " + std::to_string(rank_) +
+                           " is already in a collective call in another thread; a rank makes one "
+                           "call at a time");
+  }
+  const std::uint64_t number = call_.number + 1;
+  const bool repeats = number > 1 && call.identity == call_.identity;
+  if (!repeats) call_ = call;
+  call_.number = number;
+  fingerprint_ = call_.fingerprint = fingerprint_after(fingerprint_, call_.identity);
+  board_.fingerprint = fingerprint_;
+  me.history.add(call_, repeats);
+}
+
+void ShmEndpoint::leave() noexcept {
+  if (group_.has_failed()) withdraw();
+  if (unsent_ > 0) {  // after a failure
+    for (Pending& pending : pending_) pending = {};
+    unsent_ = 0;
+  }
+  lends_ = false;
+  board_.written = {};
+  state().busy.store(0, std::memory_order_release);
+}
+
+// A peer that says that it writes goes on for one piece at most. If it does not end that in time,
+// it was stopped or killed, and what it may still write is to reach nobody.
+void ShmEndpoint::withdraw() noexcept {
+  if (!board_.written.bytes) return;
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with Reaching, in direct.cc
+  auto patience = Clock::now() + kWithdrawal;
+  while (board_.is_reached()) {
+    if (Clock::now() > patience) {
+      group_.arena()->detach(board_.written.data, board_.written.bytes);
+      break;
+    }
+    std::this_thread::yield();
+  }
+}
+
+// Messages ---------------------------------------------------------------------------------------
+
+bool ShmEndpoint::try_send(int peer, const void* data, std::size_t bytes) {
+  Pending& pending = pending_[static_cast<std::size_t>(peer)];
+  if (pending.active && !push(peer)) return false;
+  std::uint64_t place = bytes >= kShmLentBytes ? group_.place_of(data, bytes) : 0;
+  pending = {static_cast<const std::byte*>(data), bytes, place, true};
+  ++unsent_;
+  push(peer);
+  return true;
+}
+
+void ShmEndpoint::progress() {
+  for (int peer = 0; unsent_ > 0 && peer < group_.size(); ++peer) {
+    if (pending_[static_cast<std::size_t>(peer)].active) push(peer);
+  }
+}
+
+bool ShmEndpoint::push(int peer) {
+  Pending& pending = pending_[static_cast<std::size_t>(peer)];
+  auto& channel = memory_.channel(rank_, peer);
+  std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
+  const std::uint64_t before = posted;
+  // The peer may take parts as fast as this rank posts them.
+  const std::uint64_t most = posted + std::max<std::uint64_t>(kPieceBytes / kShmSlotBytes, 1);
+  while (pending.active && posted < most &&
+         posted - channel.taken.load(std::memory_order_acquire) < std::uint64_t{kShmSlots}) {
+    auto& slot = channel.slots[posted % kShmSlots];
+    std::size_t part = pending.place ? pending.bytes : std::min(pending.bytes, kShmSlotBytes);
+    slot.fingerprint = fingerprint_;
+    slot.call = call_.number;
+    slot.remaining = pending.bytes;
+    slot.bytes = part;
+    std::byte* target = slot.inline_data;
+    if (part > kShmInlineBytes) {
+      slot.place = pending.place;
+      target = memory_.ring(rank_, peer) + posted % kShmSlots * kShmSlotBytes;
+    }
+    if (pending.place) {
+      lent_until_[static_cast<std::size_t>(peer)] = posted + 1;
+      lends_ = true;
+    } else if (part) {
+      std::memcpy(target, pending.data, part);
+    }
+    channel.posted.store(++posted, std::memory_order_release);
+    pending.data += part;
+    pending.bytes -= part;
+    pending.active = pending.bytes > 0;
+  }
+  if (posted == before) return !pending.active;
+  moved_ += posted - before;
+  wake(peer);
+  if (!pending.active) --unsent_;
+  return !pending.active;
+}
+
+bool ShmEndpoint::has_read(int peer) const {
+  return memory_.channel(rank_, peer).taken.load(std::memory_order_acquire) >=
+         lent_until_[static_cast<std::size_t>(peer)];
+}
+
+bool ShmEndpoint::flushed() {
+  if (unsent_ > 0) return false;
+  for (int peer = 0; lends_ && peer < group_.size(); ++peer) {
+    if (!has_read(peer)) return false;
+  }
+  lends_ = false;
+  return true;
+}
+
+Piece ShmEndpoint::try_receive(int peer, std::size_t remaining) {
+  auto& channel = memory_.channel(peer, rank_);
+  std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
+  if (channel.posted.load(std::memory_order_acquire) == taken) return {};
+  const auto& slot = channel.slots[taken % kShmSlots];
+  if (slot.fingerprint != fingerprint_ || slot.remaining != remaining || slot.bytes > remaining) {
+    mismatch(peer);
+  }
+  if (slot.bytes <= kShmInlineBytes) return {slot.inline_data, slot.bytes};
+  if (slot.place) {
+    const std::byte* lent = group_.reach(peer, slot.place, slot.bytes);
+    if (!lent) lose(peer);
+    return {lent, slot.bytes};
+  }
+  return {memory_.ring(peer, rank_) + taken % kShmSlots * kShmSlotBytes, slot.bytes};
+}
+
+void ShmEndpoint::release(int peer) {
+  auto& channel = memory_.channel(peer, rank_);
+  std::uint64_t taken = channel.taken.load(std::memory_order_relaxed);
+  const auto& slot = channel.slots[taken % kShmSlots];
+  if (slot.bytes > kShmInlineBytes && slot.place) {
+    // A sender that gave up may have overwritten what was being read: it fails the group first.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    group_.check();
+  }
+  channel.taken.store(taken + 1, std::memory_order_release);
+  ++moved_;
+  wake(peer);
+}
+
+// Peers ------------------------------------------------------------------------------------------
+
+void ShmEndpoint::look_up() {
+  if (auto lost = group_.failure()) group_.fail(lost->kind, lost->what());  // of the followed one
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == rank_) continue;
+    const auto& other = memory_.rank(peer);
+    if (differs(peer)) mismatch(peer);
+    // A process may have ended in the middle of a call.
+    bool gone =
+        group_.has_left(peer) && (group_.calls(peer) < call_.number || other.busy.load() != 0);
+    if (gone) {
+      group_.fail(FailureKind::peer_lost, describe_absence(group_.name(peer), group_.calls(peer),
+                                                           group_.name(rank_), call_));
+      group_.check();
+    }
+  }
+}
+
+bool ShmEndpoint::differs(int peer) const {
+  const std::uint64_t last = std::min(call_.number, group_.calls(peer));
+  if (last == 0) return false;
+  const CallRecord mine = state().history.call(last),
+                   theirs = memory_.rank(peer).history.call(last);
+  return mine.number == theirs.number && mine.fingerprint != theirs.fingerprint;
+}
+
+std::string ShmEndpoint::describe_mismatch_with(int peer) const {
+  return describe_mismatch(group_.name(rank_), known_calls(state().history), group_.name(peer),
+                           known_calls(memory_.rank(peer).history));
+}
+
+void ShmEndpoint::mismatch(int peer) {
+  group_.fail(FailureKind::mismatch, describe_mismatch_with(peer));
+  group_.check();
+  throw std::logic_error("unreachable");
+}
+
+void ShmEndpoint::lose(int peer) {
+  group_.fail(FailureKind::peer_lost, "rank " + std::to_string(group_.name(peer)) +
+                                          " names memory that the group does not have, to rank " +
+                                          std::to_string(group_.name(rank_)));
+  group_.check();
+  throw std::logic_error("unreachable");
+}
+
+// The board --------------------------------------------------------------------------------------
+
+namespace {
+
+std::vector<WaitQueue*> queues_of(const ShmMemory& memory) {
+  std::vector<WaitQueue*> queues;
+  for (int r = 0; r < memory.size(); ++r) queues.push_back(&memory.rank(r).queue);
+  return queues;
+}
+
+}  // namespace
+
+ShmBoard::ShmBoard(ShmEndpoint& endpoint)
+    : Board(endpoint.memory_.board(), endpoint.rank_, queues_of(endpoint.memory_),
+            /*with_staging=*/true),
+      endpoint_(endpoint) {}
+
+std::uint64_t ShmBoard::place_of(const void* data, std::size_t bytes) const {
+  return endpoint_.group_.place_of(data, bytes);
+}
+
+std::byte* ShmBoard::reach(int peer, std::uint64_t place, std::size_t bytes) {
+  std::byte* found = endpoint_.group_.reach(peer, place, bytes);
+  if (!found) endpoint_.lose(peer);
+  return found;
+}
+
+bool ShmBoard::in_crowd() const { return endpoint_.group_.in_crowd(); }
+
+void ShmBoard::mismatch(int peer) { endpoint_.mismatch(peer); }
+
+}  // namespace pycollective
