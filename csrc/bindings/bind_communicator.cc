@@ -269,6 +269,7 @@ void bind_communicator(py::module_& m) {
       .def(
           "wait",
           [](Task& self, double timeout) {
+            if (self.done()) return true;
             std::shared_ptr<void> driver = self.driver();  // let go of with the interpreter
             InterpreterRelease release;
             return self.wait(deadline_in(timeout), look_at_signals);

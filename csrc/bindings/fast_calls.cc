@@ -71,9 +71,8 @@ PyTypeObject* base_type = nullptr;
 PyTypeObject* method_type = nullptr;
 PyObject* array_type = nullptr;
 std::array<PyObject*, kParameters> parameter_names;
-PyObject *name_sum, *name_auto, *name_direct, *name_result;
-PyTypeObject* work_type = nullptr;  // Work: of calls that are over
-PyObject* make_work = nullptr;      // makes a Work of a task and its result
+PyObject *name_sum, *name_auto, *name_direct, *name_result, *name_tasks;
+PyTypeObject* work_type = nullptr;  // Work, in Python
 
 bool is_name(PyObject* object, PyObject* name) {
   return object == name || (PyUnicode_CheckExact(object) && PyUnicode_Compare(object, name) == 0);
@@ -242,12 +241,15 @@ bool overlap(const Known& known, int rank, const char* x, const char* out) {
   return smaller != larger + static_cast<std::size_t>(rank) * part;
 }
 
-// A Work that is over.
-PyObject* finished_work(PyObject* result) {
-  PyObject* work = work_type->tp_alloc(work_type, 0);
-  if (!work || PyObject_SetAttr(work, name_result, result) == 0) return work;
-  Py_DECREF(work);
-  return nullptr;
+// Returns the Work of a call, which is over if there is no task.
+PyObject* new_work(const std::shared_ptr<Task>& task, const py::object& result) {
+  auto work = py::reinterpret_steal<py::object>(work_type->tp_alloc(work_type, 0));
+  if (!work || PyObject_SetAttr(work.ptr(), name_result, result.ptr()) != 0) return nullptr;
+  if (task) {
+    const py::object tasks = py::make_tuple(task);
+    if (PyObject_SetAttr(work.ptr(), name_tasks, tasks.ptr()) != 0) return nullptr;
+  }
+  return work.release().ptr();
 }
 
 // What the call returns; nullptr with a Python error; Py_NotImplemented (borrowed) where the call
@@ -312,9 +314,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
     auto under_way =
         communicator.submit_begun(*prepared, input, output, state.spins, duration_of(timeout),
                                   [&] { return std::make_shared<Kept>(kept, result); });
-    if (!under_way) return finished_work(result.ptr());
-    const py::object task = py::cast(under_way);
-    return PyObject_CallFunctionObjArgs(make_work, task.ptr(), result.ptr(), nullptr);
+    return new_work(under_way, result);
   }
   if (!brief || !communicator.begin(*prepared, input, output, state.spins)) {
     std::shared_ptr<Communicator> kept_communicator = state.communicator;
@@ -546,7 +546,7 @@ void bind_fast_calls(py::module_& m) {
       "algorithm", "async_op", "dest",   "source", "tag"};
   std::transform(kNames.begin(), kNames.end(), parameter_names.begin(), intern);
   name_sum = intern("sum"), name_auto = intern("auto"), name_direct = intern("direct");
-  name_result = intern("_result");
+  name_result = intern("_result"), name_tasks = intern("_tasks");
   array_type = reinterpret_cast<PyObject*>(npy_api::get().PyArray_Type_);
   base_type = make_base_type();
   method_type = make_method_type();
@@ -577,13 +577,11 @@ void bind_fast_calls(py::module_& m) {
   }
   m.def(
       "use_work",
-      [](const py::type& type, const py::function& make) {
+      [](const py::type& type) {
         work_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type.ptr()));
-        make_work = Py_NewRef(make.ptr());
       },
-      py::arg("type"), py::arg("make"),
-      "The class of works, whose plain instances are over, and what makes one of a task and its "
-      "result.");
+      py::arg("type"),
+      "Make works of this class: with `_result`, and `_tasks` while it is under way.");
 }
 
 }  // namespace pycollective

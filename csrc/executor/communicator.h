@@ -113,7 +113,7 @@ class Communicator {
 
   // Starts the thread of asynchronous calls. Throws std::system_error.
   void start_tasks() {
-    if (!tasks()) tasks_ = std::make_shared<TaskQueue>();
+    if (!tasks()) tasks_ = std::make_shared<TaskQueue>(group_);
   }
   // The program gets an error of a function that was submitted: close() need not raise it again.
   void note_told() { endpoint().note_thrown(); }

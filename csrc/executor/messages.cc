@@ -583,7 +583,7 @@ void Messages::run() {
       lock.lock();
       idle_since = Clock::now();
     } else if (posted_ > 0 || Clock::now() - idle_since < kLinger) {
-      changed_.wait_for(lock, kStandBy);
+      changed_.wait_for(lock, stand_by(group_->in_crowd()));
     } else {
       resting_ = true;
       changed_.wait(lock, [this] { return ending_ || posted_ > 0; });

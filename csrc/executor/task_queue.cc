@@ -45,7 +45,7 @@ class TaskQueue::Carrying {
   TaskQueue& queue_;
 };
 
-TaskQueue::TaskQueue() {
+TaskQueue::TaskQueue(std::shared_ptr<const Group> group) : group_(std::move(group)) {
   finished_or_free_.prepare();
   thread_ = start_thread([this] { run(); });
 }
@@ -150,7 +150,7 @@ void TaskQueue::run() {
     } else if (ending_ && queue_.empty()) {
       return;
     } else if (Clock::now() - last_submitted_ < kLinger) {
-      changed_.wait_for(lock, kStandBy);
+      changed_.wait_for(lock, stand_by(group_->in_crowd()));
     } else {
       resting_ = true;
       changed_.wait(lock);

@@ -16,6 +16,7 @@
 #include "executor/task.h"
 #include "support/origin.h"
 #include "support/wait_queue.h"
+#include "transport/group.h"
 
 namespace pycollective {
 
@@ -23,7 +24,8 @@ class TaskQueue : public std::enable_shared_from_this<TaskQueue> {
  public:
   class Entry;
 
-  TaskQueue();
+  // For calls of a rank of this group.
+  explicit TaskQueue(std::shared_ptr<const Group> group);
   ~TaskQueue() { join(); }
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;
@@ -50,6 +52,7 @@ class TaskQueue : public std::enable_shared_from_this<TaskQueue> {
   void run();
 
   const Origin origin_;
+  const std::shared_ptr<const Group> group_;
   std::mutex mutex_;
   std::condition_variable changed_;  // for the thread
   std::condition_variable taken_off_changed_;

@@ -63,8 +63,13 @@ inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
 inline constexpr int kPipeSpins = 30;
 
 // While the program's own threads make asynchronous calls and move messages, the threads for those
-// check at this interval whether they still do. They sleep when nothing was begun for kLinger.
+// check at this interval whether they still do. With more ranks than cores they let the program's
+// threads, which wait for a core, come first. They sleep when nothing was begun for kLinger.
 inline constexpr auto kStandBy = std::chrono::microseconds(200);
+inline constexpr auto kCrowdedStandBy = std::chrono::milliseconds(5);
+inline constexpr std::chrono::microseconds stand_by(bool crowd) {
+  return crowd ? kCrowdedStandBy : kStandBy;
+}
 inline constexpr auto kLinger = std::chrono::milliseconds(20);
 
 // Bytes of messages from one peer that are kept for calls of recv still to come, before no more are

@@ -69,11 +69,13 @@ class Work:
         CollectiveError
             As the call without ``async_op``.
         """
-        if not self._tasks:
+        if timeout is None:
+            for task in self._tasks:
+                task.wait(_FOR_EVER)
             return self.result()
-        until = time.monotonic() + (_FOR_EVER if timeout is None else float(timeout))
+        until = time.monotonic() + float(timeout)
         for task in self._tasks:
-            if not task.done and not task.wait(max(0.0, until - time.monotonic())):
+            if not task.wait(max(0.0, until - time.monotonic())):
                 raise TimeoutError(
                     f"the call is not done after {timeout:g} s; it goes on, and can be waited for again"
                 )
@@ -101,8 +103,9 @@ class Work:
         RuntimeError
             The call is still under way.
         """
-        if not self.done():
-            raise _StillUnderWayError("the call is still under way: wait() for it first")
+        for task in self._tasks:
+            if not task.done:
+                raise _StillUnderWayError("the call is still under way: wait() for it first")
         if self._core is not None:
             self._core.collect()
             self._core = None
@@ -131,7 +134,7 @@ def outcome(task: _core.Task | None, target: Array, place: Place | None) -> Any:
     return Work([task], lambda: deliver(target, place))
 
 
-_core.use_work(Work, lambda task, result: Work([task], lambda: result))
+_core.use_work(Work)
 
 
 def nothing(task: _core.Task | None) -> Work | None:

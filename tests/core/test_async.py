@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective import local_group
+from pycollective import _core, local_group
 from pycollective.communicator import Work
 
 RANKS = [1, 2, 5]
@@ -181,16 +181,17 @@ def test_arrays_are_kept_when_nobody_else_keeps_them():
     assert len(rubbish) == 4
 
 
-def test_progress_needs_no_interpreter():
-    """Two calls that depend on each other's peers end while this thread holds the interpreter."""
+@pytest.mark.parametrize("ranks", [2, min(_core.usable_cores(), 8) + 1])
+def test_progress_needs_no_interpreter(ranks):
+    """Calls that depend on each other's peers end while this thread holds the interpreter."""
     import ctypes
 
-    a, b = local_group(2, timeout=30)
-    x = [np.ones(300_000), np.ones(300_000)]
-    works = [c.all_reduce(x[c.rank], out=x[c.rank], async_op=True) for c in (a, b)]
+    comms = local_group(ranks, timeout=30)
+    x = [np.ones(300_000) for _ in comms]
+    works = [c.all_reduce(x[c.rank], out=x[c.rank], async_op=True) for c in comms]
     ctypes.PyDLL(None).usleep(300_000)  # a PyDLL keeps the interpreter
     assert all(w._tasks[0].done for w in works)
-    assert (works[0].wait()[0], works[1].wait()[0]) == (2.0, 2.0)
+    assert [w.wait()[0] for w in works] == [ranks] * ranks
 
 
 def test_as_contexts(on_ranks):
