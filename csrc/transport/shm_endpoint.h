@@ -1,6 +1,6 @@
 // A rank's end of a group of processes.
 //
-// A sender copies its message into the channel's ring, part by part as there is room; the receiver
+// A sender copies its message into the channel's ring, a part for each free slot; the receiver
 // reduces or copies straight out of the ring. Small messages travel in the slot's own cache lines;
 // an array of the arena is lent: the receiver reads it where it is. A rank that waits sleeps on a
 // futex in the shared memory.
@@ -88,7 +88,7 @@ class ShmEndpoint final : public Endpoint {
   void wake(int peer) { memory_.rank(peer).queue.wake_if_asleep(); }
   // Returns true when a peer has read all that it was lent.
   bool has_read(int peer) const;
-  // Copies as much as there is room for. Returns true when nothing is left to send to this peer.
+  // Fills the free slots. Returns true when nothing is left to send to this peer.
   bool push(int peer);
   // Waits after a failure until no peer writes to this rank's memory any more.
   void withdraw() noexcept;

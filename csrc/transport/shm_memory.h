@@ -66,8 +66,8 @@ struct alignas(kCacheLine) ShmChannel {
 
 class ShmMemory {
  public:
-  // New memory for so many ranks, each of which has an arena of so many bytes of address space, or
-  // of fewer, if files may not be so long.
+  // New memory for `size` ranks, each of which has an arena of `arena` bytes of address space; of
+  // none, if the system allows no file of that length.
   static ShmMemory create(int size, std::size_t arena);
   // The memory behind a descriptor. Throws std::invalid_argument if no group is in it.
   static ShmMemory open(int descriptor);
@@ -93,7 +93,7 @@ class ShmMemory {
   void populate_board() const;
 
  private:
-  // Where each part begins.
+  // The places at which the parts begin.
   struct Layout {
     explicit Layout(int size);
     std::size_t ranks, channels, rings, board, pipes, end, arenas;
