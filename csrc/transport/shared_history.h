@@ -21,8 +21,8 @@ class alignas(kCacheLine) SharedHistory {
   CallRecord call(std::uint64_t number) const;
 
  private:
-  // A record is written only for a call that differs from the last one. There is room for more
-  // records than calls: a reader finds whole ones while the next two are written.
+  // A record is written only for a call that differs from the last one. Two records more than calls
+  // let a reader find whole ones while the next two are written.
   static constexpr std::uint64_t kRecords = kLength + 2;
 
   std::atomic<std::uint64_t> writing_;  // odd: a record is being written

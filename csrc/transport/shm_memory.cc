@@ -42,7 +42,6 @@ ShmMemory::ShmMemory(SharedMemory memory, const Layout& begin, std::size_t arena
     : memory_(std::move(memory)),
       begin_(begin),
       mapping_(memory_.map(0, begin.end)),
-      size_(begin.size),
       arena_bytes_(arena_bytes) {}
 
 ShmMemory ShmMemory::create(int size, std::size_t arena) {

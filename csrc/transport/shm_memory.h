@@ -73,7 +73,7 @@ class ShmMemory {
   static ShmMemory open(int descriptor);
 
   int descriptor() const { return memory_.descriptor(); }
-  int size() const { return size_; }
+  int size() const { return begin_.size; }
   std::size_t arena_bytes() const { return arena_bytes_; }  // of each rank
   std::uint64_t arenas_begin() const { return begin_.arenas; }
 
@@ -104,14 +104,13 @@ class ShmMemory {
   ShmMemory(SharedMemory memory, const Layout& begin, std::size_t arena_bytes);
   std::byte* at(std::size_t place) const { return mapping_.data() + place; }
   std::size_t pair(int from, int to) const {
-    return static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) +
+    return static_cast<std::size_t>(from) * static_cast<std::size_t>(size()) +
            static_cast<std::size_t>(to);
   }
 
   SharedMemory memory_;
   Layout begin_;
   Mapping mapping_;  // of all but the arenas
-  int size_;
   std::size_t arena_bytes_;
 };
 
