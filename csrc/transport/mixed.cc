@@ -72,8 +72,8 @@ class MixedEndpoint final : public Endpoint {
   }
 
   void check() override {
-    shm_.check();
     tcp_.check();
+    shm_.check();
   }
 
   void fail(FailureKind kind, const std::string& message) noexcept override {
@@ -163,27 +163,22 @@ Endpoint& MixedGroup::endpoint(int rank) {
 
 void MixedGroup::fail(FailureKind kind, const std::string& message) noexcept {
   // The first reason is everybody's.
-  std::optional<Failure> before = failure();
-  const std::string reason = before ? before->what() : message;
-  if (before) kind = before->kind;
-  shm_->fail(kind, reason);
-  tcp_.fail(kind, reason);
+  const Failure reason = failure().value_or(Failure(kind, message));
+  shm_->fail(reason.kind_for_peers, reason.what());
+  tcp_.fail(reason.kind, reason.what());
 }
 
+// What this rank knows of its own end stands in the failure over TCP.
 std::optional<Failure> MixedGroup::failure() const {
-  std::optional<Failure> found = shm_->failure();
-  return found ? found : tcp_.failure();
+  std::optional<Failure> found = tcp_.failure();
+  return found ? found : shm_->failure();
 }
 
 void MixedGroup::leave(int rank) noexcept {
   // Other hosts may not have heard what came through memory, nor this host what came over TCP.
   if (auto failed = shm_->failure()) tcp_.fail(failed->kind, failed->what());
-  const bool failed_before = tcp_.failure().has_value();
   tcp_.leave(rank);
-  const auto failed = tcp_.failure();
-  // A rank that leaves in a call aborts that call. It tells the others over TCP that they lose it.
-  const bool left_in_call = failed && !failed_before && failed->kind == FailureKind::aborted;
-  if (failed && !left_in_call) shm_->fail(failed->kind, failed->what());
+  if (auto failed = tcp_.failure()) shm_->fail(failed->kind_for_peers, failed->what());
   shm_->leave(place(rank));
 }
 

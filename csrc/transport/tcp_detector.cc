@@ -118,7 +118,7 @@ void FailureDetector::check_now() {
 void FailureDetector::fail(FailureKind kind, const std::string& message) noexcept {
   if (!origin_.is_here()) return;  // a forked child does not speak for the rank
   std::lock_guard lock(mutex_);
-  fail_locked(kind, message, true);
+  fail_locked({kind, message}, true);
 }
 
 void FailureDetector::fail_mismatch(int peer) {
@@ -138,7 +138,7 @@ void FailureDetector::check_broken(int peer, Clock::time_point since) {
   check();
   if (Clock::now() - since < kGrace) return;
   std::lock_guard lock(mutex_);
-  fail_locked(FailureKind::peer_lost, describe_loss(at(peer), "its connection broke"), true);
+  fail_locked({FailureKind::peer_lost, describe_loss(at(peer), "its connection broke")}, true);
   throw *failure_;
 }
 
@@ -236,13 +236,9 @@ bool FailureDetector::leave() noexcept {
     // Another thread is in a call: it is to end, and what it uses stays open until it has.
     std::lock_guard lock(mutex_);
     if (closed_ || failure_) return false;
-    std::string text =
-        "rank " + std::to_string(rank_) + " has left the group in " + call_.describe();
-    Header header;
-    header.kind = Kind::failed;
-    header.failure = static_cast<std::uint32_t>(FailureKind::peer_lost);  // to the others
-    tell_all(header, text);
-    fail_locked(FailureKind::aborted, text, false);
+    fail_locked({FailureKind::aborted, FailureKind::peer_lost,
+                 "rank " + std::to_string(rank_) + " has left the group in " + call_.describe()},
+                true);
     return false;
   }
   std::lock_guard lock(mutex_);
@@ -250,7 +246,7 @@ bool FailureDetector::leave() noexcept {
   Header header;
   if (failure_) {  // this end may reach a peer before the reason does, which another rank sends
     header.kind = Kind::failed;
-    header.failure = static_cast<std::uint32_t>(failure_->kind);
+    header.failure = static_cast<std::uint32_t>(failure_->kind_for_peers);
     tell_all(header, failure_->what());
   } else {
     header.kind = Kind::left;
@@ -332,12 +328,13 @@ void FailureDetector::receive_from(int rank) {
   while (auto frame = peer.control.next()) take(rank, *frame);
   if (peer.control.is_broken()) {
     peer.control.end();
-    fail_locked(FailureKind::peer_lost, describe_loss(peer, "it sent a control frame that is none"),
-                true);
+    fail_locked(
+        {FailureKind::peer_lost, describe_loss(peer, "it sent a control frame that is none")},
+        true);
   } else if (io == Io::ended) {
     peer.control.end();
     if (peer.left) return;
-    fail_locked(FailureKind::peer_lost, describe_loss(peer, "it ended, or its connection broke"),
+    fail_locked({FailureKind::peer_lost, describe_loss(peer, "it ended, or its connection broke")},
                 true);
   }
 }
@@ -353,15 +350,16 @@ void FailureDetector::take(int rank, const ControlFrame& frame) {
     peer.over = {header.call, header.fingerprint, text};
     peer.beats = true;
   } else if (header.kind == Kind::failed) {
-    fail_locked(static_cast<FailureKind>(header.failure), text, false);
+    fail_locked({static_cast<FailureKind>(header.failure), text}, false);
   } else if (header.kind == Kind::in_message) {
     peer.message = text;
   } else if (header.kind == Kind::left) {
     peer.left = true;
     peer.calls = header.call;
   } else if (differs(peer)) {
-    fail_locked(FailureKind::mismatch,
-                describe_mismatch(rank_, known_calls(history_), rank, calls_of(peer)), true);
+    fail_locked({FailureKind::mismatch,
+                 describe_mismatch(rank_, known_calls(history_), rank, calls_of(peer))},
+                true);
   }
 }
 
@@ -372,10 +370,10 @@ void FailureDetector::compare_calls() {
     if (differs(peer)) {
       fail_differing(r);
     } else if (peer.left && peer.calls < call_.number) {
-      fail_locked(FailureKind::peer_lost,
-                  describe_peer(peer) + ", while rank " + std::to_string(rank_) + " is in " +
-                      call_.describe(),
-                  true);
+      fail_locked(
+          {FailureKind::peer_lost, describe_peer(peer) + ", while rank " + std::to_string(rank_) +
+                                       " is in " + call_.describe()},
+          true);
     }
   }
 }
@@ -406,7 +404,7 @@ void FailureDetector::fail_differing(int rank) {
     }
     if (now - peer.asked_at < kGrace) return;
   }
-  fail_locked(FailureKind::mismatch, describe_mismatch(rank_, mine, rank, theirs), true);
+  fail_locked({FailureKind::mismatch, describe_mismatch(rank_, mine, rank, theirs)}, true);
 }
 
 // Called when this rank has told the peers that it leaves.
@@ -423,21 +421,21 @@ void FailureDetector::compare_at_end() {
   }
   for (int r = 0; r < size() && !has_failed(); ++r) {
     if (!differs(at(r))) continue;
-    fail_locked(FailureKind::mismatch,
-                describe_mismatch(rank_, known_calls(history_), r, calls_of(at(r))), true);
+    fail_locked({FailureKind::mismatch,
+                 describe_mismatch(rank_, known_calls(history_), r, calls_of(at(r)))},
+                true);
   }
 }
 
-void FailureDetector::fail_locked(FailureKind kind, const std::string& message,
-                                  bool tell_others) noexcept {
+void FailureDetector::fail_locked(const Failure& failure, bool tell_others) noexcept {
   if (failure_ || closed_) return;
-  failure_.emplace(kind, message);
+  failure_ = failure;
   failed_.store(true);
   if (tell_others) {
     Header header;
     header.kind = Kind::failed;
-    header.failure = static_cast<std::uint32_t>(kind);
-    tell_all(header, message);
+    header.failure = static_cast<std::uint32_t>(failure.kind_for_peers);
+    tell_all(header, failure.what());
   }
   wake_.wake();
 }

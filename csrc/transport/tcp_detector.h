@@ -117,7 +117,7 @@ class FailureDetector {
   bool differs(const Peer& peer) const;
   void compare_at_end();
   void fail_differing(int rank);
-  void fail_locked(FailureKind kind, const std::string& message, bool tell_others) noexcept;
+  void fail_locked(const Failure& failure, bool tell_others) noexcept;
 
   const int rank_;
   const Origin origin_;

@@ -1,0 +1,43 @@
+"""A rank that leaves its group while another thread of it is in a call: what it and its peers are told."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from rank_groups import make_group
+
+import pycollective as pc
+
+
+def error_of(call) -> Exception | None:
+    try:
+        call()
+    except pc.CollectiveError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("kind", ["tcp", "mixed"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_leave_in_a_call_is_a_lost_rank_to_peers_and_an_abort_to_itself(kind, size):
+    comms = make_group(kind, size, timeout=30)
+    leaver, peers = comms[0], comms[1:]
+    own: list[Exception | None] = []
+    call = threading.Thread(
+        target=lambda: own.append(error_of(lambda: leaver.all_reduce(np.ones(1000))))
+    )
+    call.start()
+    while " is in all_reduce" not in leaver.describe():
+        time.sleep(0.001)
+    leaver._group.leave(0)
+    call.join(20)  # its call ends before the peers look
+    assert isinstance(own[0], pc.AbortedError), own
+    for peer in peers:
+        error = error_of(lambda peer=peer: peer.all_reduce(np.ones(1000)))
+        assert isinstance(error, pc.PeerLostError), (peer.rank, error)
+        assert str(error).startswith("rank 0 has left the group in all_reduce #1 ("), error
+    for comm in comms:
+        comm.close()
