@@ -1,4 +1,4 @@
-"""A rank that leaves its group while another thread of it is in a call: what it and its peers are told."""
+"""Tests of a rank that leaves its group while another thread of that rank is in a call."""
 
 from __future__ import annotations
 
