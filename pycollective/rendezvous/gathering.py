@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from pycollective.rendezvous.description import MAX_RANKS, Description
 from pycollective.rendezvous.door import STRANGER_SECONDS
 from pycollective.rendezvous.handshake import Channel, HandshakeError
 
-__all__ = ["Gathering", "int_of"]
+__all__ = ["Gathering", "int_of", "milliseconds_until", "time_of"]
 
 _LATER = {"later": True}
+_MOST_MILLISECONDS = 1 << 40
 
 
 def int_of(message: dict[str, Any], name: str, low: int, high: int) -> int:
@@ -38,6 +40,22 @@ def int_of(message: dict[str, Any], name: str, low: int, high: int) -> int:
     return value
 
 
+def milliseconds_until(deadline: float) -> int:
+    """Return the time that is left, for a message that the other side reads with `time_of`."""
+    return int(min(max(0.0, 1000 * (deadline - time.monotonic())), _MOST_MILLISECONDS))
+
+
+def time_of(message: dict[str, Any]) -> float:
+    """Return the deadline of a message, on this process's clock (time.monotonic).
+
+    Raises
+    ------
+    HandshakeError
+        If the message has none.
+    """
+    return time.monotonic() + int_of(message, "milliseconds", 0, _MOST_MILLISECONDS) / 1000
+
+
 @dataclass
 class Candidate:
     """A rank that has come."""
@@ -49,6 +67,8 @@ class Candidate:
     """What it says of its host; equal on ranks that may share memory."""
     process: str
     """A random name of its process: a rank that was started again has another one."""
+    deadline: float
+    """When it gives up, on rank 0's clock."""
 
 
 class Gathering:
@@ -95,7 +115,8 @@ class Gathering:
                 host = str(ipaddress.ip_address(str(place.get("host"))))
                 port = int_of(place, "port", 1, 65535)
                 claim, process = (str(place.get(name, ""))[:64] for name in ("claim", "process"))
-                answer = self._add(rank, Candidate(channel, (host, port), claim, process))
+                until = time_of(place)
+                answer = self._add(rank, Candidate(channel, (host, port), claim, process, until))
             else:
                 answer = _LATER
         except (HandshakeError, ValueError) as error:
@@ -113,8 +134,8 @@ class Gathering:
             if before is not None and not before.channel.ended():
                 return {"error": f"rank {rank} is taken: every process needs its own"}
             if before is not None:  # it was started again
-                before.channel.close()
-            self.came[rank] = candidate
+                self.came.pop(rank).channel.close()
+            self.came[rank] = candidate  # behind all that came before
             self._changed.notify_all()
             return {}
 
@@ -139,6 +160,14 @@ class Gathering:
                 return [r for r in others if r not in there]
             self._keep(self._let_in(there))
             return []
+
+    def first_to_give_up(self) -> tuple[float, int]:
+        """Return the earliest deadline of those that have come, and whose it is."""
+        with self._changed:
+            return min(
+                ((c.deadline, r) for r, c in self.came.items() if not c.channel.ended()),
+                default=(math.inf, 0),
+            )
 
     def _let_in(self, there: list[int]) -> list[int]:
         """Return the ranks that become members: new processes only as far as the roster has room."""

@@ -21,7 +21,7 @@ from pycollective.errors import RendezvousError
 from pycollective.rendezvous import memory
 from pycollective.rendezvous.description import MAX_STREAMS, Description, FirstRankLostError
 from pycollective.rendezvous.door import SHORTAGES, STRANGER_SECONDS, Door
-from pycollective.rendezvous.gathering import Gathering, int_of
+from pycollective.rendezvous.gathering import Gathering, int_of, milliseconds_until, time_of
 from pycollective.rendezvous.handshake import Channel, HandshakeError, Refused, digest
 from pycollective.rendezvous.sockets import Sockets, is_unspecified
 
@@ -35,6 +35,10 @@ ATTEMPT_SECONDS = 5.0
 """Seconds that an elastic group may take to connect before rank 0 calls the roll; then twice as many."""
 _ROLL_SECONDS = memory.PROOF_SECONDS + 2.0
 """Seconds that a rank has to answer: more than the longest wait in which it does not hear rank 0."""
+_CONNECT_SECONDS = 1.0
+"""Seconds that the members have to connect at least, however late the last of them came."""
+_WORD_SECONDS = 2.0
+"""Seconds that the other ranks wait longer than rank 0, which knows who is missing and tells them."""
 _CONNECTIONS = 2
 """Of every two ranks, besides those for collectives: control, and messages of send and recv."""
 
@@ -66,7 +70,7 @@ class Meeting:
         self.about = about
         self.old = old
         self.seconds = seconds
-        self.deadline = time.monotonic() + seconds
+        self._begin()
         self.sockets = Sockets(about)
         self.key = self.sockets.key
         self.cleanup = cleanup
@@ -81,13 +85,19 @@ class Meeting:
         self.streams = _CONNECTIONS + (about.streams if about.rank == 0 else MAX_STREAMS)
         self.name = ""  # of the group; empty until the members are known
         self.attempts = 0
-        self.attempt_ends = self.deadline
+        self.attempt_ends = self.deadline  # for all members the same, as rank 0 says
+        self.last_came = ""  # rank 0's note on the last rank, if that rank came very late
         self.doors: list[Door] = []
         self.front: Door | None = None  # rank 0's, for ranks that come
         self.door: Door | None = None  # for peers
         self.store: Channel | None = None  # the others': the connection to rank 0
         self.over = False
         cleanup.callback(self._close_all)
+
+    def _begin(self, pause: float = 0.0) -> None:
+        """Start this rank's time, now or after a pause."""
+        self.begun = time.monotonic() + pause
+        self.deadline = self.begun + self.seconds
 
     def _close_all(self) -> None:
         for door in self.doors:
@@ -165,7 +175,6 @@ class Meeting:
                 if r != rank and any((r, s) not in self.peers for s in range(self.streams))
             ],
             "to connect",
-            self.attempt_ends,
         )
         here, shared = self._share()
         hosts = self._leave_together(here[0])
@@ -311,7 +320,7 @@ class Meeting:
         if gathering.members is None:
             self.about.rank, self.about.size = self.whole
             where = f"to come to {self.about.host}:{self.about.port}"
-            self._wait(lambda: gathering.choose(self._is_late()), where, self.deadline, self.front)
+            self._wait(lambda: gathering.choose(self._is_late()), where, self.front)
         members = gathering.members
         assert members is not None and self.door is not None
         if len(members) < self.whole[1]:
@@ -324,9 +333,12 @@ class Meeting:
         with self.changed:
             self.name = secrets.token_hex(8)
         self._limit_attempt()
+        # The members of an elastic group are to hear a roll call after the attempt.
+        until = self.deadline if self.elastic else self.attempt_ends
         gathering.tell_all(
             {
                 "group": self.name,
+                "milliseconds": milliseconds_until(until),
                 "streams": self.streams,
                 "places": [
                     [*place, claim] for place, claim in zip(self.places, self.claims, strict=True)
@@ -338,14 +350,22 @@ class Meeting:
         )
 
     def _limit_attempt(self) -> None:
-        """Let an elastic group's attempt end early: a member that is stopped must be found out."""
-        self.attempt_ends = self.deadline
-        if self.elastic and self.about.rank == 0:
-            limit = ATTEMPT_SECONDS * 2**self.attempts
-            self.attempt_ends = min(self.deadline, time.monotonic() + limit)
+        """Set the time when the members must be connected; an elastic group may try again."""
+        now = time.monotonic()
+        self.last_came = ""
+        if self.elastic:  # a member that is stopped must be found out
+            self.attempt_ends = min(self.deadline, now + ATTEMPT_SECONDS * 2**self.attempts)
+            return
+        # One deadline for all members: else the rank that started first gives up first and is
+        # blamed, though another rank has kept all of them waiting.
+        first, _ = self.gathering.first_to_give_up()
+        self.attempt_ends = max(min(first, self.deadline), now + _CONNECT_SECONDS)
+        spent = now - self.begun
+        if 2 * spent > self.attempt_ends - self.begun:
+            self.last_came = f"; rank {[*self.gathering.came][-1]} came only after {spent:.1f} s"
 
     def _is_late(self) -> bool:
-        return time.monotonic() >= self.deadline - self.seconds + self.about.patience
+        return time.monotonic() >= self.begun + self.about.patience
 
     def _renumber(self, members: list[int]) -> None:
         """Go on as one of the members."""
@@ -365,7 +385,7 @@ class Meeting:
         lost = self.gathering.call_roll(self.attempts, _ROLL_SECONDS, self._watch)
         if lost:  # a new group, with the time of a new one: every rank can be lost only once
             _log.warning("%s did not answer the roll call", _ranks(lost))
-            self.deadline = time.monotonic() + self.seconds
+            self._begin()
 
     # The others -----------------------------------------------------------------------------
 
@@ -375,7 +395,7 @@ class Meeting:
         hello = {"purpose": "join", "rank": rank, "size": size}
 
         def reach() -> Channel:
-            channel = self._introduce(*self.sockets.resolve(), hello)
+            channel = self._introduce(*self.sockets.resolve(), hello, self.deadline)
             # At the same address there may still be an earlier rendezvous, about to end.
             try:
                 answer = channel.receive(time.monotonic() + STRANGER_SECONDS)
@@ -390,14 +410,20 @@ class Meeting:
         seconds = self.about.patience if self.about.least else left
         store = self.store = self._until_reached(reach, f"rank 0 at {where}", seconds, self._watch)
         if self.about.least:  # rank 0 may begin to be patient only now
-            self.deadline = time.monotonic() + self.seconds
+            self._begin()
         if self.door is None:
             own = self.sockets.own_address(str(store.socket.getsockname()[0]))
             sock = self.sockets.listen_for_peers(own)
             self.door = self._door_at(sock, own, self._enter_peer)
         host, port = self.door.address
         process = f"{os.getpid()} {_token}"
-        place = {"host": host, "port": port, "claim": self._claim(), "process": process}
+        place = {
+            "host": host,
+            "port": port,
+            "claim": self._claim(),
+            "process": process,
+            "milliseconds": milliseconds_until(self.deadline),
+        }
         try:
             store.send(place, self.deadline)
         except OSError as error:
@@ -408,7 +434,8 @@ class Meeting:
         """Hear from rank 0 who the members are."""
         self.about.rank, self.about.size = self.whole
         store = self.store or self._reach_rank_0()
-        table = self._hear(f"for rank 0 at {self.about.host}:{self.about.port} to have everybody")
+        what = f"for rank 0 at {self.about.host}:{self.about.port} to have everybody"
+        table = self._hear(what, self.deadline)
         name = table.get("group")
         places = table.get("places")
         if not isinstance(name, str) or not isinstance(places, list):
@@ -438,7 +465,7 @@ class Meeting:
                 host = str(store.socket.getpeername()[0])
             self.places.append((host, int_of({"port": place[1]}, "port", 1, 65535)))
             self.claims.append(str(place[2]))
-        self._limit_attempt()
+        self.attempt_ends = time_of(table)
         with self.changed:
             self.name = name
             self.changed.notify_all()
@@ -460,11 +487,12 @@ class Meeting:
                 now = time.monotonic()
                 if isinstance(error, _NotNowError) and self.about.least:
                     deadline = now + seconds  # rank 0 lives: nobody may go on without it
-                    self.deadline = now + self.seconds
+                    self._begin()
                 is_news = isinstance(error, Refused) and str(error) != str(refusal)
                 if isinstance(error, Refused):
                     refusal = error
                 if now >= deadline:
+                    watch()  # rank 0 may have given up meanwhile, and knows why
                     # The deadline ends an attempt, too, and its error says less than a refusal.
                     if refusal is not None:
                         raise refusal from None
@@ -480,13 +508,13 @@ class Meeting:
                 time.sleep(min(pause, max(0.0, deadline - now)))
                 pause = min(2 * pause, 0.5)
 
-    def _introduce(self, family: Any, address: Any, hello: dict[str, Any]) -> Channel:
-        soon = min(self.deadline, time.monotonic() + STRANGER_SECONDS)
+    def _introduce(self, family: Any, address: Any, hello: dict[str, Any], until: float) -> Channel:
+        soon = min(until, time.monotonic() + STRANGER_SECONDS)
         sock = self.sockets.connected(family, address, soon)
         return self.sockets.introduced(sock, hello, soon)
 
-    def _hear(self, what: str) -> dict[str, Any]:
-        """The next message of rank 0."""
+    def _hear(self, what: str, until: float) -> dict[str, Any]:
+        """Return the next message of rank 0, which knows at `until` who is missing."""
         assert self.store is not None
         late = 1.0  # rank 0, who knows whom it waits for, is to say so first
         say = time.monotonic() + LOG_EVERY + late
@@ -494,10 +522,9 @@ class Meeting:
             while not self.store.readable(0.05):
                 self._watch()
                 now = time.monotonic()
-                # Rank 0 names the missing at its own deadline, which may be a little later.
-                if now >= self.deadline + 2:
+                if now >= until + _WORD_SECONDS:
                     raise RendezvousError(
-                        f"rank {self.about.rank} waited {self.seconds:g} s {what}"
+                        f"rank {self.about.rank} waited {round(until - self.begun, 1):g} s {what}"
                     )
                 if now >= say:
                     _log.warning("rank %d waits %s", self.about.rank, what)
@@ -515,7 +542,7 @@ class Meeting:
             self._check_word(message)
             if "again" in message:
                 self.store.send({"again": message["again"]}, time.monotonic() + STRANGER_SECONDS)
-                self.deadline = time.monotonic() + self.seconds
+                self._begin(_ROLL_SECONDS)
                 raise _RepeatError
         except OSError as error:
             raise _first_rank_lost(error) from None
@@ -534,7 +561,7 @@ class Meeting:
     def _await_roll_call(self) -> None:
         """Return when rank 0 has called the roll, and been answered."""
         with contextlib.suppress(_RepeatError):
-            self._hear("for rank 0 to make the group again")
+            self._hear("for rank 0 to make the group again", self.attempt_ends)
             raise HandshakeError("rank 0 went on without this rank")
 
     # All ------------------------------------------------------------------------------------
@@ -562,6 +589,7 @@ class Meeting:
             host, port = self.places[peer]
             self.sockets.allow(host)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            until = self.attempt_ends + (0.0 if peer else _WORD_SECONDS)
             for stream in range(self.streams):
                 hello = {
                     "purpose": "peer",
@@ -575,10 +603,11 @@ class Meeting:
                     family: Any = family,
                     address: Any = (host, port),
                     hello: dict[str, Any] = hello,
+                    until: float = until,
                 ) -> Channel:
-                    return self._introduce(family, address, hello)
+                    return self._introduce(family, address, hello, until)
 
-                left = max(0.0, self.deadline - time.monotonic())
+                left = max(0.0, until - time.monotonic())
                 whom = f"rank {peer} at {host}:{port}"
                 channel = self._until_reached(reach, whom, left, self._watch_others)
                 with self.changed:
@@ -590,12 +619,26 @@ class Meeting:
             if door.shortage is not None:
                 raise door.shortage
         if self.about.ended is not None and self.about.ended.text:
-            raise RendezvousError(
+            in_vain = (
                 f"rank {self.about.rank} waits for the others in vain: {self.about.ended.text}"
             )
+            raise RendezvousError(self._last_word() or in_vain)
         failure = self.old.failure if self.old is not None else None
         if failure:
             raise RendezvousError(f"the group that the new one is made of has failed: {failure}")
+
+    def _last_word(self) -> str:
+        """Return why another rank gave up, if one has said so: it may have ended because of that."""
+        with self.changed:
+            channels = [c.channel for c in self.gathering.came.values()]
+        channels += [self.store] if self.store is not None else []
+        for channel in channels:
+            with contextlib.suppress(OSError, HandshakeError):
+                while channel.readable():
+                    message = channel.receive(time.monotonic() + STRANGER_SECONDS)
+                    if "error" in message:
+                        return str(message["error"])
+        return ""
 
     def _watch_others(self) -> None:
         """Raise as `_watch`, or if rank 0 says that the group fails, or for rank 0 if one has ended."""
@@ -618,13 +661,7 @@ class Meeting:
                     f"rank {rank} is gone before the group was made: {error}"
                 ) from None
 
-    def _wait(
-        self,
-        missing: Callable[[], list[int]],
-        what: str,
-        until: float,
-        front: Door | None = None,
-    ) -> None:
+    def _wait(self, missing: Callable[[], list[int]], what: str, front: Door | None = None) -> None:
         """Wait until no rank is missing; at rank 0's front door, or for peers."""
         begun, say = time.monotonic(), time.monotonic() + LOG_EVERY
         while True:
@@ -633,22 +670,38 @@ class Meeting:
                 if not absent:
                     return
                 self.changed.wait(0.05)
+            until, note = self.attempt_ends, self.last_came
             if front is None:
                 self._watch_others()
             else:
                 self._watch()
+                until, note = self._until_all_came()
             now = time.monotonic()
             who = _ranks(absent) + f" of {self.about.size}"
             away = front.turned_away if front else 0
             strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
             if now >= until:
-                seconds = self.seconds if until == self.deadline else now - begun
-                raise _BrokenError(
-                    f"rank {self.about.rank} waited {round(seconds, 1):g} s for {who} {what}{strangers}"
-                )
+                raise self._in_vain(f"{who} {what}{strangers}{note}", until, begun)
             if now >= say:
                 self._say(f"rank {self.about.rank} waits for {who} {what}{strangers}")
                 say = now + LOG_EVERY
+
+    def _until_all_came(self) -> tuple[float, str]:
+        """Return when rank 0 gives up on those that have not come, and a note on the reason.
+
+        Without a rank that gives up before rank 0, the others wait in vain: rank 0 ends with it.
+        """
+        until, rank = self.gathering.first_to_give_up()
+        if self.elastic or until >= self.deadline:
+            return self.deadline, ""
+        return until, f", as rank {rank} waits no longer"
+
+    def _in_vain(self, whom: str, until: float, begun: float) -> _BrokenError:
+        """Return the error of a wait that began at `begun` and may not go on after `until`."""
+        if not self.elastic or until == self.deadline:  # all of this rank's time, no attempt's
+            begun = self.begun
+        waited = f"rank {self.about.rank} waited {round(until - begun, 1):g} s"
+        return _BrokenError(f"{waited} for {whom}")
 
     def _say(self, waits: str) -> None:
         """Log whom this rank waits for; rank 0 also lets the others know."""
@@ -664,10 +717,10 @@ class Meeting:
         if self.about.rank != 0:
             assert self.store is not None
             try:
-                self.store.send({"ready": leader}, self.deadline)
+                self.store.send({"ready": leader}, self.attempt_ends)
             except OSError as error:
                 raise _first_rank_lost(error) from None
-            hosts = self._hear("for the others to connect").get("go")
+            hosts = self._hear("for the others to connect", self.attempt_ends).get("go")
             if (
                 not isinstance(hosts, list)
                 or len(hosts) != size
@@ -678,14 +731,15 @@ class Meeting:
         self.ready[0] = leader
         others = self._joined()
         begun, say = time.monotonic(), time.monotonic() + LOG_EVERY
+        # A rank that is not ready may wait for a third one, and is to name it first.
+        until = self.attempt_ends + (0.0 if self.elastic else 1.0)
         while waiting := [r for r in others if r not in self.ready]:
             others[waiting[0]].readable(0.01)  # one after the other: all of them must come
             self._watch_others()
             now = time.monotonic()
             who = f"{_ranks(waiting)} to connect"
-            if now >= self.attempt_ends:
-                seconds = self.seconds if self.attempt_ends == self.deadline else now - begun
-                raise _BrokenError(f"rank 0 waited {round(seconds, 1):g} s for {who}")
+            if now >= until:
+                raise self._in_vain(who + self.last_came, self.attempt_ends, begun)
             if now >= say:
                 self._say(f"rank 0 waits for {who}")
                 say = now + LOG_EVERY

@@ -198,7 +198,12 @@ def _join(ports, stops, over, heard):
                     if "welcome" not in channel.receive(soon):
                         continue
                     process = f"process {len(heard)}"
-                    place = {"host": "127.0.0.1", "port": ports[2], "claim": ""}
+                    place = {
+                        "host": "127.0.0.1",
+                        "port": ports[2],
+                        "claim": "",
+                        "milliseconds": 90_000,
+                    }
                     channel.send({**place, "process": process}, soon)
                     heard.append(channel.receive(soon))
                     if stops and "ranks" in heard[-1]:

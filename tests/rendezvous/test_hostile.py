@@ -187,7 +187,9 @@ def test_rank_0_place_with_a_bad_port_names_the_field(on_ranks):
                 sock, KEY, {k: HELLO[k] for k in ("purpose", "rank", "size")}, soon
             )
             assert channel.receive(soon) == {"welcome": True}
-            channel.send({"host": "127.0.0.1", "port": port, "claim": ""}, soon)
+            channel.send(
+                {"host": "127.0.0.1", "port": port, "claim": "", "milliseconds": 20_000}, soon
+            )
             return channel.receive(soon)
 
     def meets(rank):

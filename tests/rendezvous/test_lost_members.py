@@ -55,7 +55,13 @@ def joined(port, rank, size):
 
 
 def place(port, process="one"):
-    return {"host": "127.0.0.1", "port": port, "claim": "", "process": process}
+    return {
+        "host": "127.0.0.1",
+        "port": port,
+        "claim": "",
+        "process": process,
+        "milliseconds": 20_000,
+    }
 
 
 class Doomed:
@@ -100,6 +106,22 @@ def test_meet_elastic_member_lost_after_the_table_rest_makes_the_group(on_ranks,
         [lambda: others(0), doomed, lambda: others(2), lambda: others(3)], lambda rank: rank()
     )
     assert found == [(0, 3, 8.0), [0, 1, 2, 3], (1, 3, 8.0), (2, 3, 8.0)]
+
+
+@pytest.mark.slow
+def test_meet_elastic_roll_call_longer_than_the_ranks_wait_rest_makes_the_group(on_ranks):
+    """Rank 0 begins its time anew after the roll call, in which it cannot tell the others anything."""
+    ports = free_ports(3)
+    doomed = Doomed(1, ports, "is silent")
+
+    def others(rank, seconds):
+        try:
+            return Rank(rank, at(ports), **{**SOME, "join_timeout": seconds})()
+        finally:
+            doomed.over.set()
+
+    found = on_ranks([lambda: others(0, 20.0), doomed, lambda: others(2, 0.1)], lambda rank: rank())
+    assert found == [(0, 2, 4.0), [0, 1, 2], (1, 2, 4.0)]
 
 
 def test_meet_elastic_two_members_lost_rest_makes_the_group(on_ranks):

@@ -106,7 +106,9 @@ def test_a_rank_that_dies_while_the_others_join(on_ranks, after):
         channel = handshake.introduce(sock, key, hello, deadline)
         assert channel.receive(deadline) == {"welcome": True}
         if after != "welcome":
-            channel.send({"host": "127.0.0.1", "port": 1, "claim": ""}, deadline)
+            channel.send(
+                {"host": "127.0.0.1", "port": 1, "claim": "", "milliseconds": 20_000}, deadline
+            )
             assert channel.receive(deadline)["ranks"] == [0, 1]
         if after == "reason":
             channel.send({"error": "rank 1 did not reach rank 7"}, deadline)
