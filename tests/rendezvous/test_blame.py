@@ -91,16 +91,20 @@ def errors_of(on_ranks, ranks, *stopped):
     return [str(error) for error in found]
 
 
-def late(monkeypatch, rank):
-    """Let a rank find, when it hears who the members are, that its own time is over."""
-    join = Meeting._join
+def spend(monkeypatch, method, rank, left, after):
+    """Let nearly all of a rank's own time be over before or after a method of its `Meeting`."""
+    original = getattr(Meeting, method)
 
-    def joins(self):
-        join(self)
+    def spends(self):
+        if after:
+            original(self)
         if self.about.rank == rank:
-            time.sleep(max(0.0, self.deadline - time.monotonic()) + 0.01)
+            self.begun = time.monotonic() + left - self.seconds
+            self.deadline = time.monotonic() + left
+        if not after:
+            original(self)
 
-    monkeypatch.setattr(Meeting, "_join", joins)
+    monkeypatch.setattr(Meeting, method, spends)
 
 
 def test_meet_rank_that_never_comes_is_named_when_the_time_of_another_is_over(on_ranks):
@@ -111,21 +115,21 @@ def test_meet_rank_that_never_comes_is_named_when_the_time_of_another_is_over(on
         assert missing in error
 
 
-def test_meet_members_whose_time_is_over_when_the_last_comes_connect(on_ranks, monkeypatch):
+@pytest.mark.parametrize("method", ["_join", "_limit_attempt"])
+def test_meet_members_whose_time_is_over_when_the_last_comes_connect(on_ranks, monkeypatch, method):
     monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 10.0, raising=False)
-    late(monkeypatch, 1)
+    joins = method == "_join"
+    spend(monkeypatch, method, rank=int(joins), left=0.0, after=joins)
     addresses = at(free_ports(3))
-    times = (20.0, 1.0, 20.0)
-    ranks = [Rank(r, addresses, join_timeout=s) for r, s in enumerate(times)]
-    assert on_ranks(ranks, call) == [(r, 3, 6.0) for r in range(3)]
+    assert on_ranks([Rank(r, addresses) for r in range(3)], call) == [(r, 3, 6.0) for r in range(3)]
 
 
 def test_meet_rank_stopped_after_it_came_is_named_when_the_time_of_another_is_over(
     on_ranks, monkeypatch
 ):
-    late(monkeypatch, 1)
+    spend(monkeypatch, "_join", rank=1, left=0.0, after=True)
     ports = free_ports(3)
-    ranks = [Rank(0, at(ports), join_timeout=20.0), Rank(1, at(ports), join_timeout=1.0)]
+    ranks = [Rank(0, at(ports), join_timeout=1.0), Rank(1, at(ports), join_timeout=20.0)]
     for error in errors_of(on_ranks, ranks, Stopped(2, ports)):
         assert "for rank 2 of 3 to connect" in error
 
@@ -153,14 +157,7 @@ def test_meet_rank_that_came_very_late_is_named_where_the_rest_of_the_time_is_to
     on_ranks, monkeypatch
 ):
     monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 0.1)
-    limit = Meeting._limit_attempt
-
-    def nearly_over(self):
-        self.begun -= self.seconds - 0.2
-        self.deadline -= self.seconds - 0.2
-        limit(self)
-
-    monkeypatch.setattr(Meeting, "_limit_attempt", nearly_over)
+    spend(monkeypatch, "_limit_attempt", rank=0, left=0.2, after=False)
     ports = free_ports(3)
     first = Stopped(1, ports)
     last = Stopped(2, ports, after=first.has_joined, reaches=(0,))
