@@ -628,7 +628,7 @@ class Meeting:
             raise RendezvousError(f"the group that the new one is made of has failed: {failure}")
 
     def _last_word(self) -> str:
-        """Return why another rank gave up, if one has said so: it may have ended because of that."""
+        """Return another rank's reason for giving up, which may be why it has ended; empty if none."""
         with self.changed:
             channels = [c.channel for c in self.gathering.came.values()]
         channels += [self.store] if self.store is not None else []
@@ -689,7 +689,7 @@ class Meeting:
     def _until_all_came(self) -> tuple[float, str]:
         """Return when rank 0 gives up on those that have not come, and a note on the reason.
 
-        Without a rank that gives up before rank 0, the others wait in vain: rank 0 ends with it.
+        The group needs all ranks: when the first of them gives up, rank 0 gives up, too.
         """
         until, rank = self.gathering.first_to_give_up()
         if self.elastic or until >= self.deadline:

@@ -24,7 +24,7 @@ HOST = {k: v for k, v in ENVIRONMENT.items() if k != "PYCOLLECTIVE_TRANSPORT"} |
 
 
 class Stopped:
-    """A rank that goes as far as its peers, as a process that is stopped there; others connect in vain.
+    """A rank that is stopped while it connects to its peers; it answers nobody from then on.
 
     Parameters
     ----------
