@@ -267,7 +267,7 @@ bool DirectExecution::post() {
     }
     mode_ = Mode::one_shot;
     if (std::size_t bytes = input_bytes(rank)) {
-      std::memcpy(const_cast<std::byte*>(shot(rank)), call_.input, bytes);
+      copy_to_peer(const_cast<std::byte*>(shot(rank)), call_.input, bytes);
     }
   } else {
     mode_ = Mode::blocks;
@@ -465,7 +465,7 @@ bool DirectExecution::try_stage() {
     if (!is_consumer(peer)) continue;
     Span chunk = input_span(staging_, peer);
     if (!chunk.bytes) continue;
-    std::memcpy(staged(rank, peer, staging_), call_.input + chunk.offset, chunk.bytes);
+    copy_to_peer(staged(rank, peer, staging_), call_.input + chunk.offset, chunk.bytes);
   }
   if (!is_consumer(rank)) copy_own(staging_);
   board_.counters(rank).staged.store(staging_.input_end, std::memory_order_release);
@@ -568,7 +568,7 @@ void DirectExecution::consume(const Block& block) {
 void DirectExecution::publish(const Block& block) {
   const Span own = input_span(block, board_.rank());
   if (!input_is_mapped_) {
-    std::memcpy(published(board_.rank(), block), call_.input + own.offset, own.bytes);
+    copy_to_peer(published(board_.rank(), block), call_.input + own.offset, own.bytes);
   }
   copy_own(block);
 }
@@ -587,7 +587,7 @@ void DirectExecution::write(std::byte* to, const std::byte* from, std::size_t by
   if (is_past_cache_) {
     copy_past_cache(to, from, bytes);
   } else {
-    std::memcpy(to, from, bytes);
+    copy_bytes(to, from, bytes);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "support/copy.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -25,6 +26,12 @@ __attribute__((target("avx"))) std::size_t copy_vectors(std::byte* to, const std
   return done;
 }
 
+bool has_fast_string_instruction() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kFastShortRepMov = 1U << 4;  // of leaf 7
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kFastShortRepMov);
+}
+
 #endif
 
 }  // namespace
@@ -38,6 +45,17 @@ void copy_long(std::byte* to, const std::byte* from, std::size_t bytes) {
   }
 #endif
   std::memcpy(to, from, bytes);
+}
+
+void copy_long_to_peer(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__x86_64__)
+  static const bool is_fast = has_fast_string_instruction();
+  if (is_fast) {
+    asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
+    return;
+  }
+#endif
+  copy_long(to, from, bytes);
 }
 
 }  // namespace pycollective

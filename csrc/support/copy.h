@@ -12,14 +12,28 @@
 
 namespace pycollective {
 
-// Through the processor's widest vectors. The C library moves some KiB with one instruction, which
-// is slow on processors where source and target lie differently within their pages.
+// For a target that no other core has in its caches. With vectors on processors that have them:
+// the string instruction, which the C library may use, is slow on some where source and target lie
+// differently within their pages.
 void copy_long(std::byte* to, const std::byte* from, std::size_t bytes);
 
+// For a target that another core has read: with the string instruction where the processor has a
+// fast one. It takes the other core's lines without reading them, which vector stores do first.
+void copy_long_to_peer(std::byte* to, const std::byte* from, std::size_t bytes);
+
+inline constexpr std::size_t kLongCopy = 2048;
+
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  constexpr std::size_t kLong = 2048;
-  if (bytes >= kLong) {
+  if (bytes >= kLongCopy) {
     copy_long(to, from, bytes);
+  } else if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+inline void copy_to_peer(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes >= kLongCopy) {
+    copy_long_to_peer(to, from, bytes);
   } else if (bytes > 0) {
     std::memcpy(to, from, bytes);
   }

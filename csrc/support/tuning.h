@@ -2,6 +2,7 @@
 // benchmarks/results/tuning.md.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -55,7 +56,9 @@ inline constexpr std::size_t kMostPipeBytes = std::size_t{2} << 20;
 // A message of at most this many bytes is announced when all of it is in the ring. Both ranks copy
 // the blocks of a longer one at the same time.
 inline constexpr std::size_t kWholeBytes = 4 * 1024;
-inline constexpr std::size_t kPipeBlockBytes = 16 * 1024;
+inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
+  return std::clamp<std::size_t>(message / 16, 16 * 1024, 128 * 1024);
+}
 // A longer message is copied in and copied out even if the receiver reaches its memory: two cores
 // copy at the same time then.
 inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;

@@ -97,8 +97,8 @@ void RingPipes::copy_in(Ring& ring, std::uint64_t position, const void* data,
                         std::size_t bytes) const {
   const auto* from = static_cast<const std::byte*>(data);
   std::size_t first = std::min(bytes, room_ - position % room_);
-  copy_bytes(at(ring, position), from, first);
-  if (first < bytes) copy_bytes(ring.data, from + first, bytes - first);
+  copy_to_peer(at(ring, position), from, first);
+  if (first < bytes) copy_to_peer(ring.data, from + first, bytes - first);
 }
 
 void RingPipes::copy_out(Ring& ring, std::uint64_t position, void* data, std::size_t bytes) const {
@@ -156,6 +156,7 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   out.position = begin + length;
   if (kind == Kind::streamed) {
     out.left = envelope.bytes;
+    out.block = std::min(pipe_block_bytes(envelope.bytes), room_ / 4);
     moved = try_write(peer, data, envelope.bytes);
   } else {
     const bool lends = kind == Kind::lent;
@@ -177,7 +178,7 @@ std::size_t RingPipes::try_write(int peer, const std::byte* data, std::size_t by
     out.lent_until = 0;
     return bytes;
   }
-  std::size_t count = std::min(bytes, std::min(kPipeBlockBytes, room_ / 4));
+  std::size_t count = std::min(bytes, out.block);
   count = room(to, out, round_up(count, kCacheLine));
   count = std::min(bytes, count);
   if (count == 0) return 0;
@@ -253,7 +254,7 @@ std::size_t RingPipes::try_read(int peer, std::byte* data, std::size_t bytes) {
   if (in.written <= in.position) in.written = from.written.load(std::memory_order_acquire);
   if (in.written <= in.position) return 0;
   std::size_t there = static_cast<std::size_t>(in.written - in.position);
-  std::size_t count = std::min({bytes, in.left, there, kPipeBlockBytes});
+  std::size_t count = std::min({bytes, in.left, there, pipe_block_bytes(in.envelope.bytes)});
   copy_out(from, in.position, data, count);
   in.position += count;
   in.left -= count;

@@ -55,6 +55,7 @@ class RingPipes final : public Pipes {
     std::uint64_t read = 0;        // The last value of Ring::read that this rank has loaded.
     std::uint64_t identity = 0;    // The hash in the last description.
     std::size_t left = 0;          // Bytes of the current message that are not written yet.
+    std::size_t block = 0;         // Bytes of it that are copied in at once.
     std::uint64_t lent_until = 0;  // The end of a lent message's record; 0: nothing is lent.
     bool spoken = false;           // The receiver knows that this rank sends to it.
   };
