@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from fast_cases import some_fast
 
 from pycollective import _core, local_group, tuning
 from pycollective.benchmark.cases import COLLECTIVES, PARTS, Arrays, Case, algorithms_of
@@ -31,7 +32,7 @@ def results(path):
 
 
 @pytest.mark.parametrize("place", ["--in-place", "--no-in-place"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", some_fast([1, 2, 3], [1, 3]))
 def test_every_collective_among_threads(tmp_path, capsys, place, ranks):
     report = tmp_path / "bench.json"
     words = f"-n {ranks} -c all -a all -b 4 -e 128K -f 256 {place} --json {report}".split()
@@ -252,6 +253,7 @@ def selected(comm, collective, size):
     return comm._core.select(_core.Collective.__members__[collective], size)
 
 
+@pytest.mark.slow
 def test_tune_writes_a_table_that_groups_use(tmp_path, capsys, monkeypatch, caplog):
     file = tmp_path / "deep" / "table.json"
     monkeypatch.setenv(tuning.TUNING, str(file))

@@ -147,7 +147,9 @@ class Model {
       : size_(size), faults_(faults), program_(program), reduction_{add, nullptr, 1, nullptr} {
     model = this;
     for (const CallOfAll& call : program.calls) {
-      area_ = std::max(area_, call.count * static_cast<std::size_t>(size) + 128);
+      for (int r = 0; r < size; ++r) {
+        area_ = std::max({area_, length(call, true, r) + 128, length(call, false, r) + 128});
+      }
     }
     area_ = (area_ + 63) / 64 * 64;
     board_bytes_ = Board::bytes_for(size, true);
@@ -164,6 +166,13 @@ class Model {
       endpoints_.push_back(std::make_unique<ModelEndpoint>(r));
       std::memset(array(r, false, 0), kPoison, 2 * area_);
     }
+    for (int r = 0; r < size; ++r) {
+      const Board& b = *boards_[0];
+      parts_.push_back({b.at(r), sizeof(Board::Slot) * kBoardSlots + sizeof(Board::Counters)});
+      parts_.push_back({b.input_staging(r), kInputStagingBytes + kOutputStagingBytes});
+      parts_.push_back({array(r, false, 0), 2 * area_});
+    }
+    for (const Part& part : parts_) part_bytes_ += part.bytes;
     std::memset(&control_, 0, sizeof control_);
     std::memset(executions_, 0, sizeof executions_);
   }
@@ -171,7 +180,7 @@ class Model {
   // Returns what is wrong, with the actions that lead there; empty if nothing is.
   std::string explore() {
     try {
-      visit();
+      visit(hash());
       return {};
     } catch (const Wrong& wrong) {
       std::string text = wrong.what + ", after";
@@ -239,8 +248,14 @@ class Model {
   }
 
  private:
+  // Memory that steps change.
+  struct Part {
+    std::byte* data;
+    std::size_t bytes;
+  };
+
   struct Snapshot {
-    std::vector<std::byte> memory;
+    std::unique_ptr<std::byte[]> memory;  // of all parts
     Control control;
     View views[kMost];
     Execution executions[kMost];
@@ -282,26 +297,23 @@ class Model {
   // States ---------------------------------------------------------------------------------
 
   Snapshot save() const {
-    Snapshot snapshot{memory_, control_, {}, {}};
-    for (int r = 0; r < size_; ++r) {
-      const Board& b = *boards_[static_cast<std::size_t>(r)];
-      View& view = snapshot.views[r];
-      view.turn = b.turn;
-      view.input_position = b.input_position;
-      view.output_position = b.output_position;
-      view.posted = b.posted;
-      view.settled = b.settled;
-      view.seen_consumed = b.seen_consumed;
-      view.fingerprint = b.fingerprint;
-      view.written = b.written;
-      for (int p = 0; p < size_; ++p) view.peers[p] = b.peers[static_cast<std::size_t>(p)];
+    Snapshot snapshot{std::make_unique_for_overwrite<std::byte[]>(part_bytes_), control_, {}, {}};
+    std::byte* to = snapshot.memory.get();
+    for (const Part& part : parts_) {
+      std::memcpy(to, part.data, part.bytes);
+      to += part.bytes;
     }
+    for (int r = 0; r < size_; ++r) snapshot.views[r] = view_of(r);
     std::memcpy(snapshot.executions, executions_, sizeof executions_);
     return snapshot;
   }
 
   void restore(const Snapshot& snapshot) {
-    std::memcpy(memory_.data(), snapshot.memory.data(), memory_.size());
+    const std::byte* from = snapshot.memory.get();
+    for (const Part& part : parts_) {
+      std::memcpy(part.data, from, part.bytes);
+      from += part.bytes;
+    }
     control_ = snapshot.control;
     for (int r = 0; r < size_; ++r) {
       Board& b = *boards_[static_cast<std::size_t>(r)];
@@ -319,27 +331,42 @@ class Model {
     std::memcpy(executions_, snapshot.executions, sizeof executions_);
   }
 
-  // Two states with one hash of 64 bits are taken for the same.
-  static std::uint64_t hash(const Snapshot& snapshot) {
-    std::uint64_t value = 0x9E3779B97F4A7C15U;
+  View view_of(int rank) const {
+    const Board& b = *boards_[static_cast<std::size_t>(rank)];
+    View view{b.turn,          b.input_position, b.output_position, b.posted, b.settled,
+              b.seen_consumed, b.fingerprint,    b.written,         {}};
+    for (int p = 0; p < size_; ++p) view.peers[p] = b.peers[static_cast<std::size_t>(p)];
+    return view;
+  }
+
+  // Returns a hash of the present state. Two states with one hash of 64 bits count as one.
+  std::uint64_t hash() const {
     using Word [[gnu::may_alias]] = std::uint64_t;
-    auto mix_word = [&value](std::uint64_t word) {
-      value = (value ^ word) * 0xFF51AFD7ED558CCDU;
-      value ^= value >> 32;
+    constexpr std::size_t kLanes = 8;  // that do not wait for each other's products
+    std::uint64_t lanes[kLanes] = {1, 2, 3, 4, 5, 6, 7, 8};
+    auto mix_word = [](std::uint64_t& lane, std::uint64_t word) {
+      lane = (lane ^ word) * 0xFF51AFD7ED558CCDU;
+      lane ^= lane >> 32;
     };
     auto mix = [&](const void* data, std::size_t bytes) {
       const auto* words = static_cast<const Word*>(data);
-      for (std::size_t i = 0; i < bytes / sizeof(Word); ++i) mix_word(words[i]);
+      const std::size_t count = bytes / sizeof(Word), whole = count / kLanes * kLanes;
+      for (std::size_t i = 0; i < whole; i += kLanes) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) mix_word(lanes[lane], words[i + lane]);
+      }
+      for (std::size_t i = whole; i < count; ++i) mix_word(lanes[i - whole], words[i]);
     };
-    mix(snapshot.memory.data(), snapshot.memory.size());
-    for (int r = 0; r < kMost; ++r) {
-      mix_word(static_cast<std::uint64_t>(snapshot.control.phase[r]));
-      mix_word(static_cast<std::uint64_t>(snapshot.control.call[r]));
+    for (const Part& part : parts_) mix(part.data, part.bytes);
+    for (int r = 0; r < size_; ++r) {
+      mix_word(lanes[0], static_cast<std::uint64_t>(control_.phase[r]));
+      mix_word(lanes[0], static_cast<std::uint64_t>(control_.call[r]));
+      const View view = view_of(r);
+      mix(&view, sizeof view);
     }
-    mix_word(snapshot.control.failed ? 1 : 0);
-    mix(snapshot.views, sizeof snapshot.views);
-    mix(snapshot.executions, sizeof snapshot.executions);
-    return value;
+    mix_word(lanes[0], control_.failed ? 1 : 0);
+    mix(executions_, sizeof executions_);
+    for (std::size_t lane = 1; lane < kLanes; ++lane) mix_word(lanes[0], lanes[lane]);
+    return lanes[0];
   }
 
   // Actions --------------------------------------------------------------------------------
@@ -435,7 +462,7 @@ class Model {
     recording_ = false;
     fill(rank);
     recording_ = true;
-    DirectCall mine;
+    static DirectCall mine;  // static: its padding, a part of the state, is zero
     mine.collective = call.collective;
     mine.root = call.root;
     mine.input = input_of(rank);
@@ -532,16 +559,16 @@ class Model {
 
   // The search -----------------------------------------------------------------------------
 
-  // Goes on from the present state; returns the ranks that can take a step in it.
-  unsigned visit() {
+  // Goes on from the present state, which is new; returns the ranks that can take a step in it.
+  unsigned visit(std::uint64_t key) {
     const Snapshot here = save();
-    const std::uint64_t key = hash(here);
-    if (auto known = seen_.find(key); known != seen_.end()) return known->second;
     // Finds the possible steps, then those that meet in memory.
     struct Step {
       Action action;
       std::vector<Access> accesses;
       unsigned woken;
+      bool failed;
+      std::uint64_t then;
     };
     std::vector<Step> steps;
     unsigned able = 0;
@@ -554,7 +581,7 @@ class Model {
         const bool moved = take_step(action);
         path_.pop_back();
         if (moved) {
-          steps.push_back({action, accesses_, woken_});
+          steps.push_back({action, accesses_, woken_, control_.failed, hash()});
           if (is_step(action)) {
             able |= 1U << rank;
             blocks_moved = true;
@@ -572,19 +599,24 @@ class Model {
     if (able == 0) check_end();
     for (const Step& step : steps) {
       path_.push_back(step.action);
-      take_step(step.action);
       ++actions_;
-      const unsigned then = visit();
+      unsigned then;
+      if (const auto known = seen_.find(step.then); known != seen_.end()) {
+        then = known->second;
+      } else {
+        take_step(step.action);
+        then = visit(step.then);
+        restore(here);
+      }
       // A rank that waits sleeps until somebody wakes it.
       for (int r = 0; r < size_; ++r) {
         const unsigned bit = 1U << r;
-        if (r == step.action.rank || !is_step(step.action) || control_.failed) continue;
+        if (r == step.action.rank || !is_step(step.action) || step.failed) continue;
         if (!(able & bit) && (then & bit) && !(step.woken & bit)) {
           throw Wrong{"rank " + std::to_string(r) + " can go on, and nobody wakes it"};
         }
       }
       path_.pop_back();
-      restore(here);
     }
     return able;
   }
@@ -715,6 +747,8 @@ class Model {
   std::size_t area_ = 0, board_bytes_ = 0;
   std::vector<std::byte> memory_;
   std::byte* base_ = nullptr;
+  std::vector<Part> parts_;
+  std::size_t part_bytes_ = 0;
   WaitQueue queues_[kMost];
   std::vector<std::unique_ptr<ModelBoard>> boards_;
   std::vector<std::unique_ptr<ModelEndpoint>> endpoints_;
