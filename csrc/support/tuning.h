@@ -84,10 +84,6 @@ inline constexpr int kTcpSpins = 100;
 // the first read of a frame asks for.
 inline constexpr std::size_t kTcpDirectBytes = 16 * 1024;
 
-// A rank that waits for shared memory and for connections sleeps for so long at most: no
-// connection wakes a rank that sleeps for memory.
-inline constexpr auto kMixedSlice = std::chrono::microseconds(200);
-
 // A rank's slots on the board. It can be one call fewer ahead of ranks that it need not wait for: a
 // root that sends short arrays is not held up by ranks that have no core. CallHistory keeps more.
 inline constexpr std::uint64_t kBoardSlots = 8;

@@ -2,7 +2,9 @@
 //
 // Every two ranks have a control connection, so that the end of a process is noticed wherever it
 // was; messages between ranks of this host go through the memory. A call is entered in both, and a
-// failure of one is the failure of the other.
+// failure of one is the failure of the other. A rank that waits for both sleeps in one poll() over
+// its connections: a rank of its host that has done something in the memory ends it by a frame on
+// the control connection of the two.
 #pragma once
 
 #include <memory>

@@ -102,7 +102,7 @@ void ShmGroup::leave(int rank) noexcept {
   if (!origin_.is_here()) return;  // a forked child does not speak for the rank
   const auto now = rank == rank_ ? Presence::left : Presence::ended;
   if (state(rank).presence.exchange(now) >= Presence::left) return;  // it may never have joined
-  for (int r = 0; r < size(); ++r) state(r).queue.wake();
+  wake_all();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
     fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
@@ -144,7 +144,13 @@ void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
   memory_.header().kind = static_cast<std::uint32_t>(kind);
   set_name(memory_.header().message, message);
   memory_.header().failed.store(2);
-  for (int r = 0; r < size(); ++r) state(r).queue.wake();
+  wake_all();
+}
+
+void ShmGroup::wake_all() noexcept {
+  for (int r = 0; r < size(); ++r) {
+    if (state(r).queue.wake()) end_poll(r);
+  }
 }
 
 std::optional<Failure> ShmGroup::failure() const {

@@ -85,7 +85,9 @@ class ShmEndpoint final : public Endpoint {
 
   Group& group() override { return group_; }
   ShmRank& state() const { return memory_.rank(rank_); }
-  void wake(int peer) { memory_.rank(peer).queue.wake_if_asleep(); }
+  void wake(int peer) {
+    if (memory_.rank(peer).queue.wake_if_asleep()) group_.end_poll(peer);
+  }
   // Returns true when a peer has read all that it was lent.
   bool has_read(int peer) const;
   // Fills the free slots. Returns true when nothing is left to send to this peer.

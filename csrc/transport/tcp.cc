@@ -380,6 +380,7 @@ std::string TcpGroup::describe(int rank) const { return member_->detector().desc
 void TcpGroup::tell_message(int, const std::string& message) noexcept {
   member_->detector().tell_message(message);
 }
+void TcpGroup::wake(int rank) noexcept { member_->detector().wake(rank); }
 int TcpGroup::here() const { return member_->detector().here(); }
 bool TcpGroup::in_crowd() const { return crowded(here()); }
 

@@ -200,6 +200,14 @@ void FailureDetector::tell_message(const std::string& message) noexcept {
   tell_all(header, message);
 }
 
+void FailureDetector::wake(int peer) noexcept {
+  if (!origin_.is_here()) return;
+  Header header;
+  header.kind = Kind::wake_up;
+  std::lock_guard lock(mutex_);
+  if (!closed_) at(peer).control.send(header, "");
+}
+
 void FailureDetector::beat() {
   if (!origin_.is_here()) return;
   std::lock_guard lock(mutex_);
@@ -340,6 +348,7 @@ void FailureDetector::receive_from(int rank) {
 }
 
 void FailureDetector::take(int rank, const ControlFrame& frame) {
+  if (frame.header.kind == Kind::wake_up) return;
   Peer& peer = at(rank);
   const Header& header = frame.header;
   std::string text = clean(frame.text);

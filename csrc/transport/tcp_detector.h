@@ -75,6 +75,8 @@ class FailureDetector {
   std::uint64_t calls(int peer) const;
   std::string describe(int peer);
   void tell_message(const std::string& message) noexcept;
+  // Ends the poll() in which a peer sleeps.
+  void wake(int peer) noexcept;
   void beat();
   std::vector<int> silent(double seconds);
   // Leaves in good order, and closes the connections, unless another thread is in a call, which
