@@ -28,10 +28,11 @@ inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;
 // Messages that a channel between threads holds; with two, it fills one cache line.
 inline constexpr int kChannelSlots = 2;
 
-// Between processes: slots of a channel, bytes of a slot, and up to which size a message travels in
-// the slot's own cache lines.
+// Between processes: slots of a channel, most bytes of a slot, and of the slots of all pairs of
+// ranks; up to which size a message travels in the slot's own cache lines.
 inline constexpr int kShmSlots = 4;
 inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
+inline constexpr std::size_t kShmRingsBytes = std::size_t{512} << 20;
 inline constexpr std::size_t kShmInlineBytes = 224;
 
 // Between processes, a message of at least this many bytes that all ranks of the host can reach is

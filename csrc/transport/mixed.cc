@@ -92,7 +92,7 @@ class MixedEndpoint final : public Endpoint {
   }
 
   bool sleep(Clock::duration limit) override {
-    // It may wait for something else by now.
+    // The poll after the announcement may have changed what this rank waits for.
     if (waits_for_memory() != announced_ || waits_for_tcp() != in_poll_) return true;
     if (!in_poll_) return shm_.sleep(limit);
     return (announced_ && shm_.has_failed()) || tcp_.sleep(limit);

@@ -174,7 +174,7 @@ def test_mixed_wait_for_memory_and_tcp_is_ended_by_a_rank_of_the_host(monkeypatc
     comms = make_group("mixed", 3)
     assert [c.hosts for c in comms] == [[0, 1, 0]] * 3
 
-    # Rank 0 waits for rank 1 over TCP, and for rank 2 to make room in the memory.
+    # Rank 0 waits for rank 1 over TCP, and for rank 2 to read the memory.
     @algorithm(num_chunks=1, num_scratch=1)
     def both(rank, size):
         if rank == 0:
