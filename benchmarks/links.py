@@ -12,6 +12,11 @@ payload cannot have more than 95.6 % of the rate. For each number of streams two
 * `send`: a message one way, acknowledged by 8 bytes. Messages have one connection of their own.
 * `one way`: plain sockets carry the bytes of `send` one way.
 
+With `--trials` also two ways to send that the library does not use:
+
+* `threads`: `exchange` with a thread for each socket and direction.
+* `zero-copy`: `exchange` with MSG_ZEROCOPY, until the kernel has let go of all memory.
+
 A time is the median of the slower rank. The report has GB/s in each direction, and its share of the
 rate. A rate of 0 stands for a link without a bound: then the processor is the limit.
 """
@@ -27,8 +32,10 @@ import secrets
 import selectors
 import socket
 import statistics
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,14 +103,11 @@ def connect(rank: int, streams: int) -> list[socket.socket]:
     return socks
 
 
-def carry(socks: list[socket.socket], source: memoryview, target: memoryview) -> None:
+def carry(socks: list[Any], source: memoryview, target: memoryview) -> None:
     """Send one and receive the other at once, each cut evenly among the sockets."""
     with selectors.DefaultSelector() as ready:
         for i, sock in enumerate(socks):
-            out, into = (
-                m[len(m) * i // len(socks) : len(m) * (i + 1) // len(socks)]
-                for m in (source, target)
-            )
+            out, into = cut(source, len(socks))[i], cut(target, len(socks))[i]
             events = (selectors.EVENT_WRITE if out else 0) | (selectors.EVENT_READ if into else 0)
             ready.register(sock, events, [out, into])
         while ready.get_map():
@@ -124,12 +128,69 @@ def carry(socks: list[socket.socket], source: memoryview, target: memoryview) ->
                     ready.modify(sock, events, rest)
 
 
-def measure(rank: int, streams: int, sizes: list[int], seconds: float) -> None:
+def cut(memory: memoryview, count: int) -> list[memoryview]:
+    """Return equal parts of a buffer."""
+    return [memory[len(memory) * i // count : len(memory) * (i + 1) // count] for i in range(count)]
+
+
+def carry_in_threads(socks: list[socket.socket], source: memoryview, target: memoryview) -> None:
+    """Do as `carry`, with a thread for each socket and direction."""
+
+    def receive(sock: socket.socket, into: memoryview) -> None:
+        while into:
+            into = into[sock.recv_into(into) :]
+
+    for sock in socks:
+        sock.settimeout(60)
+    parts = zip(socks, cut(source, len(socks)), cut(target, len(socks)), strict=True)
+    threads = [
+        threading.Thread(target=what, args=(sock, memory))
+        for sock, out, into in parts
+        for what, memory in ((socket.socket.sendall, out), (receive, into))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for sock in socks:
+        sock.setblocking(False)
+
+
+class ZeroCopy:
+    """Sockets that send with MSG_ZEROCOPY, as the argument of `carry`."""
+
+    _SO_ZEROCOPY, _MSG_ZEROCOPY = 60, 0x4000000
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.sends = self._released = self.copied = 0
+        self.fileno, self.recv_into = sock.fileno, sock.recv_into
+        sock.setsockopt(socket.SOL_SOCKET, self._SO_ZEROCOPY, 1)
+
+    def send(self, data: memoryview) -> int:
+        sent = self._sock.send(data, self._MSG_ZEROCOPY)
+        self.sends += 1
+        self.release()
+        return sent
+
+    def release(self) -> bool:
+        """Read what the kernel has let go of; return True if it is all."""
+        with contextlib.suppress(BlockingIOError):
+            while self._released < self.sends:
+                _, about, _, _ = self._sock.recvmsg(0, 512, socket.MSG_ERRQUEUE)
+                _, _, _, code, first, last = struct.unpack_from("=IBBBxII", about[0][2])
+                self._released += last - first + 1
+                self.copied += (last - first + 1) * (code & 1)
+        return self._released >= self.sends
+
+
+def measure(rank: int, streams: int, sizes: list[int], seconds: float, trials: bool) -> None:
     """Measure as one rank; rank 0 prints a line of JSON for each size."""
     import pycollective as pc
 
     comm = pc.init(timeout=60)
     socks = connect(rank, streams)
+    zero_copy = [ZeroCopy(sock) for sock in connect(rank, streams)] if trials else []
     done, nothing = np.zeros(1), memoryview(b"")
 
     def send(x: Any) -> None:
@@ -145,6 +206,11 @@ def measure(rank: int, streams: int, sizes: list[int], seconds: float) -> None:
         carry(socks, data if rank == 0 else nothing, nothing if rank == 0 else data)
         carry(socks[:1], back if rank == 1 else nothing, back if rank == 0 else nothing)
 
+    def without_copies(source: memoryview, target: memoryview) -> None:
+        carry(zero_copy, source, target)
+        while not all([sock.release() for sock in zero_copy]):
+            time.sleep(0)
+
     for size in sizes:
         x = np.zeros(size // 4, "float32")
         source, target = np.ones(size, "uint8").data, np.ones(size, "uint8").data
@@ -154,6 +220,9 @@ def measure(rank: int, streams: int, sizes: list[int], seconds: float) -> None:
             "send": lambda x=x: send(x),
             "one way": lambda s=source: one_way(s),
         }
+        if trials:
+            works["threads"] = lambda s=source, t=target: carry_in_threads(socks, s, t)
+            works["zero-copy"] = lambda s=source, t=target: without_copies(s, t)
         times: dict[str, list[float]] = {name: [] for name in works}
         over = time.perf_counter() + seconds
         for turn in range(1, 1000):
@@ -170,7 +239,11 @@ def measure(rank: int, streams: int, sizes: list[int], seconds: float) -> None:
             slower = comm.all_reduce(np.array(each[1:]), "max")
             row[name] = round(statistics.median(slower.tolist()) * 1e6, 1)
         if rank == 0:
-            print(json.dumps({"bytes": size, "us": row}), flush=True)
+            line: dict[str, Any] = {"bytes": size, "us": row}
+            if trials:
+                sent = sum(sock.sends for sock in zero_copy)
+                line["copied_all_the_same"] = sum(sock.copied for sock in zero_copy) / sent
+            print(json.dumps(line), flush=True)
     for sock in socks:
         sock.close()
     comm.close()
@@ -197,6 +270,8 @@ def on_link(names: tuple[str, str], streams: int, options: argparse.Namespace) -
             words = ["ip", "netns", "exec", name, sys.executable, __file__, "--rank", str(rank),
                      "--streams", str(streams), "--mib", options.mib,
                      "--seconds", str(options.seconds)]  # fmt: skip
+            if options.trials:
+                words.append("--trials")
             processes.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
         output = [p.communicate(timeout=300)[0] for p in processes]
         if any(p.returncode for p in processes):
@@ -215,12 +290,13 @@ def main() -> None:
     parser.add_argument("--streams", default="1,2,4", help="connections of the two ranks")
     parser.add_argument("--mib", default="1,16,64", help="of the arrays")
     parser.add_argument("--seconds", type=float, default=3.0, help="for one size")
+    parser.add_argument("--trials", action="store_true", help="also threads and MSG_ZEROCOPY")
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
         sizes = [int(float(mib) * (1 << 20)) for mib in options.mib.split(",")]
-        measure(options.rank, int(options.streams), sizes, options.seconds)
+        measure(options.rank, int(options.streams), sizes, options.seconds, options.trials)
         return
     rows = []
     for gbit in map(float, options.rates.split(",")):
