@@ -105,9 +105,9 @@ class MixedEndpoint final : public Endpoint {
 
   bool has_failed() override { return shm_.has_failed() || tcp_.has_failed(); }
 
-  void look_up() override {
-    tcp_.look_up();
-    shm_.look_up();
+  void check_peers() override {
+    tcp_.check_peers();
+    shm_.check_peers();
   }
 
  private:

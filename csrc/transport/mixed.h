@@ -54,9 +54,9 @@ class MixedGroup final : public Group {
   void beat() override { tcp_.beat(); }
   std::vector<int> silent(double seconds) override { return tcp_.silent(seconds); }
   std::string describe(int rank) const override;
-  void tell_message(int rank, const std::string& message) noexcept override {
-    tcp_.tell_message(rank, message);
-    shm_->tell_message(place(rank), message);
+  void announce_message(int rank, const std::string& message) noexcept override {
+    tcp_.announce_message(rank, message);
+    shm_->announce_message(place(rank), message);
   }
 
  private:

@@ -69,7 +69,7 @@ class ShmGroup final : public Group {
   void beat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
-  void tell_message(int rank, const std::string& message) noexcept override;
+  void announce_message(int rank, const std::string& message) noexcept override;
 
   // For this process's endpoint.
   const ShmMemory& memory() const { return memory_; }
@@ -103,13 +103,13 @@ class ShmGroup final : public Group {
   std::vector<int> names_;
   int rank_ = -1;
   std::function<void(int)> end_poll_;
-  struct Heard {
+  struct Heartbeats {
     std::uint64_t beats;
     Clock::time_point at;
   };
-  void hear();
-  std::mutex heard_mutex_;
-  std::vector<Heard> heard_;  // of each rank, since this one's first beat
+  void receive_heartbeats();
+  std::mutex heartbeats_mutex_;
+  std::vector<Heartbeats> heartbeats_;  // of each rank, since this one's first beat
   std::shared_ptr<ShmGroup> followed_;
 };
 

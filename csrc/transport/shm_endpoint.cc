@@ -167,7 +167,7 @@ void ShmEndpoint::release(int peer) {
 
 // Peers ------------------------------------------------------------------------------------------
 
-void ShmEndpoint::look_up() {
+void ShmEndpoint::check_peers() {
   if (auto lost = group_.failure()) group_.fail(lost->kind, lost->what());  // of the followed one
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == rank_) continue;

@@ -63,7 +63,7 @@ class ShmEndpoint final : public Endpoint {
   void end_sleep() override { state().queue.end_sleep(); }
   bool has_failed() override { return group_.has_failed(); }
   // Fails the group where a peer is in a call that does not belong to this rank's, or has left.
-  void look_up() override;
+  void check_peers() override;
 
   // Returns true if the calls of a peer and of this rank differ, as far as both have come.
   bool differs(int peer) const;
