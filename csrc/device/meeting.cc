@@ -210,7 +210,7 @@ void Caller::wait(Operation& operation, const Interrupt& interrupt) {
   bool late = false;
   auto look = [&] {
     std::vector<int> absent = meeting_->absent(operation);
-    wait.look(absent, false);
+    wait.check(absent, false);
     // Once more, after the endpoint has compared the ranks' calls: that says more.
     if (absent.empty() || Clock::now() < operation.deadline || !std::exchange(late, true)) return;
     std::string text = "rank " + std::to_string(rank) + " waited until its deadline for " +

@@ -233,7 +233,7 @@ void Communicator::finish(const PreparedCall& prepared, const Waiting& waiting) 
     LongWait wait(warning_, *group_, rank_, waiting);
     const bool is_done = wait_for(
         end, [this] { return advance(); }, waiting.deadline, [this] { return awaited(); },
-        [&](const std::vector<int>& awaited, bool moved) { wait.look(awaited, moved); });
+        [&](const std::vector<int>& awaited, bool moved) { wait.check(awaited, moved); });
     if (!is_done) end.time_out();
   } catch (...) {
     abandon(end, prepared.record);
@@ -279,7 +279,7 @@ class Communicator::AsyncCall final : public TaskQueue::Entry {
         is_interrupted = true;
         throw;
       }
-      long_wait_->look(awaited, moved);
+      long_wait_->check(awaited, moved);
     };
     try {
       if (!has_entered) {

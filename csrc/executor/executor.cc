@@ -219,7 +219,7 @@ std::vector<int> Execution::awaited() const {
 
 bool wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
               Clock::time_point deadline, const std::function<std::vector<int>()>& awaited,
-              const LookUp& look_up) {
+              const CheckPeers& check_peers) {
   bool moved = false;
   std::uint64_t before = endpoint.moved();
   auto watched = [&] {
@@ -230,19 +230,20 @@ bool wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
   return endpoint.wait(watched, deadline, [&] {
     std::uint64_t now = endpoint.moved();
     endpoint.note_awaited(awaited());
-    look_up(endpoint.awaited(), std::exchange(moved, false) || now != std::exchange(before, now));
+    check_peers(endpoint.awaited(),
+                std::exchange(moved, false) || now != std::exchange(before, now));
   });
 }
 
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
-                  Endpoint& endpoint, Clock::time_point deadline, const LookUp& look_up) {
+                  Endpoint& endpoint, Clock::time_point deadline, const CheckPeers& check_peers) {
   enter(endpoint, call);
   try {
     Execution execution(plan, buffers, endpoint);
     const bool is_done = execution.advance() == Progress::done ||
                          wait_for(
                              endpoint, [&] { return execution.advance(); }, deadline,
-                             [&] { return execution.awaited(); }, look_up);
+                             [&] { return execution.awaited(); }, check_peers);
     if (!is_done) endpoint.time_out();
   } catch (...) {
     abandon(endpoint, call);

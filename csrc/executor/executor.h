@@ -92,16 +92,16 @@ void abandon(Endpoint& endpoint, const CallRecord& call) noexcept;
 
 // Called now and then by a waiting rank: for whom it waits, and whether anything has moved since
 // the last time. May throw to end the wait.
-using LookUp = std::function<void(const std::vector<int>& awaited, bool moved)>;
+using CheckPeers = std::function<void(const std::vector<int>& awaited, bool moved)>;
 
 // Waits until `attempt` is done; `awaited` says for whom. Returns false at the deadline.
 bool wait_for(Endpoint& endpoint, const std::function<Progress()>& attempt,
               Clock::time_point deadline, const std::function<std::vector<int>()>& awaited,
-              const LookUp& look_up);
+              const CheckPeers& check_peers);
 
 // Runs a plan of one rank to its end, waiting for the peers. Any exception leaves the group failed.
 void run_blocking(const Plan& plan, const Buffers& buffers, const CallRecord& call,
-                  Endpoint& endpoint, Clock::time_point deadline, const LookUp& look_up);
+                  Endpoint& endpoint, Clock::time_point deadline, const CheckPeers& check_peers);
 
 // Runs a call of all ranks from one thread, which has all their buffers: in turn, or with a thread
 // for each rank when there is much to move.

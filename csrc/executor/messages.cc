@@ -229,9 +229,9 @@ void Messages::fail_all(std::exception_ptr error) noexcept {
 void Messages::done(Message& message, std::exception_ptr error) noexcept {
   if (error && !message.task_) group_->endpoint(rank_).note_thrown();
   message.error_ = error;
-  if (--outstanding_ == 0 && !told_.empty()) {
-    told_.clear();
-    group_->tell_message(rank_, told_);
+  if (--outstanding_ == 0 && !announced_.empty()) {
+    announced_.clear();
+    group_->announce_message(rank_, announced_);
   }
   if (message.task_) {
     --posted_;
@@ -404,7 +404,7 @@ std::string Messages::describe(const Message& message) const {
          std::to_string(message.peer_);
 }
 
-void Messages::tell_waiting() {
+void Messages::announce_waiting() {
   const Message* oldest = nullptr;
   auto look_at = [&](const Message* message) {
     if (!oldest || message->began_ < oldest->began_) oldest = message;
@@ -415,13 +415,13 @@ void Messages::tell_waiting() {
     if (peer.receiving) look_at(peer.receiving);
   }
   std::string text = oldest ? describe(*oldest) : "";
-  if (text == told_) return;
-  told_ = text;
-  group_->tell_message(rank_, text);
+  if (text == announced_) return;
+  announced_ = text;
+  group_->announce_message(rank_, text);
 }
 
 // Deadlines, the group's failure, and peers that have left.
-void Messages::look_up(Clock::time_point now) {
+void Messages::check_peers(Clock::time_point now) {
   if (now - looked_up_ < kWaitSlice) return;
   looked_up_ = now;
   for (int r = 0; r < group_->size(); ++r) {  // before the last look at what they sent
@@ -431,17 +431,17 @@ void Messages::look_up(Clock::time_point now) {
   const bool moved = read_all() || wrote;
   guarded([&] {
     if (auto failure = group_->failure()) throw *failure;
-    tell_waiting();
+    announce_waiting();
     for (Peer& peer : peers_) {
-      for (Message* message : peer.sends) look_up(*message, now, moved);
-      for (Message* message : peer.receives) look_up(*message, now, moved);
-      if (peer.receiving) look_up(*peer.receiving, now, moved);
+      for (Message* message : peer.sends) check_peers(*message, now, moved);
+      for (Message* message : peer.receives) check_peers(*message, now, moved);
+      if (peer.receiving) check_peers(*peer.receiving, now, moved);
     }
     return true;
   });
 }
 
-void Messages::look_up(Message& message, Clock::time_point now, bool moved) {
+void Messages::check_peers(Message& message, Clock::time_point now, bool moved) {
   Peer& peer = this->peer(message.peer_);
   std::string me = "rank " + std::to_string(rank_);
   if (!moved && peer.left && message.peer_ != rank_) {
@@ -510,12 +510,12 @@ class Messages::PipesSleeper final : public Sleeper {
     --messages_.sleepers_;
   }
 
-  void look_up() override {
+  void check_peers() override {
     std::vector<std::string> warnings;
     std::function<void(const std::string&)> tell;
     {
       std::lock_guard lock(messages_.mutex_);
-      messages_.look_up(Clock::now());
+      messages_.check_peers(Clock::now());
       warnings.swap(messages_.warnings_);
       if (!warnings.empty()) tell = messages_.warning_.tell;
     }

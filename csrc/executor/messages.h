@@ -121,10 +121,10 @@ class Messages : public std::enable_shared_from_this<Messages> {
   void end_data(Peer& peer);
   void deliver(Message& message, const Envelope& envelope, const std::byte* data);
   void compare(const Message& message, const Envelope& envelope);
-  void look_up(Clock::time_point now);
-  void look_up(Message& message, Clock::time_point now, bool moved);
+  void check_peers(Clock::time_point now);
+  void check_peers(Message& message, Clock::time_point now, bool moved);
   // Says to the others in which message this rank waits, if in any.
-  void tell_waiting();
+  void announce_waiting();
   void done(Message& message, std::exception_ptr error) noexcept;
   void fail_all(std::exception_ptr error) noexcept;
   [[noreturn]] void throw_failure();
@@ -147,7 +147,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   std::vector<Peer> peers_;
   Clock::time_point looked_up_{};
   std::vector<std::string> warnings_;  // to be said without the mutex
-  std::string told_;                   // to the others: in which message this rank waits
+  std::string announced_;              // to the others: in which message this rank waits
   bool failed_ = false;                // for ever: what was read last may not be whole
   int sleepers_ = 0;                   // threads that sleep until a peer does something
 

@@ -24,7 +24,7 @@ bool is_long(const Warning& warning, Clock::time_point began, Clock::time_point 
   return warning.tell && now - began >= std::min(warning.after, (deadline - began) / 2);
 }
 
-void LongWait::look(const std::vector<int>& awaited, bool moved) {
+void LongWait::check(const std::vector<int>& awaited, bool moved) {
   if (waiting_.interrupt) waiting_.interrupt();
   auto now = Clock::now();
   if (moved) since_ = now;

@@ -30,7 +30,7 @@ class LongWait {
 
   // `awaited`: the ranks without which the call does not go on. `moved`: whether it has gone on
   // since the last time. Throws what the interrupt throws.
-  [[gnu::cold]] void look(const std::vector<int>& awaited, bool moved);
+  [[gnu::cold]] void check(const std::vector<int>& awaited, bool moved);
 
  private:
   const Warning& warning_;

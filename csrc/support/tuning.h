@@ -29,10 +29,11 @@ inline constexpr std::size_t kTogetherThreadsFrom = std::size_t{1} << 20;
 // Messages that a channel between threads holds; with two, it fills one cache line.
 inline constexpr int kChannelSlots = 2;
 
-// Between processes: slots of a channel, bytes of a slot, and up to which size a message travels in
-// the slot's own cache lines.
+// Between processes: slots of a channel, most bytes of a slot, and of the slots of all pairs of
+// ranks; up to which size a message travels in the slot's own cache lines.
 inline constexpr int kShmSlots = 4;
 inline constexpr std::size_t kShmSlotBytes = 256 * 1024;
+inline constexpr std::size_t kShmRingsBytes = std::size_t{512} << 20;
 inline constexpr std::size_t kShmInlineBytes = 224;
 
 // Between processes, a message of at least this many bytes that all ranks of the host can reach is
@@ -86,10 +87,6 @@ inline constexpr int kTcpSpins = 100;
 // Over TCP: a part of so many bytes is read straight to where it belongs; must be more than what
 // the first read of a frame asks for.
 inline constexpr std::size_t kTcpDirectBytes = 16 * 1024;
-
-// A rank that waits for shared memory and for connections sleeps for so long at most: no
-// connection wakes a rank that sleeps for memory.
-inline constexpr auto kMixedSlice = std::chrono::microseconds(200);
 
 // A rank's slots on the board. It can be one call fewer ahead of ranks that it need not wait for: a
 // root that sends short arrays is not held up by ranks that have no core. CallHistory keeps more.

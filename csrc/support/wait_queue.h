@@ -14,7 +14,9 @@ namespace pycollective {
 
 struct alignas(kCacheLine) WaitQueue {
   std::atomic<std::uint32_t> wake_ups{0};  // while a thread sleeps
+  // Threads that sleep here; and kInPoll while one of them sleeps in a poll().
   std::atomic<std::uint32_t> sleepers{0};
+  static constexpr std::uint32_t kInPoll = std::uint32_t{1} << 31;
   // 1 if the threads that sleep here can interrupt whoever wakes them (asymmetric_barrier.h); 0
   // until prepare().
   std::atomic<std::uint32_t> interrupts{0};
@@ -38,16 +40,23 @@ struct alignas(kCacheLine) WaitQueue {
     return futex_wait(wake_ups, seen, limit);
   }
   void end_sleep() { sleepers.fetch_sub(1); }
+  // Called before announce_sleep() by a thread that will sleep in a poll(), which only a descriptor
+  // ends, and after end_sleep().
+  void set_in_poll(bool in_poll) {
+    in_poll ? sleepers.fetch_or(kInPoll) : sleepers.fetch_and(~kInPoll);
+  }
 
-  void wake_if_asleep() {
+  // Both return true if a thread sleeps in a poll(): then the caller, and nobody else, ends it.
+  bool wake_if_asleep() {
     // Pairs with announce_sleep: either this thread sees that the other one sleeps, or the other
     // one sees what this thread did before the call.
     light_barrier(interrupts.load(std::memory_order_relaxed) != 0);
-    if (sleepers.load(std::memory_order_relaxed)) wake();
+    return sleepers.load(std::memory_order_relaxed) != 0 && wake();
   }
-  void wake() {
+  bool wake() {
     wake_ups.fetch_add(1);
     futex_wake_all(wake_ups);
+    return (sleepers.load() & kInPoll) != 0 && (sleepers.fetch_and(~kInPoll) & kInPoll) != 0;
   }
 };
 

@@ -85,7 +85,7 @@ class Sleeper {
   // Throws the group's failure.
   virtual void check() {}
   // Called every kWaitSlice: exchanges news with the peers. Throws if one of them is lost.
-  virtual void look_up() {}
+  virtual void check_peers() {}
 };
 
 // `Poll` returns the Progress of what the thread waits for.
@@ -98,7 +98,7 @@ class Waiter {
   // Returns true when the poll says `done`, false at the deadline. Throws what the interrupt
   // throws, and the group's failure.
   bool wait() {
-    next_look_up_ = std::min(Clock::now() + kWaitSlice, deadline_);
+    next_check_ = std::min(Clock::now() + kWaitSlice, deadline_);
     for (;;) {
       Progress progress = poll_();
       if (progress == Progress::blocked) {
@@ -115,10 +115,10 @@ class Waiter {
       if (progress == Progress::done) return true;
       if (progress == Progress::moved) backoff_.reset();
       const auto now = Clock::now();
-      if (now < next_look_up_) continue;
-      next_look_up_ = std::min(now + kWaitSlice, deadline_);
+      if (now < next_check_) continue;
+      next_check_ = std::min(now + kWaitSlice, deadline_);
       if (interrupt_) interrupt_();
-      sleeper_.look_up();
+      sleeper_.check_peers();
       if (now >= deadline_) return false;
     }
   }
@@ -134,7 +134,7 @@ class Waiter {
   }
 
   Progress sleep() {
-    const auto limit = next_look_up_ - Clock::now();
+    const auto limit = next_check_ - Clock::now();
     if (limit <= Clock::duration::zero()) return Progress::blocked;
     sleeper_.announce_sleep();
     const Announced announced{sleeper_};
@@ -153,7 +153,7 @@ class Waiter {
   const Clock::time_point deadline_;
   const Interrupt& interrupt_;
   Backoff backoff_;
-  Clock::time_point next_look_up_;
+  Clock::time_point next_check_;
 };
 
 }  // namespace pycollective

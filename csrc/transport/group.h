@@ -67,7 +67,7 @@ class Group {
   virtual std::string describe(int rank) const = 0;
   // Tells the others in which message between two ranks this rank waits; in none, where it is
   // empty.
-  virtual void tell_message(int /*rank*/, const std::string& /*message*/) noexcept {}
+  virtual void announce_message(int /*rank*/, const std::string& /*message*/) noexcept {}
   // The same of all ranks: "rank 0 is in …; rank 1 has …".
   std::string describe_ranks() const;
 };

@@ -1,10 +1,7 @@
 #include "transport/mixed.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <utility>
-
-#include "support/tuning.h"
 
 namespace pycollective {
 
@@ -88,26 +85,29 @@ class MixedEndpoint final : public Endpoint {
   }
 
   void announce_sleep() override {
+    in_poll_ = waits_for_tcp();
     announced_ = waits_for_memory();
+    if (announced_ && in_poll_) group_.shm_->set_in_poll(true);
     if (announced_) shm_.announce_sleep();
   }
 
   bool sleep(Clock::duration limit) override {
-    if (waits_for_memory() != announced_) return true;  // it waits for something else by now
-    if (!announced_) return tcp_.sleep(limit);
-    // No connection wakes a rank that sleeps for memory.
-    return shm_.sleep(waits_for_tcp() ? std::min<Clock::duration>(limit, kMixedSlice) : limit);
+    // The poll after the announcement may have changed what this rank waits for.
+    if (waits_for_memory() != announced_ || waits_for_tcp() != in_poll_) return true;
+    if (!in_poll_) return shm_.sleep(limit);
+    return (announced_ && shm_.has_failed()) || tcp_.sleep(limit);
   }
 
   void end_sleep() override {
     if (announced_) shm_.end_sleep();
+    if (announced_ && in_poll_) group_.shm_->set_in_poll(false);
   }
 
   bool has_failed() override { return shm_.has_failed() || tcp_.has_failed(); }
 
-  void look_up() override {
-    tcp_.look_up();
-    shm_.look_up();
+  void check_peers() override {
+    tcp_.check_peers();
+    shm_.check_peers();
   }
 
  private:
@@ -125,7 +125,9 @@ class MixedEndpoint final : public Endpoint {
   Endpoint& tcp_;
   int rank_;
   Wanted wanted_ = Wanted::nothing;
-  bool announced_ = false;  // to the peers of this host, that this rank sleeps
+  // To the peers of this host, that this rank sleeps; and whether it does in a poll().
+  bool announced_ = false;
+  bool in_poll_ = false;
 };
 
 MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
@@ -150,11 +152,15 @@ MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
   if (shm_->size() != static_cast<int>(here.size())) {
     throw std::invalid_argument("the memory is of another number of ranks than this host has");
   }
-  shm_->name_ranks(std::move(here));
+  shm_->name_ranks(here);
   endpoint_ = std::make_unique<MixedEndpoint>(*this, rank);
+  shm_->end_polls_by([this, here](int place) { tcp_.wake(here[static_cast<std::size_t>(place)]); });
 }
 
-MixedGroup::~MixedGroup() { leave(tcp_.rank()); }
+MixedGroup::~MixedGroup() {
+  leave(tcp_.rank());
+  shm_->end_polls_by({});
+}
 
 Endpoint& MixedGroup::endpoint(int rank) {
   if (rank != tcp_.rank()) throw std::logic_error("this process has another rank of the group");

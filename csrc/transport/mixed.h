@@ -2,7 +2,9 @@
 //
 // Every two ranks have a control connection, so that the end of a process is noticed wherever it
 // was; messages between ranks of this host go through the memory. A call is entered in both, and a
-// failure of one is the failure of the other.
+// failure of one is the failure of the other. A rank that waits for both sleeps in one poll() over
+// its connections: a rank of its host that has done something in the memory ends it by a frame on
+// the control connection of the two.
 #pragma once
 
 #include <memory>
@@ -52,9 +54,9 @@ class MixedGroup final : public Group {
   void beat() override { tcp_.beat(); }
   std::vector<int> silent(double seconds) override { return tcp_.silent(seconds); }
   std::string describe(int rank) const override;
-  void tell_message(int rank, const std::string& message) noexcept override {
-    tcp_.tell_message(rank, message);
-    shm_->tell_message(place(rank), message);
+  void announce_message(int rank, const std::string& message) noexcept override {
+    tcp_.announce_message(rank, message);
+    shm_->announce_message(place(rank), message);
   }
 
  private:

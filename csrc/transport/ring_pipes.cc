@@ -72,7 +72,7 @@ RingPipes::RingPipes(std::byte* memory, int size, int rank, Board* board)
 WaitQueue& RingPipes::queue(int rank) const { return reinterpret_cast<WaitQueue*>(memory_)[rank]; }
 
 // Bits of the ranks that have sent something to a rank: only their rings are looked at.
-std::atomic<std::uint64_t>& RingPipes::speakers(int to, int from) const {
+std::atomic<std::uint64_t>& RingPipes::senders(int to, int from) const {
   auto n = static_cast<std::size_t>(size_);
   std::byte* begin = memory_ + round_up(n * sizeof(WaitQueue), kPage) +
                      static_cast<std::size_t>(to) * round_up((n + 63) / 64 * 8, kCacheLine);
@@ -136,7 +136,7 @@ bool RingPipes::try_begin(int peer, const Envelope& envelope, const std::byte* d
   const std::size_t length = round_up(ahead + with_it, kCacheLine);
   if (room(to, out, length) < length) return false;
   if (!out.spoken) {
-    speakers(peer, rank_).fetch_or(std::uint64_t{1} << (rank_ % 64));
+    senders(peer, rank_).fetch_or(std::uint64_t{1} << (rank_ % 64));
     out.spoken = true;
   }
   const std::uint64_t begin = out.position;
@@ -198,7 +198,7 @@ const Envelope* RingPipes::try_next(int peer) {
   Incoming& in = incoming_[static_cast<std::size_t>(peer)];
   if (in.begun) return &in.envelope;
   if (!in.spoken) {
-    std::uint64_t all = speakers(rank_, peer).load(std::memory_order_acquire);
+    std::uint64_t all = senders(rank_, peer).load(std::memory_order_acquire);
     if ((all >> (peer % 64) & 1) == 0) return nullptr;
     in.spoken = true;
   }

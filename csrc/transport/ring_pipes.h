@@ -73,7 +73,7 @@ class RingPipes final : public Pipes {
   static std::size_t control_bytes(int size);
   Ring& ring(int from, int to) const;
   WaitQueue& queue(int rank) const;
-  std::atomic<std::uint64_t>& speakers(int to, int from) const;
+  std::atomic<std::uint64_t>& senders(int to, int from) const;
   std::byte* at(Ring& ring, std::uint64_t position) const;
   Head& head(Ring& ring, std::uint64_t position) const;
   void copy_in(Ring& ring, std::uint64_t position, const void* data, std::size_t bytes) const;

@@ -102,7 +102,7 @@ void ShmGroup::leave(int rank) noexcept {
   if (!origin_.is_here()) return;  // a forked child does not speak for the rank
   const auto now = rank == rank_ ? Presence::left : Presence::ended;
   if (state(rank).presence.exchange(now) >= Presence::left) return;  // it may never have joined
-  for (int r = 0; r < size(); ++r) state(r).queue.wake();
+  wake_all();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
     fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
@@ -144,7 +144,13 @@ void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
   memory_.header().kind = static_cast<std::uint32_t>(kind);
   set_name(memory_.header().message, message);
   memory_.header().failed.store(2);
-  for (int r = 0; r < size(); ++r) state(r).queue.wake();
+  wake_all();
+}
+
+void ShmGroup::wake_all() noexcept {
+  for (int r = 0; r < size(); ++r) {
+    if (state(r).queue.wake()) end_poll(r);
+  }
 }
 
 std::optional<Failure> ShmGroup::failure() const {
@@ -173,7 +179,7 @@ void ShmGroup::check() const {
   throw *failure();
 }
 
-void ShmGroup::tell_message(int rank, const std::string& message) noexcept {
+void ShmGroup::announce_message(int rank, const std::string& message) noexcept {
   if (origin_.is_here()) set_name(state(rank).message, message);
 }
 
@@ -181,30 +187,30 @@ std::uint64_t ShmGroup::calls(int rank) const { return state(rank).history.numbe
 
 void ShmGroup::beat() {
   if (rank_ < 0 || !origin_.is_here()) return;
-  std::lock_guard lock(heard_mutex_);
+  std::lock_guard lock(heartbeats_mutex_);
   state(rank_).beats.fetch_add(1);
-  heard_.resize(static_cast<std::size_t>(size()), {0, Clock::now()});
-  hear();
+  heartbeats_.resize(static_cast<std::size_t>(size()), {0, Clock::now()});
+  receive_heartbeats();
 }
 
 // With the mutex held: looks for beats since the last time.
-void ShmGroup::hear() {
+void ShmGroup::receive_heartbeats() {
   auto now = Clock::now();
-  for (std::size_t r = 0; r < heard_.size(); ++r) {
+  for (std::size_t r = 0; r < heartbeats_.size(); ++r) {
     int rank = static_cast<int>(r);
     std::uint64_t beats = state(rank).beats.load();
-    if (beats != heard_[r].beats || has_left(rank)) heard_[r] = {beats, now};
+    if (beats != heartbeats_[r].beats || has_left(rank)) heartbeats_[r] = {beats, now};
   }
 }
 
 std::vector<int> ShmGroup::silent(double seconds) {
   std::vector<int> found;
-  std::lock_guard lock(heard_mutex_);
-  hear();
+  std::lock_guard lock(heartbeats_mutex_);
+  receive_heartbeats();
   auto now = Clock::now();
-  for (std::size_t r = 0; r < heard_.size(); ++r) {
+  for (std::size_t r = 0; r < heartbeats_.size(); ++r) {
     int rank = static_cast<int>(r);
-    if (rank == rank_ || std::chrono::duration<double>(now - heard_[r].at).count() <= seconds)
+    if (rank == rank_ || std::chrono::duration<double>(now - heartbeats_[r].at).count() <= seconds)
       continue;
     found.push_back(rank);
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -48,6 +49,13 @@ class ShmGroup final : public Group {
   // A process that is lost to another group, of which this is a part, is lost to this one as well;
   // the arenas are those of the other group.
   void follow(std::shared_ptr<ShmGroup> other) { followed_ = std::move(other); }
+  // A rank of a larger group sleeps in a poll() where it also waits for connections: how to end the
+  // poll() of a peer, and the announcement that the next sleep of this rank is in one.
+  void end_polls_by(std::function<void(int)> end_poll) { end_poll_ = std::move(end_poll); }
+  void set_in_poll(bool in_poll) { state(rank_).queue.set_in_poll(in_poll); }
+  void end_poll(int rank) const {
+    if (end_poll_) end_poll_(rank);
+  }
   // Whether the rank has joined and not left.
   bool is_in(int rank) const;
 
@@ -61,7 +69,7 @@ class ShmGroup final : public Group {
   void beat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
-  void tell_message(int rank, const std::string& message) noexcept override;
+  void announce_message(int rank, const std::string& message) noexcept override;
 
   // For this process's endpoint.
   const ShmMemory& memory() const { return memory_; }
@@ -84,6 +92,7 @@ class ShmGroup final : public Group {
   ShmRank& state(int rank) const { return memory_.rank(rank); }
   // Returns true if the rank's process is known to have ended, in this group or the followed one.
   bool has_ended(int rank) const;
+  void wake_all() noexcept;
 
   const Origin origin_;
   const ShmMemory memory_;
@@ -93,13 +102,14 @@ class ShmGroup final : public Group {
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
   int rank_ = -1;
-  struct Heard {
+  std::function<void(int)> end_poll_;
+  struct Heartbeats {
     std::uint64_t beats;
     Clock::time_point at;
   };
-  void hear();
-  std::mutex heard_mutex_;
-  std::vector<Heard> heard_;  // of each rank, since this one's first beat
+  void receive_heartbeats();
+  std::mutex heartbeats_mutex_;
+  std::vector<Heartbeats> heartbeats_;  // of each rank, since this one's first beat
   std::shared_ptr<ShmGroup> followed_;
 };
 

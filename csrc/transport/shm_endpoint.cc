@@ -86,11 +86,13 @@ bool ShmEndpoint::push(int peer) {
   std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
   const std::uint64_t before = posted;
   // The peer may take parts as fast as this rank posts them.
-  const std::uint64_t most = posted + std::max<std::uint64_t>(kPieceBytes / kShmSlotBytes, 1);
+  const std::uint64_t most =
+      posted + std::max<std::uint64_t>(kPieceBytes / memory_.slot_bytes(), 1);
   while (pending.active && posted < most &&
          posted - channel.taken.load(std::memory_order_acquire) < std::uint64_t{kShmSlots}) {
     auto& slot = channel.slots[posted % kShmSlots];
-    std::size_t part = pending.place ? pending.bytes : std::min(pending.bytes, kShmSlotBytes);
+    std::size_t part =
+        pending.place ? pending.bytes : std::min(pending.bytes, memory_.slot_bytes());
     slot.fingerprint = fingerprint_;
     slot.call = call_.number;
     slot.remaining = pending.bytes;
@@ -98,7 +100,7 @@ bool ShmEndpoint::push(int peer) {
     std::byte* target = slot.inline_data;
     if (part > kShmInlineBytes) {
       slot.place = pending.place;
-      target = memory_.ring(rank_, peer) + posted % kShmSlots * kShmSlotBytes;
+      target = memory_.ring(rank_, peer) + posted % kShmSlots * memory_.slot_bytes();
     }
     if (pending.place) {
       lent_until_[static_cast<std::size_t>(peer)] = posted + 1;
@@ -146,7 +148,7 @@ Piece ShmEndpoint::try_receive(int peer, std::size_t remaining) {
     if (!lent) lose(peer);
     return {lent, slot.bytes};
   }
-  return {memory_.ring(peer, rank_) + taken % kShmSlots * kShmSlotBytes, slot.bytes};
+  return {memory_.ring(peer, rank_) + taken % kShmSlots * memory_.slot_bytes(), slot.bytes};
 }
 
 void ShmEndpoint::release(int peer) {
@@ -165,7 +167,7 @@ void ShmEndpoint::release(int peer) {
 
 // Peers ------------------------------------------------------------------------------------------
 
-void ShmEndpoint::look_up() {
+void ShmEndpoint::check_peers() {
   if (auto lost = group_.failure()) group_.fail(lost->kind, lost->what());  // of the followed one
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == rank_) continue;

@@ -63,7 +63,7 @@ class ShmEndpoint final : public Endpoint {
   void end_sleep() override { state().queue.end_sleep(); }
   bool has_failed() override { return group_.has_failed(); }
   // Fails the group where a peer is in a call that does not belong to this rank's, or has left.
-  void look_up() override;
+  void check_peers() override;
 
   // Returns true if the calls of a peer and of this rank differ, as far as both have come.
   bool differs(int peer) const;
@@ -85,7 +85,9 @@ class ShmEndpoint final : public Endpoint {
 
   Group& group() override { return group_; }
   ShmRank& state() const { return memory_.rank(rank_); }
-  void wake(int peer) { memory_.rank(peer).queue.wake_if_asleep(); }
+  void wake(int peer) {
+    if (memory_.rank(peer).queue.wake_if_asleep()) group_.end_poll(peer);
+  }
   // Returns true when a peer has read all that it was lent.
   bool has_read(int peer) const;
   // Fills the free slots. Returns true when nothing is left to send to this peer.

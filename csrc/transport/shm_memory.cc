@@ -15,7 +15,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6576697463656c6f;  // "olective"
-constexpr std::uint32_t kVersion = 10;
+constexpr std::uint32_t kVersion = 11;
 constexpr std::size_t kPage = 4096;
 constexpr int kMaxRanks = 1024;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -28,7 +28,10 @@ ShmMemory::Layout::Layout(int ranks_of_group) : size(ranks_of_group) {
   ranks = round_up(sizeof(ShmHeader), kPage);
   channels = ranks + round_up(n * sizeof(ShmRank), kPage);
   rings = channels + round_up(n * n * sizeof(ShmChannel), kPage);
-  board = rings + n * n * kShmSlots * kShmSlotBytes;
+  // Whole pages, so that a part of a message has whole items.
+  slot_bytes =
+      std::clamp(kShmRingsBytes / (n * n * kShmSlots) / kPage * kPage, kPage, kShmSlotBytes);
+  board = rings + n * n * kShmSlots * slot_bytes;
   pipes = board + Board::bytes_for(size, /*with_staging=*/true);
   end = pipes + round_up(RingPipes::bytes_for(size), kPage);
   arenas = round_up(end, kHugePage);

@@ -82,10 +82,11 @@ class ShmMemory {
   ShmChannel& channel(int from, int to) const {
     return reinterpret_cast<ShmChannel*>(at(begin_.channels))[pair(from, to)];
   }
-  // The ring of a channel: kShmSlots times kShmSlotBytes.
+  // The ring of a channel: kShmSlots times slot_bytes().
   std::byte* ring(int from, int to) const {
-    return at(begin_.rings) + pair(from, to) * kShmSlots * kShmSlotBytes;
+    return at(begin_.rings) + pair(from, to) * kShmSlots * slot_bytes();
   }
+  std::size_t slot_bytes() const { return begin_.slot_bytes; }
   std::byte* board() const { return at(begin_.board); }
   std::byte* pipes() const { return at(begin_.pipes); }
   // Has the pages of the board ready, unless they are many: a call that is the first to touch them
@@ -99,6 +100,7 @@ class ShmMemory {
     std::size_t ranks, channels, rings, board, pipes, end, arenas;
     std::uint64_t bytes_with_arenas(std::size_t arena) const;
     int size;
+    std::size_t slot_bytes;
   };
 
   ShmMemory(SharedMemory memory, const Layout& begin, std::size_t arena_bytes);

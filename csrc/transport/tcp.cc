@@ -34,7 +34,7 @@ struct Peer {
   bool to_begin = false;  // parts are still to be put into streams
   bool sending = false;
   std::uint64_t parts_out = 0, parts_in = 0;
-  std::uint64_t told = 0;            // the call whose description it was sent
+  std::uint64_t described = 0;       // the call whose description it was sent
   Clock::time_point broken_since{};  // of a stream; zero: none is broken
 };
 
@@ -161,7 +161,7 @@ class TcpGroup::Member final : public Endpoint {
   SpinLimit spin_limit() override { return socket_spin_limit(group_.in_crowd()); }
   bool has_failed() override { return detector_.has_failed(); }
 
-  void look_up() override {
+  void check_peers() override {
     detector_.receive();
     peek();
     detector_.announce_call();
@@ -238,7 +238,7 @@ class TcpGroup::Member final : public Endpoint {
     header.bytes = static_cast<std::uint32_t>(part);
     const std::string& text = my_text();
     // The first message of the call says what the call is.
-    if (std::exchange(peer.told, header.call) != header.call) {
+    if (std::exchange(peer.described, header.call) != header.call) {
       header.text = static_cast<std::uint32_t>(text.size());
     }
     stream.begin(header, text, peer.data);
@@ -264,7 +264,7 @@ class TcpGroup::Member final : public Endpoint {
       return false;
     }
     bool done = stream.write(moved_);
-    if (stream.broken()) note_broken(to);
+    if (stream.broken()) mark_broken(to);
     return done;
   }
 
@@ -285,14 +285,15 @@ class TcpGroup::Member final : public Endpoint {
       if (target && awaited) stream.aim(target);
     }
     if (read == Stream::Read::whole) {
-      heard(from, stream.header(), stream.text());
+      record_call(from, stream.header(), stream.text());
     } else if (stream.broken() && !was_broken) {
-      note_broken(from);
+      mark_broken(from);
     }
   }
 
-  void heard(int from, const Header& header, std::string text) {
-    if (header.text) detector_.heard(from, {header.call, header.fingerprint, std::move(text)});
+  void record_call(int from, const Header& header, std::string text) {
+    if (!header.text) return;
+    detector_.record_call(from, {header.call, header.fingerprint, std::move(text)});
   }
 
   // A message that this call does not receive may show that its sender made another call.
@@ -303,12 +304,12 @@ class TcpGroup::Member final : public Endpoint {
       Header header;
       std::string text;
       if (peer.streams[peer.parts_in % peer.streams.size()].peek(header, text)) {
-        heard(from, header, std::move(text));
+        record_call(from, header, std::move(text));
       }
     }
   }
 
-  void note_broken(int with) {
+  void mark_broken(int with) {
     Peer& peer = at(with);
     if (peer.broken_since == Clock::time_point{}) peer.broken_since = Clock::now();
     detector_.check_broken(with, peer.broken_since);
@@ -377,9 +378,10 @@ std::uint64_t TcpGroup::calls(int rank) const { return member_->detector().calls
 void TcpGroup::beat() { member_->detector().beat(); }
 std::vector<int> TcpGroup::silent(double seconds) { return member_->detector().silent(seconds); }
 std::string TcpGroup::describe(int rank) const { return member_->detector().describe(rank); }
-void TcpGroup::tell_message(int, const std::string& message) noexcept {
-  member_->detector().tell_message(message);
+void TcpGroup::announce_message(int, const std::string& message) noexcept {
+  member_->detector().announce_message(message);
 }
+void TcpGroup::wake(int rank) noexcept { member_->detector().wake(rank); }
 int TcpGroup::here() const { return member_->detector().here(); }
 bool TcpGroup::in_crowd() const { return crowded(here()); }
 

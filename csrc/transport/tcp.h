@@ -53,7 +53,9 @@ class TcpGroup final : public Group {
   void beat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
-  void tell_message(int rank, const std::string& message) noexcept override;
+  void announce_message(int rank, const std::string& message) noexcept override;
+  // Ends the poll() in which a rank sleeps.
+  void wake(int rank) noexcept;
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;
 

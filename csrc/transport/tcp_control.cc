@@ -15,8 +15,8 @@ constexpr int kMostReads = 64;
 
 void ControlChannel::send(Header header, const std::string& text) noexcept {
   if (!is_open()) return;
-  bool optional =
-      header.kind == Kind::in_call || header.kind == Kind::idle || header.kind == Kind::in_message;
+  bool optional = header.kind == Kind::in_call || header.kind == Kind::idle ||
+                  header.kind == Kind::in_message || header.kind == Kind::wake_up;
   if (optional && !out_.empty()) return;
   header.text = static_cast<std::uint32_t>(std::min(text.size(), kControlText));
   out_.append(reinterpret_cast<const char*>(&header), sizeof header);

@@ -92,7 +92,7 @@ void FailureDetector::announce_call() {
   header.fingerprint = call_.fingerprint;
   header.call = call_.number;
   std::lock_guard lock(mutex_);
-  tell_all(header, call_.describe());
+  send_to_all(header, call_.describe());
 }
 
 // Failures -------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ void FailureDetector::check_broken(int peer, Clock::time_point since) {
   throw *failure_;
 }
 
-void FailureDetector::heard(int peer, KnownCall call) {
+void FailureDetector::record_call(int peer, KnownCall call) {
   std::lock_guard lock(mutex_);
-  at(peer).heard = std::move(call);
+  at(peer).from_message = std::move(call);
 }
 
 void FailureDetector::receive() {
@@ -180,7 +180,7 @@ std::uint64_t FailureDetector::calls(int rank) const {
   std::lock_guard lock(mutex_);
   const Peer& peer = at(rank);
   if (rank == rank_) return call_.number;
-  return std::max({peer.heard.number, peer.waiting.number, peer.over.number, peer.calls});
+  return std::max({peer.from_message.number, peer.waiting.number, peer.over.number, peer.calls});
 }
 
 std::string FailureDetector::describe(int rank) {
@@ -190,14 +190,22 @@ std::string FailureDetector::describe(int rank) {
   return describe_rank(rank, in_call_.load() && !closed_, call_, message_);
 }
 
-void FailureDetector::tell_message(const std::string& message) noexcept {
+void FailureDetector::announce_message(const std::string& message) noexcept {
   if (!origin_.is_here()) return;
   std::lock_guard lock(mutex_);
   if (closed_ || message == message_) return;
   message_ = message;
   Header header;
   header.kind = Kind::in_message;
-  tell_all(header, message);
+  send_to_all(header, message);
+}
+
+void FailureDetector::wake(int peer) noexcept {
+  if (!origin_.is_here()) return;
+  Header header;
+  header.kind = Kind::wake_up;
+  std::lock_guard lock(mutex_);
+  if (!closed_) at(peer).control.send(header, "");
 }
 
 void FailureDetector::beat() {
@@ -206,13 +214,13 @@ void FailureDetector::beat() {
   if (closed_) return;
   auto now = Clock::now();
   if (!std::exchange(beats_, true)) {
-    for (Peer& peer : peers_) peer.heard_at = now;
+    for (Peer& peer : peers_) peer.received_at = now;
   }
   Header header;
   header.kind = in_call_.load() ? Kind::in_call : Kind::idle;
   header.fingerprint = call_.fingerprint;
   header.call = call_.number;
-  tell_all(header, call_.number ? call_.describe() : "");
+  send_to_all(header, call_.number ? call_.describe() : "");
 }
 
 std::vector<int> FailureDetector::silent(double seconds) {
@@ -222,7 +230,7 @@ std::vector<int> FailureDetector::silent(double seconds) {
   std::lock_guard lock(mutex_);
   auto since = Clock::now() - std::chrono::duration<double>(seconds);
   for (int r = 0; beats_ && r < size(); ++r) {
-    if (r != rank_ && !at(r).left && at(r).heard_at < since) found.push_back(r);
+    if (r != rank_ && !at(r).left && at(r).received_at < since) found.push_back(r);
   }
   return found;
 }
@@ -247,11 +255,11 @@ bool FailureDetector::leave() noexcept {
   if (failure_) {  // this end may reach a peer before the reason does, which another rank sends
     header.kind = Kind::failed;
     header.failure = static_cast<std::uint32_t>(failure_->kind_for_peers);
-    tell_all(header, failure_->what());
+    send_to_all(header, failure_->what());
   } else {
     header.kind = Kind::left;
     header.call = call_.number;
-    tell_all(header, lines_of(known_calls(history_)));
+    send_to_all(header, lines_of(known_calls(history_)));
     compare_at_end();
   }
   for (Peer& peer : peers_) peer.control.shut_down();
@@ -272,7 +280,7 @@ std::string FailureDetector::describe_peer(const Peer& peer) {
   }
   std::string who = peer.name;
   if (!peer.message.empty()) who += " waits in " + peer.message + " and";
-  std::uint64_t last = std::max(peer.waiting.number, peer.heard.number);
+  std::uint64_t last = std::max(peer.waiting.number, peer.from_message.number);
   if (peer.beats && peer.over.number >= last) {
     return who + (peer.over.number == 0 ? " had made no collective call when last heard of"
                                         : " was last heard of after " + peer.over.text);
@@ -280,16 +288,16 @@ std::string FailureDetector::describe_peer(const Peer& peer) {
   if (peer.waiting.number > 0 && peer.waiting.number == last) {
     return who + " is in " + peer.waiting.text;
   }
-  if (peer.heard.number == 0) {
+  if (peer.from_message.number == 0) {
     return who + (peer.message.empty() ? " has not been heard of yet"
                                        : " has been heard of in no collective call yet");
   }
-  return who + " was last heard of in " + clean(peer.heard.text);
+  return who + " was last heard of in " + clean(peer.from_message.text);
 }
 
 KnownCalls FailureDetector::calls_of(const Peer& peer) {
-  KnownCalls calls = peer.told_of;
-  for (const KnownCall* call : {&peer.heard, &peer.waiting, &peer.over}) {
+  KnownCalls calls = peer.sent_calls;
+  for (const KnownCall* call : {&peer.from_message, &peer.waiting, &peer.over}) {
     if (call->number > 0) calls.emplace_back(call->number, call->fingerprint, clean(call->text));
   }
   return calls;
@@ -303,7 +311,7 @@ std::string FailureDetector::describe_loss(const Peer& peer, const char* how) co
 
 // With the mutex held --------------------------------------------------------------------------
 
-void FailureDetector::tell_all(const Header& header, const std::string& text) noexcept {
+void FailureDetector::send_to_all(const Header& header, const std::string& text) noexcept {
   for (Peer& peer : peers_) peer.control.send(header, text);
 }
 
@@ -324,8 +332,8 @@ void FailureDetector::receive_frames() {
 void FailureDetector::receive_from(int rank) {
   Peer& peer = at(rank);
   const Io io = peer.control.receive();
-  if (io == Io::moved) peer.heard_at = Clock::now();
-  while (auto frame = peer.control.next()) take(rank, *frame);
+  if (io == Io::moved) peer.received_at = Clock::now();
+  while (auto frame = peer.control.next()) handle(rank, *frame);
   if (peer.control.is_broken()) {
     peer.control.end();
     fail_locked(
@@ -339,11 +347,14 @@ void FailureDetector::receive_from(int rank) {
   }
 }
 
-void FailureDetector::take(int rank, const ControlFrame& frame) {
+void FailureDetector::handle(int rank, const ControlFrame& frame) {
+  if (frame.header.kind == Kind::wake_up) return;
   Peer& peer = at(rank);
   const Header& header = frame.header;
   std::string text = clean(frame.text);
-  if (header.kind == Kind::left || header.kind == Kind::calls) peer.told_of = calls_in(frame.text);
+  if (header.kind == Kind::left || header.kind == Kind::calls) {
+    peer.sent_calls = calls_in(frame.text);
+  }
   if (header.kind == Kind::in_call) {
     peer.waiting = {header.call, header.fingerprint, text};
   } else if (header.kind == Kind::idle) {
@@ -383,8 +394,8 @@ bool FailureDetector::differs(const Peer& peer) const {
   auto differ = [this](const KnownCall& call) {
     return history_.has(call.number) && history_.fingerprint_of(call.number) != call.fingerprint;
   };
-  return differ(peer.heard) || differ(peer.waiting) || differ(peer.over) ||
-         std::any_of(peer.told_of.begin(), peer.told_of.end(), differ);
+  return differ(peer.from_message) || differ(peer.waiting) || differ(peer.over) ||
+         std::any_of(peer.sent_calls.begin(), peer.sent_calls.end(), differ);
 }
 
 // Fails the group, because a peer's calls differ from this rank's. Where the first calls that
@@ -393,7 +404,7 @@ void FailureDetector::fail_differing(int rank) {
   Peer& peer = at(rank);
   KnownCalls mine = known_calls(history_), theirs = calls_of(peer);
   Difference found = find_difference(mine, theirs);
-  if (!found.is_first && peer.told_of.empty() && !peer.left) {
+  if (!found.is_first && peer.sent_calls.empty() && !peer.left) {
     auto now = Clock::now();
     if (peer.asked_at == Clock::time_point{}) {
       peer.asked_at = now;
@@ -427,15 +438,15 @@ void FailureDetector::compare_at_end() {
   }
 }
 
-void FailureDetector::fail_locked(const Failure& failure, bool tell_others) noexcept {
+void FailureDetector::fail_locked(const Failure& failure, bool send_to_others) noexcept {
   if (failure_ || closed_) return;
   failure_ = failure;
   failed_.store(true);
-  if (tell_others) {
+  if (send_to_others) {
     Header header;
     header.kind = Kind::failed;
     header.failure = static_cast<std::uint32_t>(failure.kind_for_peers);
-    tell_all(header, failure.what());
+    send_to_all(header, failure.what());
   }
   wake_.wake();
 }

@@ -60,7 +60,7 @@ class FailureDetector {
   // or once the time for that is over.
   void check_broken(int peer, Clock::time_point since);
   // A message told which call the peer is in.
-  void heard(int peer, KnownCall call);
+  void record_call(int peer, KnownCall call);
 
   // Receives what has come over the control connections.
   void receive();
@@ -74,7 +74,9 @@ class FailureDetector {
   bool has_left(int peer);
   std::uint64_t calls(int peer) const;
   std::string describe(int peer);
-  void tell_message(const std::string& message) noexcept;
+  void announce_message(const std::string& message) noexcept;
+  // Ends the poll() in which a peer sleeps.
+  void wake(int peer) noexcept;
   void beat();
   std::vector<int> silent(double seconds);
   // Leaves in good order, and closes the connections, unless another thread is in a call, which
@@ -90,15 +92,15 @@ class FailureDetector {
     std::string address;  // if it is not this rank's
     ControlChannel control;
     bool left = false;
-    std::uint64_t calls = 0;       // when it left
-    KnownCall heard{0, 0, ""};     // The last call that a message told.
-    KnownCall waiting{0, 0, ""};   // The last call that it waited in, as it said.
-    KnownCall over{0, 0, ""};      // The last call that it completed, as it said in none.
-    std::string message;           // between two ranks, in which it waits
-    KnownCalls told_of;            // all of its last calls, if it has said so
-    Clock::time_point asked_at{};  // when this rank told it all of its own
+    std::uint64_t calls = 0;           // when it left
+    KnownCall from_message{0, 0, ""};  // The last call that a message told.
+    KnownCall waiting{0, 0, ""};       // The last call that it waited in, as it said.
+    KnownCall over{0, 0, ""};          // The last call that it completed, as it said in none.
+    std::string message;               // between two ranks, in which it waits
+    KnownCalls sent_calls;             // all of its last calls, if it has said so
+    Clock::time_point asked_at{};      // when this rank told it all of its own
     bool beats = false;
-    Clock::time_point heard_at{};  // what came last over the control connection
+    Clock::time_point received_at{};  // what came last over the control connection
   };
 
   Peer& at(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
@@ -108,16 +110,16 @@ class FailureDetector {
   std::string describe_loss(const Peer& peer, const char* how) const;
 
   // With the mutex held, as all that follow.
-  void tell_all(const Header& header, const std::string& text) noexcept;
+  void send_to_all(const Header& header, const std::string& text) noexcept;
   void receive_frames();
   void receive_from(int rank);
-  void take(int rank, const ControlFrame& frame);
+  void handle(int rank, const ControlFrame& frame);
   // Compares the peers' calls with this rank's.
   void compare_calls();
   bool differs(const Peer& peer) const;
   void compare_at_end();
   void fail_differing(int rank);
-  void fail_locked(const Failure& failure, bool tell_others) noexcept;
+  void fail_locked(const Failure& failure, bool send_to_others) noexcept;
 
   const int rank_;
   const Origin origin_;

@@ -25,7 +25,7 @@ bool is_control(const Header& header) {
          header.text <= kControlText && header.bytes == 0 &&
          (header.kind == Kind::in_call || header.kind == Kind::failed ||
           header.kind == Kind::left || header.kind == Kind::idle || header.kind == Kind::calls ||
-          header.kind == Kind::in_message) &&
+          header.kind == Kind::in_message || header.kind == Kind::wake_up) &&
          header.failure <= static_cast<std::uint32_t>(FailureKind::aborted);
 }
 

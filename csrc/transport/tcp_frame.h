@@ -22,6 +22,7 @@ enum class Kind : std::uint16_t {
   idle = 5,
   calls = 6,       // the rank's last calls, because one of them differs from the receiver's
   in_message = 7,  // between two ranks, in which the rank waits; or empty
+  wake_up = 8,     // ends a poll(): something has come another way
 };
 
 struct Header {

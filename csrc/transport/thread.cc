@@ -146,7 +146,7 @@ class ThreadEndpoint final : public Endpoint {
 
   // Calls that do not belong together may wait for each other without a message between them, and
   // a peer may have left.
-  void look_up() override {
+  void check_peers() override {
     if (group_.compare(rank_)) group_.check();
     std::uint64_t number = group_.calls(rank_);
     for (int peer = 0; peer < group_.size_; ++peer) {
@@ -280,7 +280,7 @@ bool ThreadGroup::has_left(int rank) const {
   return ranks_[static_cast<std::size_t>(rank)].left.load();
 }
 
-void ThreadGroup::tell_message(int rank, const std::string& message) noexcept {
+void ThreadGroup::announce_message(int rank, const std::string& message) noexcept {
   RankState& me = ranks_[static_cast<std::size_t>(rank)];
   std::lock_guard lock(me.mutex);
   me.message = message;

@@ -37,7 +37,7 @@ class ThreadGroup final : public Group {
   bool in_crowd() const override { return crowded(size_); }
   std::uint64_t calls(int rank) const override;
   std::string describe(int rank) const override;
-  void tell_message(int rank, const std::string& message) noexcept override;
+  void announce_message(int rank, const std::string& message) noexcept override;
   bool has_left(int rank) const override;
   void leave(int rank) noexcept override;
 

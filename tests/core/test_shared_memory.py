@@ -9,10 +9,13 @@ import gc
 import os
 import sys
 
+import numpy as np
 import pytest
 from rank_groups import make_group
 
-from pycollective import _core
+from pycollective import _core, algorithms
+from pycollective.communicator import Communicator
+from pycollective.communicator.split import SharedMemory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
 
@@ -167,3 +170,42 @@ def test_forked_child_that_writes_to_shared_arrays_writes_for_itself(on_ranks):
             assert (x == rank + 1).all()
     results = on_ranks(comms, lambda c: c.all_reduce(arrays[c.rank][0]))
     assert all((result == 3).all() for result in results)
+
+
+@pytest.mark.slow
+def test_memory_of_64_ranks_that_all_talk_to_all_stays_below_a_gib(on_ranks):
+    size = 64
+    memory = _core.ShmGroup.create(size, 0)
+    members = [_core.ShmGroup.open(memory.descriptor) for _ in range(size)]
+    for rank, member in enumerate(members):
+        member.join(rank)
+    assert os.fstat(memory.descriptor).st_blocks * 512 < 1 << 20
+    comms = [Communicator(m, r, 120.0, SharedMemory(m)) for r, m in enumerate(members)]
+    x = np.ones(size * 32 * 1024, "f4")  # 128 KiB for each pair
+
+    def run(comm, call, name):
+        return call(comm, x, algorithm=name).ravel()[-1]
+
+    def exchange(comm):
+        others = [r for r in range(size) if r != comm.rank]
+        works = [comm.recv(source=r, shape=1 << 15, dtype="f4", async_op=True) for r in others]
+        for r in others:
+            comm.send(x[: 1 << 15], r)
+        return [work.wait()[-1] for work in works]
+
+    calls = {
+        "all_to_all": Communicator.all_to_all,
+        "all_reduce": Communicator.all_reduce,
+        "reduce_scatter": Communicator.reduce_scatter,
+    }
+    for collective, call in calls.items():
+        for name in ["auto", *algorithms.names(collective)]:
+            expected = 1 if collective == "all_to_all" else size
+            # A channel's slots are used in turns.
+            for _ in range(4 if name == "direct" else 1):
+                got = on_ranks(comms, lambda c, call=call, name=name: run(c, call, name))
+                assert got == [expected] * size, (collective, name)
+    assert on_ranks(comms, exchange) == [[1] * (size - 1)] * size
+    used = os.fstat(memory.descriptor).st_blocks * 512
+    assert used < 1 << 30, f"{used >> 20} MiB"
+    on_ranks(comms, lambda c: c.close())

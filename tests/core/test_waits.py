@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import signal
+import socket
 import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+import rank_groups
 from rank_groups import make_group
 
 import pycollective as pc
 from pycollective import _core
+from pycollective.algorithms import algorithm, input, output, recv, recv_reduce, scratch, send
 from pycollective.communicator import Communicator
 
 SIZES = [64 << 20, 256 << 20, 1 << 30]
@@ -124,3 +129,82 @@ def test_describe_rank_in_another_process_gives_the_call_of_that_number():
     os.close(ready)
     os.close(go)
     assert len(seen) > 3
+
+
+class Relay:
+    """A connection of two ranks that keeps what rank 0 receives."""
+
+    def __init__(self):
+        (self.end_of_0, near), (far, self.end_of_other) = socket.socketpair(), socket.socketpair()
+        self.received = b""
+        self._ends = {near: far, far: near}
+        self._near = near
+        self._thread = threading.Thread(target=self._carry)
+        self._thread.start()
+
+    def _carry(self):
+        with contextlib.suppress(OSError):  # an end may close with data on its way
+            while True:
+                for end in select.select(list(self._ends), [], [])[0]:
+                    data = end.recv(1 << 16)
+                    if not data:
+                        return
+                    if self._ends[end] is self._near:
+                        self.received += data
+                    self._ends[end].sendall(data)
+
+    def close(self):
+        self._thread.join(10)
+        for end in self._ends:
+            end.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
+def test_mixed_wait_for_memory_and_tcp_is_ended_by_a_rank_of_the_host(monkeypatch, on_ranks):
+    connected, relay = rank_groups._connected, Relay()
+
+    def through_the_relay(size):
+        ends = connected(size)
+        for one, peer, end in ((0, 2, relay.end_of_0), (2, 0, relay.end_of_other)):
+            ends[one][peer][0].close()
+            ends[one][peer][0] = end
+        return ends
+
+    monkeypatch.setattr(rank_groups, "_connected", through_the_relay)
+    comms = make_group("mixed", 3)
+    assert [c.hosts for c in comms] == [[0, 1, 0]] * 3
+
+    # Rank 0 waits for rank 1 over TCP, and for rank 2 to read the memory.
+    @algorithm(num_chunks=1, num_scratch=1)
+    def both(rank, size):
+        if rank == 0:
+            yield send(2, input[0])
+            yield recv(1, scratch[0])
+            yield recv(2, output[0])
+        elif rank == 1:
+            yield recv(2, scratch[0])
+            yield send(0, scratch[0])
+            yield send(2, input[0])
+            yield recv(2, output[0])
+        else:
+            yield recv_reduce(0, input[0], output[0])
+            yield send(1, output[0])
+            yield recv_reduce(1, output[0], output[0])
+            yield send(0, output[0])
+            yield send(1, output[0])
+
+    def reduce(c):
+        if c.rank == 2:
+            time.sleep(0.02)
+        return c.all_reduce(np.ones(4 << 20, "u1"), algorithm=both)[-1]
+
+    wake_up = (8).to_bytes(2, "little")
+    for _ in range(100):
+        assert on_ranks(comms, reduce) == [3, 3, 3]
+        frames = [relay.received[i : i + 64] for i in range(0, len(relay.received), 64)]
+        if any(frame[6:8] == wake_up for frame in frames):
+            break
+    else:
+        raise AssertionError("rank 2 has never ended a poll() of rank 0")
+    on_ranks(comms, lambda c: c.close())
+    relay.close()
