@@ -8,6 +8,7 @@ ranks is a `CollectiveError`; it is also the error of ``tf.errors`` that TensorF
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError as _FutureCancelledError
 from typing import Any, ClassVar
 
@@ -167,23 +168,104 @@ class NotAvailableError(UnimplementedError):
 
 
 class CollectiveError(RuntimeError):
-    """A collective call failed; its communicator is dead, and a new one can be made."""
+    """A collective call failed; its communicator is dead, and a new one can be made.
+
+    The message is for people. Programs read the attributes, which pickling and copying keep. Ranks
+    have their numbers in the group whose call failed, in ascending order.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that the error is about; empty where they are unknown or outside the group. Of groups
+        of processes, the ranks below 4096.
+    hosts : tuple of str
+        For each of ``ranks`` the address at which this process reaches it, or the name of this host.
+    call : str or None
+        The call or the message that was under way in the rank that noticed the failure.
+    """
+
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    call: str | None = None
 
 
-class CollectiveTimeoutError(DeadlineExceededError, CollectiveError):
-    """A rank waited until its deadline; the message says for whom and what each was doing."""
+class _AboutRanks:
+    """The constructor of errors about ranks; of OSError's bases it comes first, which calls no other.
+
+    Parameters
+    ----------
+    *args
+        As of `OpError`.
+    ranks, hosts, call
+        The attributes of `CollectiveError`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        ranks: Sequence[int] = (),
+        hosts: Sequence[str] = (),
+        call: str | None = None,
+    ) -> None:
+        super().__init__(*args)
+        self.ranks = tuple(ranks)
+        self.hosts = tuple(hosts)
+        self.call = call
 
 
-class MismatchError(CollectiveError):
-    """Ranks made calls that do not belong together; the message names both calls."""
+class CollectiveTimeoutError(_AboutRanks, DeadlineExceededError, CollectiveError):
+    """A rank waited until its deadline; the message says for whom and what each was doing.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that have not come to the call, or that came and are silent; where neither is known,
+        the ranks that the waiting rank waited for.
+    hosts, call
+        As of `CollectiveError`.
+    """
 
 
-class PeerLostError(UnavailableError, CollectiveError):
-    """A rank ended, failed or cannot be reached any more."""
+class MismatchError(_AboutRanks, CollectiveError):
+    """Ranks made calls that do not belong together; the message names both calls.
+
+    Attributes
+    ----------
+    calls : dict
+        What each of ``ranks`` called, by rank; empty where the calls are unknown.
+    ranks, hosts
+        As of `CollectiveError`.
+    """
+
+    def __init__(
+        self, *args: Any, calls: Mapping[int, str] | None = None, **about: Any
+    ) -> None:
+        super().__init__(*args, **{"ranks": tuple(calls or ()), **about})
+        self.calls = dict(calls or {})
 
 
-class AbortedError(OpError, CollectiveError):
-    """The group was aborted by another rank or by its owner."""
+class PeerLostError(_AboutRanks, UnavailableError, CollectiveError):
+    """A rank ended, failed or cannot be reached any more.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The lost ranks.
+    hosts, call
+        As of `CollectiveError`.
+    """
+
+
+class AbortedError(_AboutRanks, OpError, CollectiveError):
+    """The group was aborted by another rank or by its owner.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The rank that aborted the group, or that left a call because of an error of its own.
+    hosts, call
+        As of `CollectiveError`.
+    """
 
     error_code = 10
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -58,13 +59,21 @@ void bind_group(py::module_& m) {
       .def_property_readonly("size", &Group::size)
       .def(
           "abort",
-          [](Group& group, const std::string& message, bool peer_lost) {
-            group.fail(peer_lost ? FailureKind::peer_lost : FailureKind::aborted, message);
+          [](Group& group, const std::string& message, bool peer_lost, const std::set<int>& ranks) {
+            if (!ranks.empty() && (*ranks.begin() < 0 || *ranks.rbegin() >= group.size())) {
+              throw std::invalid_argument("a rank that is not in the group");
+            }
+            group.fail({peer_lost ? FailureKind::peer_lost : FailureKind::aborted,
+                        message,
+                        {ranks.begin(), ranks.end()}});
           },
-          py::arg("message"), py::arg("peer_lost") = false, py::call_guard<InterpreterRelease>(),
-          "Fail every rank's present or next call with AbortedError, or with PeerLostError.")
-      .def("fail_as", &Group::fail_as, py::arg("whole"), py::call_guard<InterpreterRelease>(),
-           "Fail this group, a part of `whole`, as that has failed, if it has.")
+          py::arg("message"), py::arg("peer_lost") = false, py::arg("ranks") = std::set<int>(),
+          py::call_guard<InterpreterRelease>(),
+          "Fail every rank's present or next call with AbortedError, or with PeerLostError, which "
+          "has these ranks.")
+      .def("fail_as", &Group::fail_as, py::arg("whole"), py::arg("members"),
+           py::call_guard<InterpreterRelease>(),
+           "Fail this group, a part of `whole` with these members, as that has failed, if it has.")
       .def_property_readonly(
           "failure",
           [](const Group& group) -> std::optional<std::string> {

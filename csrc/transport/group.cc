@@ -48,19 +48,31 @@ void Group::close(int rank) {
   throw *failed;
 }
 
-void Group::fail_as(const Group& whole) {
-  if (std::optional<Failure> failed = whole.failure()) {
-    Failure told = as_told_by_parts(*failed);
-    fail(told.kind, told.what());
+void Group::fail_as(const Group& whole, const std::vector<int>& members) {
+  if (std::optional<Failure> failed = whole.failure()) fail(as_told_by_part(*failed, members));
+}
+
+Failure as_told_by_part(const Failure& failure, const std::vector<int>& members) {
+  const std::vector<int>& named = failure.ranks();
+  const bool has_call_of_each =
+      failure.kind == FailureKind::mismatch && failure.calls().size() == named.size();
+  std::vector<int> ranks;
+  std::vector<std::string> calls;
+  for (std::size_t r = 0; r < members.size(); ++r) {
+    auto found = std::find(named.begin(), named.end(), members[r]);
+    if (found == named.end()) continue;
+    ranks.push_back(static_cast<int>(r));
+    if (has_call_of_each) {
+      calls.push_back(failure.calls()[static_cast<std::size_t>(found - named.begin())]);
+    }
   }
+  if (failure.kind != FailureKind::mismatch) calls = failure.calls();
+  return {failure.kind, std::string("in the group that this one was split from: ") + failure.what(),
+          std::move(ranks), std::move(calls)};
 }
 
-Failure as_told_by_parts(const Failure& failure) {
-  return {failure.kind,
-          std::string("in the group that this one was split from: ") + failure.what()};
-}
-
-std::string describe_timeout(Group& group, int rank, const std::vector<int>& awaited) {
+Failure timeout_of(Group& group, int rank, const std::vector<int>& awaited,
+                   const CallRecord& call) {
   std::vector<int> absent, stopped;
   const std::vector<int> silent = group.silent(kSilence);
   for (int r = 0; r < group.size(); ++r) {
@@ -85,13 +97,24 @@ std::string describe_timeout(Group& group, int rank, const std::vector<int>& awa
   if (absent.empty() && stopped.empty() && !awaited.empty()) {
     text += " for what " + list_ranks(awaited) + " had to do in this call, to which all have come";
   }
-  return text + ". " + group.describe_ranks();
+  std::vector<int> late = absent;
+  late.insert(late.end(), stopped.begin(), stopped.end());
+  if (late.empty()) late = awaited;
+  std::sort(late.begin(), late.end());
+  late.erase(std::unique(late.begin(), late.end()), late.end());
+  return {FailureKind::timeout,
+          text + ". " + group.describe_ranks(),
+          std::move(late),
+          {call.describe()}};
 }
 
-std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call) {
-  return "rank " + std::to_string(peer) + " has left the group after " + std::to_string(calls) +
-         (calls == 1 ? " call" : " calls") + ", while rank " + std::to_string(rank) + " is in " +
-         call.describe();
+Failure absence_of(int peer, std::uint64_t calls, int rank, const CallRecord& call) {
+  return {FailureKind::peer_lost,
+          "rank " + std::to_string(peer) + " has left the group after " + std::to_string(calls) +
+              (calls == 1 ? " call" : " calls") + ", while rank " + std::to_string(rank) +
+              " is in " + call.describe(),
+          {peer},
+          {call.describe()}};
 }
 
 KnownCalls known_calls(const CallHistory& history) {
@@ -120,25 +143,26 @@ Difference find_difference(const KnownCalls& mine, const KnownCalls& theirs) {
   return found;
 }
 
-std::string describe_mismatch(int rank, const KnownCalls& mine, int peer,
-                              const KnownCalls& theirs) {
-  if (peer < rank) return describe_mismatch(peer, theirs, rank, mine);
+Failure mismatch_of(int rank, const KnownCalls& mine, int peer, const KnownCalls& theirs) {
+  if (peer < rank) return mismatch_of(peer, theirs, rank, mine);
   Difference found = find_difference(mine, theirs);
   auto last_of = [](const KnownCalls& calls) {
     auto earlier = [](const KnownCall& a, const KnownCall& b) { return a.number < b.number; };
     auto last = std::max_element(calls.begin(), calls.end(), earlier);
     return last == calls.end() ? std::string("something unknown") : last->text;
   };
+  std::string my_call = found.mine ? found.mine->text : last_of(mine),
+              their_call = found.mine ? found.theirs->text : last_of(theirs);
   std::string text = "ranks made calls that do not belong together: rank " + std::to_string(rank) +
-                     " called " + (found.mine ? found.mine->text : last_of(mine)) + ", rank " +
-                     std::to_string(peer) + " called " +
-                     (found.mine ? found.theirs->text : last_of(theirs)) + ". ";
+                     " called " + my_call + ", rank " + std::to_string(peer) + " called " +
+                     their_call + ". ";
   if (found.mine && !found.is_first && found.mine->text == found.theirs->text) {
     text += "These are equal: an earlier call differed, of which nothing is known any more. ";
   }
-  return text +
-         "All ranks must make the same calls in the same order, with equal shape, dtype, op, "
-         "algorithm and root.";
+  text +=
+      "All ranks must make the same calls in the same order, with equal shape, dtype, op, "
+      "algorithm and root.";
+  return {FailureKind::mismatch, text, {rank, peer}, {std::move(my_call), std::move(their_call)}};
 }
 
 }  // namespace pycollective

@@ -23,9 +23,10 @@ class Group {
   // The end of a rank that this process runs.
   virtual Endpoint& endpoint(int rank) = 0;
   // Fails the whole group, unless it has failed already: every rank's present or next call throws.
-  virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
-  // Fails this group, a part of `whole`, as that has failed; does nothing if it has not.
-  void fail_as(const Group& whole);
+  virtual void fail(const Failure& failure) noexcept = 0;
+  // Fails this group, a part of `whole` with these members, as that has failed; does nothing if it
+  // has not.
+  void fail_as(const Group& whole, const std::vector<int>& members);
   // A rank's ends of the pipes that messages between two ranks travel through; one object for each.
   virtual std::shared_ptr<Pipes> pipes(int rank) = 0;
   // Whether a rank has left in good order, as far as this one knows.
@@ -72,9 +73,9 @@ class Group {
   std::string describe_ranks() const;
 };
 
-// A failure of a group as its parts tell it. The ranks that it names have the numbers of that
-// group.
-Failure as_told_by_parts(const Failure& failure);
+// A failure of a group as a part of it tells it. The members are the numbers in that group of the
+// part's ranks, which the text keeps.
+Failure as_told_by_part(const Failure& failure, const std::vector<int>& members);
 
 // "rank 1", "ranks 1, 2".
 std::string list_ranks(const std::vector<int>& ranks);
@@ -83,13 +84,15 @@ std::string list_ranks(const std::vector<int>& ranks);
 // in which it waits.
 std::string describe_rank(int rank, bool busy, const CallRecord& call, const std::string& message);
 
-// "rank 0 waited until its deadline for rank 2, which has not come to this call. rank 0 is in …".
+// The end of a wait: "rank 0 waited until its deadline for rank 2, which has not come to this call.
+// rank 0 is in …".
 // Ranks that wait are heard of: one that is silent holds up the others. `awaited`: the ranks that
 // this rank itself waits for, which the text names if no rank is known to be silent.
-std::string describe_timeout(Group& group, int rank, const std::vector<int>& awaited);
+Failure timeout_of(Group& group, int rank, const std::vector<int>& awaited, const CallRecord& call);
 
-// "rank 1 has left the group after 2 calls, while rank 0 is in …".
-std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call);
+// The loss of a peer that has left: "rank 1 has left the group after 2 calls, while rank 0 is in
+// …".
+Failure absence_of(int peer, std::uint64_t calls, int rank, const CallRecord& call);
 
 // A call of a rank as it is told to others.
 struct KnownCall {
@@ -112,8 +115,7 @@ struct Difference {
 };
 Difference find_difference(const KnownCalls& mine, const KnownCalls& theirs);
 
-// The text of a mismatch between two ranks' calls. It names the first calls that differ, else the
-// last ones.
-std::string describe_mismatch(int rank, const KnownCalls& mine, int peer, const KnownCalls& theirs);
+// A mismatch between two ranks' calls. It names the first calls that differ, else the last ones.
+Failure mismatch_of(int rank, const KnownCalls& mine, int peer, const KnownCalls& theirs);
 
 }  // namespace pycollective

@@ -76,9 +76,8 @@ class MixedEndpoint final : public Endpoint {
     shm_.check();
   }
 
-  void fail(FailureKind kind, const std::string& message) noexcept override {
-    group_.fail(kind, message);
-  }
+  CallRecord call() const override { return tcp_.call(); }
+  void fail(const Failure& failure) noexcept override { group_.fail(failure); }
 
   // Sleeper ------------------------------------------------------------------------------------
 
@@ -150,7 +149,7 @@ MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
   if (shm_->size() != static_cast<int>(here.size())) {
     throw std::invalid_argument("the memory is of another number of ranks than this host has");
   }
-  shm_->name_ranks(std::move(here));
+  shm_->name_ranks(std::move(here), tcp_.addresses());
   endpoint_ = std::make_unique<MixedEndpoint>(*this, rank);
 }
 
@@ -161,11 +160,11 @@ Endpoint& MixedGroup::endpoint(int rank) {
   return *endpoint_;
 }
 
-void MixedGroup::fail(FailureKind kind, const std::string& message) noexcept {
+void MixedGroup::fail(const Failure& failure) noexcept {
   // The first reason is everybody's.
-  const Failure reason = failure().value_or(Failure(kind, message));
-  shm_->fail(reason.kind_for_peers, reason.what());
-  tcp_.fail(reason.kind, reason.what());
+  const Failure reason = this->failure().value_or(failure);
+  shm_->fail(reason);
+  tcp_.fail(reason);
 }
 
 // What this rank knows of its own end stands in the failure over TCP.
@@ -176,9 +175,9 @@ std::optional<Failure> MixedGroup::failure() const {
 
 void MixedGroup::leave(int rank) noexcept {
   // Other hosts may not have heard what came through memory, nor this host what came over TCP.
-  if (auto failed = shm_->failure()) tcp_.fail(failed->kind, failed->what());
+  if (auto failed = shm_->failure()) tcp_.fail(*failed);
   tcp_.leave(rank);
-  if (auto failed = tcp_.failure()) shm_->fail(failed->kind_for_peers, failed->what());
+  if (auto failed = tcp_.failure()) shm_->fail(*failed);
   shm_->leave(place(rank));
 }
 

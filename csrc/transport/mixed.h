@@ -27,7 +27,7 @@ class MixedGroup final : public Group {
 
   int size() const override { return tcp_.size(); }
   Endpoint& endpoint(int rank) override;
-  void fail(FailureKind kind, const std::string& message) noexcept override;
+  void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
   bool finds_failure() const override {
     return one_host() ? shm_->finds_failure() : failure().has_value();

@@ -43,8 +43,12 @@ class ShmGroup final : public Group {
   bool in_crowd() const override;
   // The ranks whose wake-up costs their peers a fence, because they may not interrupt them.
   std::vector<int> needing_fences() const;
-  // What messages call the ranks, where they are part of a larger group; in ascending order.
-  void name_ranks(std::vector<int> names) { names_ = std::move(names); }
+  // What messages call the ranks, in ascending order, where they are part of a larger group of
+  // processes, which has these addresses (Group::address).
+  void name_ranks(std::vector<int> names, std::vector<std::string> addresses) {
+    names_ = std::move(names);
+    addresses_ = std::move(addresses);
+  }
   // A process that is lost to another group, of which this is a part, is lost to this one as well;
   // the arenas are those of the other group.
   void follow(std::shared_ptr<ShmGroup> other) { followed_ = std::move(other); }
@@ -52,7 +56,7 @@ class ShmGroup final : public Group {
   bool is_in(int rank) const;
 
   Endpoint& endpoint(int rank) override;
-  void fail(FailureKind kind, const std::string& message) noexcept override;
+  void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
   bool finds_failure() const override { return has_failed(); }
   std::shared_ptr<Pipes> pipes(int rank) override;
@@ -92,6 +96,7 @@ class ShmGroup final : public Group {
   mutable std::atomic<int> reaches_ = -1;  // whether all ranks have mapped all arenas, once known
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
+  std::vector<std::string> addresses_;
   int rank_ = -1;
   struct Heard {
     std::uint64_t beats;

@@ -43,11 +43,12 @@ class TcpGroup final : public Group {
 
   int size() const override;
   Endpoint& endpoint(int rank) override;
-  void fail(FailureKind kind, const std::string& message) noexcept override;
+  void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override;
   bool has_left(int rank) const override;
   std::string address(int rank) const override;
+  std::vector<std::string> addresses() const;
   bool in_crowd() const override;
   std::uint64_t calls(int rank) const override;
   void beat() override;

@@ -115,10 +115,10 @@ void FailureDetector::check_now() {
   check();
 }
 
-void FailureDetector::fail(FailureKind kind, const std::string& message) noexcept {
+void FailureDetector::fail(const Failure& failure) noexcept {
   if (!origin_.is_here()) return;  // a forked child does not speak for the rank
   std::lock_guard lock(mutex_);
-  fail_locked({kind, message}, true);
+  fail_locked(failure, true);
 }
 
 void FailureDetector::fail_mismatch(int peer) {
@@ -138,7 +138,7 @@ void FailureDetector::check_broken(int peer, Clock::time_point since) {
   check();
   if (Clock::now() - since < kGrace) return;
   std::lock_guard lock(mutex_);
-  fail_locked({FailureKind::peer_lost, describe_loss(at(peer), "its connection broke")}, true);
+  fail_locked(loss_of(peer, "its connection broke"), true);
   throw *failure_;
 }
 
@@ -236,19 +236,19 @@ bool FailureDetector::leave() noexcept {
     // Another thread is in a call: it is to end, and what it uses stays open until it has.
     std::lock_guard lock(mutex_);
     if (closed_ || failure_) return false;
-    fail_locked({FailureKind::aborted, FailureKind::peer_lost,
-                 "rank " + std::to_string(rank_) + " has left the group in " + call_.describe()},
-                true);
+    Failure failure(FailureKind::aborted,
+                    "rank " + std::to_string(rank_) + " has left the group in " + call_.describe(),
+                    {rank_}, {call_.describe()});
+    failure.kind_for_peers = FailureKind::peer_lost;
+    fail_locked(failure, true);
     return false;
   }
   std::lock_guard lock(mutex_);
   if (closed_) return false;
-  Header header;
-  if (failure_) {  // this end may reach a peer before the reason does, which another rank sends
-    header.kind = Kind::failed;
-    header.failure = static_cast<std::uint32_t>(failure_->kind_for_peers);
-    tell_all(header, failure_->what());
+  if (failure_) {
+    tell_failure();  // this end may reach a peer before the reason does, which another rank sends
   } else {
+    Header header;
     header.kind = Kind::left;
     header.call = call_.number;
     tell_all(header, lines_of(known_calls(history_)));
@@ -295,10 +295,20 @@ KnownCalls FailureDetector::calls_of(const Peer& peer) {
   return calls;
 }
 
-std::string FailureDetector::describe_loss(const Peer& peer, const char* how) const {
-  std::string text = peer.name + " is lost to rank " + std::to_string(rank_) + ": " + how;
-  if (in_call_.load() && !closed_) text += ", while this rank is in " + call_.describe();
-  return text;
+Failure FailureDetector::loss_of(int rank, const char* how) const {
+  std::string text = name(rank) + " is lost to rank " + std::to_string(rank_) + ": " + how;
+  std::vector<std::string> calls;
+  if (in_call_.load() && !closed_) {
+    calls.push_back(call_.describe());
+    text += ", while this rank is in " + calls[0];
+  }
+  return {FailureKind::peer_lost, text, {rank}, std::move(calls)};
+}
+
+std::vector<std::string> FailureDetector::addresses() const {
+  std::vector<std::string> found;
+  for (const Peer& peer : peers_) found.push_back(peer.address);
+  return found;
 }
 
 // With the mutex held --------------------------------------------------------------------------
@@ -325,21 +335,22 @@ void FailureDetector::receive_from(int rank) {
   Peer& peer = at(rank);
   const Io io = peer.control.receive();
   if (io == Io::moved) peer.heard_at = Clock::now();
-  while (auto frame = peer.control.next()) take(rank, *frame);
-  if (peer.control.is_broken()) {
+  bool is_good = true;
+  while (auto frame = peer.control.next()) {
+    is_good = take(rank, *frame);
+    if (!is_good) break;
+  }
+  if (!is_good || peer.control.is_broken()) {
     peer.control.end();
-    fail_locked(
-        {FailureKind::peer_lost, describe_loss(peer, "it sent a control frame that is none")},
-        true);
+    fail_locked(loss_of(rank, "it sent a control frame that is none"), true);
   } else if (io == Io::ended) {
     peer.control.end();
     if (peer.left) return;
-    fail_locked({FailureKind::peer_lost, describe_loss(peer, "it ended, or its connection broke")},
-                true);
+    fail_locked(loss_of(rank, "it ended, or its connection broke"), true);
   }
 }
 
-void FailureDetector::take(int rank, const ControlFrame& frame) {
+bool FailureDetector::take(int rank, const ControlFrame& frame) {
   Peer& peer = at(rank);
   const Header& header = frame.header;
   std::string text = clean(frame.text);
@@ -350,17 +361,18 @@ void FailureDetector::take(int rank, const ControlFrame& frame) {
     peer.over = {header.call, header.fingerprint, text};
     peer.beats = true;
   } else if (header.kind == Kind::failed) {
-    fail_locked({static_cast<FailureKind>(header.failure), text}, false);
+    const std::optional<Failure> failure = failure_in(frame.text, size());
+    if (!failure) return false;
+    fail_locked(*failure, false);
   } else if (header.kind == Kind::in_message) {
     peer.message = text;
   } else if (header.kind == Kind::left) {
     peer.left = true;
     peer.calls = header.call;
   } else if (differs(peer)) {
-    fail_locked({FailureKind::mismatch,
-                 describe_mismatch(rank_, known_calls(history_), rank, calls_of(peer))},
-                true);
+    fail_locked(mismatch_of(rank_, known_calls(history_), rank, calls_of(peer)), true);
   }
+  return true;
 }
 
 void FailureDetector::compare_calls() {
@@ -370,10 +382,12 @@ void FailureDetector::compare_calls() {
     if (differs(peer)) {
       fail_differing(r);
     } else if (peer.left && peer.calls < call_.number) {
-      fail_locked(
-          {FailureKind::peer_lost, describe_peer(peer) + ", while rank " + std::to_string(rank_) +
-                                       " is in " + call_.describe()},
-          true);
+      fail_locked({FailureKind::peer_lost,
+                   describe_peer(peer) + ", while rank " + std::to_string(rank_) + " is in " +
+                       call_.describe(),
+                   {r},
+                   {call_.describe()}},
+                  true);
     }
   }
 }
@@ -404,7 +418,7 @@ void FailureDetector::fail_differing(int rank) {
     }
     if (now - peer.asked_at < kGrace) return;
   }
-  fail_locked({FailureKind::mismatch, describe_mismatch(rank_, mine, rank, theirs)}, true);
+  fail_locked(mismatch_of(rank_, mine, rank, theirs), true);
 }
 
 // Called when this rank has told the peers that it leaves.
@@ -421,23 +435,22 @@ void FailureDetector::compare_at_end() {
   }
   for (int r = 0; r < size() && !has_failed(); ++r) {
     if (!differs(at(r))) continue;
-    fail_locked({FailureKind::mismatch,
-                 describe_mismatch(rank_, known_calls(history_), r, calls_of(at(r)))},
-                true);
+    fail_locked(mismatch_of(rank_, known_calls(history_), r, calls_of(at(r))), true);
   }
 }
 
 void FailureDetector::fail_locked(const Failure& failure, bool tell_others) noexcept {
   if (failure_ || closed_) return;
-  failure_ = failure;
+  failure_ = failure.with_hosts(addresses());
   failed_.store(true);
-  if (tell_others) {
-    Header header;
-    header.kind = Kind::failed;
-    header.failure = static_cast<std::uint32_t>(failure.kind_for_peers);
-    tell_all(header, failure.what());
-  }
+  if (tell_others) tell_failure();
   wake_.wake();
+}
+
+void FailureDetector::tell_failure() noexcept {
+  Header header;
+  header.kind = Kind::failed;
+  tell_all(header, text_of(*failure_));
 }
 
 }  // namespace pycollective::tcp

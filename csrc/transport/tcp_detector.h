@@ -35,6 +35,7 @@ class FailureDetector {
   int here() const { return here_; }
   const std::string& name(int peer) const { return at(peer).name; }
   const std::string& address(int peer) const { return at(peer).address; }
+  std::vector<std::string> addresses() const;
 
   // This rank's calls --------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ class FailureDetector {
   // Throws the group's failure. check_now() first receives what has come, if that is long ago.
   void check();
   void check_now();
-  void fail(FailureKind kind, const std::string& message) noexcept;
+  void fail(const Failure& failure) noexcept;
   // A message of a peer does not belong to this rank's call: fails the group, and throws.
   [[noreturn]] void fail_mismatch(int peer);
   // A connection for messages broke then. The control connection may say why: throws once it has,
@@ -105,19 +106,21 @@ class FailureDetector {
   const Peer& at(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
   static std::string describe_peer(const Peer& peer);
   static KnownCalls calls_of(const Peer& peer);
-  std::string describe_loss(const Peer& peer, const char* how) const;
+  Failure loss_of(int rank, const char* how) const;
 
   // With the mutex held, as all that follow.
   void tell_all(const Header& header, const std::string& text) noexcept;
   void receive_frames();
   void receive_from(int rank);
-  void take(int rank, const ControlFrame& frame);
+  // Returns false if the frame is none.
+  bool take(int rank, const ControlFrame& frame);
   // Compares the peers' calls with this rank's.
   void compare_calls();
   bool differs(const Peer& peer) const;
   void compare_at_end();
   void fail_differing(int rank);
   void fail_locked(const Failure& failure, bool tell_others) noexcept;
+  void tell_failure() noexcept;
 
   const int rank_;
   const Origin origin_;
