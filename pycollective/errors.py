@@ -8,9 +8,10 @@ ranks is a `CollectiveError`; it is also the error of ``tf.errors`` that TensorF
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError as _FutureCancelledError
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 __all__ = [
     "AbortedError",
@@ -184,22 +185,6 @@ class CollectiveError(RuntimeError):
         The call or the message that was under way in the rank that noticed the failure.
     """
 
-    ranks: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
-    call: str | None = None
-
-
-class _AboutRanks:
-    """The constructor of errors about ranks; of OSError's bases it comes first, which calls no other.
-
-    Parameters
-    ----------
-    *args
-        As of `OpError`.
-    ranks, hosts, call
-        The attributes of `CollectiveError`.
-    """
-
     def __init__(
         self,
         *args: Any,
@@ -213,7 +198,27 @@ class _AboutRanks:
         self.call = call
 
 
-class CollectiveTimeoutError(_AboutRanks, DeadlineExceededError, CollectiveError):
+class _OpAndCollective:
+    """The constructor of errors that have both bases."""
+
+    def __init__(self: Any, *args: Any, **about: Any) -> None:
+        OpError.__init__(self, *args)  # which does not get past OSError in the order of the bases
+        CollectiveError.__init__(self, *args, **about)
+
+
+_Error = TypeVar("_Error", bound=CollectiveError)
+
+
+def with_text(error: _Error, text: str) -> _Error:
+    """Return an error of the same class and with the same attributes, but with another message."""
+    again = copy.copy(error)
+    again.args = (text,)
+    if hasattr(again, "message"):  # of an OpError
+        again.message = text
+    return again
+
+
+class CollectiveTimeoutError(_OpAndCollective, DeadlineExceededError, CollectiveError):
     """A rank waited until its deadline; the message says for whom and what each was doing.
 
     Attributes
@@ -226,7 +231,7 @@ class CollectiveTimeoutError(_AboutRanks, DeadlineExceededError, CollectiveError
     """
 
 
-class MismatchError(_AboutRanks, CollectiveError):
+class MismatchError(CollectiveError):
     """Ranks made calls that do not belong together; the message names both calls.
 
     Attributes
@@ -237,14 +242,12 @@ class MismatchError(_AboutRanks, CollectiveError):
         As of `CollectiveError`.
     """
 
-    def __init__(
-        self, *args: Any, calls: Mapping[int, str] | None = None, **about: Any
-    ) -> None:
-        super().__init__(*args, **{"ranks": tuple(calls or ()), **about})
+    def __init__(self, *args: Any, calls: Mapping[int, str] | None = None, **about: Any) -> None:
+        super().__init__(*args, **{"ranks": sorted(calls or ()), **about})
         self.calls = dict(calls or {})
 
 
-class PeerLostError(_AboutRanks, UnavailableError, CollectiveError):
+class PeerLostError(_OpAndCollective, UnavailableError, CollectiveError):
     """A rank ended, failed or cannot be reached any more.
 
     Attributes
@@ -256,7 +259,7 @@ class PeerLostError(_AboutRanks, UnavailableError, CollectiveError):
     """
 
 
-class AbortedError(_AboutRanks, OpError, CollectiveError):
+class AbortedError(_OpAndCollective, OpError, CollectiveError):
     """The group was aborted by another rank or by its owner.
 
     Attributes
@@ -283,7 +286,15 @@ class NcclError(CollectiveError):
 
 
 class NcclNotFoundError(NcclError):
-    """There is no NCCL that can be used; the message says where it was looked for, and why not."""
+    """There is no NCCL that can be used; the message says where it was looked for, and why not.
+
+    Attributes
+    ----------
+    is_too_old : bool
+        Whether the library was found, and is of a version that cannot be used.
+    """
+
+    is_too_old: bool = False
 
 
 class DataError(ValueError):

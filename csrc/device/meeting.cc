@@ -55,7 +55,8 @@ void Meeting::carry_out(const Operations& operations) {
   for (std::size_t r = 0; r < operations.size(); ++r) {
     const CallRecord& other = operations[r]->record;
     if (other.identity != one.record.identity) {
-      group_->fail(mismatch_of(0, {one.record}, static_cast<int>(r), {other}));
+      group_->fail(mismatch_of(group_->titled(0), {one.record}, group_->titled(static_cast<int>(r)),
+                               {other}));
       check();
     }
     shares.push_back(operations[r]->share);

@@ -197,7 +197,7 @@ void Messages::fail_group(const Failure& failure) {
 }
 
 Failure Messages::aborted(const std::string& why) const {
-  return {FailureKind::aborted, "rank " + std::to_string(rank_) + " " + why, {rank_}};
+  return {FailureKind::aborted, group_->title(rank_) + " " + why, {rank_}};
 }
 
 template <class Move>
@@ -342,8 +342,7 @@ Message* Messages::take_receive(Peer& peer, int tag) {
 void Messages::begin_data(int from, Peer& peer, const Envelope& envelope) {
   if (envelope.magic != Envelope::kMagic) {
     fail_group({FailureKind::peer_lost,
-                "rank " + std::to_string(from) + " sent no message of pycollective to rank " +
-                    std::to_string(rank_),
+                group_->title(from) + " sent no message of pycollective to " + group_->title(rank_),
                 {from}});
   }
   peer.data_read = 0;
@@ -356,8 +355,7 @@ void Messages::begin_data(int from, Peer& peer, const Envelope& envelope) {
     peer.keeping = Kept{envelope, std::make_unique_for_overwrite<std::byte[]>(envelope.bytes)};
   } catch (const std::bad_alloc&) {
     fail_group(aborted("has no memory for a message of " + std::to_string(envelope.bytes) +
-                       " bytes from rank " + std::to_string(from) +
-                       " that it has not asked for yet"));
+                       " bytes from " + group_->title(from) + " that it has not asked for yet"));
   }
 }
 
@@ -391,7 +389,7 @@ void Messages::deliver(Message& message, const Envelope& envelope, const std::by
 void Messages::compare(const Message& message, const Envelope& envelope) {
   const Envelope& mine = message.envelope_;
   if (mine.bytes == envelope.bytes && mine.identity == envelope.identity) return;
-  std::string me = "rank " + std::to_string(rank_), it = "rank " + std::to_string(message.peer_);
+  std::string me = group_->title(rank_), it = group_->title(message.peer_);
   std::vector<int> ranks{message.peer_, rank_};
   std::vector<std::string> calls{describe(true, rank_, envelope), describe(message)};
   if (rank_ < message.peer_) {
@@ -456,11 +454,11 @@ void Messages::look_up(Clock::time_point now) {
 
 void Messages::look_up(Message& message, Clock::time_point now, bool moved) {
   Peer& peer = this->peer(message.peer_);
-  std::string me = "rank " + std::to_string(rank_);
+  const auto me = [this] { return group_->title(rank_); };
+  const auto it = [&] { return group_->title(message.peer_); };
   if (!moved && peer.left && message.peer_ != rank_) {
     fail_group({FailureKind::peer_lost,
-                "rank " + std::to_string(message.peer_) + " has left the group, while " + me +
-                    " is in " + describe(message),
+                it() + " has left the group, while " + me() + " is in " + describe(message),
                 {message.peer_},
                 {describe(message)}});
   }
@@ -469,9 +467,8 @@ void Messages::look_up(Message& message, Clock::time_point now, bool moved) {
     if (!peer.ended) peer.ended = now;
     if (now - *peer.ended >= kEndedPipe) {
       fail_group({FailureKind::peer_lost,
-                  "the connection for messages between " + me + " and rank " +
-                      std::to_string(message.peer_) + " has ended, while " + me + " is in " +
-                      describe(message),
+                  "the connection for messages between " + me() + " and " + it() +
+                      " has ended, while " + me() + " is in " + describe(message),
                   {message.peer_},
                   {describe(message)}});
     }
@@ -480,11 +477,11 @@ void Messages::look_up(Message& message, Clock::time_point now, bool moved) {
     warn(message, now);
     return;
   }
-  fail_group(
-      {FailureKind::timeout,
-       me + " waited until its deadline in " + describe(message) + ". " + group_->describe_ranks(),
-       {message.peer_},
-       {describe(message)}});
+  fail_group({FailureKind::timeout,
+              me() + " waited until its deadline in " + describe(message) + ". " +
+                  group_->describe_ranks(),
+              {message.peer_},
+              {describe(message)}});
 }
 
 void Messages::warn(Message& message, Clock::time_point now) {
@@ -493,10 +490,9 @@ void Messages::warn(Message& message, Clock::time_point now) {
   Clock::time_point deadline = message.since_ + (message.deadline_ - message.began_);
   if (message.warned_ || !is_long(warning_, message.since_, deadline, now)) return;
   message.warned_ = true;
-  warnings_.push_back("rank " + std::to_string(rank_) + " has waited " +
-                      in_seconds(now - message.since_) + " in " + describe(message) + ": " +
-                      group_->describe(message.peer_) + ". It gives up in " +
-                      in_seconds(message.deadline_ - now) + ".");
+  warnings_.push_back(group_->title(rank_) + " has waited " + in_seconds(now - message.since_) +
+                      " in " + describe(message) + ": " + group_->describe(message.peer_) +
+                      ". It gives up in " + in_seconds(message.deadline_ - now) + ".");
 }
 
 // A thread that sleeps between moving messages.

@@ -18,7 +18,7 @@ struct FailureRecord {
   std::uint32_t reserved;
   std::uint64_t ranks[kRanks / 64];  // a bit for each
   char calls[2][256];
-  char message[2000];  // at the end: a frame has as much of it as there is
+  char message[4000];  // at the end: a frame has as much of it as there is
 };
 
 FailureRecord record_of(const Failure& failure) noexcept;

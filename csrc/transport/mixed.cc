@@ -195,4 +195,13 @@ std::string MixedGroup::describe(int rank) const {
   return place(rank) < 0 ? tcp_.describe(rank) : shm_->describe(place(rank));
 }
 
+void MixedGroup::call_ranks(const std::vector<std::string>& titles) {
+  tcp_.call_ranks(titles);
+  std::vector<std::string> here;
+  for (int r = 0; r < size(); ++r) {
+    if (place(r) >= 0) here.push_back(titles[static_cast<std::size_t>(r)]);
+  }
+  shm_->call_ranks(here);
+}
+
 }  // namespace pycollective

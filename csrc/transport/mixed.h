@@ -52,6 +52,8 @@ class MixedGroup final : public Group {
   void beat() override { tcp_.beat(); }
   std::vector<int> silent(double seconds) override { return tcp_.silent(seconds); }
   std::string describe(int rank) const override;
+  TitledRank titled(int rank) const override { return tcp_.titled(rank); }
+  void call_ranks(const std::vector<std::string>& titles) override;
   void tell_message(int rank, const std::string& message) noexcept override {
     tcp_.tell_message(rank, message);
     shm_->tell_message(place(rank), message);

@@ -215,12 +215,12 @@ std::vector<int> ShmGroup::silent(double seconds) {
 std::string ShmGroup::describe(int rank) const {
   const ShmRank& of = state(rank);
   if (of.presence.load() == Presence::absent) {
-    return "rank " + std::to_string(name(rank)) + " has not joined yet";
+    return title(rank) + " has not joined yet";
   }
   char message[sizeof of.message];
   std::memcpy(message, of.message, sizeof message);
   message[sizeof message - 1] = 0;
-  return describe_rank(name(rank), of.busy.load() != 0, of.history.call(of.history.number()),
+  return describe_rank(title(rank), of.busy.load() != 0, of.history.call(of.history.number()),
                        message);
 }
 

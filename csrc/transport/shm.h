@@ -75,7 +75,7 @@ class ShmGroup final : public Group {
   std::byte* reach(int rank, std::uint64_t place, std::size_t bytes) const;
   bool has_failed() const;
   void check() const;
-  int name(int rank) const {
+  int number(int rank) const override {
     return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)];
   }
 

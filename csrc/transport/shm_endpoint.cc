@@ -175,7 +175,7 @@ void ShmEndpoint::look_up() {
     bool gone =
         group_.has_left(peer) && (group_.calls(peer) < call_.number || other.busy.load() != 0);
     if (gone) {
-      group_.fail(absence_of(group_.name(peer), group_.calls(peer), group_.name(rank_), call_));
+      group_.fail(absence_of(group_.titled(peer), group_.calls(peer), group_.titled(rank_), call_));
       group_.check();
     }
   }
@@ -190,7 +190,7 @@ bool ShmEndpoint::differs(int peer) const {
 }
 
 Failure ShmEndpoint::mismatch_with(int peer) const {
-  return mismatch_of(group_.name(rank_), known_calls(state().history), group_.name(peer),
+  return mismatch_of(group_.titled(rank_), known_calls(state().history), group_.titled(peer),
                      known_calls(memory_.rank(peer).history));
 }
 
@@ -201,12 +201,10 @@ void ShmEndpoint::mismatch(int peer) {
 }
 
 void ShmEndpoint::lose(int peer) {
-  const int name = group_.name(peer);
+  const TitledRank it = group_.titled(peer);
   group_.fail({FailureKind::peer_lost,
-               "rank " + std::to_string(name) +
-                   " names memory that the group does not have, to rank " +
-                   std::to_string(group_.name(rank_)),
-               {name},
+               it.title + " names memory that the group does not have, to " + group_.title(rank_),
+               {it.rank},
                {call_.describe()}});
   group_.check();
   throw std::logic_error("unreachable");

@@ -34,7 +34,7 @@ class ShmEndpoint final : public Endpoint {
  public:
   ShmEndpoint(ShmGroup& group, int rank);
 
-  int rank() const override { return group_.name(rank_); }
+  int rank() const override { return group_.number(rank_); }
   void enter(const CallRecord& call) override;
   void leave() noexcept override;
   Board* board() override { return &board_; }

@@ -275,11 +275,10 @@ class TcpGroup::Member final : public Endpoint {
     while ((read = stream.read(moved_)) == Stream::Read::header) {
       const Header header = stream.header();  // a copy: what accept() makes room for may move it
       if (const char* wrong = tcp::wrong_with_message(header)) {
-        detector_.fail(
-            {FailureKind::peer_lost,
-             detector_.name(from) + " sent " + wrong + " to rank " + std::to_string(rank()),
-             {from},
-             {call().describe()}});
+        detector_.fail({FailureKind::peer_lost,
+                        detector_.title(from) + " sent " + wrong + " to " + detector_.title(rank()),
+                        {from},
+                        {call().describe()}});
         detector_.check();
       }
       stream.accept();
@@ -378,6 +377,10 @@ std::vector<std::string> TcpGroup::addresses() const { return member_->detector(
 void TcpGroup::beat() { member_->detector().beat(); }
 std::vector<int> TcpGroup::silent(double seconds) { return member_->detector().silent(seconds); }
 std::string TcpGroup::describe(int rank) const { return member_->detector().describe(rank); }
+TitledRank TcpGroup::titled(int rank) const { return {rank, member_->detector().title(rank)}; }
+void TcpGroup::call_ranks(const std::vector<std::string>& titles) {
+  member_->detector().call_ranks(titles);
+}
 void TcpGroup::tell_message(int, const std::string& message) noexcept {
   member_->detector().tell_message(message);
 }

@@ -54,6 +54,8 @@ class TcpGroup final : public Group {
   void beat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
+  TitledRank titled(int rank) const override;
+  void call_ranks(const std::vector<std::string>& titles) override;
   void tell_message(int rank, const std::string& message) noexcept override;
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;

@@ -53,7 +53,7 @@ FailureDetector::FailureDetector(int rank, const std::vector<std::vector<int>>& 
     : rank_(rank), peers_(streams.size()) {
   for (int r = 0; r < size(); ++r) {
     Peer& peer = at(r);
-    peer.name = "rank " + std::to_string(r);
+    peer.title = "rank " + std::to_string(r);
     if (r == rank_) continue;
     const auto& given = streams[static_cast<std::size_t>(r)];
     peer.control.open(given.front());
@@ -62,7 +62,7 @@ FailureDetector::FailureDetector(int rank, const std::vector<std::vector<int>>& 
     if (there.empty() || there == address_of(given.back(), false)) {
       ++here_;
     } else {
-      peer.name += " (" + there + ")";
+      peer.title += " (" + there + ")";
       peer.address = there;
     }
   }
@@ -183,11 +183,21 @@ std::uint64_t FailureDetector::calls(int rank) const {
   return std::max({peer.heard.number, peer.waiting.number, peer.over.number, peer.calls});
 }
 
+std::string FailureDetector::title(int rank) const {
+  std::lock_guard lock(mutex_);
+  return at(rank).title;
+}
+
+void FailureDetector::call_ranks(const std::vector<std::string>& titles) {
+  std::lock_guard lock(mutex_);
+  for (std::size_t r = 0; r < peers_.size(); ++r) peers_[r].title = titles.at(r);
+}
+
 std::string FailureDetector::describe(int rank) {
   if (rank != rank_ && !has_failed() && origin_.is_here()) receive();
   std::lock_guard lock(mutex_);
   if (rank != rank_) return describe_peer(at(rank));
-  return describe_rank(rank, in_call_.load() && !closed_, call_, message_);
+  return describe_rank(at(rank).title, in_call_.load() && !closed_, call_, message_);
 }
 
 void FailureDetector::tell_message(const std::string& message) noexcept {
@@ -237,8 +247,8 @@ bool FailureDetector::leave() noexcept {
     std::lock_guard lock(mutex_);
     if (closed_ || failure_) return false;
     Failure failure(FailureKind::aborted,
-                    "rank " + std::to_string(rank_) + " has left the group in " + call_.describe(),
-                    {rank_}, {call_.describe()});
+                    at(rank_).title + " has left the group in " + call_.describe(), {rank_},
+                    {call_.describe()});
     failure.kind_for_peers = FailureKind::peer_lost;
     fail_locked(failure, true);
     return false;
@@ -268,9 +278,9 @@ void FailureDetector::close() noexcept {
 
 std::string FailureDetector::describe_peer(const Peer& peer) {
   if (peer.left) {
-    return peer.name + " has left the group after " + std::to_string(peer.calls) + " calls";
+    return peer.title + " has left the group after " + std::to_string(peer.calls) + " calls";
   }
-  std::string who = peer.name;
+  std::string who = peer.title;
   if (!peer.message.empty()) who += " waits in " + peer.message + " and";
   std::uint64_t last = std::max(peer.waiting.number, peer.heard.number);
   if (peer.beats && peer.over.number >= last) {
@@ -296,13 +306,19 @@ KnownCalls FailureDetector::calls_of(const Peer& peer) {
 }
 
 Failure FailureDetector::loss_of(int rank, const char* how) const {
-  std::string text = name(rank) + " is lost to rank " + std::to_string(rank_) + ": " + how;
+  std::string text = at(rank).title + " is lost to " + at(rank_).title + ": " + how;
   std::vector<std::string> calls;
   if (in_call_.load() && !closed_) {
     calls.push_back(call_.describe());
     text += ", while this rank is in " + calls[0];
   }
+  text += "; " + describe_peer(at(rank));
   return {FailureKind::peer_lost, text, {rank}, std::move(calls)};
+}
+
+Failure FailureDetector::mismatch_with(int rank, const KnownCalls& theirs) const {
+  return mismatch_of({rank_, at(rank_).title}, known_calls(history_), {rank, at(rank).title},
+                     theirs);
 }
 
 std::vector<std::string> FailureDetector::addresses() const {
@@ -370,7 +386,7 @@ bool FailureDetector::take(int rank, const ControlFrame& frame) {
     peer.left = true;
     peer.calls = header.call;
   } else if (differs(peer)) {
-    fail_locked(mismatch_of(rank_, known_calls(history_), rank, calls_of(peer)), true);
+    fail_locked(mismatch_with(rank, calls_of(peer)), true);
   }
   return true;
 }
@@ -382,12 +398,12 @@ void FailureDetector::compare_calls() {
     if (differs(peer)) {
       fail_differing(r);
     } else if (peer.left && peer.calls < call_.number) {
-      fail_locked({FailureKind::peer_lost,
-                   describe_peer(peer) + ", while rank " + std::to_string(rank_) + " is in " +
-                       call_.describe(),
-                   {r},
-                   {call_.describe()}},
-                  true);
+      fail_locked(
+          {FailureKind::peer_lost,
+           describe_peer(peer) + ", while " + at(rank_).title + " is in " + call_.describe(),
+           {r},
+           {call_.describe()}},
+          true);
     }
   }
 }
@@ -418,7 +434,7 @@ void FailureDetector::fail_differing(int rank) {
     }
     if (now - peer.asked_at < kGrace) return;
   }
-  fail_locked(mismatch_of(rank_, mine, rank, theirs), true);
+  fail_locked(mismatch_with(rank, theirs), true);
 }
 
 // Called when this rank has told the peers that it leaves.
@@ -435,7 +451,7 @@ void FailureDetector::compare_at_end() {
   }
   for (int r = 0; r < size() && !has_failed(); ++r) {
     if (!differs(at(r))) continue;
-    fail_locked(mismatch_of(rank_, known_calls(history_), r, calls_of(at(r))), true);
+    fail_locked(mismatch_with(r, calls_of(at(r))), true);
   }
 }
 

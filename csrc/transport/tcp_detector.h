@@ -33,7 +33,6 @@ class FailureDetector {
   int size() const { return static_cast<int>(peers_.size()); }
   // Ranks at this rank's address.
   int here() const { return here_; }
-  const std::string& name(int peer) const { return at(peer).name; }
   const std::string& address(int peer) const { return at(peer).address; }
   std::vector<std::string> addresses() const;
 
@@ -74,6 +73,8 @@ class FailureDetector {
 
   bool has_left(int peer);
   std::uint64_t calls(int peer) const;
+  std::string title(int peer) const;
+  void call_ranks(const std::vector<std::string>& titles);
   std::string describe(int peer);
   void tell_message(const std::string& message) noexcept;
   void beat();
@@ -87,7 +88,7 @@ class FailureDetector {
 
  private:
   struct Peer {
-    std::string name;     // "rank 1 (10.0.0.2)"
+    std::string title;    // "rank 1 (10.0.0.2)", or as call_ranks() has it
     std::string address;  // if it is not this rank's
     ControlChannel control;
     bool left = false;
@@ -107,6 +108,7 @@ class FailureDetector {
   static std::string describe_peer(const Peer& peer);
   static KnownCalls calls_of(const Peer& peer);
   Failure loss_of(int rank, const char* how) const;
+  Failure mismatch_with(int rank, const KnownCalls& theirs) const;
 
   // With the mutex held, as all that follow.
   void tell_all(const Header& header, const std::string& text) noexcept;
@@ -130,7 +132,7 @@ class FailureDetector {
   bool announced_ = false;  // of the thread in a call
 
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<Peer> peers_;   // names and addresses never change
+  std::vector<Peer> peers_;   // addresses never change
   CallHistory history_;       // written by the thread in a call, which reads it without
   CallRecord call_;           // the last of them
   std::string message_;       // between two ranks, in which this one waits

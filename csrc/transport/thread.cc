@@ -154,7 +154,7 @@ class ThreadEndpoint final : public Endpoint {
       if (peer == rank_ || !other.left.load()) continue;
       std::uint64_t calls = group_.calls(peer);
       if (calls >= number && !other.busy.load()) continue;
-      group_.fail(absence_of(peer, calls, rank_, call()));
+      group_.fail(absence_of(group_.titled(peer), calls, group_.titled(rank_), call()));
       group_.check();
     }
   }
@@ -246,7 +246,7 @@ void ThreadGroup::fail_mismatch(int rank, int peer) noexcept {
     std::lock_guard lock(ranks_[static_cast<std::size_t>(r)].mutex);
     return known_calls(ranks_[static_cast<std::size_t>(r)].calls);
   };
-  fail(mismatch_of(rank, calls_of(rank), peer, calls_of(peer)));
+  fail(mismatch_of(titled(rank), calls_of(rank), titled(peer), calls_of(peer)));
 }
 
 std::optional<Failure> ThreadGroup::compare(int rank) noexcept {
@@ -294,7 +294,7 @@ std::uint64_t ThreadGroup::calls(int rank) const {
 std::string ThreadGroup::describe(int rank) const {
   const RankState& of = ranks_[static_cast<std::size_t>(rank)];
   std::lock_guard lock(of.mutex);
-  return describe_rank(rank, of.busy.load(), of.calls.last(), of.message);
+  return describe_rank(title(rank), of.busy.load(), of.calls.last(), of.message);
 }
 
 }  // namespace pycollective

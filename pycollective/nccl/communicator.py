@@ -21,6 +21,7 @@ from pycollective.errors import (
     CollectiveTimeoutError,
     NcclError,
     PeerLostError,
+    with_text,
 )
 from pycollective.nccl import device
 from pycollective.nccl.memory import SINCE, Block, Registered
@@ -47,8 +48,8 @@ class Peers(Protocol):
     def fail(self, error: CollectiveError) -> None:
         """Tell the others."""
 
-    def late(self, number: int) -> list[str]:
-        """Return who has not made so many calls, in words."""
+    def late(self, number: int) -> PeerLostError | None:
+        """Return the loss of the ranks that have not made so many calls, if there are any."""
 
 
 class _Clock:
@@ -393,11 +394,14 @@ class NcclCommunicator:
             f"rank {self.rank} waited {seconds:g} s for {what} on GPU {self.device}, and has aborted "
             "NCCL's communicator: "
         )
-        if late:
-            return PeerLostError(message + "; ".join(late))
+        if late is not None:
+            found = with_text(late, f"{message}{late}")
+            found.call = what
+            return found
         return CollectiveTimeoutError(
             f"{message}all ranks have made as many calls, so these differ, a message has no "
-            "counterpart, or a device stands still"
+            "counterpart, or a device stands still",
+            call=what,
         )
 
     # The watching thread ------------------------------------------------------------------------

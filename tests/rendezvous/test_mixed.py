@@ -230,7 +230,7 @@ def test_a_rank_that_is_lost_while_memory_is_shared_is_named(lost):
     theirs.close()
 
     def hear(rank):
-        with memory.naming(rank):
+        with memory.naming(rank, f"rank {rank}"):
             return mine.receive(time.monotonic() + 5)
 
     def listen(sock, enter):
