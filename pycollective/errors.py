@@ -180,7 +180,8 @@ class CollectiveError(RuntimeError):
         The ranks that the error is about; empty where they are unknown or outside the group. Of groups
         of processes, the ranks below 4096.
     hosts : tuple of str
-        For each of ``ranks`` the address at which this process reaches it, or the name of this host.
+        For each of ``ranks`` the address at which this process reaches it, or the name of this host;
+        empty where the hosts are unknown.
     call : str or None
         The call or the message that was under way in the rank that noticed the failure.
     """
@@ -302,7 +303,13 @@ class DataError(ValueError):
 
 
 class RendezvousError(CollectiveError):
-    """The group cannot be made as the environment describes it."""
+    """The group cannot be made as the environment describes it.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that did not come, or that ended.
+    """
 
 
 class CheckpointError(ValueError):

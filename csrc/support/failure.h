@@ -28,10 +28,11 @@ class Failure : public std::runtime_error {
   // The ranks that are lost or late, whose calls differ, or that aborted the group: their numbers
   // in the group that failed, in ascending order.
   const std::vector<int>& ranks() const { return about().ranks; }
-  // Of a mismatch, each rank's call, or nothing; else the call that was under way, if any was.
+  // A mismatch has the call of each rank, or no call. Other failures have at most one call, which
+  // was under way.
   const std::vector<std::string>& calls() const { return about().calls; }
-  // Each rank's address, which is empty for a rank of this host; nothing: all ranks are on this
-  // host.
+  // The address of each rank, which is empty for a rank of this host. No addresses: all ranks are
+  // on this host.
   const std::vector<std::string>& hosts() const { return about().hosts; }
   // The same failure, with the hosts among the addresses of the group's ranks.
   Failure with_hosts(const std::vector<std::string>& addresses) const {

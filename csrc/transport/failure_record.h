@@ -11,7 +11,7 @@
 
 namespace pycollective {
 
-// Plain data. Another process may have written anything: only failure_in() reads it.
+// Plain data. Another process may have written anything, so failure_in() checks each field.
 struct FailureRecord {
   static constexpr std::size_t kRanks = 4096;  // the first ranks of a group, of which it can tell
   std::uint32_t kind;
@@ -23,7 +23,8 @@ struct FailureRecord {
 
 FailureRecord record_of(const Failure& failure) noexcept;
 
-// The failure that a record tells of a group of so many ranks; nothing, if it is no record of that.
+// Returns the failure of a group of `size` ranks; nothing if a field has a value that it cannot
+// have.
 std::optional<Failure> failure_in(const FailureRecord& record, int size);
 
 // The text in a field, which may fill the field.

@@ -103,8 +103,8 @@ std::string list_ranks(const Group& group, const std::vector<int>& ranks);
 std::string describe_rank(const std::string& title, bool busy, const CallRecord& call,
                           const std::string& message);
 
-// The end of a wait: "rank 0 waited until its deadline for rank 2, which has not come to this call.
-// rank 0 is in …".
+// A deadline that passed: "rank 0 waited until its deadline for rank 2, which has not come to this
+// call. rank 0 is in …".
 // Ranks that wait are heard of: one that is silent holds up the others. `awaited`: the ranks that
 // this rank itself waits for, which the text names if no rank is known to be silent.
 Failure timeout_of(Group& group, int rank, const std::vector<int>& awaited, const CallRecord& call);

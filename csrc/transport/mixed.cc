@@ -150,6 +150,11 @@ MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
     throw std::invalid_argument("the memory is of another number of ranks than this host has");
   }
   shm_->name_ranks(std::move(here), tcp_.addresses());
+  // The calls of a rank of this host are known through the memory alone.
+  tcp_.also_ask([memory = shm_, places = places_](int peer) {
+    const int place = places[static_cast<std::size_t>(peer)];
+    return place < 0 ? std::string() : memory->describe(place);
+  });
   endpoint_ = std::make_unique<MixedEndpoint>(*this, rank);
 }
 

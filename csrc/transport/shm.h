@@ -43,8 +43,8 @@ class ShmGroup final : public Group {
   bool in_crowd() const override;
   // The ranks whose wake-up costs their peers a fence, because they may not interrupt them.
   std::vector<int> needing_fences() const;
-  // What messages call the ranks, in ascending order, where they are part of a larger group of
-  // processes, which has these addresses (Group::address).
+  // Gives the ranks, in ascending order, their numbers in a larger group, whose ranks have these
+  // addresses (Group::address).
   void name_ranks(std::vector<int> names, std::vector<std::string> addresses) {
     names_ = std::move(names);
     addresses_ = std::move(addresses);

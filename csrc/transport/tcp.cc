@@ -384,6 +384,9 @@ void TcpGroup::call_ranks(const std::vector<std::string>& titles) {
 void TcpGroup::tell_message(int, const std::string& message) noexcept {
   member_->detector().tell_message(message);
 }
+void TcpGroup::also_ask(std::function<std::string(int)> describe) {
+  member_->detector().also_ask(std::move(describe));
+}
 int TcpGroup::here() const { return member_->detector().here(); }
 bool TcpGroup::in_crowd() const { return crowded(here()); }
 

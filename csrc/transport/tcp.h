@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,6 +61,8 @@ class TcpGroup final : public Group {
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;
 
+  // FailureDetector::also_ask.
+  void also_ask(std::function<std::string(int)> describe);
   // The number of ranks at this rank's address.
   int here() const;
 

@@ -200,6 +200,11 @@ std::string FailureDetector::describe(int rank) {
   return describe_rank(at(rank).title, in_call_.load() && !closed_, call_, message_);
 }
 
+void FailureDetector::also_ask(std::function<std::string(int)> describe) {
+  std::lock_guard lock(mutex_);
+  other_ = std::move(describe);
+}
+
 void FailureDetector::tell_message(const std::string& message) noexcept {
   if (!origin_.is_here()) return;
   std::lock_guard lock(mutex_);
@@ -312,7 +317,8 @@ Failure FailureDetector::loss_of(int rank, const char* how) const {
     calls.push_back(call_.describe());
     text += ", while this rank is in " + calls[0];
   }
-  text += "; " + describe_peer(at(rank));
+  const std::string known = other_ ? other_(rank) : "";
+  text += "; " + (known.empty() ? describe_peer(at(rank)) : known);
   return {FailureKind::peer_lost, text, {rank}, std::move(calls)};
 }
 

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -76,6 +77,8 @@ class FailureDetector {
   std::string title(int peer) const;
   void call_ranks(const std::vector<std::string>& titles);
   std::string describe(int peer);
+  // Another transport of the group, which may know what a peer is doing; else it returns no text.
+  void also_ask(std::function<std::string(int)> describe);
   void tell_message(const std::string& message) noexcept;
   void beat();
   std::vector<int> silent(double seconds);
@@ -138,6 +141,7 @@ class FailureDetector {
   std::string message_;       // between two ranks, in which this one waits
   std::atomic<Clock::time_point> received_at_{};
   std::vector<pollfd> polled_;
+  std::function<std::string(int)> other_;  // also_ask()
   bool beats_ = false;
   std::optional<Failure> failure_;
   std::atomic<bool> failed_{false};

@@ -47,9 +47,9 @@ const char* wrong_with_message(const Header& header);
 // Whether a header can be one of a control frame.
 bool is_control(const Header& header);
 
-// The text of a frame that tells a failure; and back, in a group of so many ranks: nothing if it is
-// none.
+// The text of a frame of kind `failed`: a FailureRecord.
 std::string text_of(const Failure& failure);
+// Returns the failure of a group of `size` ranks; nothing if the text is no FailureRecord.
 std::optional<Failure> failure_in(std::string_view text, int size);
 
 // Text from elsewhere: valid UTF-8 without control characters, whatever came.

@@ -114,7 +114,7 @@ class Watch:
         return PeerLostError(text, ranks=ranks, hosts=hosts)
 
     def late(self, number: int) -> PeerLostError | None:
-        """Return the loss of the ranks that have not made so many calls on GPUs, if there are any."""
+        """Return the loss of the ranks that have made fewer calls on GPUs than ``number``, if any."""
         late = [r for r, n in enumerate(self._counts) if n < number and r != self._rank]
         if not late:
             return None

@@ -43,7 +43,7 @@ PULSE_SECONDS = 1.0
 _FAILED, _SOMEBODY_WAITS = 1, 2
 
 #: The name tells the workers in another call what the call in `begin_together` is: texts show it.
-_BEGINNING = np.dtype([("save or restore", f"V{hashlib.sha256().digest_size}")])
+_BEGINNING = np.dtype([("save/restore", f"V{hashlib.sha256().digest_size}")])
 
 
 class Workers:

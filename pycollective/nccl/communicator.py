@@ -49,7 +49,7 @@ class Peers(Protocol):
         """Tell the others."""
 
     def late(self, number: int) -> PeerLostError | None:
-        """Return the loss of the ranks that have not made so many calls, if there are any."""
+        """Return the loss of the ranks that have made fewer calls than ``number``, if any."""
 
 
 class _Clock:

@@ -529,6 +529,21 @@ def pair_with_a_stranger():
     return group, _core.Communicator(group, 0), c1, m1
 
 
+def test_host_of_a_lost_rank_is_its_address_where_that_is_not_this_ranks():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs, mine = [], []
+        for _ in range(2):
+            near = server.getsockname()[:2]
+            theirs.append(socket.create_connection(near, source_address=("127.0.0.2", 0)))
+            mine.append(server.accept()[0])
+    group = _core.TcpGroup(0, [[], [sock.fileno() for sock in mine]])
+    for sock in (*mine, *theirs):
+        sock.close()
+    with pytest.raises(pc.PeerLostError, match=r"^rank 1 \(127\.0\.0\.2\) is lost") as caught:
+        _core.Communicator(group, 0).barrier(5.0)
+    assert (caught.value.ranks, caught.value.hosts) == ((1,), ("127.0.0.2",))
+
+
 def header(kind=1, remaining=8, size=8, text=0, magic=0x6C6C6F63, version=3, call=1):
     return struct.pack("=IHHQQQII24x", magic, version, kind, 5, call, remaining, size, text)
 
