@@ -59,19 +59,23 @@ void bind_group(py::module_& m) {
       .def_property_readonly("size", &Group::size)
       .def(
           "abort",
-          [](Group& group, const std::string& message, bool peer_lost, std::vector<int> ranks) {
+          [](Group& group, const std::string& message, bool peer_lost, std::vector<int> ranks,
+             const std::optional<std::string>& call) {
             std::sort(ranks.begin(), ranks.end());
             ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
             if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= group.size())) {
               throw std::invalid_argument("a rank that is not in the group");
             }
+            std::vector<std::string> calls;
+            if (call) calls.push_back(*call);
             group.fail({peer_lost ? FailureKind::peer_lost : FailureKind::aborted, message,
-                        std::move(ranks)});
+                        std::move(ranks), std::move(calls)});
           },
           py::arg("message"), py::arg("peer_lost") = false, py::arg("ranks") = std::vector<int>(),
-          py::call_guard<InterpreterRelease>(),
-          "Fail every rank's present or next call with AbortedError, or with PeerLostError, which "
-          "has these ranks.")
+          py::arg("call") = py::none(), py::call_guard<InterpreterRelease>(),
+          "Fail every rank's present or next call with AbortedError, or with PeerLostError. "
+          "`ranks` "
+          "and `call` are the error's.")
       .def("fail_as", &Group::fail_as, py::arg("whole"), py::arg("members"),
            py::call_guard<InterpreterRelease>(),
            "Fail this group, a part of `whole` with these members, as that has failed, if it has.")

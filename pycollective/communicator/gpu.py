@@ -8,6 +8,7 @@ which GPUs they are on and whether they have NCCL; all of them then go the same 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import logging
 import math
@@ -632,7 +633,7 @@ class Message:
     def check(self) -> None:
         """Raise why it has failed, if it has."""
         if self.error is not None:
-            raise type(self.error)(str(self.error))
+            raise copy.copy(self.error)
         if self.operation is None:
             raise AbortedError(f"{self.what}: its communicator is gone")
         self.operation.check()

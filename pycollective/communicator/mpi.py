@@ -146,11 +146,18 @@ class MPIGroup:
         text = f"{self.title(rank)} {how}"
         self.fail(PeerLostError(text, ranks=[rank], hosts=[self.names[rank]], call=self._call))
 
-    def abort(self, message: str, peer_lost: bool = False, ranks: Sequence[int] = ()) -> None:
+    def abort(
+        self,
+        message: str,
+        peer_lost: bool = False,
+        ranks: Sequence[int] = (),
+        call: str | None = None,
+    ) -> None:
         """Let every rank's present or next call fail."""
         ranks = sorted(ranks)
         hosts = [self.names[r] for r in ranks]
-        self._end((PeerLostError if peer_lost else AbortedError)(message, ranks=ranks, hosts=hosts))
+        kind = PeerLostError if peer_lost else AbortedError
+        self._end(kind(message, ranks=ranks, hosts=hosts, call=call))
 
     def _end(self, error: CollectiveError) -> None:
         if self._failure is None:

@@ -126,7 +126,7 @@ class Watch:
     def fail(self, error: CollectiveError) -> None:
         """Fail the group: every rank's watching thread then aborts, and calls on the host fail too."""
         lost = isinstance(error, (PeerLostError, CollectiveTimeoutError))
-        self._group.abort(str(error), peer_lost=lost, ranks=error.ranks)
+        self._group.abort(str(error), peer_lost=lost, ranks=error.ranks, call=error.call)
 
     def close(self) -> None:
         """Tell the others, who take part within a second, and leave."""

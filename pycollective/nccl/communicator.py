@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import itertools
 import logging
 import math
@@ -342,7 +343,7 @@ class NcclCommunicator:
 
     def _raise(self) -> None:
         if self.error is not None:
-            raise type(self.error)(str(self.error))
+            raise copy.copy(self.error)
 
     def _told(self, error: NcclError, what: str) -> NcclError:
         told = NcclError(f"rank {self.rank}, {what}: {error}")
@@ -357,7 +358,8 @@ class NcclCommunicator:
                     self._raise()
                     code = self._comm.async_error()
             except NcclError as refused:
-                self._fail(self._cause(self._told(refused, what)))
+                if self.error is None:
+                    self._fail(self._cause(self._told(refused, what)))
                 raise self.error or refused from None
             if code == 0:
                 return
