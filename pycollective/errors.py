@@ -8,8 +8,10 @@ ranks is a `CollectiveError`; it is also the error of ``tf.errors`` that TensorF
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError as _FutureCancelledError
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 __all__ = [
     "AbortedError",
@@ -167,23 +169,107 @@ class NotAvailableError(UnimplementedError):
 
 
 class CollectiveError(RuntimeError):
-    """A collective call failed; its communicator is dead, and a new one can be made."""
+    """A collective call failed; its communicator is dead, and a new one can be made.
+
+    The message is for people. Programs read the attributes, which pickling and copying keep. Ranks
+    have their numbers in the group whose call failed, in ascending order.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that the error is about; empty where they are unknown or outside the group. Of groups
+        of processes, the ranks below 4096.
+    hosts : tuple of str
+        For each of ``ranks`` the address at which this process reaches it, or the name of this host;
+        empty where the hosts are unknown.
+    call : str or None
+        The call or the message that was under way in the rank that noticed the failure.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        ranks: Sequence[int] = (),
+        hosts: Sequence[str] = (),
+        call: str | None = None,
+    ) -> None:
+        super().__init__(*args)
+        self.ranks = tuple(ranks)
+        self.hosts = tuple(hosts)
+        self.call = call
 
 
-class CollectiveTimeoutError(DeadlineExceededError, CollectiveError):
-    """A rank waited until its deadline; the message says for whom and what each was doing."""
+class _OpAndCollective:
+    """The constructor of errors that have both bases."""
+
+    def __init__(self: Any, *args: Any, **about: Any) -> None:
+        OpError.__init__(self, *args)  # which does not get past OSError in the order of the bases
+        CollectiveError.__init__(self, *args, **about)
+
+
+_Error = TypeVar("_Error", bound=CollectiveError)
+
+
+def with_text(error: _Error, text: str) -> _Error:
+    """Return an error of the same class and with the same attributes, but with another message."""
+    again = copy.copy(error)
+    again.args = (text,)
+    if hasattr(again, "message"):  # of an OpError
+        again.message = text
+    return again
+
+
+class CollectiveTimeoutError(_OpAndCollective, DeadlineExceededError, CollectiveError):
+    """A rank waited until its deadline; the message says for whom and what each was doing.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that have not come to the call, or that came and are silent; where neither is known,
+        the ranks that the waiting rank waited for.
+    hosts, call
+        As of `CollectiveError`.
+    """
 
 
 class MismatchError(CollectiveError):
-    """Ranks made calls that do not belong together; the message names both calls."""
+    """Ranks made calls that do not belong together; the message names both calls.
+
+    Attributes
+    ----------
+    calls : dict
+        What each of ``ranks`` called, by rank; empty where the calls are unknown.
+    ranks, hosts
+        As of `CollectiveError`.
+    """
+
+    def __init__(self, *args: Any, calls: Mapping[int, str] | None = None, **about: Any) -> None:
+        super().__init__(*args, **{"ranks": sorted(calls or ()), **about})
+        self.calls = dict(calls or {})
 
 
-class PeerLostError(UnavailableError, CollectiveError):
-    """A rank ended, failed or cannot be reached any more."""
+class PeerLostError(_OpAndCollective, UnavailableError, CollectiveError):
+    """A rank ended, failed or cannot be reached any more.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The lost ranks.
+    hosts, call
+        As of `CollectiveError`.
+    """
 
 
-class AbortedError(OpError, CollectiveError):
-    """The group was aborted by another rank or by its owner."""
+class AbortedError(_OpAndCollective, OpError, CollectiveError):
+    """The group was aborted by another rank or by its owner.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The rank that aborted the group, or that left a call because of an error of its own.
+    hosts, call
+        As of `CollectiveError`.
+    """
 
     error_code = 10
 
@@ -201,7 +287,15 @@ class NcclError(CollectiveError):
 
 
 class NcclNotFoundError(NcclError):
-    """There is no NCCL that can be used; the message says where it was looked for, and why not."""
+    """There is no NCCL that can be used; the message says where it was looked for, and why not.
+
+    Attributes
+    ----------
+    is_too_old : bool
+        Whether the library was found, and is of a version that cannot be used.
+    """
+
+    is_too_old: bool = False
 
 
 class DataError(ValueError):
@@ -209,7 +303,13 @@ class DataError(ValueError):
 
 
 class RendezvousError(CollectiveError):
-    """The group cannot be made as the environment describes it."""
+    """The group cannot be made as the environment describes it.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that did not come, or that ended.
+    """
 
 
 class CheckpointError(ValueError):

@@ -183,9 +183,10 @@ void end(Communicator* communicator) {
   std::vector<std::unique_ptr<Communicator>> ended;
   const bool is_inside = communicator->is_on_own_thread();
   if (communicator->outstanding() > (is_inside ? 1 : 0)) {  // the call that lets go is over
-    communicator->group().fail(FailureKind::aborted,
-                               "rank " + std::to_string(communicator->rank()) +
-                                   " let go of its communicator while calls were under way");
+    communicator->group().fail({FailureKind::aborted,
+                                "rank " + std::to_string(communicator->rank()) +
+                                    " let go of its communicator while calls were under way",
+                                {communicator->rank()}});
   }
   {
     InterpreterRelease release;  // such a call may need it to end

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -58,13 +59,26 @@ void bind_group(py::module_& m) {
       .def_property_readonly("size", &Group::size)
       .def(
           "abort",
-          [](Group& group, const std::string& message, bool peer_lost) {
-            group.fail(peer_lost ? FailureKind::peer_lost : FailureKind::aborted, message);
+          [](Group& group, const std::string& message, bool peer_lost, std::vector<int> ranks,
+             const std::optional<std::string>& call) {
+            std::sort(ranks.begin(), ranks.end());
+            ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+            if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= group.size())) {
+              throw std::invalid_argument("a rank that is not in the group");
+            }
+            std::vector<std::string> calls;
+            if (call) calls.push_back(*call);
+            group.fail({peer_lost ? FailureKind::peer_lost : FailureKind::aborted, message,
+                        std::move(ranks), std::move(calls)});
           },
-          py::arg("message"), py::arg("peer_lost") = false, py::call_guard<InterpreterRelease>(),
-          "Fail every rank's present or next call with AbortedError, or with PeerLostError.")
-      .def("fail_as", &Group::fail_as, py::arg("whole"), py::call_guard<InterpreterRelease>(),
-           "Fail this group, a part of `whole`, as that has failed, if it has.")
+          py::arg("message"), py::arg("peer_lost") = false, py::arg("ranks") = std::vector<int>(),
+          py::arg("call") = py::none(), py::call_guard<InterpreterRelease>(),
+          "Fail every rank's present or next call with AbortedError, or with PeerLostError. "
+          "`ranks` "
+          "and `call` are the error's.")
+      .def("fail_as", &Group::fail_as, py::arg("whole"), py::arg("members"),
+           py::call_guard<InterpreterRelease>(),
+           "Fail this group, a part of `whole` with these members, as that has failed, if it has.")
       .def_property_readonly(
           "failure",
           [](const Group& group) -> std::optional<std::string> {
@@ -99,7 +113,25 @@ void bind_group(py::module_& m) {
            "The ranks that have not been heard of for so many seconds, from the first beat on.")
       .def("address", &Group::address, py::arg("rank"),
            "The address of a rank that is not on this rank's, else an empty text.")
-      .def("describe", &Group::describe_ranks, "What each rank is doing.");
+      .def("title", &Group::title, py::arg("rank"), "The rank's name in texts, such as \"rank 1\".")
+      .def(
+          "call_ranks",
+          [](Group& group, const std::vector<std::string>& titles) {
+            if (static_cast<int>(titles.size()) != group.size()) {
+              throw std::invalid_argument("a title for every rank");
+            }
+            group.call_ranks(titles);
+          },
+          py::arg("titles"), "Give the ranks their names in texts.")
+      .def(
+          "describe",
+          [](const Group& group, std::optional<int> rank) {
+            if (rank && (*rank < 0 || *rank >= group.size())) {
+              throw std::invalid_argument("a rank that is not in the group");
+            }
+            return rank ? group.describe(*rank) : group.describe_ranks();
+          },
+          py::arg("rank") = py::none(), "What a rank is doing; by default what each is.");
 
   py::class_<ThreadGroup, Group, std::shared_ptr<ThreadGroup>>(
       m, "ThreadGroup", "Ranks that are threads of this process.")

@@ -44,10 +44,11 @@ nccl::Options options_of(std::optional<bool> blocking, Number cga_cluster_size, 
           split_share ? *split_share : kUnset};
 }
 
-void raise(const char* type, const char* message, std::optional<int> code) {
+template <class Value>
+void raise(const char* type, const char* message, const char* attribute, Value value) {
   py::object kind = py::module_::import("pycollective.errors").attr(type);
   py::object error = kind(message);
-  if (code) error.attr("code") = *code;
+  error.attr(attribute) = value;
   PyErr_SetObject(kind.ptr(), error.ptr());
 }
 
@@ -58,9 +59,9 @@ void bind_nccl(py::module_& m) {
     try {
       if (error) std::rethrow_exception(error);
     } catch (const nccl::Error& failure) {
-      raise("NcclError", failure.what(), failure.code);
+      raise("NcclError", failure.what(), "code", failure.code);
     } catch (const nccl::LoadError& failure) {
-      raise("NcclNotFoundError", failure.what(), {});
+      raise("NcclNotFoundError", failure.what(), "is_too_old", failure.is_too_old);
     }
   });
 

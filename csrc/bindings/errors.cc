@@ -1,11 +1,15 @@
 #include "bindings/errors.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <exception>
 #include <new>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "support/interpreter_release.h"
@@ -31,9 +35,47 @@ const char* error_name(FailureKind kind) {
 
 }  // namespace
 
+namespace {
+
+// Text of other processes, which may have been cut within a character.
+py::object text_of(std::string_view text) {
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+std::string name_of_this_host() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+py::object error_of(const Failure& failure, const py::object& type) {
+  const auto& ranks = failure.ranks();
+  const auto& calls = failure.calls();
+  py::tuple hosts(ranks.size());
+  const std::string here = name_of_this_host();
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const bool is_here = i >= failure.hosts().size() || failure.hosts()[i].empty();
+    hosts[i] = text_of(is_here ? here : failure.hosts()[i]);
+  }
+  py::dict about;
+  about["ranks"] = py::tuple(py::cast(ranks));
+  about["hosts"] = hosts;
+  if (failure.kind != FailureKind::mismatch) {
+    if (!calls.empty()) about["call"] = text_of(calls[0]);
+  } else if (calls.size() == ranks.size()) {
+    py::dict call_of;
+    for (std::size_t i = 0; i < ranks.size(); ++i) call_of[py::int_(ranks[i])] = text_of(calls[i]);
+    about["calls"] = call_of;
+  }
+  return type(text_of(failure.what()), **about);
+}
+
+}  // namespace
+
 void set_python_error(const Failure& failure) {
   py::object type = py::module_::import("pycollective.errors").attr(error_name(failure.kind));
-  PyErr_SetString(type.ptr(), failure.what());
+  PyErr_SetObject(type.ptr(), error_of(failure, type).ptr());
 }
 
 void set_python_error() noexcept {
@@ -42,7 +84,11 @@ void set_python_error() noexcept {
   } catch (py::error_already_set& error) {
     error.restore();
   } catch (const Failure& failure) {
-    set_python_error(failure);
+    try {
+      set_python_error(failure);
+    } catch (py::error_already_set& error) {  // no memory for the error
+      error.restore();
+    }
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::invalid_argument& error) {

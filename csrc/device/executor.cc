@@ -218,11 +218,14 @@ class Run {
     wait(runtime_, share, message.sent);
     Stretches target = locate(rank, step.target);
     if (bytes_of(target) != bytes_of(message.data)) {
-      throw Failure(FailureKind::mismatch, "rank " + std::to_string(rank) + " expects " +
-                                               std::to_string(bytes_of(target)) +
-                                               " bytes from rank " + std::to_string(peer) +
-                                               ", which sends " +
-                                               std::to_string(bytes_of(message.data)));
+      std::vector<int> both{static_cast<int>(rank), static_cast<int>(peer)};
+      std::sort(both.begin(), both.end());
+      throw Failure(FailureKind::mismatch,
+                    "rank " + std::to_string(rank) + " expects " +
+                        std::to_string(bytes_of(target)) + " bytes from rank " +
+                        std::to_string(peer) + ", which sends " +
+                        std::to_string(bytes_of(message.data)),
+                    std::move(both));
     }
     // Asked before anything is copied, too: then it goes straight from device to device.
     bool reaches = runtime_.reaches(share.device, shares_[peer].device);

@@ -55,8 +55,8 @@ void Meeting::carry_out(const Operations& operations) {
   for (std::size_t r = 0; r < operations.size(); ++r) {
     const CallRecord& other = operations[r]->record;
     if (other.identity != one.record.identity) {
-      group_->fail(FailureKind::mismatch,
-                   describe_mismatch(0, {one.record}, static_cast<int>(r), {other}));
+      group_->fail(mismatch_of(group_->titled(0), {one.record}, group_->titled(static_cast<int>(r)),
+                               {other}));
       check();
     }
     shares.push_back(operations[r]->share);
@@ -66,10 +66,12 @@ void Meeting::carry_out(const Operations& operations) {
     mark_ends(operations);
   } catch (const std::exception& error) {
     const auto* failure = dynamic_cast<const Failure*>(&error);
-    group_->fail(failure ? failure->kind : FailureKind::aborted,
-                 failure ? error.what()
-                         : one.record.describe() +
-                               " could not be enqueued on devices for all ranks: " + error.what());
+    group_->fail(
+        failure ? *failure
+                : Failure(FailureKind::aborted,
+                          one.record.describe() +
+                              " could not be enqueued on devices for all ranks: " + error.what(),
+                          {}, {one.record.describe()}));
     try {
       mark_ends(operations);  // of what was enqueued of it
     } catch (const std::exception&) {
@@ -119,10 +121,12 @@ void Meeting::order(int rank, const Operation& operation, Stream stream) {
 }
 
 void Meeting::fail(int rank, const Operation& operation, const std::exception& error) {
-  group_->fail(FailureKind::aborted, "rank " + std::to_string(rank) + ": device " +
-                                         std::to_string(operation.share.device) + " failed in " +
-                                         operation.record.describe() +
-                                         " or before it: " + error.what());
+  group_->fail({FailureKind::aborted,
+                "rank " + std::to_string(rank) + ": device " +
+                    std::to_string(operation.share.device) + " failed in " +
+                    operation.record.describe() + " or before it: " + error.what(),
+                {rank},
+                {operation.record.describe()}});
   check();
   throw;  // NOLINT: a group that has failed has a failure
 }
@@ -218,7 +222,7 @@ void Caller::wait(Operation& operation, const Interrupt& interrupt) {
     for (std::size_t i = 0; i < absent.size(); ++i) {
       text += (i ? "; " : "") + group.describe(absent[i]);
     }
-    group.fail(FailureKind::timeout, text);
+    group.fail({FailureKind::timeout, text, absent, {operation.record.describe()}});
     group.endpoint(rank).check();
   };
   group.endpoint(rank).wait([&] { return operation.met() ? Progress::done : Progress::blocked; },
@@ -227,9 +231,10 @@ void Caller::wait(Operation& operation, const Interrupt& interrupt) {
 
 void Caller::leave() noexcept {
   if (!last_ || last_->met()) return;
-  communicator_.group().fail(FailureKind::aborted,
-                             "rank " + std::to_string(communicator_.rank()) +
-                                 " let go of its communicator while calls were under way");
+  communicator_.group().fail({FailureKind::aborted,
+                              "rank " + std::to_string(communicator_.rank()) +
+                                  " let go of its communicator while calls were under way",
+                              {communicator_.rank()}});
   meeting_->settle();
 }
 

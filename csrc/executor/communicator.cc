@@ -352,9 +352,10 @@ class AsyncFunction final : public TaskQueue::Entry {
       // The caller has gone on to other calls. The others must know that this one is not made.
       error = std::current_exception();
       use_reserve();
-      group_->fail(FailureKind::aborted,
-                   "rank " + std::to_string(rank_) +
-                       " left an asynchronous call because of an error of its own");
+      group_->fail({FailureKind::aborted,
+                    "rank " + std::to_string(rank_) +
+                        " left an asynchronous call because of an error of its own",
+                    {rank_}});
     }
     finish(error);
     return true;

@@ -200,8 +200,11 @@ void Execution::work(const Step& step, std::size_t first, std::size_t bytes, con
 void abandon(Endpoint& endpoint, const CallRecord& call) noexcept {
   use_reserve();
   endpoint.note_thrown();
-  endpoint.fail(FailureKind::aborted, "rank " + std::to_string(endpoint.rank()) + " left " +
-                                          call.collective + " because of an error of its own");
+  endpoint.fail({FailureKind::aborted,
+                 "rank " + std::to_string(endpoint.rank()) + " left " + call.collective +
+                     " because of an error of its own",
+                 {endpoint.rank()},
+                 {endpoint.call().describe()}});
   endpoint.leave();
 }
 

@@ -177,7 +177,7 @@ std::vector<double> measure_all_reduce(const std::string& how, int ranks, std::s
           work(rank);
         } catch (...) {
           errors[static_cast<std::size_t>(rank)] = std::current_exception();
-          group->fail(FailureKind::aborted, "the measurement failed");
+          group->fail({FailureKind::aborted, "the measurement failed", {rank}});
         }
       });
     }

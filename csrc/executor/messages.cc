@@ -74,9 +74,8 @@ void Messages::stop() {
   pipes_->wake();
   if (thread_.joinable()) thread_.join();
   std::lock_guard lock(mutex_);
-  fail_all(std::make_exception_ptr(Failure(
-      FailureKind::aborted, "rank " + std::to_string(rank_) +
-                                " let go of its communicator while messages were under way")));
+  fail_all(
+      std::make_exception_ptr(aborted("let go of its communicator while messages were under way")));
 }
 
 void Messages::warn_after(const Warning& warning) {
@@ -192,9 +191,13 @@ void Messages::throw_failure() {
   throw Failure(FailureKind::aborted, "the group has failed");
 }
 
-void Messages::fail_group(FailureKind kind, const std::string& message) {
-  group_->fail(kind, message);
+void Messages::fail_group(const Failure& failure) {
+  group_->fail(failure);
   throw_failure();
+}
+
+Failure Messages::aborted(const std::string& why) const {
+  return {FailureKind::aborted, group_->title(rank_) + " " + why, {rank_}};
 }
 
 template <class Move>
@@ -203,11 +206,10 @@ bool Messages::guarded(Move move) {
   try {
     return move();
   } catch (const Failure& failure) {
-    group_->fail(failure.kind, failure.what());  // it may be that of the group this is a part of
+    group_->fail(failure);  // it may be that of the group this is a part of
     fail_all(std::current_exception());
   } catch (...) {
-    group_->fail(FailureKind::aborted,
-                 "rank " + std::to_string(rank_) + " cannot go on with its messages");
+    group_->fail(aborted("cannot go on with its messages"));
     fail_all(std::current_exception());
   }
   return false;
@@ -339,9 +341,9 @@ Message* Messages::take_receive(Peer& peer, int tag) {
 
 void Messages::begin_data(int from, Peer& peer, const Envelope& envelope) {
   if (envelope.magic != Envelope::kMagic) {
-    fail_group(FailureKind::peer_lost, "rank " + std::to_string(from) +
-                                           " sent no message of pycollective to rank " +
-                                           std::to_string(rank_));
+    fail_group({FailureKind::peer_lost,
+                group_->title(from) + " sent no message of pycollective to " + group_->title(rank_),
+                {from}});
   }
   peer.data_read = 0;
   peer.receiving = take_receive(peer, envelope.tag);
@@ -352,10 +354,8 @@ void Messages::begin_data(int from, Peer& peer, const Envelope& envelope) {
   try {
     peer.keeping = Kept{envelope, std::make_unique_for_overwrite<std::byte[]>(envelope.bytes)};
   } catch (const std::bad_alloc&) {
-    fail_group(FailureKind::aborted, "rank " + std::to_string(rank_) +
-                                         " has no memory for a message of " +
-                                         std::to_string(envelope.bytes) + " bytes from rank " +
-                                         std::to_string(from) + " that it has not asked for yet");
+    fail_group(aborted("has no memory for a message of " + std::to_string(envelope.bytes) +
+                       " bytes from " + group_->title(from) + " that it has not asked for yet"));
   }
 }
 
@@ -389,19 +389,30 @@ void Messages::deliver(Message& message, const Envelope& envelope, const std::by
 void Messages::compare(const Message& message, const Envelope& envelope) {
   const Envelope& mine = message.envelope_;
   if (mine.bytes == envelope.bytes && mine.identity == envelope.identity) return;
-  std::string me = "rank " + std::to_string(rank_), it = "rank " + std::to_string(message.peer_);
-  fail_group(FailureKind::mismatch, me + " receives " + mine.describe() + " from " + it +
-                                        " with tag " + std::to_string(mine.tag) + ", and " + it +
-                                        " sent " + envelope.describe() +
-                                        ": sender and receiver must agree on shape and dtype");
+  std::string me = group_->title(rank_), it = group_->title(message.peer_);
+  std::vector<int> ranks{message.peer_, rank_};
+  std::vector<std::string> calls{describe(true, rank_, envelope), describe(message)};
+  if (rank_ < message.peer_) {
+    std::swap(ranks[0], ranks[1]);
+    std::swap(calls[0], calls[1]);
+  }
+  fail_group({FailureKind::mismatch,
+              me + " receives " + mine.describe() + " from " + it + " with tag " +
+                  std::to_string(mine.tag) + ", and " + it + " sent " + envelope.describe() +
+                  ": sender and receiver must agree on shape and dtype",
+              std::move(ranks), std::move(calls)});
 }
 
 // Waiting --------------------------------------------------------------------------------------
 
-std::string Messages::describe(const Message& message) const {
-  return (message.sends_ ? "send (" : "recv (") + message.envelope_.describe() + ", tag " +
-         std::to_string(message.envelope_.tag) + (message.sends_ ? ") to rank " : ") from rank ") +
-         std::to_string(message.peer_);
+std::string Messages::describe(bool sends, int peer, const Envelope& envelope) {
+  return (sends ? "send (" : "recv (") + envelope.describe() + ", tag " +
+         std::to_string(envelope.tag) + (sends ? ") to rank " : ") from rank ") +
+         std::to_string(peer);
+}
+
+std::string Messages::describe(const Message& message) {
+  return describe(message.sends_, message.peer_, message.envelope_);
 }
 
 void Messages::announce_waiting() {
@@ -443,28 +454,34 @@ void Messages::check_peers(Clock::time_point now) {
 
 void Messages::check_peers(Message& message, Clock::time_point now, bool moved) {
   Peer& peer = this->peer(message.peer_);
-  std::string me = "rank " + std::to_string(rank_);
+  const auto me = [this] { return group_->title(rank_); };
+  const auto it = [&] { return group_->title(message.peer_); };
   if (!moved && peer.left && message.peer_ != rank_) {
-    fail_group(FailureKind::peer_lost, "rank " + std::to_string(message.peer_) +
-                                           " has left the group, while " + me + " is in " +
-                                           describe(message));
+    fail_group({FailureKind::peer_lost,
+                it() + " has left the group, while " + me() + " is in " + describe(message),
+                {message.peer_},
+                {describe(message)}});
   }
   // A peer that left or was lost is named by what comes over other connections.
   if (!moved && message.peer_ != rank_ && pipes_->has_ended(message.peer_)) {
     if (!peer.ended) peer.ended = now;
     if (now - *peer.ended >= kEndedPipe) {
-      fail_group(FailureKind::peer_lost, "the connection for messages between " + me +
-                                             " and rank " + std::to_string(message.peer_) +
-                                             " has ended, while " + me + " is in " +
-                                             describe(message));
+      fail_group({FailureKind::peer_lost,
+                  "the connection for messages between " + me() + " and " + it() +
+                      " has ended, while " + me() + " is in " + describe(message),
+                  {message.peer_},
+                  {describe(message)}});
     }
   }
   if (now < message.deadline_) {
     warn(message, now);
     return;
   }
-  fail_group(FailureKind::timeout, me + " waited until its deadline in " + describe(message) +
-                                       ". " + group_->describe_ranks());
+  fail_group({FailureKind::timeout,
+              me() + " waited until its deadline in " + describe(message) + ". " +
+                  group_->describe_ranks(),
+              {message.peer_},
+              {describe(message)}});
 }
 
 void Messages::warn(Message& message, Clock::time_point now) {
@@ -473,10 +490,9 @@ void Messages::warn(Message& message, Clock::time_point now) {
   Clock::time_point deadline = message.since_ + (message.deadline_ - message.began_);
   if (message.warned_ || !is_long(warning_, message.since_, deadline, now)) return;
   message.warned_ = true;
-  warnings_.push_back("rank " + std::to_string(rank_) + " has waited " +
-                      in_seconds(now - message.since_) + " in " + describe(message) + ": " +
-                      group_->describe(message.peer_) + ". It gives up in " +
-                      in_seconds(message.deadline_ - now) + ".");
+  warnings_.push_back(group_->title(rank_) + " has waited " + in_seconds(now - message.since_) +
+                      " in " + describe(message) + ": " + group_->describe(message.peer_) +
+                      ". It gives up in " + in_seconds(message.deadline_ - now) + ".");
 }
 
 // A thread that sleeps between moving messages.
@@ -555,8 +571,7 @@ void Messages::finish(Message& message, const Waiting& waiting) {
   } catch (...) {
     // The memory is the caller's again: nothing may be moved into it any more.
     use_reserve();
-    group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
-                                           " left a message because of an error of its own");
+    group_->fail(aborted("left a message because of an error of its own"));
     std::lock_guard lock(mutex_);
     if (auto failure = group_->failure()) fail_all(std::make_exception_ptr(*failure));
     throw;
@@ -574,8 +589,7 @@ void Messages::run() {
         drive([this] { return ending_ || posted_ == 0 || drivers_.load() > 0; },
               Clock::time_point::max(), {});
       } catch (const std::exception& error) {
-        group_->fail(FailureKind::aborted, "rank " + std::to_string(rank_) +
-                                               " cannot go on with its messages: " + error.what());
+        group_->fail(aborted(std::string("cannot go on with its messages: ") + error.what()));
         lock.lock();
         fail_all(std::current_exception());
         lock.unlock();

@@ -128,8 +128,11 @@ class Messages : public std::enable_shared_from_this<Messages> {
   void done(Message& message, std::exception_ptr error) noexcept;
   void fail_all(std::exception_ptr error) noexcept;
   [[noreturn]] void throw_failure();
-  [[noreturn]] void fail_group(FailureKind kind, const std::string& message);
-  std::string describe(const Message& message) const;
+  [[noreturn]] void fail_group(const Failure& failure);
+  // A failure because of this rank: "rank 0 has no memory for …".
+  Failure aborted(const std::string& why) const;
+  static std::string describe(bool sends, int peer, const Envelope& envelope);
+  static std::string describe(const Message& message);
   void warn(Message& message, Clock::time_point now);
 
   class PipesSleeper;

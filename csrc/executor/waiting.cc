@@ -48,16 +48,17 @@ void LongWait::check(const std::vector<int>& awaited, bool moved) {
   std::string text =
       group_.describe(rank_) + " and has waited " + in_seconds(now - since_) + " for ";
   if (absent.empty()) {
-    text += present.empty() ? "the other ranks" : list_ranks(present);
+    text += present.empty() ? "the other ranks" : list_ranks(group_, present);
     text += ", although all ranks have come to this call";
   } else {
-    text += list_ranks(absent) + " to come to this call: ";
+    text += list_ranks(group_, absent) + " to come to this call: ";
     for (std::size_t i = 0; i < std::min(absent.size(), kNamed); ++i) {
       if (i) text += "; ";
       text += group_.describe(absent[i]);
     }
     if (!present.empty()) {
-      text += ". Next it needs something of " + list_ranks(present) + ", in this call itself";
+      text +=
+          ". Next it needs something of " + list_ranks(group_, present) + ", in this call itself";
     }
   }
   warning_.tell(text + ". It gives up in " + in_seconds(waiting_.deadline - now) + ".");

@@ -48,7 +48,8 @@ Library::Library(void* opened) {
   }
   if (version_ < kOldest || !functions_.CommInitRankConfig) {
     throw LoadError(path_ + " is NCCL " + version_text(version_) +
-                    ", which is too old: " + version_text(kOldest) + " or newer is needed");
+                        ", which is too old: " + version_text(kOldest) + " or newer is needed",
+                    /*is_too_old=*/true);
   }
 }
 

@@ -19,7 +19,9 @@ class Error : public std::runtime_error {
 // There is no library that can be used; the message says why.
 class LoadError : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit LoadError(const std::string& message, bool is_too_old = false)
+      : std::runtime_error(message), is_too_old(is_too_old) {}
+  bool is_too_old;
 };
 
 // "2.27.3".

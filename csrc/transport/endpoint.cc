@@ -17,8 +17,8 @@ bool Endpoint::wait(const std::function<Progress()>& attempt, Clock::time_point 
 }
 
 void Endpoint::time_out() {
-  const Failure timeout(FailureKind::timeout, describe_timeout(group(), rank(), awaited()));
-  group().fail(timeout.kind, timeout.what());
+  const Failure timeout = timeout_of(group(), rank(), awaited(), call());
+  group().fail(timeout);
   check();
   throw timeout;
 }

@@ -15,14 +15,27 @@ std::string Group::describe_ranks() const {
   return text;
 }
 
+TitledRank Group::titled(int rank) const {
+  const int known_as = number(rank);
+  const auto place = static_cast<std::size_t>(rank);
+  std::lock_guard lock(titles_mutex_);
+  return {known_as, place < titles_.size() ? titles_[place] : "rank " + std::to_string(known_as)};
+}
+
+void Group::call_ranks(const std::vector<std::string>& titles) {
+  std::lock_guard lock(titles_mutex_);
+  titles_ = titles;
+}
+
 namespace {
 
 constexpr std::size_t kNamed = 8;  // ranks that a text names
 
 }  // namespace
 
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+std::string list_ranks(const Group& group, const std::vector<int>& ranks) {
+  if (ranks.size() == 1) return group.title(ranks[0]);
+  std::string text = "ranks ";
   for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
     if (i) text += ", ";
     text += std::to_string(ranks[i]);
@@ -31,8 +44,9 @@ std::string list_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string describe_rank(int rank, bool busy, const CallRecord& call, const std::string& message) {
-  std::string text = "rank " + std::to_string(rank);
+std::string describe_rank(const std::string& title, bool busy, const CallRecord& call,
+                          const std::string& message) {
+  std::string text = title;
   if (!message.empty()) text += " waits in " + message + " and";
   if (busy) return text + " is in " + call.describe();
   if (call.number == 0) return text + " has made no collective call yet";
@@ -48,19 +62,31 @@ void Group::close(int rank) {
   throw *failed;
 }
 
-void Group::fail_as(const Group& whole) {
-  if (std::optional<Failure> failed = whole.failure()) {
-    Failure told = as_told_by_parts(*failed);
-    fail(told.kind, told.what());
+void Group::fail_as(const Group& whole, const std::vector<int>& members) {
+  if (std::optional<Failure> failed = whole.failure()) fail(as_told_by_part(*failed, members));
+}
+
+Failure as_told_by_part(const Failure& failure, const std::vector<int>& members) {
+  const std::vector<int>& named = failure.ranks();
+  const bool has_call_of_each =
+      failure.kind == FailureKind::mismatch && failure.calls().size() == named.size();
+  std::vector<int> ranks;
+  std::vector<std::string> calls;
+  for (std::size_t r = 0; r < members.size(); ++r) {
+    auto found = std::find(named.begin(), named.end(), members[r]);
+    if (found == named.end()) continue;
+    ranks.push_back(static_cast<int>(r));
+    if (has_call_of_each) {
+      calls.push_back(failure.calls()[static_cast<std::size_t>(found - named.begin())]);
+    }
   }
+  if (failure.kind != FailureKind::mismatch) calls = failure.calls();
+  return {failure.kind, std::string("in the group that this one was split from: ") + failure.what(),
+          std::move(ranks), std::move(calls)};
 }
 
-Failure as_told_by_parts(const Failure& failure) {
-  return {failure.kind,
-          std::string("in the group that this one was split from: ") + failure.what()};
-}
-
-std::string describe_timeout(Group& group, int rank, const std::vector<int>& awaited) {
+Failure timeout_of(Group& group, int rank, const std::vector<int>& awaited,
+                   const CallRecord& call) {
   std::vector<int> absent, stopped;
   const std::vector<int> silent = group.silent(kSilence);
   for (int r = 0; r < group.size(); ++r) {
@@ -72,26 +98,39 @@ std::string describe_timeout(Group& group, int rank, const std::vector<int>& awa
       stopped.push_back(r);
     }
   }
-  std::string text = "rank " + std::to_string(rank) + " waited until its deadline";
+  std::string text = group.title(rank) + " waited until its deadline";
   if (!absent.empty()) {
-    text += " for " + list_ranks(absent) + (absent.size() == 1 ? ", which has" : ", which have") +
-            " not come to this call";
+    text += " for " + list_ranks(group, absent) +
+            (absent.size() == 1 ? ", which has" : ", which have") + " not come to this call";
   }
   if (!stopped.empty()) {
-    text += (absent.empty() ? " for " : ", and for ") + list_ranks(stopped) +
+    text += (absent.empty() ? " for " : ", and for ") + list_ranks(group, stopped) +
             (stopped.size() == 1 ? ", which is" : ", which are") +
             " in this call but silent (a process that is stopped or swapped out?)";
   }
   if (absent.empty() && stopped.empty() && !awaited.empty()) {
-    text += " for what " + list_ranks(awaited) + " had to do in this call, to which all have come";
+    text += " for what " + list_ranks(group, awaited) +
+            " had to do in this call, to which all have come";
   }
-  return text + ". " + group.describe_ranks();
+  std::vector<int> late = absent;
+  late.insert(late.end(), stopped.begin(), stopped.end());
+  if (late.empty()) late = awaited;
+  std::sort(late.begin(), late.end());
+  late.erase(std::unique(late.begin(), late.end()), late.end());
+  return {FailureKind::timeout,
+          text + ". " + group.describe_ranks(),
+          std::move(late),
+          {call.describe()}};
 }
 
-std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call) {
-  return "rank " + std::to_string(peer) + " has left the group after " + std::to_string(calls) +
-         (calls == 1 ? " call" : " calls") + ", while rank " + std::to_string(rank) + " is in " +
-         call.describe();
+Failure absence_of(const TitledRank& peer, std::uint64_t calls, const TitledRank& me,
+                   const CallRecord& call) {
+  return {FailureKind::peer_lost,
+          peer.title + " has left the group after " + std::to_string(calls) +
+              (calls == 1 ? " call" : " calls") + ", while " + me.title + " is in " +
+              call.describe(),
+          {peer.rank},
+          {call.describe()}};
 }
 
 KnownCalls known_calls(const CallHistory& history) {
@@ -120,25 +159,29 @@ Difference find_difference(const KnownCalls& mine, const KnownCalls& theirs) {
   return found;
 }
 
-std::string describe_mismatch(int rank, const KnownCalls& mine, int peer,
-                              const KnownCalls& theirs) {
-  if (peer < rank) return describe_mismatch(peer, theirs, rank, mine);
+Failure mismatch_of(const TitledRank& me, const KnownCalls& mine, const TitledRank& peer,
+                    const KnownCalls& theirs) {
+  if (peer.rank < me.rank) return mismatch_of(peer, theirs, me, mine);
   Difference found = find_difference(mine, theirs);
   auto last_of = [](const KnownCalls& calls) {
     auto earlier = [](const KnownCall& a, const KnownCall& b) { return a.number < b.number; };
     auto last = std::max_element(calls.begin(), calls.end(), earlier);
     return last == calls.end() ? std::string("something unknown") : last->text;
   };
-  std::string text = "ranks made calls that do not belong together: rank " + std::to_string(rank) +
-                     " called " + (found.mine ? found.mine->text : last_of(mine)) + ", rank " +
-                     std::to_string(peer) + " called " +
-                     (found.mine ? found.theirs->text : last_of(theirs)) + ". ";
+  std::string my_call = found.mine ? found.mine->text : last_of(mine),
+              their_call = found.mine ? found.theirs->text : last_of(theirs);
+  std::string text = "ranks made calls that do not belong together: " + me.title + " called " +
+                     my_call + ", " + peer.title + " called " + their_call + ". ";
   if (found.mine && !found.is_first && found.mine->text == found.theirs->text) {
     text += "These are equal: an earlier call differed, of which nothing is known any more. ";
   }
-  return text +
-         "All ranks must make the same calls in the same order, with equal shape, dtype, op, "
-         "algorithm and root.";
+  text +=
+      "All ranks must make the same calls in the same order, with equal shape, dtype, op, "
+      "algorithm and root.";
+  return {FailureKind::mismatch,
+          text,
+          {me.rank, peer.rank},
+          {std::move(my_call), std::move(their_call)}};
 }
 
 }  // namespace pycollective

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,6 +17,12 @@ namespace pycollective {
 
 class Arena;
 
+// A rank of a group, and its name in texts.
+struct TitledRank {
+  int rank;
+  std::string title;
+};
+
 class Group {
  public:
   virtual ~Group() = default;
@@ -23,9 +30,10 @@ class Group {
   // The end of a rank that this process runs.
   virtual Endpoint& endpoint(int rank) = 0;
   // Fails the whole group, unless it has failed already: every rank's present or next call throws.
-  virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
-  // Fails this group, a part of `whole`, as that has failed; does nothing if it has not.
-  void fail_as(const Group& whole);
+  virtual void fail(const Failure& failure) noexcept = 0;
+  // Fails this group, a part of `whole` with these members, as that has failed; does nothing if it
+  // has not.
+  void fail_as(const Group& whole, const std::vector<int>& members);
   // A rank's ends of the pipes that messages between two ranks travel through; one object for each.
   virtual std::shared_ptr<Pipes> pipes(int rank) = 0;
   // Whether a rank has left in good order, as far as this one knows.
@@ -55,6 +63,10 @@ class Group {
   virtual bool in_crowd() const = 0;
   // The numeric address of a rank that is reached at another one than this rank's; else empty.
   virtual std::string address(int /*rank*/) const { return {}; }
+  // The rank with its title: "rank 1", or as call_ranks() has it "rank 1 (worker 1 at 10.0.0.2)".
+  virtual TitledRank titled(int rank) const;
+  std::string title(int rank) const { return titled(rank).title; }
+  virtual void call_ranks(const std::vector<std::string>& titles);
   // Collective calls that a rank has begun, as far as this one knows.
   virtual std::uint64_t calls(int rank) const = 0;
   // Tells the others that this process runs, and which call its rank is in. A rank that waits does
@@ -70,26 +82,37 @@ class Group {
   virtual void announce_message(int /*rank*/, const std::string& /*message*/) noexcept {}
   // The same of all ranks: "rank 0 is in …; rank 1 has …".
   std::string describe_ranks() const;
+
+ private:
+  // The number by which texts and failures name a rank.
+  virtual int number(int rank) const { return rank; }
+
+  mutable std::mutex titles_mutex_;
+  std::vector<std::string> titles_;  // empty, or of all ranks
 };
 
-// A failure of a group as its parts tell it. The ranks that it names have the numbers of that
-// group.
-Failure as_told_by_parts(const Failure& failure);
+// A failure of a group as a part of it tells it. The members are the numbers in that group of the
+// part's ranks, which the text keeps.
+Failure as_told_by_part(const Failure& failure, const std::vector<int>& members);
 
-// "rank 1", "ranks 1, 2".
-std::string list_ranks(const std::vector<int>& ranks);
+// The title of one rank, or "ranks 1, 2".
+std::string list_ranks(const Group& group, const std::vector<int>& ranks);
 
 // "rank 1 is in all_reduce #3 (…)", from what is recorded of a rank's last call, and of the message
 // in which it waits.
-std::string describe_rank(int rank, bool busy, const CallRecord& call, const std::string& message);
+std::string describe_rank(const std::string& title, bool busy, const CallRecord& call,
+                          const std::string& message);
 
-// "rank 0 waited until its deadline for rank 2, which has not come to this call. rank 0 is in …".
+// A deadline that passed: "rank 0 waited until its deadline for rank 2, which has not come to this
+// call. rank 0 is in …".
 // Ranks that wait are heard of: one that is silent holds up the others. `awaited`: the ranks that
 // this rank itself waits for, which the text names if no rank is known to be silent.
-std::string describe_timeout(Group& group, int rank, const std::vector<int>& awaited);
+Failure timeout_of(Group& group, int rank, const std::vector<int>& awaited, const CallRecord& call);
 
-// "rank 1 has left the group after 2 calls, while rank 0 is in …".
-std::string describe_absence(int peer, std::uint64_t calls, int rank, const CallRecord& call);
+// The loss of a peer that has left: "rank 1 has left the group after 2 calls, while rank 0 is in
+// …".
+Failure absence_of(const TitledRank& peer, std::uint64_t calls, const TitledRank& me,
+                   const CallRecord& call);
 
 // A call of a rank as it is told to others.
 struct KnownCall {
@@ -112,8 +135,8 @@ struct Difference {
 };
 Difference find_difference(const KnownCalls& mine, const KnownCalls& theirs);
 
-// The text of a mismatch between two ranks' calls. It names the first calls that differ, else the
-// last ones.
-std::string describe_mismatch(int rank, const KnownCalls& mine, int peer, const KnownCalls& theirs);
+// A mismatch between two ranks' calls. It names the first calls that differ, else the last ones.
+Failure mismatch_of(const TitledRank& me, const KnownCalls& mine, const TitledRank& peer,
+                    const KnownCalls& theirs);
 
 }  // namespace pycollective

@@ -73,9 +73,8 @@ class MixedEndpoint final : public Endpoint {
     shm_.check();
   }
 
-  void fail(FailureKind kind, const std::string& message) noexcept override {
-    group_.fail(kind, message);
-  }
+  CallRecord call() const override { return tcp_.call(); }
+  void fail(const Failure& failure) noexcept override { group_.fail(failure); }
 
   // Sleeper ------------------------------------------------------------------------------------
 
@@ -152,7 +151,12 @@ MixedGroup::MixedGroup(int rank, const std::vector<std::vector<int>>& streams,
   if (shm_->size() != static_cast<int>(here.size())) {
     throw std::invalid_argument("the memory is of another number of ranks than this host has");
   }
-  shm_->name_ranks(here);
+  shm_->name_ranks(here, tcp_.addresses());
+  // The calls of a rank of this host are known through the memory alone.
+  tcp_.also_ask([memory = shm_, places = places_](int peer) {
+    const int place = places[static_cast<std::size_t>(peer)];
+    return place < 0 ? std::string() : memory->describe(place);
+  });
   endpoint_ = std::make_unique<MixedEndpoint>(*this, rank);
   shm_->end_polls_by([this, here](int place) { tcp_.wake(here[static_cast<std::size_t>(place)]); });
 }
@@ -167,11 +171,11 @@ Endpoint& MixedGroup::endpoint(int rank) {
   return *endpoint_;
 }
 
-void MixedGroup::fail(FailureKind kind, const std::string& message) noexcept {
+void MixedGroup::fail(const Failure& failure) noexcept {
   // The first reason is everybody's.
-  const Failure reason = failure().value_or(Failure(kind, message));
-  shm_->fail(reason.kind_for_peers, reason.what());
-  tcp_.fail(reason.kind, reason.what());
+  const Failure reason = this->failure().value_or(failure);
+  shm_->fail(reason);
+  tcp_.fail(reason);
 }
 
 // What this rank knows of its own end stands in the failure over TCP.
@@ -182,9 +186,9 @@ std::optional<Failure> MixedGroup::failure() const {
 
 void MixedGroup::leave(int rank) noexcept {
   // Other hosts may not have heard what came through memory, nor this host what came over TCP.
-  if (auto failed = shm_->failure()) tcp_.fail(failed->kind, failed->what());
+  if (auto failed = shm_->failure()) tcp_.fail(*failed);
   tcp_.leave(rank);
-  if (auto failed = tcp_.failure()) shm_->fail(failed->kind_for_peers, failed->what());
+  if (auto failed = tcp_.failure()) shm_->fail(*failed);
   shm_->leave(place(rank));
 }
 
@@ -200,6 +204,15 @@ std::uint64_t MixedGroup::calls(int rank) const {
 
 std::string MixedGroup::describe(int rank) const {
   return place(rank) < 0 ? tcp_.describe(rank) : shm_->describe(place(rank));
+}
+
+void MixedGroup::call_ranks(const std::vector<std::string>& titles) {
+  tcp_.call_ranks(titles);
+  std::vector<std::string> here;
+  for (int r = 0; r < size(); ++r) {
+    if (place(r) >= 0) here.push_back(titles[static_cast<std::size_t>(r)]);
+  }
+  shm_->call_ranks(here);
 }
 
 }  // namespace pycollective

@@ -29,7 +29,7 @@ class MixedGroup final : public Group {
 
   int size() const override { return tcp_.size(); }
   Endpoint& endpoint(int rank) override;
-  void fail(FailureKind kind, const std::string& message) noexcept override;
+  void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
   bool finds_failure() const override {
     return one_host() ? shm_->finds_failure() : failure().has_value();
@@ -54,6 +54,8 @@ class MixedGroup final : public Group {
   void beat() override { tcp_.beat(); }
   std::vector<int> silent(double seconds) override { return tcp_.silent(seconds); }
   std::string describe(int rank) const override;
+  TitledRank titled(int rank) const override { return tcp_.titled(rank); }
+  void call_ranks(const std::vector<std::string>& titles) override;
   void announce_message(int rank, const std::string& message) noexcept override {
     tcp_.announce_message(rank, message);
     shm_->announce_message(place(rank), message);

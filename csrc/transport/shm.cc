@@ -105,7 +105,7 @@ void ShmGroup::leave(int rank) noexcept {
   wake_all();
   for (int peer = 0; endpoint_ && rank == rank_ && peer < size(); ++peer) {
     if (peer == rank || !endpoint_->differs(peer) || has_failed()) continue;
-    fail(FailureKind::mismatch, endpoint_->describe_mismatch_with(peer));
+    fail(endpoint_->mismatch_with(peer));
   }
 }
 
@@ -138,11 +138,10 @@ Endpoint& ShmGroup::endpoint(int rank) {
   return *endpoint_;
 }
 
-void ShmGroup::fail(FailureKind kind, const std::string& message) noexcept {
+void ShmGroup::fail(const Failure& failure) noexcept {
   std::uint32_t whole = 0;
   if (!origin_.is_here() || !memory_.header().failed.compare_exchange_strong(whole, 1)) return;
-  memory_.header().kind = static_cast<std::uint32_t>(kind);
-  set_name(memory_.header().message, message);
+  memory_.header().reason = record_of(failure);
   memory_.header().failed.store(2);
   wake_all();
 }
@@ -158,7 +157,9 @@ std::optional<Failure> ShmGroup::failure() const {
     if (!followed_) return {};
     auto theirs = followed_->failure();
     if (!theirs || theirs->kind != FailureKind::peer_lost) return {};
-    return as_told_by_parts(*theirs);
+    std::vector<int> members;
+    for (int r = 0; r < size(); ++r) members.push_back(state(r).there.load() - 1);
+    return as_told_by_part(*theirs, members);
   }
   // Another rank writes the reason just now; it may also have been killed while it did.
   auto patience = Clock::now() + std::chrono::seconds(1);
@@ -168,10 +169,10 @@ std::optional<Failure> ShmGroup::failure() const {
     }
     std::this_thread::yield();
   }
-  char text[sizeof(ShmHeader::message)];
-  std::memcpy(text, memory_.header().message, sizeof text);
-  text[sizeof text - 1] = 0;
-  return Failure(static_cast<FailureKind>(memory_.header().kind), text);
+  const auto ranks = names_.empty() ? size() : static_cast<int>(addresses_.size());
+  auto told = failure_in(memory_.header().reason, ranks);
+  if (!told) return Failure(FailureKind::aborted, "a rank gave a reason that cannot be read");
+  return addresses_.empty() ? told : told->with_hosts(addresses_);
 }
 
 void ShmGroup::check() const {
@@ -220,12 +221,12 @@ std::vector<int> ShmGroup::silent(double seconds) {
 std::string ShmGroup::describe(int rank) const {
   const ShmRank& of = state(rank);
   if (of.presence.load() == Presence::absent) {
-    return "rank " + std::to_string(name(rank)) + " has not joined yet";
+    return title(rank) + " has not joined yet";
   }
   char message[sizeof of.message];
   std::memcpy(message, of.message, sizeof message);
   message[sizeof message - 1] = 0;
-  return describe_rank(name(rank), of.busy.load() != 0, of.history.call(of.history.number()),
+  return describe_rank(title(rank), of.busy.load() != 0, of.history.call(of.history.number()),
                        message);
 }
 

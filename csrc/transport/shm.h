@@ -44,8 +44,12 @@ class ShmGroup final : public Group {
   bool in_crowd() const override;
   // The ranks whose wake-up costs their peers a fence, because they may not interrupt them.
   std::vector<int> needing_fences() const;
-  // What messages call the ranks, where they are part of a larger group; in ascending order.
-  void name_ranks(std::vector<int> names) { names_ = std::move(names); }
+  // Gives the ranks, in ascending order, their numbers in a larger group, whose ranks have these
+  // addresses (Group::address).
+  void name_ranks(std::vector<int> names, std::vector<std::string> addresses) {
+    names_ = std::move(names);
+    addresses_ = std::move(addresses);
+  }
   // A process that is lost to another group, of which this is a part, is lost to this one as well;
   // the arenas are those of the other group.
   void follow(std::shared_ptr<ShmGroup> other) { followed_ = std::move(other); }
@@ -60,7 +64,7 @@ class ShmGroup final : public Group {
   bool is_in(int rank) const;
 
   Endpoint& endpoint(int rank) override;
-  void fail(FailureKind kind, const std::string& message) noexcept override;
+  void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
   bool finds_failure() const override { return has_failed(); }
   std::shared_ptr<Pipes> pipes(int rank) override;
@@ -79,7 +83,7 @@ class ShmGroup final : public Group {
   std::byte* reach(int rank, std::uint64_t place, std::size_t bytes) const;
   bool has_failed() const;
   void check() const;
-  int name(int rank) const {
+  int number(int rank) const override {
     return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)];
   }
 
@@ -101,6 +105,7 @@ class ShmGroup final : public Group {
   mutable std::atomic<int> reaches_ = -1;  // whether all ranks have mapped all arenas, once known
   std::unique_ptr<ShmEndpoint> endpoint_;  // of the rank that this process has
   std::vector<int> names_;
+  std::vector<std::string> addresses_;
   int rank_ = -1;
   std::function<void(int)> end_poll_;
   struct Heartbeats {

@@ -168,7 +168,7 @@ void ShmEndpoint::release(int peer) {
 // Peers ------------------------------------------------------------------------------------------
 
 void ShmEndpoint::check_peers() {
-  if (auto lost = group_.failure()) group_.fail(lost->kind, lost->what());  // of the followed one
+  if (auto lost = group_.failure()) group_.fail(*lost);  // of the followed one
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == rank_) continue;
     const auto& other = memory_.rank(peer);
@@ -177,8 +177,7 @@ void ShmEndpoint::check_peers() {
     bool gone =
         group_.has_left(peer) && (group_.calls(peer) < call_.number || other.busy.load() != 0);
     if (gone) {
-      group_.fail(FailureKind::peer_lost, describe_absence(group_.name(peer), group_.calls(peer),
-                                                           group_.name(rank_), call_));
+      group_.fail(absence_of(group_.titled(peer), group_.calls(peer), group_.titled(rank_), call_));
       group_.check();
     }
   }
@@ -192,21 +191,23 @@ bool ShmEndpoint::differs(int peer) const {
   return mine.number == theirs.number && mine.fingerprint != theirs.fingerprint;
 }
 
-std::string ShmEndpoint::describe_mismatch_with(int peer) const {
-  return describe_mismatch(group_.name(rank_), known_calls(state().history), group_.name(peer),
-                           known_calls(memory_.rank(peer).history));
+Failure ShmEndpoint::mismatch_with(int peer) const {
+  return mismatch_of(group_.titled(rank_), known_calls(state().history), group_.titled(peer),
+                     known_calls(memory_.rank(peer).history));
 }
 
 void ShmEndpoint::mismatch(int peer) {
-  group_.fail(FailureKind::mismatch, describe_mismatch_with(peer));
+  group_.fail(mismatch_with(peer));
   group_.check();
   throw std::logic_error("unreachable");
 }
 
 void ShmEndpoint::lose(int peer) {
-  group_.fail(FailureKind::peer_lost, "rank " + std::to_string(group_.name(peer)) +
-                                          " names memory that the group does not have, to rank " +
-                                          std::to_string(group_.name(rank_)));
+  const TitledRank it = group_.titled(peer);
+  group_.fail({FailureKind::peer_lost,
+               it.title + " names memory that the group does not have, to " + group_.title(rank_),
+               {it.rank},
+               {call_.describe()}});
   group_.check();
   throw std::logic_error("unreachable");
 }

@@ -34,7 +34,7 @@ class ShmEndpoint final : public Endpoint {
  public:
   ShmEndpoint(ShmGroup& group, int rank);
 
-  int rank() const override { return group_.name(rank_); }
+  int rank() const override { return group_.number(rank_); }
   void enter(const CallRecord& call) override;
   void leave() noexcept override;
   Board* board() override { return &board_; }
@@ -51,9 +51,8 @@ class ShmEndpoint final : public Endpoint {
   }
 
   void check() override { group_.check(); }
-  void fail(FailureKind kind, const std::string& message) noexcept override {
-    group_.fail(kind, message);
-  }
+  CallRecord call() const override { return call_; }
+  void fail(const Failure& failure) noexcept override { group_.fail(failure); }
 
   SpinLimit spin_limit() override { return memory_spin_limit(group_.in_crowd()); }
   void announce_sleep() override { seen_ = state().queue.announce_sleep(); }
@@ -67,7 +66,7 @@ class ShmEndpoint final : public Endpoint {
 
   // Returns true if the calls of a peer and of this rank differ, as far as both have come.
   bool differs(int peer) const;
-  std::string describe_mismatch_with(int peer) const;
+  Failure mismatch_with(int peer) const;
   // Fail the group, and throw that: because of a call that differs; because a peer says that it has
   // an array where it has none.
   [[noreturn]] void mismatch(int peer);

@@ -13,6 +13,7 @@
 #include "support/shared_memory.h"
 #include "support/tuning.h"
 #include "support/wait_queue.h"
+#include "transport/failure_record.h"
 #include "transport/shared_history.h"
 
 namespace pycollective {
@@ -25,8 +26,7 @@ struct ShmHeader {
   std::uint64_t arena;                                           // bytes of each rank's
   std::atomic<std::uint64_t> cores[std::tuple_size_v<CoreSet>];  // of all ranks that have joined
   std::atomic<std::uint32_t> failed;                             // 0: no, 1: being written, 2: yes
-  std::uint32_t kind;
-  char message[2000];
+  FailureRecord reason;
 };
 
 // Only the launcher says that a process has ended, of one that ends without an error.

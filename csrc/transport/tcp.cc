@@ -152,9 +152,8 @@ class TcpGroup::Member final : public Endpoint {
   bool flushed_to(int peer) override { return !at(peer).sending; }
 
   void check() override { detector_.check_now(); }
-  void fail(FailureKind kind, const std::string& message) noexcept override {
-    detector_.fail(kind, message);
-  }
+  CallRecord call() const override { return detector_.call(); }
+  void fail(const Failure& failure) noexcept override { detector_.fail(failure); }
 
   // Sleeper ------------------------------------------------------------------------------------
 
@@ -276,8 +275,10 @@ class TcpGroup::Member final : public Endpoint {
     while ((read = stream.read(moved_)) == Stream::Read::header) {
       const Header header = stream.header();  // a copy: what accept() makes room for may move it
       if (const char* wrong = tcp::wrong_with_message(header)) {
-        detector_.fail(FailureKind::peer_lost, detector_.name(from) + " sent " + wrong +
-                                                   " to rank " + std::to_string(rank()));
+        detector_.fail({FailureKind::peer_lost,
+                        detector_.title(from) + " sent " + wrong + " to " + detector_.title(rank()),
+                        {from},
+                        {call().describe()}});
         detector_.check();
       }
       stream.accept();
@@ -368,18 +369,24 @@ std::shared_ptr<Pipes> TcpGroup::pipes(int rank) {
   return pipes_;
 }
 
-void TcpGroup::fail(FailureKind kind, const std::string& message) noexcept {
-  member_->fail(kind, message);
-}
+void TcpGroup::fail(const Failure& failure) noexcept { member_->fail(failure); }
 std::optional<Failure> TcpGroup::failure() const { return member_->detector().failure(); }
 bool TcpGroup::has_left(int rank) const { return member_->detector().has_left(rank); }
 std::string TcpGroup::address(int rank) const { return member_->detector().address(rank); }
 std::uint64_t TcpGroup::calls(int rank) const { return member_->detector().calls(rank); }
+std::vector<std::string> TcpGroup::addresses() const { return member_->detector().addresses(); }
 void TcpGroup::beat() { member_->detector().beat(); }
 std::vector<int> TcpGroup::silent(double seconds) { return member_->detector().silent(seconds); }
 std::string TcpGroup::describe(int rank) const { return member_->detector().describe(rank); }
+TitledRank TcpGroup::titled(int rank) const { return {rank, member_->detector().title(rank)}; }
+void TcpGroup::call_ranks(const std::vector<std::string>& titles) {
+  member_->detector().call_ranks(titles);
+}
 void TcpGroup::announce_message(int, const std::string& message) noexcept {
   member_->detector().announce_message(message);
+}
+void TcpGroup::also_ask(std::function<std::string(int)> describe) {
+  member_->detector().also_ask(std::move(describe));
 }
 void TcpGroup::wake(int rank) noexcept { member_->detector().wake(rank); }
 int TcpGroup::here() const { return member_->detector().here(); }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,22 +44,27 @@ class TcpGroup final : public Group {
 
   int size() const override;
   Endpoint& endpoint(int rank) override;
-  void fail(FailureKind kind, const std::string& message) noexcept override;
+  void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
   std::shared_ptr<Pipes> pipes(int rank) override;
   bool has_left(int rank) const override;
   std::string address(int rank) const override;
+  std::vector<std::string> addresses() const;
   bool in_crowd() const override;
   std::uint64_t calls(int rank) const override;
   void beat() override;
   std::vector<int> silent(double seconds) override;
   std::string describe(int rank) const override;
+  TitledRank titled(int rank) const override;
+  void call_ranks(const std::vector<std::string>& titles) override;
   void announce_message(int rank, const std::string& message) noexcept override;
   // Ends the poll() in which a rank sleeps.
   void wake(int rank) noexcept;
   // What is not said to be on one host is not.
   std::vector<int> hosts() const override;
 
+  // FailureDetector::also_ask.
+  void also_ask(std::function<std::string(int)> describe);
   // The number of ranks at this rank's address.
   int here() const;
 

@@ -53,7 +53,7 @@ FailureDetector::FailureDetector(int rank, const std::vector<std::vector<int>>& 
     : rank_(rank), peers_(streams.size()) {
   for (int r = 0; r < size(); ++r) {
     Peer& peer = at(r);
-    peer.name = "rank " + std::to_string(r);
+    peer.title = "rank " + std::to_string(r);
     if (r == rank_) continue;
     const auto& given = streams[static_cast<std::size_t>(r)];
     peer.control.open(given.front());
@@ -62,7 +62,7 @@ FailureDetector::FailureDetector(int rank, const std::vector<std::vector<int>>& 
     if (there.empty() || there == address_of(given.back(), false)) {
       ++here_;
     } else {
-      peer.name += " (" + there + ")";
+      peer.title += " (" + there + ")";
       peer.address = there;
     }
   }
@@ -115,10 +115,10 @@ void FailureDetector::check_now() {
   check();
 }
 
-void FailureDetector::fail(FailureKind kind, const std::string& message) noexcept {
+void FailureDetector::fail(const Failure& failure) noexcept {
   if (!origin_.is_here()) return;  // a forked child does not speak for the rank
   std::lock_guard lock(mutex_);
-  fail_locked({kind, message}, true);
+  fail_locked(failure, true);
 }
 
 void FailureDetector::fail_mismatch(int peer) {
@@ -138,7 +138,7 @@ void FailureDetector::check_broken(int peer, Clock::time_point since) {
   check();
   if (Clock::now() - since < kGrace) return;
   std::lock_guard lock(mutex_);
-  fail_locked({FailureKind::peer_lost, describe_loss(at(peer), "its connection broke")}, true);
+  fail_locked(loss_of(peer, "its connection broke"), true);
   throw *failure_;
 }
 
@@ -183,11 +183,26 @@ std::uint64_t FailureDetector::calls(int rank) const {
   return std::max({peer.from_message.number, peer.waiting.number, peer.over.number, peer.calls});
 }
 
+std::string FailureDetector::title(int rank) const {
+  std::lock_guard lock(mutex_);
+  return at(rank).title;
+}
+
+void FailureDetector::call_ranks(const std::vector<std::string>& titles) {
+  std::lock_guard lock(mutex_);
+  for (std::size_t r = 0; r < peers_.size(); ++r) peers_[r].title = titles.at(r);
+}
+
 std::string FailureDetector::describe(int rank) {
   if (rank != rank_ && !has_failed() && origin_.is_here()) receive();
   std::lock_guard lock(mutex_);
   if (rank != rank_) return describe_peer(at(rank));
-  return describe_rank(rank, in_call_.load() && !closed_, call_, message_);
+  return describe_rank(at(rank).title, in_call_.load() && !closed_, call_, message_);
+}
+
+void FailureDetector::also_ask(std::function<std::string(int)> describe) {
+  std::lock_guard lock(mutex_);
+  other_ = std::move(describe);
 }
 
 void FailureDetector::announce_message(const std::string& message) noexcept {
@@ -244,19 +259,19 @@ bool FailureDetector::leave() noexcept {
     // Another thread is in a call: it is to end, and what it uses stays open until it has.
     std::lock_guard lock(mutex_);
     if (closed_ || failure_) return false;
-    fail_locked({FailureKind::aborted, FailureKind::peer_lost,
-                 "rank " + std::to_string(rank_) + " has left the group in " + call_.describe()},
-                true);
+    Failure failure(FailureKind::aborted,
+                    at(rank_).title + " has left the group in " + call_.describe(), {rank_},
+                    {call_.describe()});
+    failure.kind_for_peers = FailureKind::peer_lost;
+    fail_locked(failure, true);
     return false;
   }
   std::lock_guard lock(mutex_);
   if (closed_) return false;
-  Header header;
-  if (failure_) {  // this end may reach a peer before the reason does, which another rank sends
-    header.kind = Kind::failed;
-    header.failure = static_cast<std::uint32_t>(failure_->kind_for_peers);
-    send_to_all(header, failure_->what());
+  if (failure_) {
+    send_failure();  // this end may reach a peer before the reason does, which another rank sends
   } else {
+    Header header;
     header.kind = Kind::left;
     header.call = call_.number;
     send_to_all(header, lines_of(known_calls(history_)));
@@ -276,9 +291,9 @@ void FailureDetector::close() noexcept {
 
 std::string FailureDetector::describe_peer(const Peer& peer) {
   if (peer.left) {
-    return peer.name + " has left the group after " + std::to_string(peer.calls) + " calls";
+    return peer.title + " has left the group after " + std::to_string(peer.calls) + " calls";
   }
-  std::string who = peer.name;
+  std::string who = peer.title;
   if (!peer.message.empty()) who += " waits in " + peer.message + " and";
   std::uint64_t last = std::max(peer.waiting.number, peer.from_message.number);
   if (peer.beats && peer.over.number >= last) {
@@ -303,10 +318,27 @@ KnownCalls FailureDetector::calls_of(const Peer& peer) {
   return calls;
 }
 
-std::string FailureDetector::describe_loss(const Peer& peer, const char* how) const {
-  std::string text = peer.name + " is lost to rank " + std::to_string(rank_) + ": " + how;
-  if (in_call_.load() && !closed_) text += ", while this rank is in " + call_.describe();
-  return text;
+Failure FailureDetector::loss_of(int rank, const char* how) const {
+  std::string text = at(rank).title + " is lost to " + at(rank_).title + ": " + how;
+  std::vector<std::string> calls;
+  if (in_call_.load() && !closed_) {
+    calls.push_back(call_.describe());
+    text += ", while this rank is in " + calls[0];
+  }
+  const std::string known = other_ ? other_(rank) : "";
+  text += "; " + (known.empty() ? describe_peer(at(rank)) : known);
+  return {FailureKind::peer_lost, text, {rank}, std::move(calls)};
+}
+
+Failure FailureDetector::mismatch_with(int rank, const KnownCalls& theirs) const {
+  return mismatch_of({rank_, at(rank_).title}, known_calls(history_), {rank, at(rank).title},
+                     theirs);
+}
+
+std::vector<std::string> FailureDetector::addresses() const {
+  std::vector<std::string> found;
+  for (const Peer& peer : peers_) found.push_back(peer.address);
+  return found;
 }
 
 // With the mutex held --------------------------------------------------------------------------
@@ -333,22 +365,23 @@ void FailureDetector::receive_from(int rank) {
   Peer& peer = at(rank);
   const Io io = peer.control.receive();
   if (io == Io::moved) peer.received_at = Clock::now();
-  while (auto frame = peer.control.next()) handle(rank, *frame);
-  if (peer.control.is_broken()) {
+  bool is_good = true;
+  while (auto frame = peer.control.next()) {
+    is_good = handle(rank, *frame);
+    if (!is_good) break;
+  }
+  if (!is_good || peer.control.is_broken()) {
     peer.control.end();
-    fail_locked(
-        {FailureKind::peer_lost, describe_loss(peer, "it sent a control frame that is none")},
-        true);
+    fail_locked(loss_of(rank, "it sent a control frame that is none"), true);
   } else if (io == Io::ended) {
     peer.control.end();
     if (peer.left) return;
-    fail_locked({FailureKind::peer_lost, describe_loss(peer, "it ended, or its connection broke")},
-                true);
+    fail_locked(loss_of(rank, "it ended, or its connection broke"), true);
   }
 }
 
-void FailureDetector::handle(int rank, const ControlFrame& frame) {
-  if (frame.header.kind == Kind::wake_up) return;
+bool FailureDetector::handle(int rank, const ControlFrame& frame) {
+  if (frame.header.kind == Kind::wake_up) return true;
   Peer& peer = at(rank);
   const Header& header = frame.header;
   std::string text = clean(frame.text);
@@ -361,17 +394,18 @@ void FailureDetector::handle(int rank, const ControlFrame& frame) {
     peer.over = {header.call, header.fingerprint, text};
     peer.beats = true;
   } else if (header.kind == Kind::failed) {
-    fail_locked({static_cast<FailureKind>(header.failure), text}, false);
+    const std::optional<Failure> failure = failure_in(frame.text, size());
+    if (!failure) return false;
+    fail_locked(*failure, false);
   } else if (header.kind == Kind::in_message) {
     peer.message = text;
   } else if (header.kind == Kind::left) {
     peer.left = true;
     peer.calls = header.call;
   } else if (differs(peer)) {
-    fail_locked({FailureKind::mismatch,
-                 describe_mismatch(rank_, known_calls(history_), rank, calls_of(peer))},
-                true);
+    fail_locked(mismatch_with(rank, calls_of(peer)), true);
   }
+  return true;
 }
 
 void FailureDetector::compare_calls() {
@@ -382,8 +416,10 @@ void FailureDetector::compare_calls() {
       fail_differing(r);
     } else if (peer.left && peer.calls < call_.number) {
       fail_locked(
-          {FailureKind::peer_lost, describe_peer(peer) + ", while rank " + std::to_string(rank_) +
-                                       " is in " + call_.describe()},
+          {FailureKind::peer_lost,
+           describe_peer(peer) + ", while " + at(rank_).title + " is in " + call_.describe(),
+           {r},
+           {call_.describe()}},
           true);
     }
   }
@@ -415,7 +451,7 @@ void FailureDetector::fail_differing(int rank) {
     }
     if (now - peer.asked_at < kGrace) return;
   }
-  fail_locked({FailureKind::mismatch, describe_mismatch(rank_, mine, rank, theirs)}, true);
+  fail_locked(mismatch_with(rank, theirs), true);
 }
 
 // Called when this rank has told the peers that it leaves.
@@ -432,23 +468,22 @@ void FailureDetector::compare_at_end() {
   }
   for (int r = 0; r < size() && !has_failed(); ++r) {
     if (!differs(at(r))) continue;
-    fail_locked({FailureKind::mismatch,
-                 describe_mismatch(rank_, known_calls(history_), r, calls_of(at(r)))},
-                true);
+    fail_locked(mismatch_with(r, calls_of(at(r))), true);
   }
 }
 
 void FailureDetector::fail_locked(const Failure& failure, bool send_to_others) noexcept {
   if (failure_ || closed_) return;
-  failure_ = failure;
+  failure_ = failure.with_hosts(addresses());
   failed_.store(true);
-  if (send_to_others) {
-    Header header;
-    header.kind = Kind::failed;
-    header.failure = static_cast<std::uint32_t>(failure.kind_for_peers);
-    send_to_all(header, failure.what());
-  }
+  if (send_to_others) send_failure();
   wake_.wake();
+}
+
+void FailureDetector::send_failure() noexcept {
+  Header header;
+  header.kind = Kind::failed;
+  send_to_all(header, text_of(*failure_));
 }
 
 }  // namespace pycollective::tcp

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -33,8 +34,8 @@ class FailureDetector {
   int size() const { return static_cast<int>(peers_.size()); }
   // Ranks at this rank's address.
   int here() const { return here_; }
-  const std::string& name(int peer) const { return at(peer).name; }
   const std::string& address(int peer) const { return at(peer).address; }
+  std::vector<std::string> addresses() const;
 
   // This rank's calls --------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ class FailureDetector {
   // Throws the group's failure. check_now() first receives what has come, if that is long ago.
   void check();
   void check_now();
-  void fail(FailureKind kind, const std::string& message) noexcept;
+  void fail(const Failure& failure) noexcept;
   // A message of a peer does not belong to this rank's call: fails the group, and throws.
   [[noreturn]] void fail_mismatch(int peer);
   // A connection for messages broke then. The control connection may say why: throws once it has,
@@ -73,7 +74,11 @@ class FailureDetector {
 
   bool has_left(int peer);
   std::uint64_t calls(int peer) const;
+  std::string title(int peer) const;
+  void call_ranks(const std::vector<std::string>& titles);
   std::string describe(int peer);
+  // Another transport of the group, which may know what a peer is doing; else it returns no text.
+  void also_ask(std::function<std::string(int)> describe);
   void announce_message(const std::string& message) noexcept;
   // Ends the poll() in which a peer sleeps.
   void wake(int peer) noexcept;
@@ -88,7 +93,7 @@ class FailureDetector {
 
  private:
   struct Peer {
-    std::string name;     // "rank 1 (10.0.0.2)"
+    std::string title;    // "rank 1 (10.0.0.2)", or as call_ranks() has it
     std::string address;  // if it is not this rank's
     ControlChannel control;
     bool left = false;
@@ -107,19 +112,22 @@ class FailureDetector {
   const Peer& at(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
   static std::string describe_peer(const Peer& peer);
   static KnownCalls calls_of(const Peer& peer);
-  std::string describe_loss(const Peer& peer, const char* how) const;
+  Failure loss_of(int rank, const char* how) const;
+  Failure mismatch_with(int rank, const KnownCalls& theirs) const;
 
   // With the mutex held, as all that follow.
   void send_to_all(const Header& header, const std::string& text) noexcept;
   void receive_frames();
   void receive_from(int rank);
-  void handle(int rank, const ControlFrame& frame);
+  // Returns false if the frame is none.
+  bool handle(int rank, const ControlFrame& frame);
   // Compares the peers' calls with this rank's.
   void compare_calls();
   bool differs(const Peer& peer) const;
   void compare_at_end();
   void fail_differing(int rank);
   void fail_locked(const Failure& failure, bool send_to_others) noexcept;
+  void send_failure() noexcept;
 
   const int rank_;
   const Origin origin_;
@@ -129,12 +137,13 @@ class FailureDetector {
   bool announced_ = false;  // of the thread in a call
 
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<Peer> peers_;   // names and addresses never change
+  std::vector<Peer> peers_;   // addresses never change
   CallHistory history_;       // written by the thread in a call, which reads it without
   CallRecord call_;           // the last of them
   std::string message_;       // between two ranks, in which this one waits
   std::atomic<Clock::time_point> received_at_{};
   std::vector<pollfd> polled_;
+  std::function<std::string(int)> other_;  // also_ask()
   bool beats_ = false;
   std::optional<Failure> failure_;
   std::atomic<bool> failed_{false};

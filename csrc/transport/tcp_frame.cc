@@ -1,7 +1,9 @@
 #include "transport/tcp_frame.h"
 
-#include "support/failure.h"
+#include <cstring>
+
 #include "support/tuning.h"
+#include "transport/transport.h"
 
 namespace pycollective::tcp {
 
@@ -25,8 +27,22 @@ bool is_control(const Header& header) {
          header.text <= kControlText && header.bytes == 0 &&
          (header.kind == Kind::in_call || header.kind == Kind::failed ||
           header.kind == Kind::left || header.kind == Kind::idle || header.kind == Kind::calls ||
-          header.kind == Kind::in_message || header.kind == Kind::wake_up) &&
-         header.failure <= static_cast<std::uint32_t>(FailureKind::aborted);
+          header.kind == Kind::in_message || header.kind == Kind::wake_up);
+}
+
+std::string text_of(const Failure& failure) {
+  const FailureRecord record = record_of(failure);
+  return {reinterpret_cast<const char*>(&record),
+          offsetof(FailureRecord, message) + text_in(record.message).size()};
+}
+
+std::optional<Failure> failure_in(std::string_view text, int size) {
+  FailureRecord record{};
+  if (text.size() < offsetof(FailureRecord, message) || text.size() > sizeof record) return {};
+  std::memcpy(&record, text.data(), text.size());
+  for (auto& call : record.calls) set_name(call, clean(text_in(call)));
+  set_name(record.message, clean(text_in(record.message)));
+  return pycollective::failure_in(record, size);
 }
 
 std::string clean(std::string_view text) {

@@ -82,6 +82,8 @@ class ThreadEndpoint final : public Endpoint {
     state().busy.store(false, std::memory_order_release);
   }
 
+  CallRecord call() const override { return group_.ranks_[rank_].calls.last(); }
+
   bool try_send(int peer, const void* data, std::size_t bytes) override {
     auto& channel = group_.channel(rank_, peer);
     std::uint64_t posted = channel.posted.load(std::memory_order_relaxed);
@@ -131,9 +133,7 @@ class ThreadEndpoint final : public Endpoint {
   }
 
   void check() override { group_.check(); }
-  void fail(FailureKind kind, const std::string& message) noexcept override {
-    group_.fail(kind, message);
-  }
+  void fail(const Failure& failure) noexcept override { group_.fail(failure); }
   Board* board() override { return &board_; }
 
   SpinLimit spin_limit() override { return memory_spin_limit(group_.in_crowd()); }
@@ -154,8 +154,7 @@ class ThreadEndpoint final : public Endpoint {
       if (peer == rank_ || !other.left.load()) continue;
       std::uint64_t calls = group_.calls(peer);
       if (calls >= number && !other.busy.load()) continue;
-      group_.fail(FailureKind::peer_lost,
-                  describe_absence(peer, calls, rank_, state().calls.last()));
+      group_.fail(absence_of(group_.titled(peer), calls, group_.titled(rank_), call()));
       group_.check();
     }
   }
@@ -201,11 +200,11 @@ ThreadGroup::Channel& ThreadGroup::channel(int from, int to) {
                    static_cast<std::size_t>(to)];
 }
 
-void ThreadGroup::fail(FailureKind kind, const std::string& message) noexcept {
+void ThreadGroup::fail(const Failure& failure) noexcept {
   {
     std::lock_guard lock(failure_mutex_);
     if (failure_) return;
-    failure_.emplace(kind, message);
+    failure_ = failure;
     failed_.store(true);
   }
   for (int r = 0; r < size_; ++r) ranks_[static_cast<std::size_t>(r)].queue.wake();
@@ -247,7 +246,7 @@ void ThreadGroup::fail_mismatch(int rank, int peer) noexcept {
     std::lock_guard lock(ranks_[static_cast<std::size_t>(r)].mutex);
     return known_calls(ranks_[static_cast<std::size_t>(r)].calls);
   };
-  fail(FailureKind::mismatch, describe_mismatch(rank, calls_of(rank), peer, calls_of(peer)));
+  fail(mismatch_of(titled(rank), calls_of(rank), titled(peer), calls_of(peer)));
 }
 
 std::optional<Failure> ThreadGroup::compare(int rank) noexcept {
@@ -295,7 +294,7 @@ std::uint64_t ThreadGroup::calls(int rank) const {
 std::string ThreadGroup::describe(int rank) const {
   const RankState& of = ranks_[static_cast<std::size_t>(rank)];
   std::lock_guard lock(of.mutex);
-  return describe_rank(rank, of.busy.load(), of.calls.last(), of.message);
+  return describe_rank(title(rank), of.busy.load(), of.calls.last(), of.message);
 }
 
 }  // namespace pycollective

@@ -29,7 +29,7 @@ class ThreadGroup final : public Group {
 
   int size() const override { return size_; }
   Endpoint& endpoint(int rank) override;
-  void fail(FailureKind kind, const std::string& message) noexcept override;
+  void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
   bool finds_failure() const override { return failed_.load(); }
   std::shared_ptr<Pipes> pipes(int rank) override;

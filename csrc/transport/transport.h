@@ -100,6 +100,8 @@ class Endpoint : public Sleeper {
   // peer reads this rank's memory.
   virtual void enter(const CallRecord& call) = 0;
   virtual void leave() noexcept = 0;
+  // The last call of this rank, for the thread that is in it.
+  virtual CallRecord call() const = 0;
   // What the ranks share besides messages; nullptr where they are not all on one host.
   virtual Board* board() { return nullptr; }
 
@@ -137,7 +139,7 @@ class Endpoint : public Sleeper {
   // Throws the group's failure when it has one.
   void check() override = 0;
   // Fails the whole group, unless it has failed already: every rank's present or next call throws.
-  virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
+  virtual void fail(const Failure& failure) noexcept = 0;
 
   // A call of this rank has thrown the group's failure. A close() of the rank need not throw a
   // mismatch again.

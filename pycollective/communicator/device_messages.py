@@ -126,10 +126,14 @@ class DeviceMessages:
             error = MismatchError(
                 f"rank {self._rank} receives {target.dtype}{list(target.shape)} from rank {source} "
                 f"with tag {tag}, and rank {source} sent {array.dtype}{list(array.shape)}: sender and "
-                "receiver must agree on shape and dtype"
+                "receiver must agree on shape and dtype",
+                calls={
+                    self._rank: f"recv ({target.dtype}{list(target.shape)}, tag {tag})",
+                    source: f"send ({array.dtype}{list(array.shape)}, tag {tag})",
+                },
             )
             if (member := self._member()) is not None:
-                member.abort(str(error))
+                member._group.abort(str(error), ranks=error.ranks)
             raise error
         here, stream = _place_of(target)
         there = array_backend.device_of(array)[1]

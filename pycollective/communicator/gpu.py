@@ -8,6 +8,7 @@ which GPUs they are on and whether they have NCCL; all of them then go the same 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import logging
 import math
@@ -33,6 +34,7 @@ from pycollective.errors import (
     MismatchError,
     NcclError,
     NcclNotFoundError,
+    with_text,
 )
 from pycollective.nccl import device
 from pycollective.nccl.loading import may_share_gpus, require_cuda
@@ -141,9 +143,10 @@ def _exchange(member: Communicator, text: str, what: str) -> list[str]:
     try:
         table = member.all_gather(row)
     except MismatchError as error:
-        raise MismatchError(
+        raise with_text(
+            error,
             f"rank {member.rank} has given a GPU array, to {what}, and another rank a host array or "
-            f"another call: the arrays of one call must all be on GPUs, or all on the host. {error}"
+            f"another call: the arrays of one call must all be on GPUs, or all on the host. {error}",
         ) from None
     raw = [bytes(part) for part in table.view(f"V{_WORDS}").tolist()]
     return [part[4 : 4 + struct.unpack("=I", part[:4])[0]].decode(errors="replace") for part in raw]
@@ -167,8 +170,8 @@ def _check_same(member: Communicator, told: Sequence[str]) -> None:
     """Raise, and fail the group, unless all ranks call the same."""
     if len(set(told)) > 1:
         calls = "; ".join(f"rank {r} is in {text}" for r, text in enumerate(told))
-        error = MismatchError(f"the ranks' calls differ: {calls}")
-        member.abort(str(error))
+        error = MismatchError(f"the ranks' calls differ: {calls}", calls=dict(enumerate(told)))
+        member._group.abort(str(error), ranks=error.ranks)
         raise error
 
 
@@ -630,7 +633,7 @@ class Message:
     def check(self) -> None:
         """Raise why it has failed, if it has."""
         if self.error is not None:
-            raise type(self.error)(str(self.error))
+            raise copy.copy(self.error)
         if self.operation is None:
             raise AbortedError(f"{self.what}: its communicator is gone")
         self.operation.check()

@@ -146,7 +146,7 @@ class Member(_core.CommunicatorBase):
 
     def abort(self, reason: str) -> None:
         """Fail the group: every rank's present or next call raises ``AbortedError(reason)``."""
-        self._group.abort(str(reason))
+        self._group.abort(str(reason), ranks=[self.rank])
 
     @property
     def hosts(self) -> list[int]:

@@ -9,6 +9,7 @@ that it fails the group) comes as a message that everyone who waits looks out fo
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import hashlib
 import importlib
 import json
@@ -56,7 +57,7 @@ def join(comm: Any) -> MPIGroup:
     return MPIGroup(mpi, comm)
 
 
-_KINDS = {kind.__name__: kind for kind in (AbortedError, MismatchError, PeerLostError)}
+_KINDS = {kind.__name__: kind for kind in (AbortedError, PeerLostError)}
 
 
 class MPIGroup:
@@ -69,13 +70,15 @@ class MPIGroup:
         # Collectives, messages' envelopes and data, and words to all must not meet.
         self.comm, self.envelopes, self.data, self.words = (comm.Dup() for _ in range(4))
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self._names = self._host_names()
-        self.hosts = [sorted(set(self._names)).index(name) for name in self._names]
+        self.names = self._host_names()
+        self.hosts = [sorted(set(self.names)).index(name) for name in self.names]
         self._failure: CollectiveError | None = None
         self._left: dict[int, float] = {}  # ranks, and when that was heard
         self._told: list[Any] = []
         self._calls = 0
+        self._call: str | None = None
         self._doing = "has made no call"
+        self._titles = [f"rank {r}" for r in range(self.size)]
 
     def _host_names(self) -> list[str]:
         """Return each rank's host, told as plain bytes: nothing that others say is unpickled."""
@@ -93,7 +96,8 @@ class MPIGroup:
         """Note a collective call; raise if the group is dead."""
         self.check()
         self._calls += 1
-        self._doing = f"is in {what} #{self._calls}"
+        self._call = f"{what} #{self._calls}"
+        self._doing = f"is in {self._call}"
 
     def check(self) -> None:
         """Take in what others say; raise if the group is dead."""
@@ -106,9 +110,9 @@ class MPIGroup:
             if "left" in said:
                 self._left[source] = time.monotonic()
             elif self._failure is None:
-                self._failure = _KINDS.get(said["kind"], AbortedError)(said["reason"])
+                self._failure = self._error_of(said)
         if self._failure is not None:
-            raise type(self._failure)(str(self._failure))
+            raise copy.copy(self._failure)
 
     def wait(self, requests: list[Any], seconds: float, peer: int | None = None) -> None:
         """Wait for requests of MPI, of the whole group or one peer, until a deadline."""
@@ -122,11 +126,12 @@ class MPIGroup:
             now = time.monotonic()
             for rank, since in self._left.items():
                 if peer in (None, rank) and now - max(since, begin) > _GRACE:
-                    self.fail(PeerLostError(f"rank {rank} has left the group: {self.describe()}"))
+                    self._lose(rank, f"has left the group: {self.describe()}")
             if now - begin > seconds:
                 self.fail(
                     CollectiveTimeoutError(
-                        f"a rank did not come within {seconds:g} s: {self.describe()}"
+                        f"a rank did not come within {seconds:g} s: {self.describe()}",
+                        call=self._call,
                     )
                 )
             time.sleep(_PAUSE)
@@ -136,14 +141,38 @@ class MPIGroup:
         self._end(error)
         raise error
 
-    def abort(self, message: str, peer_lost: bool = False) -> None:
+    def _lose(self, rank: int, how: str) -> None:
+        """Fail the group because a rank is lost, and raise that."""
+        text = f"{self.title(rank)} {how}"
+        self.fail(PeerLostError(text, ranks=[rank], hosts=[self.names[rank]], call=self._call))
+
+    def abort(
+        self,
+        message: str,
+        peer_lost: bool = False,
+        ranks: Sequence[int] = (),
+        call: str | None = None,
+    ) -> None:
         """Let every rank's present or next call fail."""
-        self._end((PeerLostError if peer_lost else AbortedError)(message))
+        ranks = sorted(ranks)
+        hosts = [self.names[r] for r in ranks]
+        kind = PeerLostError if peer_lost else AbortedError
+        self._end(kind(message, ranks=ranks, hosts=hosts, call=call))
 
     def _end(self, error: CollectiveError) -> None:
         if self._failure is None:
             self._failure = error
-            self._tell({"reason": str(error), "kind": type(error).__name__})
+            said = {"reason": str(error), "kind": type(error).__name__, "ranks": error.ranks}
+            calls = list(error.calls.items()) if isinstance(error, MismatchError) else []
+            self._tell({**said, "call": error.call, "calls": calls})
+
+    def _error_of(self, said: dict[str, Any]) -> CollectiveError:
+        """Return the error that another rank tells of."""
+        hosts = [self.names[r] for r in said["ranks"]]
+        if said["kind"] == "MismatchError":
+            return MismatchError(said["reason"], calls=dict(said["calls"]), hosts=hosts)
+        kind = _KINDS.get(said["kind"], AbortedError)
+        return kind(said["reason"], ranks=said["ranks"], hosts=hosts, call=said["call"])
 
     def close(self, rank: int) -> None:
         """Leave in good order."""
@@ -167,11 +196,19 @@ class MPIGroup:
 
     def address(self, rank: int) -> str:
         """Return the host of a rank that is not on this one; how it is reached MPI keeps to itself."""
-        return "" if self.hosts[rank] == self.hosts[self.rank] else self._names[rank]
+        return "" if self.hosts[rank] == self.hosts[self.rank] else self.names[rank]
+
+    def title(self, rank: int) -> str:
+        """Return the rank's name in texts."""
+        return self._titles[rank]
+
+    def call_ranks(self, titles: Sequence[str]) -> None:
+        """Give the ranks their names in texts."""
+        self._titles = list(titles)
 
     def describe(self) -> str:
         """Say what this rank is doing; what the others do MPI does not tell."""
-        return f"rank {self.rank} {self._doing}"
+        return f"{self.title(self.rank)} {self._doing}"
 
     def split(self, color: int | None, key: int) -> MPIGroup | None:
         """Make groups of those with one color."""
@@ -294,11 +331,14 @@ class MPICore:
             text = np.frombuffer(what.encode()[:200].ljust(200), np.uint8)
             texts = np.empty((self.size, 200), np.uint8)
             self._wait(self._group.comm.Iallgather(text, texts), seconds)
-            calls = "; ".join(
-                f"rank {r} is in {t.tobytes().decode(errors='replace').strip()}"
-                for r, t in enumerate(texts)
+            calls = [t.tobytes().decode(errors="replace").strip() for t in texts]
+            said = "; ".join(f"{self._group.title(r)} is in {t}" for r, t in enumerate(calls))
+            error = MismatchError(
+                f"the ranks' calls differ: {said}",
+                calls=dict(enumerate(calls)),
+                hosts=self._group.names,
             )
-            self._group.fail(MismatchError(f"the ranks' calls differ: {calls}"))
+            self._group.fail(error)
 
     def _wait(self, request: Any, seconds: float) -> None:
         self._group.wait([request], seconds)
@@ -534,7 +574,11 @@ class MPICore:
                 self._group.fail(
                     MismatchError(
                         f"rank {source} sent {kind} with tag {tag}, and rank {self.rank} asks for "
-                        f"{_kind(target)}"
+                        f"{_kind(target)}",
+                        calls={
+                            source: f"send({kind}, tag={tag})",
+                            self.rank: f"recv({_kind(target)}, tag={tag})",
+                        },
                     )
                 )
             target[...] = data.view(target.dtype).reshape(target.shape)
@@ -552,10 +596,14 @@ class MPICore:
             self._group.check()
             left = self._group._left.get(peer)
             if left is not None and time.monotonic() - max(left, begin) > _GRACE:
-                self._group.fail(PeerLostError(f"rank {peer} has left the group"))
+                self._group._lose(peer, "has left the group")
         if waited > seconds:
             self._group.fail(
-                CollectiveTimeoutError(f"rank {peer} did not answer within {seconds:g} s")
+                CollectiveTimeoutError(
+                    f"rank {peer} did not answer within {seconds:g} s",
+                    ranks=[peer],
+                    hosts=[self._group.names[peer]],
+                )
             )
         time.sleep(_PAUSE if waited > 0.001 else 0)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +18,6 @@ __all__ = ["Family", "SharedMemory", "Threads", "split_groups"]
 
 _OFFER_BYTES = 256
 _REASON_BYTES = 512
-_RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*")
 
 
 class Family(Protocol):
@@ -29,9 +27,9 @@ class Family(Protocol):
         """Return where the group of so many ranks is to be found."""
 
     def accept(
-        self, offer: bytes, rank: int, size: int, seconds: float
+        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Family]:
-        """Take a place in an offered group."""
+        """Take a place in an offered group of these ranks."""
 
 
 class Threads:
@@ -60,7 +58,7 @@ class Threads:
         return name
 
     def accept(
-        self, offer: bytes, rank: int, size: int, seconds: float
+        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Family]:
         """Find the group."""
         name = offer[:8]
@@ -90,13 +88,13 @@ class SharedMemory:
         return struct.pack("=qqqq", os.getpid(), descriptor, found.st_dev, found.st_ino)
 
     def accept(
-        self, offer: bytes, rank: int, size: int, seconds: float
+        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Family]:
         """Open the memory and join the group."""
         made, self._made = self._made, None
         group = made or self._open(offer)
-        if group.size != size:
-            raise CollectiveError(f"the new group has {group.size} ranks, and not {size}")
+        if group.size != len(members):
+            raise CollectiveError(f"the new group has {group.size} ranks, and not {len(members)}")
         group.follow(self._group)  # a rank that dies is lost to both
         group.join(rank)
         return group, SharedMemory(group)
@@ -142,7 +140,7 @@ def split_groups(
             _agree(communicator, color, members, problem, seconds)
     except BaseException:
         if made is not None:  # others may be in calls of the new group by now
-            made[0].fail_as(communicator._group)
+            made[0].fail_as(communicator._group, members)
             made[0].leave(members.index(me))
         raise
     return None if made is None else (made[0], members.index(me), made[1])
@@ -176,9 +174,9 @@ def _make(
         return None, problem
     place = offers[members[0]].tobytes()
     if not any(place):
-        return None, CollectiveError("rank 0 could not make the new group")
+        return None, CollectiveError(f"rank {members[0]} could not make the new group", ranks=[0])
     try:
-        return family.accept(place, members.index(me), len(members), seconds), None
+        return family.accept(place, members.index(me), members, seconds), None
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         return None, error
 
@@ -194,38 +192,25 @@ def _agree(
 
     Nobody goes on with a group that is not whole.
     """
-    reason = "" if problem is None else _in_ranks_here(str(problem) or repr(problem), members)
-    said = reason.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+    reason = "" if problem is None else str(problem) or repr(problem)
+    others = problem.ranks if isinstance(problem, CollectiveError) else ()
+    is_cause = all(members[r] == communicator.rank for r in others)
+    said = bytes([is_cause]) + reason.encode()[:_REASON_BYTES]
     # Who waits for the others in the new group waits longer here.
     failed = communicator.all_gather(
-        np.frombuffer(said, np.uint8).reshape(1, -1), timeout=2 * seconds
+        np.frombuffer(said.ljust(1 + _REASON_BYTES, b"\0"), np.uint8).reshape(1, -1),
+        timeout=2 * seconds,
     )
-    reasons = {r: _text_of(failed[r]) for r in members if failed[r].any()}
+    reasons = {r: _text_of(failed[r, 1:]) for r in members if failed[r, 1:].any()}
     if not reasons:
         return
-    # A rank whose error speaks of another one has it because of that one.
-    causes = {r: text for r, text in reasons.items() if _ranks_in(text) <= {r}} or reasons
+    # A rank whose error is about another one has it because of that one.
+    causes = {r: text for r, text in reasons.items() if failed[r, 0]} or reasons
     raise CollectiveError(
         f"the group of color {color} could not be made: "
-        + "; ".join(f"rank {r}: {text}" for r, text in causes.items())
+        + "; ".join(f"rank {r}: {text}" for r, text in causes.items()),
+        ranks=sorted(causes),
     ) from problem
-
-
-def _in_ranks_here(text: str, members: list[int]) -> str:
-    """Return a text about a new group with the numbers that its ranks have in this one."""
-
-    def here(found: re.Match[str]) -> str:
-        return re.sub(
-            r"\d+",
-            lambda n: str(members[int(n[0])] if int(n[0]) < len(members) else n[0]),
-            found[0],
-        )
-
-    return _RANKS.sub(here, re.sub(r"(\brank \d+) of \d+", r"\1", text))
-
-
-def _ranks_in(text: str) -> set[int]:
-    return {int(n) for found in _RANKS.findall(text) for n in re.findall(r"\d+", found)}
 
 
 def _text_of(said: Any) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,7 @@ class Watch:
         self._own = None if member.size == 1 else member.split(0, member.rank)
         if self._own is not None:
             observe.ignore(self._own)
+            self._own._group.call_ranks([self._title(r) for r in range(member.size)])
         self._rank = member.rank
         self._calls: Callable[[], int] = int
         self._counts = [0] * member.size
@@ -90,31 +92,41 @@ class Watch:
         self._work = None
         left = [r for r, n in enumerate(counts) if n == self._LEFT]
         if left:
-            self._gone = PeerLostError(f"rank {left[0]} has closed its communicator")
+            self._gone = self._lost(left, f"{self._title(left[0])} has closed its communicator")
         else:
             self._counts = counts
 
     def _silent(self, own: Communicator) -> PeerLostError:
         beats = own._group
         silent = [r for r in range(own.size) if beats.calls(r) < beats.calls(self._rank)]
-        who = ", ".join(f"rank {r}" for r in silent) or "a rank"
-        return PeerLostError(
-            f"{who} is lost to rank {self._rank}: not heard of for {self.SILENCE:g} s, so it is stopped "
-            "or cut off"
+        who = ", ".join(map(self._title, silent)) or "a rank"
+        return self._lost(
+            silent,
+            f"{who} is lost to {self._title(self._rank)}: not heard of for {self.SILENCE:g} s, so it is "
+            "stopped or cut off",
         )
 
-    def late(self, number: int) -> list[str]:
-        """Return who has not made so many calls on GPUs, in words."""
-        return [
-            f"rank {r} has made {n} of {number} calls on GPUs"
-            for r, n in enumerate(self._counts)
-            if n < number and r != self._rank
+    def _title(self, rank: int) -> str:
+        return self._group.title(rank)
+
+    def _lost(self, ranks: Sequence[int], text: str) -> PeerLostError:
+        hosts = [self._group.address(r) or platform.node() for r in ranks]
+        return PeerLostError(text, ranks=ranks, hosts=hosts)
+
+    def late(self, number: int) -> PeerLostError | None:
+        """Return the loss of the ranks that have made fewer calls on GPUs than ``number``, if any."""
+        late = [r for r, n in enumerate(self._counts) if n < number and r != self._rank]
+        if not late:
+            return None
+        made = [
+            f"{self._title(r)} has made {self._counts[r]} of {number} calls on GPUs" for r in late
         ]
+        return self._lost(late, "; ".join(made))
 
     def fail(self, error: CollectiveError) -> None:
         """Fail the group: every rank's watching thread then aborts, and calls on the host fail too."""
         lost = isinstance(error, (PeerLostError, CollectiveTimeoutError))
-        self._group.abort(str(error), peer_lost=lost)
+        self._group.abort(str(error), peer_lost=lost, ranks=error.ranks, call=error.call)
 
     def close(self) -> None:
         """Tell the others, who take part within a second, and leave."""

@@ -14,30 +14,7 @@ from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.workers import Workers
 from pycollective.nccl import device
 
-__all__ = ["AmongWorkers", "BothLevels", "OnBothLevels", "by_streams", "on_each_device"]
-
-
-class AmongWorkers(ReplicaReduction):
-    """A reduction whose errors say who the workers are."""
-
-    def __init__(self, reduction: ReplicaReduction, workers: Workers) -> None:
-        self._reduction = reduction
-        self._naming = workers.naming
-
-    def add(self, place: int, array: Any) -> None:
-        """Give one of the arrays."""
-        with self._naming:
-            self._reduction.add(place, array)
-
-    def flush(self) -> None:
-        """Begin all that has been given."""
-        with self._naming:
-            self._reduction.flush()
-
-    def finish(self) -> list[Any]:
-        """Wait until all is reduced."""
-        with self._naming:
-            return self._reduction.finish()
+__all__ = ["BothLevels", "OnBothLevels", "by_streams", "on_each_device"]
 
 
 class BothLevels:
@@ -83,7 +60,7 @@ class BothLevels:
             self.begun = True
             communicator = self._workers.communicator
             assert communicator is not None
-            with self._behind(here if async_op else None, out), self._workers.naming:
+            with self._behind(here if async_op else None, out):
                 return cast(
                     Work,
                     communicator.all_reduce(
@@ -91,7 +68,7 @@ class BothLevels:
                     ),
                 )
 
-        self._next = later = _Later(there, self._workers)
+        self._next = later = _Later(there)
         if array_backend.is_on_gpu(out):
             self.flush()
         return later
@@ -124,9 +101,8 @@ class BothLevels:
 class _Later:
     """A call on both levels."""
 
-    def __init__(self, there: Callable[[], Work], workers: Workers) -> None:
+    def __init__(self, there: Callable[[], Work]) -> None:
         self._begin = there
-        self._workers = workers
         self._there: Work | None = None
 
     def begin(self) -> None:
@@ -135,8 +111,7 @@ class _Later:
     def wait(self) -> None:
         """Wait until it is done, which must have been begun among the workers."""
         assert self._there is not None
-        with self._workers.naming:
-            self._there.wait()
+        self._there.wait()
 
 
 class OnBothLevels(ReplicaReduction):

@@ -20,7 +20,6 @@ from pycollective.cluster.membership import Membership, checked_membership_of, s
 from pycollective.cluster.sources import Source, sources_of_environment
 from pycollective.communicator import Communicator
 from pycollective.distribute.among_workers import (
-    AmongWorkers,
     BothLevels,
     OnBothLevels,
     by_streams,
@@ -166,10 +165,9 @@ class MultiWorkerExtended(MirroredExtended):
         communicator = self.workers.communicator
         assert communicator is not None
         options = self._options.merge(options)
-        reduction = self.cross_device_ops.begin_all_reduce(
+        return self.cross_device_ops.begin_all_reduce(
             communicator, reduce_op, likes, options, async_op
         )
-        return None if reduction is None else AmongWorkers(reduction, self.workers)
 
     def begin_all_reduce(
         self,
@@ -566,8 +564,7 @@ def _joined(
         communicator.close()
         raise
     try:
-        with workers.naming:
-            table = communicator.all_gather(np.asarray([[member.rank, replicas]]), timeout=seconds)
+        table = communicator.all_gather(np.asarray([[member.rank, replicas]]), timeout=seconds)
     except BaseException:
         workers.close()
         raise

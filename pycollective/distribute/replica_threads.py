@@ -10,6 +10,7 @@ function does not return, and comes to no meeting, is named when the others have
 from __future__ import annotations
 
 import contextvars
+import copy
 import enum
 import itertools
 import logging
@@ -221,7 +222,7 @@ class ReplicaRun:
     def _check_alive(self, cause: BaseException | None = None) -> None:
         if self._error is not None:
             if isinstance(self._error, CollectiveTimeoutError):
-                raise CollectiveTimeoutError(str(self._error)) from cause
+                raise copy.copy(self._error) from cause
             raise AbortedError(f"another replica failed: {self._error}") from self._error
 
     def _expire(self, waited: float) -> None:
@@ -243,7 +244,7 @@ class ReplicaRun:
         # The caller of run() hears of it only when replica 0's function, on its thread, returns.
         if 0 in self._late:
             _log.error("%s", text)
-        self._error = CollectiveTimeoutError(text)
+        self._error = CollectiveTimeoutError(text, ranks=self._late)
         self._abort(text)
         self._changed.notify_all()
 

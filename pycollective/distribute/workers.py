@@ -8,18 +8,14 @@ same calls in the same order.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
 import math
 import os
 import platform
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
 
 import numpy as np
 
@@ -34,7 +30,7 @@ from pycollective.errors import (
     CollectiveTimeoutError,
     MismatchError,
     PeerLostError,
-    RendezvousError,
+    with_text,
 )
 from pycollective.tensor import IndexedSlices, Tensor
 
@@ -46,12 +42,8 @@ SECONDS_OF_SILENCE = 8.0
 PULSE_SECONDS = 1.0
 _FAILED, _SOMEBODY_WAITS = 1, 2
 
-# "rank 1", or "rank 1 (10.0.0.2)"; not where a name follows already.
-_RANK = re.compile(r"rank (\d+)\b(?: \([^\s()]+\))?(?! \()")
-# How a call in `begin_together` is written: nothing else gathers bytes in this shape.
-_BEGINNING_BYTES = 48
-_BEGINNING = re.compile(rf"(all_gather(?: #\d+ )?\(uint8\[1, {_BEGINNING_BYTES}\], [^()]*)\)")
-_LEADING_RANKS = re.compile(r"(?:(?:, )?rank \d+\b(?: \([^()]*\))?)+")
+#: The name tells the workers in another call what the call in `begin_together` is: texts show it.
+_BEGINNING = np.dtype([("save/restore", f"V{hashlib.sha256().digest_size}")])
 
 
 class Workers:
@@ -68,8 +60,6 @@ class Workers:
         all can begin again with it.
     has_saved : bool
         Whether a checkpoint was written together since the workers met.
-    naming : context manager
-        Lets errors that the calls of the group raise in it say who the workers are.
     """
 
     count = 1
@@ -77,7 +67,6 @@ class Workers:
     communicator: Communicator | None = None
     somebody_waits: Callable[[], bool] | None = None
     has_saved = False
-    naming: AbstractContextManager[None] = contextlib.nullcontext()
 
     def begin_together(self, what: str, same: str) -> None:
         """Return when all workers begin the same thing, such as saving; raise on every one otherwise.
@@ -204,7 +193,12 @@ class JoinedWorkers(Workers):
 
     def call(self, names: Sequence[str], places: Sequence[str]) -> None:
         """Let errors say so of the workers; see the class."""
-        self.naming = _Naming(self.communicator, names, places)
+        group = self.communicator._group
+        titles = []
+        for rank, name in enumerate(names):
+            place = places[rank] if len(places) == len(names) else group.address(rank)
+            titles.append(f"rank {rank} ({name} at {place or platform.node()})")
+        group.call_ranks(titles)
 
     def wait_at_most(self, seconds: float) -> None:
         """Set how long a call waits for the other workers."""
@@ -212,21 +206,18 @@ class JoinedWorkers(Workers):
 
     def total(self, number: int) -> int:
         """Return the sum of the workers' numbers."""
-        with self.naming:
-            return int(self.communicator.all_reduce(np.asarray(number, np.int64)))
+        return int(self.communicator.all_reduce(np.asarray(number, np.int64)))
 
     def largest(self, number: int) -> int:
         """Return the largest of the workers' numbers."""
-        with self.naming:
-            return int(self.communicator.all_reduce(np.asarray(number, np.int64), "max"))
+        return int(self.communicator.all_reduce(np.asarray(number, np.int64), "max"))
 
     def reduce(self, op: ReduceOp, array: Array) -> Array:
         """Return the sum or the mean of the workers' arrays; halves are rounded once, at the end."""
         work = work_dtype(array.dtype, op)
         mean = op is ReduceOp.MEAN and array.dtype.kind not in "iub"
         host = array_backend.to_numpy(array).astype(work, copy=False)
-        with self.naming:
-            total = self.communicator.all_reduce(host, "mean" if mean else "sum")
+        total = self.communicator.all_reduce(host, "mean" if mean else "sum")
         return array_backend.asarray(finished(total, array.dtype, op, self.count), like=array)
 
     def reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
@@ -241,17 +232,15 @@ class JoinedWorkers(Workers):
     def gather(self, array: Array, axis: int) -> tuple[Array, int]:
         """Return the workers' arrays joined along an axis, and where this one's begins."""
         rows = np.moveaxis(array_backend.to_numpy(array), axis, 0)
-        with self.naming:
-            lengths = self.communicator.all_gather(np.asarray([len(rows)], np.int64))
-            whole = self.communicator.all_gather(np.ascontiguousarray(rows), ragged=True)
+        lengths = self.communicator.all_gather(np.asarray([len(rows)], np.int64))
+        whole = self.communicator.all_gather(np.ascontiguousarray(rows), ragged=True)
         joined = np.ascontiguousarray(np.moveaxis(whole, 0, axis))
         return array_backend.asarray(joined, like=array), int(lengths[: self.index].sum())
 
     def from_first(self, array: Array) -> Array:
         """Return worker 0's array; all have one of its shape and dtype."""
         host = np.ascontiguousarray(array_backend.to_numpy(array)).reshape(array.shape)
-        with self.naming:
-            return array_backend.asarray(self.communicator.broadcast(host), like=array)
+        return array_backend.asarray(self.communicator.broadcast(host), like=array)
 
     def slices_from_first(self, slices: IndexedSlices) -> IndexedSlices:
         """Return worker 0's slices."""
@@ -282,12 +271,10 @@ class JoinedWorkers(Workers):
         both would go on with wrong numbers: so it begins with one that has no like.
         """
         own = hashlib.sha256(same.encode()).digest()
-        word = np.frombuffer(own.ljust(_BEGINNING_BYTES, b"\0"), np.uint8)
         try:
-            with self.naming:
-                words = self.communicator.all_gather(word[None])
+            words = self.communicator.all_gather(np.frombuffer(own, _BEGINNING))
         except (CollectiveTimeoutError, MismatchError, PeerLostError) as error:
-            raise type(error)(f"{what} needs every worker: {error}") from None
+            raise with_text(error, f"{what} needs every worker: {error}") from None
         if (words != words[0]).any():
             raise MismatchError(
                 f"the workers do different things: {self._said(what)}. All of them save, or restore, "
@@ -296,8 +283,7 @@ class JoinedWorkers(Workers):
 
     def barrier(self) -> None:
         """Return when every worker has come here."""
-        with self.naming:
-            self.communicator.barrier()
+        self.communicator.barrier()
 
     def abort(self, reason: str) -> None:
         """Let every worker's present or next call fail, for a reason that names this one."""
@@ -309,56 +295,6 @@ class JoinedWorkers(Workers):
         if self._pulse is not None:
             self._pulse.end()
         self.communicator.close()
-
-
-class _Naming:
-    """Lets errors of a group say what its ranks are called, where they are, and what the lost one did.
-
-    Parameters
-    ----------
-    communicator : Communicator
-        Whose errors they are.
-    names, places : sequence of str
-        As of `JoinedWorkers`.
-    """
-
-    def __init__(
-        self, communicator: Communicator, names: Sequence[str], places: Sequence[str]
-    ) -> None:
-        group = self._group = communicator._group
-        self._titles = []
-        for rank, name in enumerate(names):
-            place = places[rank] if len(places) == len(names) else group.address(rank)
-            self._titles.append(f"rank {rank} ({name} at {place or platform.node()})")
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Raise an error of the group again, with the names in it."""
-        if kind in (PeerLostError, CollectiveTimeoutError, MismatchError, RendezvousError):
-            text = str(error)
-            if kind is PeerLostError:
-                text += self._doings(text)
-            text = _BEGINNING.sub(r"\1: saving or restoring begins, which all do)", text)
-            raise kind(_RANK.sub(self._title, text)) from None
-
-    def _title(self, found: re.Match[str]) -> str:
-        rank = int(found[1])
-        return self._titles[rank] if rank < len(self._titles) else found[0]
-
-    def _doings(self, text: str) -> str:
-        """Return what the ranks are doing, or did last, with which a text begins: the lost ones."""
-        leading = _LEADING_RANKS.match(text)
-        lost = re.findall(r"rank (\d+)", leading[0]) if leading else []
-        untold = tuple(f"rank {rank} " for rank in lost if f"; rank {rank} " not in text)
-        said = self._group.describe().split("; ")
-        return "".join(f"; {part}" for part in said if part.startswith(untold))
 
 
 class _Pulse:
@@ -402,12 +338,14 @@ class _Pulse:
 
     def _lose(self, silent: Sequence[int]) -> None:
         """Tell everyone who has not been heard of, and what all were doing."""
-        who = ", ".join(f"rank {r}" for r in silent)
+        group = self._group
+        who = ", ".join(group.title(r) for r in silent)
         are, they = ("is", "it is") if len(silent) == 1 else ("are", "they are")
-        self._group.abort(
-            f"{who} {are} lost to rank {self._rank}: not heard of for {self._silence:g} s, so {they} "
-            f"stopped or cut off ({SILENCE} sets these seconds); {self._group.describe()}",
+        group.abort(
+            f"{who} {are} lost to {group.title(self._rank)}: not heard of for {self._silence:g} s, so "
+            f"{they} stopped or cut off ({SILENCE} sets these seconds); {group.describe()}",
             peer_lost=True,
+            ranks=silent,
         )
 
     def end(self) -> None:

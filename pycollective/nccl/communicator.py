@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import itertools
 import logging
 import math
@@ -21,6 +22,7 @@ from pycollective.errors import (
     CollectiveTimeoutError,
     NcclError,
     PeerLostError,
+    with_text,
 )
 from pycollective.nccl import device
 from pycollective.nccl.memory import SINCE, Block, Registered
@@ -47,8 +49,8 @@ class Peers(Protocol):
     def fail(self, error: CollectiveError) -> None:
         """Tell the others."""
 
-    def late(self, number: int) -> list[str]:
-        """Return who has not made so many calls, in words."""
+    def late(self, number: int) -> PeerLostError | None:
+        """Return the loss of the ranks that have made fewer calls than ``number``, if any."""
 
 
 class _Clock:
@@ -341,7 +343,7 @@ class NcclCommunicator:
 
     def _raise(self) -> None:
         if self.error is not None:
-            raise type(self.error)(str(self.error))
+            raise copy.copy(self.error)
 
     def _told(self, error: NcclError, what: str) -> NcclError:
         told = NcclError(f"rank {self.rank}, {what}: {error}")
@@ -356,7 +358,8 @@ class NcclCommunicator:
                     self._raise()
                     code = self._comm.async_error()
             except NcclError as refused:
-                self._fail(self._cause(self._told(refused, what)))
+                if self.error is None:
+                    self._fail(self._cause(self._told(refused, what)))
                 raise self.error or refused from None
             if code == 0:
                 return
@@ -393,11 +396,14 @@ class NcclCommunicator:
             f"rank {self.rank} waited {seconds:g} s for {what} on GPU {self.device}, and has aborted "
             "NCCL's communicator: "
         )
-        if late:
-            return PeerLostError(message + "; ".join(late))
+        if late is not None:
+            found = with_text(late, f"{message}{late}")
+            found.call = what
+            return found
         return CollectiveTimeoutError(
             f"{message}all ranks have made as many calls, so these differ, a message has no "
-            "counterpart, or a device stands still"
+            "counterpart, or a device stands still",
+            call=what,
         )
 
     # The watching thread ------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def _open() -> _core.nccl.Library:
             found = _core.nccl.Library(name, loaded)
         except NcclNotFoundError as error:
             # What is loaded, or named, is what the program means.
-            if source == VARIABLE or (loaded and "too old" in str(error)):
+            if source == VARIABLE or (loaded and error.is_too_old):
                 raise NcclNotFoundError(f"NCCL cannot be used ({source}): {error}") from None
             tried.append(f"{source}: {error}")
             continue

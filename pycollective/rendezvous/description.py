@@ -70,3 +70,8 @@ class Description:
     roster: Roster | None = None  # rank 0's, where `least` is set
     tls: Tls | None = None  # for the connections of the meeting, and control
     ended: Ended | None = None  # the ranks of which the launcher knows that they have ended
+    known_as: tuple[int, ...] = ()  # of a split, the ranks' numbers in the split group
+
+    def title(self, rank: int) -> str:
+        """Return the rank's name in texts."""
+        return f"rank {self.known_as[rank] if self.known_as else rank}"

@@ -16,12 +16,14 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
     "Channel",
     "HandshakeError",
     "Refused",
+    "SecretsDifferError",
     "answer",
     "digest",
     "introduce",
@@ -39,11 +41,29 @@ _MAC = hashlib.sha256().digest_size
 
 
 class HandshakeError(Exception):
-    """The other side does not speak this protocol, or does not know the secret."""
+    """The other side does not speak this protocol, or does not know the secret.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks on the other side, where they are known.
+    """
+
+    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.ranks = tuple(ranks)
+
+
+class SecretsDifferError(HandshakeError):
+    """The two sides have not the same secret."""
 
 
 class Refused(HandshakeError):
     """The other side says why it does not want us."""
+
+
+class _SecretRefused(Refused, SecretsDifferError):
+    """The other side says that the secrets differ."""
 
 
 def key_of(secret: bytes) -> bytes:
@@ -206,7 +226,7 @@ def answer(sock: socket.socket, key: bytes, deadline: float) -> tuple[Channel, d
     try:
         _check(channel.receive(deadline), _mac(key, b"connects", said))
     except HandshakeError:
-        channel.send({"refused": "the secrets differ"}, deadline)
+        channel.send({"refused": "the secrets differ", "secret": False}, deadline)
         raise
     channel.send({"proof": _mac(key, b"listens", said).hex()}, deadline)
     channel.seal(_mac(key, b"conversation", said), connected=False)
@@ -220,10 +240,10 @@ def _said(hello: dict[str, Any], challenge: dict[str, Any]) -> bytes:
 def _raise_refusal(message: dict[str, Any]) -> None:
     if "refused" in message:
         why = "".join(c if c.isprintable() else "?" for c in str(message["refused"])[:200])
-        raise Refused(why)
+        raise (_SecretRefused if message.get("secret") is False else Refused)(why)
 
 
 def _check(message: dict[str, Any], want: bytes) -> None:
     proof = message.get("proof")
     if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), want.hex().encode()):
-        raise HandshakeError("the secrets differ")
+        raise SecretsDifferError("the secrets differ")

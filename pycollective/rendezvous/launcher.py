@@ -66,7 +66,7 @@ class _SharedMemory:
 
     def ended(self, rank: int, how: str, *, failed: bool) -> None:
         if failed:
-            self._group.abort(how, peer_lost=True)
+            self._group.abort(f"{how}; {self._group.describe(rank)}", peer_lost=True, ranks=[rank])
         else:
             self._group.leave(rank)  # it may have ended without leaving (os._exit), or joining
 

@@ -128,17 +128,18 @@ class Meeting:
         try:
             return self._group()
         except RendezvousError as error:
-            self._tell_why(str(error))
+            self._tell_why(error)
             if isinstance(error, _BrokenError):
-                raise RendezvousError(str(error)) from None
+                raise RendezvousError(str(error), ranks=error.ranks) from None
             raise
 
-    def _tell_why(self, text: str) -> None:
+    def _tell_why(self, error: RendezvousError) -> None:
         """Tell the reason for giving up: rank 0 tells all others, and the others tell rank 0."""
-        self.gathering.tell_all({"error": text})
+        why = {"error": str(error), "ranks": list(error.ranks)}
+        self.gathering.tell_all(why)
         if self.store is not None:
             with contextlib.suppress(OSError):
-                self.store.send({"error": text}, time.monotonic() + STRANGER_SECONDS)
+                self.store.send(why, time.monotonic() + STRANGER_SECONDS)
 
     def _group(self) -> tuple[_core.Group, str, str, str]:
         """Meet the others, again and again while an elastic group loses members that way."""
@@ -183,8 +184,9 @@ class Meeting:
         if self.about.one_host and len(set(hosts)) > 1:
             elsewhere = [r for r in range(size) if hosts[r] != hosts[rank]]
             raise RendezvousError(
-                f"PYCOLLECTIVE_TRANSPORT=shm, and rank {rank} shares no memory with "
-                f"{_ranks(elsewhere)}{self._unproved(here)}: leave it out, or set it to 'tcp'"
+                f"PYCOLLECTIVE_TRANSPORT=shm, and {self._title(rank)} shares no memory with "
+                f"{self._ranks(elsewhere)}{self._unproved(here)}: leave it out, or set it to 'tcp'",
+                ranks=elsewhere,
             )
         self._relay()
         last = self.streams - 1  # for messages of two ranks
@@ -205,7 +207,9 @@ class Meeting:
             shared.join(0)
         how = "through shared memory"
         if len(here) < size:
-            how += f" with {_ranks([r for r in here if r != rank])} and over TCP with the others"
+            how += (
+                f" with {self._ranks([r for r in here if r != rank])} and over TCP with the others"
+            )
             how = how if len(here) > 1 else "over TCP"
         return (
             _core.MixedGroup(rank, sockets, pipes, shared, hosts),
@@ -242,7 +246,9 @@ class Meeting:
         def listen(sock: socket.socket, enter: Callable[[Channel, dict[str, Any]], None]) -> Door:
             return self._open(Door(sock, self.key, self.about.size, enter))
 
-        sharing = memory.Sharing(rank, channels, self.key, self._heard, bool(self.about.secret))
+        sharing = memory.Sharing(
+            rank, channels, self.key, self._heard, bool(self.about.secret), self._title
+        )
         try:
             return sharing.share(claimed, self.attempt_ends, listen)
         except _NotNowError:
@@ -252,7 +258,8 @@ class Meeting:
                 raise
             self._watch_others()  # which knows better who it was
             raise _BrokenError(
-                f"rank {rank} could not find out who shares its host's memory: {error}"
+                f"{self._title(rank)} could not find out who shares its host's memory: {error}",
+                ranks=error.ranks if isinstance(error, HandshakeError) else (),
             ) from None
 
     def _heard(self, peer: int) -> dict[str, Any]:
@@ -264,8 +271,8 @@ class Meeting:
         while not channel.readable(0.05):
             self._watch_others()
             if time.monotonic() >= self.attempt_ends + late:
-                raise TimeoutError(f"nothing came in time from rank {peer}")
-        with memory.naming(peer):
+                raise HandshakeError(f"nothing came in time from {self._title(peer)}", ranks=[peer])
+        with memory.naming(peer, self._title(peer)):
             return channel.receive(time.monotonic() + STRANGER_SECONDS)
 
     def _unproved(self, here: list[int]) -> str:
@@ -273,7 +280,7 @@ class Meeting:
         absent = [r for r in self._claimed() if r not in here]
         if not absent:
             return ""
-        return f", {_ranks(absent)} said to be on this host but not reached through its memory"
+        return f", {self._ranks(absent)} said to be on this host but not reached through its memory"
 
     # Doors ----------------------------------------------------------------------------------
 
@@ -325,7 +332,7 @@ class Meeting:
         assert members is not None and self.door is not None
         if len(members) < self.whole[1]:
             absent = [r for r in range(self.whole[1]) if r not in members]
-            _log.warning("rank 0 goes on without %s of %d", _ranks(absent), self.whole[1])
+            _log.warning("rank 0 goes on without %s of %d", self._ranks(absent), self.whole[1])
         self._renumber(members)
         candidates = [gathering.came[r] for r in members[1:]]
         self.places = [self.door.address, *(c.place for c in candidates)]
@@ -362,7 +369,9 @@ class Meeting:
         self.attempt_ends = max(min(first, self.deadline), now + _CONNECT_SECONDS)
         spent = now - self.begun
         if 2 * spent > self.attempt_ends - self.begun:
-            self.last_came = f"; rank {[*self.gathering.came][-1]} came only after {spent:.1f} s"
+            self.last_came = (
+                f"; {self._title([*self.gathering.came][-1])} came only after {spent:.1f} s"
+            )
 
     def _is_late(self) -> bool:
         return time.monotonic() >= self.begun + self.about.patience
@@ -384,7 +393,7 @@ class Meeting:
         _log.warning("rank 0 calls the roll, as the group could not be made: %s", error)
         lost = self.gathering.call_roll(self.attempts, _ROLL_SECONDS, self._watch)
         if lost:  # a new group, with the time of a new one: every rank can be lost only once
-            _log.warning("%s did not answer the roll call", _ranks(lost))
+            _log.warning("%s did not answer the roll call", self._ranks(lost))
             self._begin()
 
     # The others -----------------------------------------------------------------------------
@@ -408,7 +417,7 @@ class Meeting:
         where = f"{self.about.host}:{self.about.port}"
         left = max(0.0, self.deadline - time.monotonic())
         seconds = self.about.patience if self.about.least else left
-        store = self.store = self._until_reached(reach, f"rank 0 at {where}", seconds, self._watch)
+        store = self.store = self._until_reached(reach, 0, where, seconds, self._watch)
         if self.about.least:  # rank 0 may begin to be patient only now
             self._begin()
         if self.door is None:
@@ -427,14 +436,14 @@ class Meeting:
         try:
             store.send(place, self.deadline)
         except OSError as error:
-            raise _first_rank_lost(error) from None
+            raise self._first_rank_lost(error) from None
         return store
 
     def _join(self) -> None:
         """Hear from rank 0 who the members are."""
         self.about.rank, self.about.size = self.whole
         store = self.store or self._reach_rank_0()
-        what = f"for rank 0 at {self.about.host}:{self.about.port} to have everybody"
+        what = f"for {self._title(0)} at {self.about.host}:{self.about.port} to have everybody"
         table = self._hear(what, self.deadline)
         name = table.get("group")
         places = table.get("places")
@@ -471,10 +480,16 @@ class Meeting:
             self.changed.notify_all()
 
     def _until_reached(
-        self, reach: Callable[[], Channel], whom: str, seconds: float, watch: Callable[[], None]
+        self,
+        reach: Callable[[], Channel],
+        peer: int,
+        where: str,
+        seconds: float,
+        watch: Callable[[], None],
     ) -> Channel:
         """Try until it works, or the time is over; a refusal may be a stranger's, and is not final."""
         deadline = time.monotonic() + seconds
+        whom = f"{self._title(peer)} at {where}"
         pause, say = 0.02, time.monotonic() + LOG_EVERY
         refusal: Refused | None = None
         while True:
@@ -497,8 +512,9 @@ class Meeting:
                     if refusal is not None:
                         raise refusal from None
                     raise RendezvousError(
-                        f"rank {self.about.rank} did not reach {whom} within "
-                        f"{round(seconds, 1):g} s: {error}"
+                        f"{self._title()} did not reach {whom} within "
+                        f"{round(seconds, 1):g} s: {error}",
+                        ranks=[peer],
                     ) from None
                 if now >= say or is_news:
                     _log.warning(
@@ -524,7 +540,8 @@ class Meeting:
                 now = time.monotonic()
                 if now >= until + _WORD_SECONDS:
                     raise RendezvousError(
-                        f"rank {self.about.rank} waited {round(until - self.begun, 1):g} s {what}"
+                        f"{self._title()} waited {round(until - self.begun, 1):g} s {what}",
+                        ranks=[0],
                     )
                 if now >= say:
                     _log.warning("rank %d waits %s", self.about.rank, what)
@@ -545,7 +562,7 @@ class Meeting:
                 self._begin(_ROLL_SECONDS)
                 raise _RepeatError
         except OSError as error:
-            raise _first_rank_lost(error) from None
+            raise self._first_rank_lost(error) from None
         if "waits" not in message:
             return message
         _log.warning("rank %d: %s", self.about.rank, message["waits"])
@@ -554,7 +571,7 @@ class Meeting:
     def _check_word(self, message: dict[str, Any]) -> None:
         """Raise if rank 0 says that this rank is to end, or to come later."""
         if "error" in message:
-            raise RendezvousError(str(message["error"]))
+            raise RendezvousError(str(message["error"]), ranks=self._told_ranks(message, 0))
         if "later" in message:
             raise _NotNowError("rank 0 has a group, or makes one, without this rank")
 
@@ -608,8 +625,8 @@ class Meeting:
                     return self._introduce(family, address, hello, until)
 
                 left = max(0.0, until - time.monotonic())
-                whom = f"rank {peer} at {host}:{port}"
-                channel = self._until_reached(reach, whom, left, self._watch_others)
+                where = f"{host}:{port}"
+                channel = self._until_reached(reach, peer, where, left, self._watch_others)
                 with self.changed:
                     self.peers[peer, stream] = channel
 
@@ -619,26 +636,27 @@ class Meeting:
             if door.shortage is not None:
                 raise door.shortage
         if self.about.ended is not None and self.about.ended.text:
-            in_vain = (
-                f"rank {self.about.rank} waits for the others in vain: {self.about.ended.text}"
+            raise self._last_word() or RendezvousError(
+                f"{self._title()} waits for the others in vain: {self.about.ended.text}"
             )
-            raise RendezvousError(self._last_word() or in_vain)
         failure = self.old.failure if self.old is not None else None
         if failure:
             raise RendezvousError(f"the group that the new one is made of has failed: {failure}")
 
-    def _last_word(self) -> str:
-        """Return another rank's reason for giving up, which may be why it has ended; empty if none."""
+    def _last_word(self) -> RendezvousError | None:
+        """Return another rank's reason for giving up, which may be why it has ended."""
         with self.changed:
-            channels = [c.channel for c in self.gathering.came.values()]
-        channels += [self.store] if self.store is not None else []
-        for channel in channels:
+            channels = {rank: c.channel for rank, c in self.gathering.came.items()}
+        if self.store is not None:
+            channels[0] = self.store
+        for rank, channel in channels.items():
             with contextlib.suppress(OSError, HandshakeError):
                 while channel.readable():
                     message = channel.receive(time.monotonic() + STRANGER_SECONDS)
                     if "error" in message:
-                        return str(message["error"])
-        return ""
+                        ranks = self._told_ranks(message, rank)
+                        return RendezvousError(str(message["error"]), ranks=ranks)
+        return None
 
     def _watch_others(self) -> None:
         """Raise as `_watch`, or if rank 0 says that the group fails, or for rank 0 if one has ended."""
@@ -654,11 +672,11 @@ class Meeting:
             try:
                 message = channel.receive(time.monotonic() + STRANGER_SECONDS)
                 if "error" in message:
-                    raise _BrokenError(str(message["error"]))
+                    raise _BrokenError(str(message["error"]), ranks=self._told_ranks(message, rank))
                 self.ready[rank] = int_of(message, "ready", 0, self.about.size - 1)
             except (OSError, HandshakeError) as error:
                 raise _BrokenError(
-                    f"rank {rank} is gone before the group was made: {error}"
+                    f"{self._title(rank)} is gone before the group was made: {error}", ranks=[rank]
                 ) from None
 
     def _wait(self, missing: Callable[[], list[int]], what: str, front: Door | None = None) -> None:
@@ -677,13 +695,13 @@ class Meeting:
                 self._watch()
                 until, note = self._until_all_came()
             now = time.monotonic()
-            who = _ranks(absent) + f" of {self.about.size}"
+            who = self._ranks(absent) + f" of {self.about.size}"
             away = front.turned_away if front else 0
             strangers = f" ({away} connections could not prove that they belong here)" * bool(away)
             if now >= until:
-                raise self._in_vain(f"{who} {what}{strangers}{note}", until, begun)
+                raise self._in_vain(f"{who} {what}{strangers}{note}", absent, until, begun)
             if now >= say:
-                self._say(f"rank {self.about.rank} waits for {who} {what}{strangers}")
+                self._say(f"{self._title()} waits for {who} {what}{strangers}")
                 say = now + LOG_EVERY
 
     def _until_all_came(self) -> tuple[float, str]:
@@ -694,14 +712,14 @@ class Meeting:
         until, rank = self.gathering.first_to_give_up()
         if self.elastic or until >= self.deadline:
             return self.deadline, ""
-        return until, f", as rank {rank} waits no longer"
+        return until, f", as {self._title(rank)} waits no longer"
 
-    def _in_vain(self, whom: str, until: float, begun: float) -> _BrokenError:
+    def _in_vain(self, whom: str, ranks: list[int], until: float, begun: float) -> _BrokenError:
         """Return the error of a wait that began at `begun` and may not go on after `until`."""
         if not self.elastic or until == self.deadline:  # all of this rank's time, no attempt's
             begun = self.begun
-        waited = f"rank {self.about.rank} waited {round(until - begun, 1):g} s"
-        return _BrokenError(f"{waited} for {whom}")
+        waited = f"{self._title()} waited {round(until - begun, 1):g} s"
+        return _BrokenError(f"{waited} for {whom}", ranks=ranks)
 
     def _say(self, waits: str) -> None:
         """Log whom this rank waits for; rank 0 also lets the others know."""
@@ -719,7 +737,7 @@ class Meeting:
             try:
                 self.store.send({"ready": leader}, self.attempt_ends)
             except OSError as error:
-                raise _first_rank_lost(error) from None
+                raise self._first_rank_lost(error) from None
             hosts = self._hear("for the others to connect", self.attempt_ends).get("go")
             if (
                 not isinstance(hosts, list)
@@ -737,22 +755,36 @@ class Meeting:
             others[waiting[0]].readable(0.01)  # one after the other: all of them must come
             self._watch_others()
             now = time.monotonic()
-            who = f"{_ranks(waiting)} to connect"
+            who = f"{self._ranks(waiting)} to connect"
             if now >= until:
-                raise self._in_vain(who + self.last_came, self.attempt_ends, begun)
+                raise self._in_vain(who + self.last_came, waiting, self.attempt_ends, begun)
             if now >= say:
-                self._say(f"rank 0 waits for {who}")
+                self._say(f"{self._title(0)} waits for {who}")
                 say = now + LOG_EVERY
         numbers = {leader: i for i, leader in enumerate(sorted(set(self.ready.values())))}
         hosts = [numbers[self.ready[r]] for r in range(size)]
         self.gathering.tell_all({"go": hosts})
         return hosts
 
+    # Names ----------------------------------------------------------------------------------
 
-def _first_rank_lost(error: OSError) -> FirstRankLostError:
-    return FirstRankLostError(f"rank 0 is gone before the group was made: {error}")
+    def _first_rank_lost(self, error: OSError) -> FirstRankLostError:
+        text = f"{self._title(0)} is gone before the group was made: {error}"
+        return FirstRankLostError(text, ranks=[0])
 
+    def _title(self, rank: int | None = None) -> str:
+        """Return the name in texts of a rank, by default of this one."""
+        return self.about.title(self.about.rank if rank is None else rank)
 
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:20])) + (", …" if len(ranks) > 20 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+    def _ranks(self, ranks: list[int]) -> str:
+        if len(ranks) == 1:
+            return self._title(ranks[0])
+        numbers = [self.about.known_as[r] if self.about.known_as else r for r in ranks[:20]]
+        return "ranks " + ", ".join(map(str, numbers)) + (", …" if len(ranks) > 20 else "")
+
+    def _told_ranks(self, message: dict[str, Any], teller: int) -> list[int]:
+        """Return whom a rank's error is about: the rank itself, if it names no other."""
+        ranks = message.get("ranks")
+        if not isinstance(ranks, list):
+            return []
+        return [r for r in ranks if type(r) is int and 0 <= r < self.about.size] or [teller]

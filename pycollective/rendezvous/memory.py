@@ -60,6 +60,8 @@ class Sharing:
         named in errors of its connection (`naming`).
     has_secret : bool
         Whether the group has a secret. Memory is given to other users only where they know one.
+    title : callable
+        Returns the name of a rank in texts.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class Sharing:
         key: bytes,
         hear: Callable[[int], dict[str, Any]],
         has_secret: bool,
+        title: Callable[[int], str],
     ) -> None:
         self._rank = rank
         self._peers = peers
         self._key = key
         self._hear = hear
         self._has_secret = has_secret
+        self._title = title
 
     def share(
         self, claimed: list[int], deadline: float, listen: Listen
@@ -147,7 +151,7 @@ class Sharing:
                 self._tell(other, {"members": members}, deadline)
             if memory is not None:
                 for r in came:
-                    with naming(r):
+                    with naming(r, self._title(r)):
                         socket.send_fds(arrived[r].socket, [b"m"], [memory.descriptor])
                 said = [self._hear(r).get("joined") is True for r in came]
                 proved = all(said) and all(memory.is_in(place) for place in range(len(members)))
@@ -175,7 +179,10 @@ class Sharing:
                 or not all(type(r) is int for r in members)
                 or not members
             ):
-                raise HandshakeError(f"rank {leader} sent no list of the ranks that share memory")
+                raise HandshakeError(
+                    f"{self._title(leader)} sent no list of the ranks that share memory",
+                    ranks=[leader],
+                )
             if len(members) == 1:
                 return members, None
             memory = None
@@ -189,7 +196,7 @@ class Sharing:
         return members, memory
 
     def _tell(self, rank: int, message: dict[str, Any], deadline: float) -> None:
-        with naming(rank):
+        with naming(rank, self._title(rank)):
             self._peers[rank].send(message, deadline)
 
     def _check_user(self, sock: socket.socket) -> None:
@@ -198,14 +205,14 @@ class Sharing:
 
 
 @contextlib.contextmanager
-def naming(rank: int) -> Iterator[None]:
+def naming(rank: int, title: str) -> Iterator[None]:
     """Name the rank in errors of its connection."""
     try:
         yield
     except (OSError, HandshakeError) as error:
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             raise
-        raise HandshakeError(f"rank {rank}: {error}") from None
+        raise HandshakeError(f"{title}: {error}", ranks=[rank]) from None
 
 
 def _joined(sock: socket.socket, place: int, size: int) -> _core.ShmGroup:

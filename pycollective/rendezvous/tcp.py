@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
+from collections.abc import Sequence
 
 from pycollective import _core
 from pycollective.errors import RendezvousError
 from pycollective.rendezvous.description import Description
-from pycollective.rendezvous.handshake import HandshakeError
+from pycollective.rendezvous.handshake import HandshakeError, SecretsDifferError
 from pycollective.rendezvous.meeting import Meeting
 
 __all__ = ["Addresses", "connect"]
@@ -54,13 +55,18 @@ def connect(
             raise
         except HandshakeError as error:
             raise RendezvousError(
-                f"rank {about.rank} was refused at {about.host}:{about.port}: {error}"
-                + (_ABOUT_SECRETS[bool(about.secret)] if "secrets" in str(error) else "")
+                f"{about.title(about.rank)} was refused at {about.host}:{about.port}: {error}"
+                + (
+                    _ABOUT_SECRETS[bool(about.secret)]
+                    if isinstance(error, SecretsDifferError)
+                    else ""
+                ),
+                ranks=error.ranks,
             ) from None
         # The core's too: it duplicates the descriptors.
         except (OSError, RuntimeError, MemoryError) as error:
             raise RendezvousError(
-                f"rank {about.rank} cannot meet the group at {about.host}:{about.port}: "
+                f"{about.title(about.rank)} cannot meet the group at {about.host}:{about.port}: "
                 f"{error or 'no memory is left'}"
             ) from None
 
@@ -83,10 +89,11 @@ class Addresses:
         return f"{self._listener.getsockname()[1]} {self._host}".encode()
 
     def accept(
-        self, offer: bytes, rank: int, size: int, seconds: float
+        self, offer: bytes, rank: int, members: Sequence[int], seconds: float
     ) -> tuple[_core.Group, Addresses]:
         """Meet the others; with the secret of this group."""
         listener, self._listener = self._listener, None
+        size = len(members)
         if size == 1 and listener:
             listener.close()
             listener = None
@@ -102,6 +109,7 @@ class Addresses:
             least=0,  # of a split, all ranks must come
             patience=0.0,
             roster=None,
+            known_as=tuple(members),
         )
         group, _, _, own = connect(about, min(seconds, 300.0), self._group)
         return group, Addresses(about, own if size > 1 else self._host, group)

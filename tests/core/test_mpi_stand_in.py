@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import types
 
@@ -89,8 +90,16 @@ def test_messages_and_splits(on_mpi):
 
 def test_calls_that_differ_are_named(on_mpi):
     def work(comm):
-        with pytest.raises(pc.MismatchError, match=r"rank 0 is in all_reduce\(float64\[4\], sum\)"):
+        with pytest.raises(
+            pc.MismatchError, match=r"rank 0 is in all_reduce\(float64\[4\], sum\)"
+        ) as caught:
             comm.all_reduce(np.ones(4 if comm.rank == 0 else 3))
+        error = caught.value
+        calls = {0: "all_reduce(float64[4], sum)", 1: "all_reduce(float64[3], sum)"}
+        assert (error.calls, error.ranks) == (calls, (0, 1))
+        with pytest.raises(pc.MismatchError) as again:  # as the group tells it, or another rank
+            comm.barrier()
+        assert (again.value.calls, again.value.ranks) == (calls, (0, 1))
 
     assert on_mpi(2, work) == [None, None]
 
@@ -102,11 +111,20 @@ def test_a_rank_that_leaves_is_lost_and_one_that_does_not_come_is_waited_for(on_
         first, second = comm.split(0), comm.split(0)
         if comm.rank == 0:
             first.close()
-            with pytest.raises(pc.CollectiveTimeoutError, match="did not come within 0.1 s"):
+            with pytest.raises(
+                pc.CollectiveTimeoutError, match="did not come within 0.1 s"
+            ) as late:
                 second.barrier(timeout=0.1)
+            assert late.value.call == "barrier() #1"
             return
-        with pytest.raises(pc.PeerLostError, match="rank 0 has left the group"):
+        with pytest.raises(pc.PeerLostError, match="rank 0 has left the group") as lost:
             first.barrier()
+        hosts = (platform.node(),)
+        assert (lost.value.ranks, lost.value.hosts, lost.value.call) == (
+            (0,),
+            hosts,
+            "barrier() #1",
+        )
 
     assert on_mpi(2, work) == [None, None]
 

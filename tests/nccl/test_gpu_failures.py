@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -127,6 +128,8 @@ def test_a_rank_that_does_not_come(gpus, on_gpus):
         assert isinstance(error, PeerLostError), error
         assert "waited 0.3 s for all_reduce(float32[4], sum) on GPU" in str(error)
         assert "rank 2 has made 1 of 2 calls on GPUs" in str(error)
+        assert error.ranks == (2,)
+        assert error.call == "all_reduce(float32[4], sum)"
     assert isinstance(found[2], CollectiveError) and "rank 2 has made 1 of 2" in str(found[2])
     assert len(aborted(gpus)) == 3
 
@@ -190,6 +193,7 @@ def test_a_rank_that_leaves(gpus, on_gpus):
 
     error = on_gpus(local_group(2, timeout=20), work)[1]
     assert isinstance(error, PeerLostError) and "rank 0 has closed its communicator" in str(error)
+    assert (error.ranks, error.hosts) == ((0,), (platform.node(),))
     assert aborted(gpus) == ["rank 1: CommAbort"]
     assert "rank 0: CommDestroy" in gpus.log()
 

@@ -182,9 +182,9 @@ def test_split_of_an_elastic_group_waits_for_every_rank(on_ranks, monkeypatch):
     """The patience of the group's own rendezvous does not hold for groups that are made of it."""
     accept = tcp.Addresses.accept
 
-    def late(addresses, offer, rank, size, seconds):
+    def late(addresses, offer, rank, members, seconds):
         time.sleep(0.6 * rank)
-        return accept(addresses, offer, rank, size, seconds)
+        return accept(addresses, offer, rank, members, seconds)
 
     monkeypatch.setattr(tcp.Addresses, "accept", late)
     addresses = at(free_ports(2))

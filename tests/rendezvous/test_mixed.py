@@ -230,13 +230,13 @@ def test_a_rank_that_is_lost_while_memory_is_shared_is_named(lost):
     theirs.close()
 
     def hear(rank):
-        with memory.naming(rank):
+        with memory.naming(rank, f"rank {rank}"):
             return mine.receive(time.monotonic() + 5)
 
     def listen(sock, enter):
         return types.SimpleNamespace(close=lambda: None)
 
-    sharing = memory.Sharing(1 - lost, {lost: mine}, b"key", hear, has_secret=False)
+    sharing = memory.Sharing(1 - lost, {lost: mine}, b"key", hear, False, "rank {}".format)
     with pytest.raises(HandshakeError, match=f"^rank {lost}: "):
         sharing.share([0, 1], time.monotonic() + 5, listen)
     mine.close()
@@ -246,18 +246,19 @@ def test_a_rank_that_some_miss_is_named_by_all(monkeypatch):
     """Rank 2 connects to rank 0 alone. Rank 0 waits for rank 1, which waits for rank 2, and longer."""
     real = meeting.Meeting._until_reached
 
-    def reached(self, reach, whom, seconds, watch):
+    def reached(self, reach, peer, where, seconds, watch):
         if self.whole[0] == 1 and not self.peers:
             self.deadline += 0.2
-        if self.whole[0] == 2 and whom.startswith("rank 1 "):
+        if self.whole[0] == 2 and peer == 1:
             time.sleep(4)
             raise RendezvousError("stopped")
-        return real(self, reach, whom, seconds, watch)
+        return real(self, reach, peer, where, seconds, watch)
 
     monkeypatch.setattr(meeting.Meeting, "_until_reached", reached)
     results = outcomes(environments(["a", "a", "b"]), seconds=1.0)
     for error in results[:2]:
         assert " s for rank 2 of 3 to connect" in str(error)
+        assert error.ranks == (2,)
 
 
 def test_boot_id():

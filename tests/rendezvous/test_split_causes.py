@@ -15,7 +15,7 @@ with without_descriptors(2) if comm.rank == 1 else contextlib.nullcontext():
         comm.split(0 if comm.rank else 5)
         print("made")
     except pc.CollectiveError as error:
-        print(in_words(error))
+        print(error.ranks, in_words(error))
 comm.barrier()
 """
 
@@ -28,4 +28,5 @@ def test_split_of_a_rank_without_descriptors_names_that_rank_to_all(tmp_path, tr
     for output in (first, second):
         assert "could not be made: rank 1: rank 1 cannot meet the group at" in output, done
         assert "Too many open files" in output, done
+        assert output.startswith("(1,) "), done
         assert "rank 0" not in output, done

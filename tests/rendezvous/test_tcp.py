@@ -473,7 +473,7 @@ def test_what_was_recorded_cannot_be_played_again():
         sock.sendall(said[0])
         assert "nonce" in channel.receive(soon)
         sock.sendall(said[1])
-        assert channel.receive(soon) == {"refused": "the secrets differ"}
+        assert channel.receive(soon) == {"refused": "the secrets differ", "secret": False}
     # A member's own proof sent back to it is none, nor is a changed message.
     with socket.create_connection(door.address) as sock, pytest.raises(handshake.Refused):
         handshake.introduce(sock, handshake.key_of(b"other"), {}, soon)
@@ -529,10 +529,34 @@ def pair_with_a_stranger():
     return group, _core.Communicator(group, 0), c1, m1
 
 
-def header(kind=1, remaining=8, size=8, text=0, magic=0x6C6C6F63, version=2, failure=0, call=1):
-    return struct.pack(
-        "=IHHQQQIII20x", magic, version, kind, 5, call, remaining, size, text, failure
-    )
+def test_host_of_a_lost_rank_is_its_address_where_that_is_not_this_ranks():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs, mine = [], []
+        for _ in range(2):
+            near = server.getsockname()[:2]
+            theirs.append(socket.create_connection(near, source_address=("127.0.0.2", 0)))
+            mine.append(server.accept()[0])
+    group = _core.TcpGroup(0, [[], [sock.fileno() for sock in mine]])
+    for sock in (*mine, *theirs):
+        sock.close()
+    with pytest.raises(pc.PeerLostError, match=r"^rank 1 \(127\.0\.0\.2\) is lost") as caught:
+        _core.Communicator(group, 0).barrier(5.0)
+    assert (caught.value.ranks, caught.value.hosts) == ((1,), ("127.0.0.2",))
+
+
+def header(kind=1, remaining=8, size=8, text=0, magic=0x6C6C6F63, version=3, call=1):
+    return struct.pack("=IHHQQQII24x", magic, version, kind, 5, call, remaining, size, text)
+
+
+def failure(kind, ranks=(), calls=("", ""), message=b"why"):
+    """Return the frame that tells a failure: a FailureRecord."""
+    bits = sum(1 << rank for rank in ranks).to_bytes(512, "little")
+    texts = b"".join(call.encode().ljust(256, b"\0") for call in calls)
+    record = struct.pack("=II", kind, 0) + bits + texts + message
+    return header(kind=3, size=0, text=len(record)) + record
+
+
+TIMEOUT, MISMATCH, PEER_LOST, ABORTED = range(4)
 
 
 @pytest.mark.parametrize(
@@ -570,7 +594,11 @@ def test_a_message_of_another_call_is_a_mismatch_and_its_text_is_cleaned():
 @pytest.mark.parametrize(
     "data",
     [b"\0" * 64, header(kind=9, size=0), header(kind=2, text=1 << 20, size=0),
-     header(kind=3, size=0, failure=77), header(kind=1)],
+     header(kind=1), header(kind=3, size=0), header(kind=3, size=0, text=9) + bytes(9),
+     failure(77), failure(PEER_LOST, [2]), failure(PEER_LOST, [0, 4095]),
+     failure(PEER_LOST, [1], ["a", "b"]), failure(MISMATCH, [], ["a", ""]),
+     failure(ABORTED, message=bytes(4001))],
+    ids=lambda data: f"{len(data)} bytes, kind {data[6]}, {data[64:74].hex()}",
 )  # fmt: skip
 def test_bad_control_frames(data):
     _, comm, control, messages = pair_with_a_stranger()
@@ -579,6 +607,29 @@ def test_bad_control_frames(data):
         comm.barrier(5.0)
     control.close()
     messages.close()
+
+
+def test_told_failure_has_ranks_and_call_and_its_texts_are_cleaned():
+    _, comm, control, messages = pair_with_a_stranger()
+    control.sendall(failure(PEER_LOST, [0, 1], ["recv \x1b[1m", ""], b"it\nended"))
+    with pytest.raises(pc.PeerLostError) as caught:
+        comm.barrier(5.0)
+    assert caught.value.ranks == (0, 1)
+    assert caught.value.call == "recv ?[1m"
+    assert str(caught.value) == "it?ended"
+    control.close()
+    messages.close()
+
+
+def test_told_mismatch_has_calls_only_if_each_rank_has_one():
+    for calls, expected in ((["a", "b"], {0: "a", 1: "b"}), (["a", ""], {}), (["", ""], {})):
+        _, comm, control, messages = pair_with_a_stranger()
+        control.sendall(failure(MISMATCH, [0, 1], calls))
+        with pytest.raises(pc.MismatchError) as caught:
+            comm.barrier(5.0)
+        assert (caught.value.ranks, caught.value.calls) == ((0, 1), expected)
+        control.close()
+        messages.close()
 
 
 def test_recv_connection_for_messages_ended_names_the_peer_before_the_deadline():
@@ -629,6 +680,9 @@ def test_noise_never_crashes_the_core():
             for _ in range(rng.randrange(3)):
                 data[rng.randrange(len(data))] = rng.randrange(256)
             sock.sendall(data + rng.randbytes(rng.randrange(400)))
+            told = bytearray(failure(rng.randrange(5), rng.sample(range(3), 2), "ab"))
+            told[rng.randrange(len(told))] = rng.randrange(256)
+            sock.sendall(told)
             sock.close()
         with pytest.raises(pc.CollectiveError):
             comm.barrier(2.0)

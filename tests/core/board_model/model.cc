@@ -134,7 +134,8 @@ class ModelEndpoint : public Endpoint {
   void release(int) override { std::abort(); }
   bool flushed() override { return true; }
   bool flushed_to(int) override { return true; }
-  void fail(FailureKind, const std::string&) noexcept override {}
+  CallRecord call() const override { return {}; }
+  void fail(const Failure&) noexcept override {}
 
  private:
   Group& group() override { std::abort(); }
