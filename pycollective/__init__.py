@@ -2,6 +2,7 @@
 
 ``import pycollective as pc`` for collectives::
 
+    results = pc.spawn(work, 4, *args)        # calls work(comm, *args) in four processes
     comm = pc.init()                          # under `pycollective run`: this process's rank
     for comm in pc.local_group(4): ...        # ranks that are threads
     y = comm.all_reduce(x)
@@ -27,6 +28,7 @@ from pycollective.errors import (
     DataError,
     MismatchError,
     PeerLostError,
+    RankError,
 )
 from pycollective.observe import timeline
 
@@ -54,11 +56,13 @@ __all__ = [
     "DataError",
     "MismatchError",
     "PeerLostError",
+    "RankError",
     "Work",
     "__version__",
     "init",
     "local_group",
     "shared_arrays",
+    "spawn",
     "timeline",
 ]
 
@@ -71,6 +75,10 @@ def __getattr__(name: str) -> Any:
         from pycollective.rendezvous import init
 
         value: Any = init
+    elif name == "spawn":
+        from pycollective.rendezvous.spawn import spawn
+
+        value = spawn
     elif name == "bool":  # `bool_` in `dtypes`, where Python's own is needed
         return importlib.import_module("pycollective.dtypes").bool_
     elif name == "device":
