@@ -113,8 +113,8 @@ if not TYPE_CHECKING:  # to type checkers, a misspelt name would be one of any t
             value = _module(name)
         else:
             for module in ("tensor", "dtypes", "data"):
-                value = getattr(_module(module), name, None)
-                if value is not None or name == "newaxis":
+                if hasattr(_module(module), name):  # the value may be None
+                    value = getattr(_module(module), name)
                     break
             else:
                 raise AttributeError(_no_attribute(name), name=name)
