@@ -179,7 +179,8 @@ class Member(_core.CommunicatorBase):
         """Leave the group in good order; peers that still wait for this rank get PeerLostError.
 
         Calls that are under way are waited for first, each until its own deadline. A communicator is a
-        context manager that closes itself at the end of the block.
+        context manager that closes itself at the end of the block. An error in the block aborts the
+        group first: the other ranks' calls raise `AbortedError`, which names the error.
 
         Raises
         ------
@@ -201,10 +202,17 @@ class Member(_core.CommunicatorBase):
             self._core = _Gone("this communicator is closed")
 
     def __enter__(self) -> Self:
+        if isinstance(self._core, _Gone):
+            self._core.check()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, SystemExit):
+            self.close()
+            return
+        self.abort(f"rank {self.rank} raised {type(error).__name__}: {error}")
+        with contextlib.suppress(CollectiveError):  # the error of the block is the one to raise
+            self.close()
 
     def _close_at_exit(self) -> None:
         """Leave when the process ends: nobody will wait for the calls that are under way."""
