@@ -2,20 +2,21 @@
 
 ``import pycollective as pc`` for collectives::
 
+    results = pc.spawn(work, 4, *args)        # calls work(comm, *args) in four processes
     comm = pc.init()                          # under `pycollective run`: this process's rank
     for comm in pc.local_group(4): ...        # ranks that are threads
     y = comm.all_reduce(x)
 
 ``import pycollective as tf`` for training: the names of TensorFlow's guide stand at the same paths
-(`distribute`, `data`, `keras`, `nn`, `train`, `GradientTape`, …). Importing costs little: the rooms of
-the trainer are loaded when they are first used.
+(`distribute`, `data`, `keras`, `nn`, `train`, `GradientTape`, …). Importing costs little: the packages
+of the trainer are loaded when they are first used.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycollective._core import __version__
 from pycollective.communicator import Communicator, Work, local_group, shared_arrays
@@ -27,10 +28,55 @@ from pycollective.errors import (
     DataError,
     MismatchError,
     PeerLostError,
+    RankError,
 )
 from pycollective.observe import timeline
 
-_ROOMS = (
+if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+    from pycollective import algorithms as algorithms
+    from pycollective import cluster as cluster
+    from pycollective import config as config
+    from pycollective import data as data
+    from pycollective import distribute as distribute
+    from pycollective import dtypes as dtypes
+    from pycollective import errors as errors
+    from pycollective import keras as keras
+    from pycollective import nn as nn
+    from pycollective import random as random
+    from pycollective import train as train
+    from pycollective import types as types
+    from pycollective.data import TensorSpec as TensorSpec
+    from pycollective.distribute.devices import device as device
+    from pycollective.dtypes import *  # noqa: F403
+    from pycollective.rendezvous import init as init
+    from pycollective.rendezvous.spawn import spawn as spawn
+    from pycollective.tensor import *  # noqa: F403
+    from pycollective.tensor.ops.arrays import *  # noqa: F403
+    from pycollective.tensor.ops.elementwise import *  # noqa: F403
+    from pycollective.tensor.ops.reductions import *  # noqa: F403
+
+    bool = dtypes.bool_
+
+__all__ = [
+    "AbortedError",
+    "CheckpointError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "Communicator",
+    "DataError",
+    "MismatchError",
+    "PeerLostError",
+    "RankError",
+    "Work",
+    "__version__",
+    "init",
+    "local_group",
+    "shared_arrays",
+    "spawn",
+    "timeline",
+]
+
+_PACKAGES = (
     "algorithms",
     "cluster",
     "config",
@@ -45,50 +91,55 @@ _ROOMS = (
     "types",
 )
 
-__all__ = [
-    "AbortedError",
-    "CheckpointError",
-    "CollectiveError",
-    "CollectiveTimeoutError",
-    "Communicator",
-    "DataError",
-    "MismatchError",
-    "PeerLostError",
-    "Work",
-    "__version__",
-    "init",
-    "local_group",
-    "shared_arrays",
-    "timeline",
-]
+#: Names that are loaded at their first use, and the modules that have them.
+_ORIGIN = {
+    "TensorSpec": "data",
+    "device": "distribute.devices",
+    "init": "rendezvous",
+    "spawn": "rendezvous.spawn",
+}
 
+if not TYPE_CHECKING:  # to type checkers, a misspelt name would be one of any type
 
-def __getattr__(name: str) -> Any:
-    """Load a room, or a name of the tensor room, at its first use."""
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name == "init":
-        from pycollective.rendezvous import init
-
-        value: Any = init
-    elif name == "bool":  # `bool_` in `dtypes`, where Python's own is needed
-        return importlib.import_module("pycollective.dtypes").bool_
-    elif name == "device":
-        value = importlib.import_module("pycollective.distribute.devices").device
-    elif importlib.util.find_spec(f"pycollective.{name}") is not None:
-        value = importlib.import_module(f"pycollective.{name}")
-    else:
-        for module in ("tensor", "dtypes", "data"):
-            value = getattr(importlib.import_module(f"pycollective.{module}"), name, None)
-            if value is not None or name == "newaxis":
-                break
+    def __getattr__(name: str) -> Any:
+        """Load a package, or a name of `tensor`, `dtypes` or `data`, at its first use."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "bool":  # `bool_` in `dtypes`, where Python's own is needed
+            return _module("dtypes").bool_
+        if name in _ORIGIN:
+            value = getattr(_module(_ORIGIN[name]), name)
+        elif importlib.util.find_spec(f"pycollective.{name}") is not None:
+            value = _module(name)
         else:
-            raise AttributeError(f"module 'pycollective' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+            for module in ("tensor", "dtypes", "data"):
+                if hasattr(_module(module), name):  # the value may be None
+                    value = getattr(_module(module), name)
+                    break
+            else:
+                raise AttributeError(_no_attribute(name), name=name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    tensor = importlib.import_module("pycollective.tensor")
-    dtypes = importlib.import_module("pycollective.dtypes")
-    return sorted({*__all__, "bool", "device", *_ROOMS, *tensor.__all__, *dtypes.__all__})
+    lazy = ("bool", *_ORIGIN, *_module("tensor").__all__, *_module("dtypes").__all__)
+    return sorted({*__all__, *_PACKAGES, *lazy})
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"pycollective.{name}")
+
+
+def _no_attribute(name: str) -> str:
+    """Return the message for a name that is not here, with the public name that is most like it."""
+    import difflib
+
+    def plain(name: str) -> str:
+        return name.lower().replace("_", "")
+
+    calls = {plain(one): f"Communicator.{one}" for one in dir(Communicator) if one[0] != "_"}
+    public = calls | {plain(one): one for one in __dir__()}
+    like = difflib.get_close_matches(plain(name), public, 1)
+    text = f"module 'pycollective' has no attribute {name!r}"
+    return f"{text}; did you mean {public[like[0]]!r}?" if like else text

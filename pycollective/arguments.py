@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["op_name", "rank_number", "seconds", "sizes", "switch", "whole"]
+__all__ = ["OpName", "op_name", "rank_number", "seconds", "sizes", "switch", "whole"]
+
+OpName: TypeAlias = Literal["sum", "prod", "min", "max", "mean", "and", "or", "xor"]
 
 _OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 _UFUNCS: dict[Any, str] = {
@@ -30,7 +32,7 @@ _FUNCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amin": "min", "amax
 }
 
 
-def op_name(op: Any, dtype: Any = None) -> str:
+def op_name(op: Any, dtype: Any = None) -> OpName:
     """Return the name of a reduction: of "sum", `numpy.add`, `numpy.sum` or ``ReduceOp.SUM``.
 
     Raises
@@ -38,15 +40,15 @@ def op_name(op: Any, dtype: Any = None) -> str:
     TypeError
         It is none of these.
     """
-    if type(op) is str:
-        return op
     name: Any = None
-    if isinstance(op, np.ufunc):
+    if type(op) is str:
+        name = op  # the core refuses what is no name
+    elif isinstance(op, np.ufunc):
         # Of numbers, a logical operation gives bools, and no reduction here changes the dtype.
         if op not in _LOGICAL or dtype is None or np.dtype(dtype).kind == "b":
             name = _UFUNCS.get(op)
     elif isinstance(op, str):
-        name = str(op)
+        name = str(op)  # of a subclass
     elif type(op).__name__ == "ReduceOp":  # of pycollective.distribute, which is built on this
         name = str(op.value).lower()
     elif op is sum or op is min or op is max:
@@ -61,7 +63,8 @@ def op_name(op: Any, dtype: Any = None) -> str:
             "multiply, minimum, maximum, bitwise_and, bitwise_or, bitwise_xor, or a ReduceOp of "
             f"pycollective.distribute, not {op!r}"
         )
-    return str(name)
+    found: OpName = name
+    return found
 
 
 def whole(name: str, value: Any, low: int = -(2**31), high: int = 2**31 - 1) -> int:

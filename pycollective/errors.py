@@ -35,6 +35,7 @@ __all__ = [
     "OutOfRangeError",
     "PeerLostError",
     "PermissionDeniedError",
+    "RankError",
     "RendezvousError",
     "ResourceExhaustedError",
     "UnauthenticatedError",
@@ -310,6 +311,35 @@ class RendezvousError(CollectiveError):
     ranks : tuple of int
         The ranks that did not come, or that ended.
     """
+
+
+class RankError(CollectiveError):
+    """A rank of `pycollective.spawn` failed.
+
+    `spawn` raises it for a rank that was killed or ended early. It is the ``__cause__`` of an error
+    that a rank itself raised.
+
+    Attributes
+    ----------
+    rank : int
+        The rank that failed.
+    exitcode : int or None
+        The status with which the rank's process ended, -n after signal n; None after an error.
+    traceback : str
+        The rank's own traceback; empty where there is none.
+    """
+
+    def __init__(
+        self, message: str = "", *, rank: int = -1, exitcode: int | None = None, traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.exitcode = exitcode
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f'{text}\n"""\n{self.traceback.rstrip()}\n"""' if self.traceback else text
 
 
 class CheckpointError(ValueError):

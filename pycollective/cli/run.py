@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import Any
 
 from pycollective.cli import options
-from pycollective.rendezvous import TRANSPORT, forced, launcher
+from pycollective.rendezvous import launcher
 
 __all__ = ["add_parser"]
 
@@ -89,14 +88,9 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise SystemExit("pycollective run: give a script: pycollective run -n 2 script.py")
     try:
-        transport = args.transport or forced(os.environ) or "shm"
+        transport = launcher.transport_of_processes(args.transport)
     except ValueError as error:
         raise SystemExit(f"pycollective run: {error}") from None
-    if transport == "thread":
-        raise SystemExit(
-            f"pycollective run: {TRANSPORT}=thread, and this starts processes, which talk through "
-            "'shm' or 'tcp': give --transport, or make threads with pycollective.local_group"
-        )
     try:
         return launcher.run(command, args.ranks, args.prefix, transport, args.bind)
     except OSError as error:

@@ -91,7 +91,7 @@ class Communicator(Reductions, Moves, Messages):
         *,
         async_op: Literal[True],
         timeout: float | None = None,
-    ) -> Work: ...
+    ) -> Work[Communicator | None]: ...
 
     def split(
         self,
@@ -100,7 +100,7 @@ class Communicator(Reductions, Moves, Messages):
         *,
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Communicator | Work | None:
+    ) -> Communicator | Work[Communicator | None] | None:
         """Make new groups of this group's ranks: one of all ranks that give the same color.
 
         Every rank of this group calls it. The new groups are independent: their calls have numbers of

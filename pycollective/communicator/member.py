@@ -8,22 +8,23 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from pycollective import _core, arguments, array_backend, observe, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.gpu import GpuCore, core_for
+from pycollective.communicator.signatures import DTypeOf, Later, Now, Options, S
 from pycollective.communicator.split import Family
 from pycollective.communicator.work import Work, nothing
 from pycollective.errors import CollectiveError, MismatchError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 __all__ = ["Member", "live"]
 
@@ -71,6 +72,14 @@ class Member(_core.CommunicatorBase):
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
 
+    # fmt: off
+    @overload
+    def empty(self, shape: int | Sequence[int], dtype: DTypeOf[S], *,
+              device: Literal["cpu", "gpu"] = "cpu", timeout: float | None = None) -> NDArray[S]: ...
+    @overload
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = float, *,
+              device: Literal["cpu", "gpu"] = "cpu", timeout: float | None = None) -> Array: ...
+    # fmt: on
     def empty(
         self,
         shape: int | Sequence[int],
@@ -138,8 +147,14 @@ class Member(_core.CommunicatorBase):
         made: Array | None = registered and registered(sizes, kind, seconds)
         return array_backend.empty(sizes, kind, like) if made is None else made
 
+    # fmt: off
+    @overload
+    def barrier(self, *, async_op: Now = False, **options: Unpack[Options]) -> None: ...
+    @overload
+    def barrier(self, *, async_op: Later, **options: Unpack[Options]) -> Work[None]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.barrier)
-    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work[None] | None:
         """Return when every rank has called it; with ``async_op``, a `Work` at once."""
         later = switch("async_op", async_op)
         return nothing(self._core.barrier(self._seconds(timeout), later))
@@ -164,7 +179,8 @@ class Member(_core.CommunicatorBase):
         """Leave the group in good order; peers that still wait for this rank get PeerLostError.
 
         Calls that are under way are waited for first, each until its own deadline. A communicator is a
-        context manager that closes itself at the end of the block.
+        context manager that closes itself at the end of the block. An error in the block aborts the
+        group first: the other ranks' calls raise `AbortedError`, which names the error.
 
         Raises
         ------
@@ -186,10 +202,17 @@ class Member(_core.CommunicatorBase):
             self._core = _Gone("this communicator is closed")
 
     def __enter__(self) -> Self:
+        if isinstance(self._core, _Gone):
+            self._core.check()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, SystemExit):
+            self.close()
+            return
+        self.abort(f"rank {self.rank} raised {type(error).__name__}: {error}")
+        with contextlib.suppress(CollectiveError):  # the error of the block is the one to raise
+            self.close()
 
     def _close_at_exit(self) -> None:
         """Leave when the process ends: nobody will wait for the calls that are under way."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pycollective import _core
 from pycollective.arguments import rank_number, sizes, switch, whole
-from pycollective.communicator.arrays import as_input, output_for
+from pycollective.communicator.arrays import Array, as_input, output_for
 from pycollective.communicator.member import Member
-from pycollective.communicator.work import nothing, outcome
+from pycollective.communicator.signatures import DTypeOf, Later, Now, O, Options, S
+from pycollective.communicator.work import Work, nothing, outcome
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Messages"]
 
@@ -19,6 +23,14 @@ __all__ = ["Messages"]
 class Messages(Member):
     """What of a `Communicator` concerns two ranks only."""
 
+    # fmt: off
+    @overload
+    def send(self, x: ArrayLike, dest: int, tag: int = 0, *,
+             async_op: Now = False, **options: Unpack[Options]) -> None: ...
+    @overload
+    def send(self, x: ArrayLike, dest: int, tag: int = 0, *,
+             async_op: Later, **options: Unpack[Options]) -> Work[None]: ...
+    # fmt: on
     @_core.fast_send
     def send(
         self,
@@ -28,7 +40,7 @@ class Messages(Member):
         *,
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Send an array to another rank, which calls `recv`.
 
         Messages go beside the collectives: other ranks take no part, and the order of collective calls
@@ -74,10 +86,30 @@ class Messages(Member):
         source, seconds = as_input(x), self._seconds(timeout)
         return nothing(self._core_for(source).send(source, dest, tag, seconds, later))
 
+    # fmt: off
+    @overload
+    def recv(self, out: O, source: int, tag: int = 0, *,
+             async_op: Now = False, **options: Unpack[Options]) -> O: ...
+    @overload
+    def recv(self, out: None = None, *, source: int, tag: int = 0, shape: int | tuple[int, ...],
+             dtype: DTypeOf[S], async_op: Now = False, **options: Unpack[Options]) -> NDArray[S]: ...
+    @overload
+    def recv(self, out: None = None, *, source: int, tag: int = 0, shape: int | tuple[int, ...],
+             dtype: DTypeLike, async_op: Now = False, **options: Unpack[Options]) -> Array: ...
+    @overload
+    def recv(self, out: O, source: int, tag: int = 0, *,
+             async_op: Later, **options: Unpack[Options]) -> Work[O]: ...
+    @overload
+    def recv(self, out: None = None, *, source: int, tag: int = 0, shape: int | tuple[int, ...],
+             dtype: DTypeOf[S], async_op: Later, **options: Unpack[Options]) -> Work[NDArray[S]]: ...
+    @overload
+    def recv(self, out: None = None, *, source: int, tag: int = 0, shape: int | tuple[int, ...],
+             dtype: DTypeLike, async_op: Later, **options: Unpack[Options]) -> Work[Array]: ...
+    # fmt: on
     @_core.fast_recv
     def recv(
         self,
-        out: Any = None,
+        out: object = None,
         source: int | None = None,
         tag: int = 0,
         *,
@@ -85,7 +117,7 @@ class Messages(Member):
         dtype: DTypeLike | None = None,
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Receive an array that another rank sends.
 
         Parameters

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pycollective import _core
 from pycollective.algorithms import Algorithm
@@ -24,7 +24,20 @@ from pycollective.communicator.arrays import (
     part_shape,
 )
 from pycollective.communicator.member import Member
-from pycollective.communicator.work import in_python, nothing, outcome
+from pycollective.communicator.signatures import (
+    AllToAllOptions,
+    GatherOptions,
+    Later,
+    MoveOptions,
+    Now,
+    O,
+    S,
+    ScatterOptions,
+)
+from pycollective.communicator.work import Work, in_python, nothing, outcome
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Moves"]
 
@@ -41,17 +54,37 @@ class _Parts(NamedTuple):
 class Moves(Member):
     """What of a `Communicator` gives arrays from rank to rank as they are."""
 
+    # fmt: off
+    @overload
+    def broadcast(self, x: NDArray[S], root: int = 0, *, out: None = None, async_op: Now = False,
+                  **options: Unpack[MoveOptions]) -> NDArray[S]: ...
+    @overload
+    def broadcast(self, x: ArrayLike, root: int = 0, *, out: None = None, async_op: Now = False,
+                  **options: Unpack[MoveOptions]) -> Array: ...
+    @overload
+    def broadcast(self, x: ArrayLike | None, root: int = 0, *, out: O, async_op: Now = False,
+                  **options: Unpack[MoveOptions]) -> O: ...
+    @overload
+    def broadcast(self, x: NDArray[S], root: int = 0, *, out: None = None, async_op: Later,
+                  **options: Unpack[MoveOptions]) -> Work[NDArray[S]]: ...
+    @overload
+    def broadcast(self, x: ArrayLike, root: int = 0, *, out: None = None, async_op: Later,
+                  **options: Unpack[MoveOptions]) -> Work[Array]: ...
+    @overload
+    def broadcast(self, x: ArrayLike | None, root: int = 0, *, out: O, async_op: Later,
+                  **options: Unpack[MoveOptions]) -> Work[O]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.broadcast)
     def broadcast(
         self,
         x: ArrayLike | None,
         root: int = 0,
         *,
-        out: Any = None,
+        out: object = None,
         algorithm: str | Algorithm = "auto",
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Give every rank the root's array.
 
         Parameters
@@ -83,30 +116,51 @@ class Moves(Member):
             As `all_reduce`.
         """
         root, later = rank_number("root", root, self.size), switch("async_op", async_op)
+        given: Any = x
         if x is None:
             if out is None or self.rank == root:
                 raise TypeError(
                     "broadcast needs x on the root, and on the other ranks x or out to say shape and "
                     "dtype"
                 )
-            x = out
-        source, target, result = input_and_output(x, out)
+            given = out
+        source, target, result = input_and_output(given, out)
         task = self._core_for(source).broadcast(
             source, target, root, self._how(algorithm), self._seconds(timeout), later
         )
         return outcome(task, target, result)
 
+    # fmt: off
+    @overload
+    def all_gather(self, x: NDArray[S], *, out: None = None, async_op: Now = False,
+                   **options: Unpack[GatherOptions]) -> NDArray[S]: ...
+    @overload
+    def all_gather(self, x: ArrayLike, *, out: None = None, async_op: Now = False,
+                   **options: Unpack[GatherOptions]) -> Array: ...
+    @overload
+    def all_gather(self, x: ArrayLike, *, out: O, async_op: Now = False,
+                   **options: Unpack[GatherOptions]) -> O: ...
+    @overload
+    def all_gather(self, x: NDArray[S], *, out: None = None, async_op: Later,
+                   **options: Unpack[GatherOptions]) -> Work[NDArray[S]]: ...
+    @overload
+    def all_gather(self, x: ArrayLike, *, out: None = None, async_op: Later,
+                   **options: Unpack[GatherOptions]) -> Work[Array]: ...
+    @overload
+    def all_gather(self, x: ArrayLike, *, out: O, async_op: Later,
+                   **options: Unpack[GatherOptions]) -> Work[O]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.all_gather)
     def all_gather(
         self,
         x: ArrayLike,
         *,
-        out: Any = None,
+        out: object = None,
         ragged: bool = False,
         algorithm: str | Algorithm = "auto",
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Give every rank all ranks' arrays, one after the other along the first axis.
 
         Parameters
@@ -164,18 +218,38 @@ class Moves(Member):
             self._move_ragged("all_gather", source, target, rows, row, 0, how, seconds)
         return deliver(target, result)
 
+    # fmt: off
+    @overload
+    def gather(self, x: NDArray[S], root: int = 0, *, out: None = None, async_op: Now = False,
+               **options: Unpack[GatherOptions]) -> NDArray[S] | None: ...
+    @overload
+    def gather(self, x: ArrayLike, root: int = 0, *, out: None = None, async_op: Now = False,
+               **options: Unpack[GatherOptions]) -> Array | None: ...
+    @overload
+    def gather(self, x: ArrayLike, root: int = 0, *, out: O, async_op: Now = False,
+               **options: Unpack[GatherOptions]) -> O | None: ...
+    @overload
+    def gather(self, x: NDArray[S], root: int = 0, *, out: None = None, async_op: Later,
+               **options: Unpack[GatherOptions]) -> Work[NDArray[S] | None]: ...
+    @overload
+    def gather(self, x: ArrayLike, root: int = 0, *, out: None = None, async_op: Later,
+               **options: Unpack[GatherOptions]) -> Work[Array | None]: ...
+    @overload
+    def gather(self, x: ArrayLike, root: int = 0, *, out: O, async_op: Later,
+               **options: Unpack[GatherOptions]) -> Work[O | None]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.gather)
     def gather(
         self,
         x: ArrayLike,
         root: int = 0,
         *,
-        out: Any = None,
+        out: object = None,
         ragged: bool = False,
         algorithm: str | Algorithm = "direct",
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Give the root all ranks' arrays, one after the other along the first axis.
 
         Parameters
@@ -229,19 +303,39 @@ class Moves(Member):
         task = self._move("gather", source, target, parts, how, async_op)
         return outcome(task, target, result)
 
+    # fmt: off
+    @overload
+    def scatter(self, x: NDArray[S], root: int = 0, *, out: None = None, async_op: Now = False,
+                **options: Unpack[ScatterOptions]) -> NDArray[S]: ...
+    @overload
+    def scatter(self, x: ArrayLike, root: int = 0, *, out: None = None, async_op: Now = False,
+                **options: Unpack[ScatterOptions]) -> Array: ...
+    @overload
+    def scatter(self, x: ArrayLike | None, root: int = 0, *, out: O, async_op: Now = False,
+                **options: Unpack[ScatterOptions]) -> O: ...
+    @overload
+    def scatter(self, x: NDArray[S], root: int = 0, *, out: None = None, async_op: Later,
+                **options: Unpack[ScatterOptions]) -> Work[NDArray[S]]: ...
+    @overload
+    def scatter(self, x: ArrayLike, root: int = 0, *, out: None = None, async_op: Later,
+                **options: Unpack[ScatterOptions]) -> Work[Array]: ...
+    @overload
+    def scatter(self, x: ArrayLike | None, root: int = 0, *, out: O, async_op: Later,
+                **options: Unpack[ScatterOptions]) -> Work[O]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.scatter)
     def scatter(
         self,
         x: ArrayLike | None,
         root: int = 0,
         *,
-        out: Any = None,
+        out: object = None,
         ragged: bool = False,
         counts: Sequence[int] | None = None,
         algorithm: str | Algorithm = "direct",
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Give rank i the i-th part of the root's array.
 
         Parameters
@@ -316,6 +410,26 @@ class Moves(Member):
         task = self._move("scatter", source, target, parts, how, async_op)
         return outcome(task, target, result)
 
+    # fmt: off
+    @overload
+    def all_to_all(self, x: NDArray[S], counts: Sequence[int] | None = None, *, out: None = None,
+                   async_op: Now = False, **options: Unpack[AllToAllOptions]) -> NDArray[S]: ...
+    @overload
+    def all_to_all(self, x: ArrayLike, counts: Sequence[int] | None = None, *, out: None = None,
+                   async_op: Now = False, **options: Unpack[AllToAllOptions]) -> Array: ...
+    @overload
+    def all_to_all(self, x: ArrayLike, counts: Sequence[int] | None = None, *, out: O,
+                   async_op: Now = False, **options: Unpack[AllToAllOptions]) -> O: ...
+    @overload
+    def all_to_all(self, x: NDArray[S], counts: Sequence[int] | None = None, *, out: None = None,
+                   async_op: Later, **options: Unpack[AllToAllOptions]) -> Work[NDArray[S]]: ...
+    @overload
+    def all_to_all(self, x: ArrayLike, counts: Sequence[int] | None = None, *, out: None = None,
+                   async_op: Later, **options: Unpack[AllToAllOptions]) -> Work[Array]: ...
+    @overload
+    def all_to_all(self, x: ArrayLike, counts: Sequence[int] | None = None, *, out: O,
+                   async_op: Later, **options: Unpack[AllToAllOptions]) -> Work[O]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.all_to_all)
     def all_to_all(
         self,
@@ -323,11 +437,11 @@ class Moves(Member):
         counts: Sequence[int] | None = None,
         *,
         out_counts: Sequence[int] | None = None,
-        out: Any = None,
+        out: object = None,
         algorithm: str | Algorithm = "direct",
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Give rank i the i-th part of every rank's array.
 
         Parameters
@@ -433,7 +547,7 @@ class Moves(Member):
         self,
         source: Array,
         root: int,
-        out: Array | None,
+        out: object,
         how: str | _core.Algorithm,
         timeout: float | None,
     ) -> Any:
@@ -449,7 +563,7 @@ class Moves(Member):
         return deliver(target, result)
 
     def _check_ragged_scatter(
-        self, x: ArrayLike | None, root: int, out: Array | None, counts: Sequence[int] | None
+        self, x: ArrayLike | None, root: int, out: object, counts: Sequence[int] | None
     ) -> tuple[Array, list[int] | None]:
         """Return what says dtype and rows, and the root's counts."""
         if self.rank == root:
@@ -461,7 +575,7 @@ class Moves(Member):
                     f"counts add up to {sum(found)} rows, and x has the shape {list(source.shape)}"
                 )
             return source, found
-        said = out if x is None else x
+        said: Any = out if x is None else x
         if said is None:
             raise TypeError("scatter needs x or out on the other ranks, to say dtype and row shape")
         return as_input(said), None
@@ -471,7 +585,7 @@ class Moves(Member):
         source: Array,
         counts: list[int] | None,
         root: int,
-        out: Array | None,
+        out: object,
         how: str | _core.Algorithm,
         timeout: float | None,
     ) -> Any:

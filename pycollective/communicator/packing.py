@@ -19,7 +19,7 @@ __all__ = ["PackedReduction", "join", "packs", "split", "spread"]
 
 #: ``begin(source, target, last)`` all-reduces a flat array into another, which may be the same one,
 #: and returns the calls that are under way: none, if they are done.
-Begin = Callable[[Array, Array, bool], Sequence[Work]]
+Begin = Callable[[Array, Array, bool], Sequence[Work[Any]]]
 
 
 def packs(arrays: Sequence[Any], bytes_per_pack: int) -> list[list[int]]:
@@ -180,7 +180,7 @@ class PackedReduction:
         self._missing = [len(pack) for pack in members]
         self._arrays: dict[int, Array] = {}
         self._next = 0
-        self._begun: list[tuple[Array, Sequence[Work]]] = []
+        self._begun: list[tuple[Array, Sequence[Work[Any]]]] = []
 
     def add(self, place: int, array: Array) -> None:
         """Give an array, C-contiguous and aligned; it must be left alone until `totals`."""
@@ -209,7 +209,7 @@ class PackedReduction:
         self._begin_whole(len(self._members))
 
     @property
-    def under_way(self) -> list[Work]:
+    def under_way(self) -> list[Work[Any]]:
         """The calls that have begun."""
         return [work for _, works in self._begun for work in works]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pycollective import _core, observe
 from pycollective.algorithms import Algorithm
@@ -24,7 +24,20 @@ from pycollective.communicator.arrays import (
 )
 from pycollective.communicator.member import Member
 from pycollective.communicator.packing import PackedReduction, packs, split, spread
+from pycollective.communicator.signatures import (
+    AllReduceOptions,
+    Later,
+    ManyOptions,
+    MoveOptions,
+    Now,
+    O,
+    Op,
+    S,
+)
 from pycollective.communicator.work import Work, nothing, outcome
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DEFAULT_ALGORITHM", "Reductions", "all_reduce_together"]
 
@@ -34,18 +47,38 @@ DEFAULT_ALGORITHM = "auto"
 class Reductions(Member):
     """What of a `Communicator` combines the ranks' arrays."""
 
+    # fmt: off
+    @overload
+    def all_reduce(self, x: NDArray[S], op: Op = "sum", *, out: None = None, async_op: Now = False,
+                   **options: Unpack[AllReduceOptions]) -> NDArray[S]: ...
+    @overload
+    def all_reduce(self, x: ArrayLike, op: Op = "sum", *, out: None = None, async_op: Now = False,
+                   **options: Unpack[AllReduceOptions]) -> Array: ...
+    @overload
+    def all_reduce(self, x: ArrayLike, op: Op = "sum", *, out: O, async_op: Now = False,
+                   **options: Unpack[AllReduceOptions]) -> O: ...
+    @overload
+    def all_reduce(self, x: NDArray[S], op: Op = "sum", *, out: None = None, async_op: Later,
+                   **options: Unpack[AllReduceOptions]) -> Work[NDArray[S]]: ...
+    @overload
+    def all_reduce(self, x: ArrayLike, op: Op = "sum", *, out: None = None, async_op: Later,
+                   **options: Unpack[AllReduceOptions]) -> Work[Array]: ...
+    @overload
+    def all_reduce(self, x: ArrayLike, op: Op = "sum", *, out: O, async_op: Later,
+                   **options: Unpack[AllReduceOptions]) -> Work[O]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.all_reduce)
     def all_reduce(
         self,
         x: ArrayLike,
-        op: Any = "sum",
+        op: Op = "sum",
         *,
-        out: Any = None,
+        out: object = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
         reproducible: bool = False,
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Reduce the ranks' arrays element by element and give every rank the result.
 
         Parameters
@@ -121,18 +154,38 @@ class Reductions(Member):
             )
         return "direct"
 
+    # fmt: off
+    @overload
+    def reduce(self, x: NDArray[S], op: Op = "sum", root: int = 0, *, out: None = None,
+               async_op: Now = False, **options: Unpack[MoveOptions]) -> NDArray[S] | None: ...
+    @overload
+    def reduce(self, x: ArrayLike, op: Op = "sum", root: int = 0, *, out: None = None,
+               async_op: Now = False, **options: Unpack[MoveOptions]) -> Array | None: ...
+    @overload
+    def reduce(self, x: ArrayLike, op: Op = "sum", root: int = 0, *, out: O, async_op: Now = False,
+               **options: Unpack[MoveOptions]) -> O | None: ...
+    @overload
+    def reduce(self, x: NDArray[S], op: Op = "sum", root: int = 0, *, out: None = None,
+               async_op: Later, **options: Unpack[MoveOptions]) -> Work[NDArray[S] | None]: ...
+    @overload
+    def reduce(self, x: ArrayLike, op: Op = "sum", root: int = 0, *, out: None = None,
+               async_op: Later, **options: Unpack[MoveOptions]) -> Work[Array | None]: ...
+    @overload
+    def reduce(self, x: ArrayLike, op: Op = "sum", root: int = 0, *, out: O, async_op: Later,
+               **options: Unpack[MoveOptions]) -> Work[O | None]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.reduce)
     def reduce(
         self,
         x: ArrayLike,
-        op: Any = "sum",
+        op: Op = "sum",
         root: int = 0,
         *,
-        out: Any = None,
+        out: object = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Reduce the ranks' arrays element by element and give the root the result.
 
         Parameters
@@ -177,17 +230,37 @@ class Reductions(Member):
         task = core.reduce(source, target, op, root, how, seconds, async_op)
         return outcome(task, target, result)
 
+    # fmt: off
+    @overload
+    def reduce_scatter(self, x: NDArray[S], op: Op = "sum", *, out: None = None,
+                       async_op: Now = False, **options: Unpack[MoveOptions]) -> NDArray[S]: ...
+    @overload
+    def reduce_scatter(self, x: ArrayLike, op: Op = "sum", *, out: None = None,
+                       async_op: Now = False, **options: Unpack[MoveOptions]) -> Array: ...
+    @overload
+    def reduce_scatter(self, x: ArrayLike, op: Op = "sum", *, out: O, async_op: Now = False,
+                       **options: Unpack[MoveOptions]) -> O: ...
+    @overload
+    def reduce_scatter(self, x: NDArray[S], op: Op = "sum", *, out: None = None, async_op: Later,
+                       **options: Unpack[MoveOptions]) -> Work[NDArray[S]]: ...
+    @overload
+    def reduce_scatter(self, x: ArrayLike, op: Op = "sum", *, out: None = None, async_op: Later,
+                       **options: Unpack[MoveOptions]) -> Work[Array]: ...
+    @overload
+    def reduce_scatter(self, x: ArrayLike, op: Op = "sum", *, out: O, async_op: Later,
+                       **options: Unpack[MoveOptions]) -> Work[O]: ...
+    # fmt: on
     @_core.fast_call(_core.Collective.reduce_scatter)
     def reduce_scatter(
         self,
         x: ArrayLike,
-        op: Any = "sum",
+        op: Op = "sum",
         *,
-        out: Any = None,
+        out: object = None,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """Reduce the ranks' arrays element by element and give rank i the i-th part of the result.
 
         Parameters
@@ -231,19 +304,39 @@ class Reductions(Member):
         )
         return outcome(task, target, result)
 
+    # fmt: off
+    @overload
+    def all_reduce_many(self, arrays: Iterable[NDArray[S]], op: Op = "sum", *, out: None = None,
+                        async_op: Now = False, **options: Unpack[ManyOptions]) -> list[NDArray[S]]: ...
+    @overload
+    def all_reduce_many(self, arrays: Iterable[ArrayLike], op: Op = "sum", *, out: None = None,
+                        async_op: Now = False, **options: Unpack[ManyOptions]) -> list[Array]: ...
+    @overload
+    def all_reduce_many(self, arrays: Iterable[ArrayLike], op: Op = "sum", *, out: Sequence[O],
+                        async_op: Now = False, **options: Unpack[ManyOptions]) -> list[O]: ...
+    @overload
+    def all_reduce_many(self, arrays: Iterable[NDArray[S]], op: Op = "sum", *, out: None = None,
+                        async_op: Later, **options: Unpack[ManyOptions]) -> Work[list[NDArray[S]]]: ...
+    @overload
+    def all_reduce_many(self, arrays: Iterable[ArrayLike], op: Op = "sum", *, out: None = None,
+                        async_op: Later, **options: Unpack[ManyOptions]) -> Work[list[Array]]: ...
+    @overload
+    def all_reduce_many(self, arrays: Iterable[ArrayLike], op: Op = "sum", *, out: Sequence[O],
+                        async_op: Later, **options: Unpack[ManyOptions]) -> Work[list[O]]: ...
+    # fmt: on
     @_core.fast_reduce_many
     def all_reduce_many(
         self,
         arrays: Iterable[ArrayLike],
-        op: Any = "sum",
+        op: Op = "sum",
         *,
         bytes_per_pack: int = 32 << 20,
         algorithm: str | Algorithm = DEFAULT_ALGORITHM,
         reproducible: bool = False,
-        out: Sequence[Array] | None = None,
+        out: Sequence[object] | None = None,
         async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> object:
         """All-reduce several arrays, joined into packs so that small ones cost little.
 
         Parameters
@@ -289,23 +382,23 @@ class Reductions(Member):
         members = packs(sources, bytes_per_pack)
         shapes = iter([_shape_of([sources[i] for i in pack]) for pack in members])
 
-        def begin(source: Array, target: Array, _last: bool) -> list[Work]:
+        def begin(source: Array, target: Array, _last: bool) -> list[Work[None]]:
             task = self._core_for(source).all_reduce(
                 source, target, op, how, reproducible, seconds, async_op, next(shapes)
             )
-            return [outcome(task, target, None)] if async_op else []
+            return [] if task is None else [Work([task], lambda: None)]
 
         reduction = PackedReduction(members, begin)
         for i, source in enumerate(sources):
             reduction.add(i, source)
 
-        def finish() -> list[Array]:
+        def finish() -> list[object]:
             totals = list(reduction.totals())  # out may be what another pack is still made of
             if out is not None:
                 for members, total in totals:
                     spread(total, [views[i] for i in members])
                 return list(out)
-            results: list[Array] = [np.empty(0)] * len(sources)
+            results: list[object] = [np.empty(0)] * len(sources)
             for members, total in totals:
                 likes = [sources[i] for i in members]
                 for i, part in zip(members, split(total, likes), strict=True):

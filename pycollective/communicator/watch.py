@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Watch:
         self._rank = member.rank
         self._calls: Callable[[], int] = int
         self._counts = [0] * member.size
-        self._work: Work | None = None
+        self._work: Work[Any] | None = None
         self._begun = -self.SECONDS
         self._gone: CollectiveError | None = None
         self._lock = threading.Lock()  # the watching thread, and the one that closes

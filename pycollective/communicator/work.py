@@ -7,13 +7,15 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pycollective import _core, array_backend
 from pycollective.communicator.arrays import Array, Place, deliver
 from pycollective.errors import CollectiveError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pycollective.communicator.member import Member
 
 __all__ = ["Work", "outcome"]
@@ -21,7 +23,10 @@ __all__ = ["Work", "outcome"]
 _FOR_EVER = 1e9  # seconds
 
 
-class Work:
+R = TypeVar("R", covariant=True)
+
+
+class Work(Generic[R]):
     """A call that goes on while the program does something else.
 
     The arrays of the call must be left alone until it is done: the input is still read, and ``out``
@@ -35,11 +40,11 @@ class Work:
 
     _tasks: Sequence[_core.Task] = ()
     _core: Any = None
-    _finish: Callable[[], Any] | None = None
+    _finish: Callable[[], R] | None = None
     _result: Any = None
 
     def __init__(
-        self, tasks: Sequence[_core.Task], finish: Callable[[], Any], core: Any = None
+        self, tasks: Sequence[_core.Task], finish: Callable[[], R], core: Any = None
     ) -> None:
         self._tasks = tasks
         self._core = core  # of a communicator that the call itself keeps
@@ -48,7 +53,7 @@ class Work:
     def __repr__(self) -> str:
         return f"<Work {'done' if self.done() else 'under way'}>"
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> R:
         """Wait until the call is done and return what it returns.
 
         Parameters
@@ -95,7 +100,7 @@ class Work:
             return error
         return None
 
-    def result(self) -> Any:
+    def result(self) -> R:
         """Return what a call that is done returns, or raise its error; never waits.
 
         Raises
@@ -113,9 +118,10 @@ class Work:
             task.check()
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
-        return self._result
+        result: R = self._result
+        return result
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -137,7 +143,7 @@ def outcome(task: _core.Task | None, target: Array, place: Place | None) -> Any:
 _core.use_work(Work)
 
 
-def nothing(task: _core.Task | None) -> Work | None:
+def nothing(task: _core.Task | None) -> Work[None] | None:
     """Return what a call gives that has no result on this rank."""
     return None if task is None else Work([task], lambda: None)
 
@@ -145,7 +151,7 @@ def nothing(task: _core.Task | None) -> Work | None:
 _need_python: weakref.WeakSet[Member] = weakref.WeakSet()
 
 
-def in_python(member: Member, call: Callable[[], Any], array: Array | None = None) -> Work:
+def in_python(member: Member, call: Callable[[], Any], array: Array | None = None) -> Work[Any]:
     """Make a call that consists of several, with what Python does between them, as a work.
 
     On an array of a GPU it is made at once, on this thread's stream, which another thread does not have.

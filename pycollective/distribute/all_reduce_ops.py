@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from pycollective import array_backend, nccl
+from pycollective.arguments import OpName
 from pycollective.communicator import (
     Communicator,
     Work,
@@ -234,13 +235,13 @@ class _ScheduledOps(CrossDeviceOps):
         on_gpus = array_backend.any_on_gpu(likes)
         stay = on_gpus and self._reduces_on_gpus(communicator, options)
 
-        def begin(source: Array, target: Array, is_last: bool) -> list[Work]:
+        def begin(source: Array, target: Array, is_last: bool) -> list[Work[Any]]:
             under_way = []
             # Nothing is computed while the last pack is reduced: it takes no thread of its own.
             behind = async_op and not is_last
             for first, last in _shares(source.size, shares):
                 part = target[first:last]
-                result = communicator.all_reduce(
+                result: Any = communicator.all_reduce(  # type: ignore[call-overload]  # no literal
                     source[first:last],
                     _core_op(reduce_op, source.dtype),
                     out=part,
@@ -547,7 +548,7 @@ def default_cross_device_ops(devices: Sequence[Device]) -> tuple[CrossDeviceOps,
     return ReductionToOneDevice(), "the default where CPUs and GPUs are mixed"
 
 
-def _core_op(reduce_op: ReduceOp, dtype: Any) -> str:
+def _core_op(reduce_op: ReduceOp, dtype: Any) -> OpName:
     return "mean" if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub" else "sum"
 
 

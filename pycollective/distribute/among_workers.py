@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from pycollective import array_backend
+from pycollective.arguments import OpName
 from pycollective.communicator import Communicator, Work
 from pycollective.communicator.staged import StagedCore
 from pycollective.distribute.cross_device_ops import ReplicaReduction
@@ -48,24 +49,21 @@ class BothLevels:
         return getattr(self._own, name)
 
     def all_reduce(
-        self, x: Any, op: str, *, out: Any, algorithm: Any, async_op: bool, timeout: float | None
+        self, x: Any, op: OpName, *, out: Any, algorithm: Any, async_op: bool, timeout: float | None
     ) -> _Later:
         """Begin an all-reduce of all replicas into ``out``; return what is to be waited for."""
         self.flush()
-        here = self._own.all_reduce(
+        here: Any = self._own.all_reduce(  # type: ignore[call-overload]  # async_op is no literal
             x, op, out=out, algorithm=algorithm, async_op=async_op, timeout=timeout
         )
 
-        def there() -> Work:
+        def there() -> Work[Any]:
             self.begun = True
             communicator = self._workers.communicator
             assert communicator is not None
             with self._behind(here if async_op else None, out):
-                return cast(
-                    Work,
-                    communicator.all_reduce(
-                        out, op, out=out, algorithm=algorithm, async_op=True, timeout=timeout
-                    ),
+                return communicator.all_reduce(
+                    out, op, out=out, algorithm=algorithm, async_op=True, timeout=timeout
                 )
 
         self._next = later = _Later(there)
@@ -74,7 +72,7 @@ class BothLevels:
         return later
 
     @contextlib.contextmanager
-    def _behind(self, here: Work | None, out: Any) -> Iterator[None]:
+    def _behind(self, here: Work[Any] | None, out: Any) -> Iterator[None]:
         """Let what is done in the block come after a work; on a GPU not after what is computed since."""
         if not array_backend.is_on_gpu(out):
             if here is not None:
@@ -101,9 +99,9 @@ class BothLevels:
 class _Later:
     """A call on both levels."""
 
-    def __init__(self, there: Callable[[], Work]) -> None:
+    def __init__(self, there: Callable[[], Work[Any]]) -> None:
         self._begin = there
-        self._there: Work | None = None
+        self._there: Work[Any] | None = None
 
     def begin(self) -> None:
         self._there = self._begin()

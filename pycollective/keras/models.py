@@ -33,6 +33,8 @@ from pycollective.tensor import Tensor
 from pycollective.train.trackable import structure_changed
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pycollective.keras.cloning import clone_model
 
 __all__ = [
@@ -79,10 +81,12 @@ class Model(Trainer):
     _untracked = Trainer._untracked | {"_graph"}
     _graph: Graph | None = None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make a `Functional` of ``Model(inputs, outputs)``."""
         functional = cls is Model and (args or "inputs" in kwargs or "outputs" in kwargs)
-        return super().__new__(Functional if functional else cls, *args, **kwargs)
+        kind: Any = Functional if functional else cls  # which is a `Model`, too
+        made: Self = super().__new__(kind, *args, **kwargs)
+        return made
 
     def __init__(
         self, inputs: Any = None, outputs: Any = None, name: str | None = None, **options: Any

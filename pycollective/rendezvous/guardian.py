@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 __all__ = ["Guardian"]
 
@@ -32,6 +33,7 @@ class Guardian:
             start_new_session=True,
             bufsize=0,
         )
+        _guardians.add(self)
 
     def _say(self, text: str) -> None:
         assert self._process.stdin is not None
@@ -52,16 +54,39 @@ class Guardian:
         """End the guardian itself."""
         self._process.communicate()
 
+    def _disown(self) -> None:
+        """After a fork, in the child: the end of the pipe is the launcher's alone."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+_guardians: weakref.WeakSet[Guardian] = weakref.WeakSet()
+
+
+def _forget_after_fork() -> None:
+    for guardian in list(_guardians):
+        guardian._disown()
+    _guardians.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
 
 def _alive(groups: set[int], number: int) -> set[int]:
-    """Send a signal to process groups; return those that are there."""
+    """Send a signal to process groups; return those that are there.
+
+    A process that has just been started may lead no group yet: the signal is for the process then.
+    """
     found = set()
     for group in groups:
-        try:
-            os.killpg(group, number)
-            found.add(group)
-        except (ProcessLookupError, PermissionError):
-            continue
+        for send in (os.killpg, os.kill):
+            try:
+                send(group, number)
+                found.add(group)
+                break
+            except (ProcessLookupError, PermissionError):
+                continue
     return found
 
 

@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from signal import Signals
+from typing import Protocol
 
 from pycollective import _core, tuning
 from pycollective.environment import arena_bytes
@@ -25,13 +27,22 @@ from pycollective.rendezvous import (
     TRANSPORT,
     cores,
     ended,
+    forced,
     launched_environment,
 )
 from pycollective.rendezvous.ended import Ended
 from pycollective.rendezvous.guardian import Guardian
 from pycollective.rendezvous.output import Output
 
-__all__ = ["run"]
+__all__ = [
+    "LaunchedGroup",
+    "Ranks",
+    "how_it_ended",
+    "new_group",
+    "prepare_environment",
+    "run",
+    "transport_of_processes",
+]
 
 GRACE = 5.0
 """Seconds that the other ranks have to end by themselves when one has failed, before SIGTERM and again
@@ -47,6 +58,22 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
 
+class LaunchedGroup(Protocol):
+    """The launcher's side of a group of processes on this host."""
+
+    def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
+        """Return a rank's variables, and the descriptors that it inherits, by their variables."""
+
+    def started(self) -> None:
+        """Let go of what only rank 0 needs, which has been started."""
+
+    def ended(self, rank: int, how: str, *, failed: bool) -> None:
+        """Tell the group that the process of a rank has ended."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
 class _SharedMemory:
     """A group through shared memory: the launcher tells the others of a rank that dies."""
 
@@ -54,12 +81,11 @@ class _SharedMemory:
         self._group = _core.ShmGroup.create(size, arena_bytes(os.environ))
         self._size = size
 
-    def given_to(self, rank: int) -> tuple[dict[str, str], list[int]]:
-        """Return the variables and the descriptors of a rank."""
-        descriptor = self._group.descriptor
-        env = launched_environment(rank, self._size, descriptor)
+    def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
+        env = launched_environment(rank, self._size, self._group.descriptor)
         choices = json.dumps(tuning.as_json(tuning.rows(self._group.transport, self._size)))
-        return {TRANSPORT: "shm", tuning.CHOICES: choices, **env}, [descriptor]
+        descriptors = {MEMORY: self._group.descriptor}
+        return {TRANSPORT: "shm", tuning.CHOICES: choices, **env}, descriptors
 
     def started(self) -> None:
         pass
@@ -84,19 +110,18 @@ class _Tcp:
         self._address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._ended = Ended.create(size, self._address)
 
-    def given_to(self, rank: int) -> tuple[dict[str, str], list[int]]:
+    def given_to(self, rank: int) -> tuple[dict[str, str], dict[str, int]]:
         env = {
             TRANSPORT: "tcp",
             RANK: str(rank),
             SIZE: str(self._size),
             ADDRESS: self._address,
             SECRET: self._secret,
-            ended.VARIABLE: str(self._ended.descriptor),
         }
-        if rank:
-            return env, [self._ended.descriptor]
-        listener = self._listener.fileno()
-        return {**env, LISTENER: str(listener)}, [listener, self._ended.descriptor]
+        descriptors = {ended.VARIABLE: self._ended.descriptor}
+        if rank == 0:
+            descriptors[LISTENER] = self._listener.fileno()
+        return env, descriptors
 
     def started(self) -> None:
         self._listener.close()  # rank 0 has it now
@@ -106,6 +131,45 @@ class _Tcp:
 
     def close(self) -> None:
         self._ended.close()
+
+
+def new_group(transport: str, size: int) -> LaunchedGroup:
+    """Make a group of processes that are to be started, through "shm" or "tcp"."""
+    return _Tcp(size) if transport == "tcp" else _SharedMemory(size)
+
+
+def transport_of_processes(given: str | None) -> str:
+    """Return the transport of processes on this host: a given one, the environment's, or "shm".
+
+    Raises
+    ------
+    ValueError
+        If the environment, or the caller, names a transport that is not one of processes.
+    """
+    wanted = given or forced(os.environ) or "shm"
+    if wanted not in ("shm", "tcp"):
+        source = f"transport={given!r}" if given else f"{TRANSPORT}={wanted}"
+        raise ValueError(
+            f"{source}, and processes talk through 'shm' or 'tcp': choose one of these, or make "
+            "threads (pycollective.local_group)"
+        )
+    return wanted
+
+
+def prepare_environment(
+    environ: MutableMapping[str, str], size: int, variables: Mapping[str, str]
+) -> None:
+    """Turn the launcher's environment into the one of a rank."""
+    for name in _OF_ANOTHER_GROUP:
+        environ.pop(name, None)
+    for name in _THREAD_VARIABLES:  # the user's own setting wins
+        environ.setdefault(name, str(threads_of_rank(size)))
+    environ.update(variables)
+
+
+def threads_of_rank(size: int) -> int:
+    """Return a rank's share of the cores, which is the number of its threads."""
+    return max(1, _core.usable_cores() // size)
 
 
 def run(
@@ -145,30 +209,28 @@ def run(
     OSError
         If the command cannot be started.
     """
-    group = _Tcp(size) if transport == "tcp" else _SharedMemory(size)
+    group = new_group(transport, size)
     if "TF_CONFIG" in os.environ:
         _say("the ranks do not see TF_CONFIG, which describes another group than theirs")
-    threads = str(max(1, _core.usable_cores() // size))
     shares = cores.shares(size) if bind == "cores" else []
     received: list[int] = []
     output = Output((sys.stdout, sys.stderr), prefix)
     guardian = Guardian()
-    ranks = _Ranks(guardian)
+    ranks = Ranks(guardian)
     before = {
         s: signal.signal(s, lambda number, _frame: received.append(number)) for s in _FORWARDED
     }
     try:
         for rank in range(size):
-            env = {name: threads for name in _THREAD_VARIABLES}  # the user's own setting wins
-            env |= {"PYTHONUNBUFFERED": "1", **os.environ}
-            for name in _OF_ANOTHER_GROUP:
-                env.pop(name, None)
             variables, descriptors = group.given_to(rank)
+            numbers = {name: str(number) for name, number in descriptors.items()}
+            env = {"PYTHONUNBUFFERED": "1", **os.environ}
+            prepare_environment(env, size, variables | numbers)
             with cores.only_on(shares[rank] if shares else None):
                 process = subprocess.Popen(
                     command,
-                    env=env | variables,
-                    pass_fds=descriptors,
+                    env=env,
+                    pass_fds=list(descriptors.values()),
                     stdin=None if rank == 0 else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -191,28 +253,61 @@ def run(
             signal.signal(number, handler)
 
 
-class _Ranks:
+class Process(Protocol):
+    """A process of this one's, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, which is also the number of the process group that it leads, or will lead."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n after signal n; None while it runs."""
+
+    def wait(self) -> int:
+        """Wait for its end."""
+
+
+class Ranks:
     """The processes of the ranks, and the process groups that they lead."""
 
     def __init__(self, guardian: Guardian) -> None:
         self._guardian = guardian
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
         self.running: set[int] = set()
         self._left: dict[int, float] = {}  # groups without their leader, and since when
+        self._next_blow = 0.0  # when what still runs is next asked to end, 0: never
+        self._blows = [signal.SIGTERM, signal.SIGKILL]
 
-    def add(self, process: subprocess.Popen[bytes]) -> None:
+    def add(self, process: Process) -> None:
+        """Add the process of the next rank."""
         self._guardian.started(process.pid)
         self.running.add(len(self.processes))
         self.processes.append(process)
 
-    def signal(self, number: int, rank: int | None = None) -> None:
-        """Send a signal to what a rank, or every rank, and its children run."""
-        for r in self.running if rank is None else [rank]:
-            process = self.processes[r]
-            if number in (signal.SIGUSR1, signal.SIGUSR2):  # children may not expect them
-                process.send_signal(number)
-            else:
-                _signal_group(process.pid, number)
+    def signal(self, number: int) -> None:
+        """Send a signal to what every rank and its children run."""
+        for rank in self.running:
+            pid = self.processes[rank].pid
+            # Children may not expect the first two. A process that has just started leads no group.
+            alone = number in (signal.SIGUSR1, signal.SIGUSR2)
+            if alone or not _signal_group(pid, number):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+
+    def end_soon(self) -> None:
+        """Let the running ranks end by themselves for a while, after which `end_if_due` ends them."""
+        self._next_blow = self._next_blow or time.monotonic() + GRACE
+
+    def end_if_due(self) -> Signals | None:
+        """Return the signal that was sent to the ranks that should have ended by now, if any."""
+        if not self._next_blow or time.monotonic() <= self._next_blow:
+            return None
+        if not (self.running and self._blows):
+            return None
+        blow = self._blows.pop(0)
+        self.signal(blow)
+        self._next_blow = time.monotonic() + GRACE
+        return blow
 
     def ended(self) -> list[tuple[int, int]]:
         """Return the ranks that have ended since the last look, with their exit codes."""
@@ -240,8 +335,8 @@ class _Ranks:
 
     def kill(self) -> None:
         """End all that runs."""
+        self.signal(signal.SIGKILL)
         for rank in self.running:
-            _signal_group(self.processes[rank].pid, signal.SIGKILL)
             self.processes[rank].wait()
         for pid in self._left:
             _signal_group(pid, signal.SIGKILL)
@@ -258,11 +353,9 @@ def _signal_group(pid: int, number: int) -> bool:
     return True
 
 
-def _watch(group: _SharedMemory | _Tcp, ranks: _Ranks, received: list[int]) -> int:
+def _watch(group: LaunchedGroup, ranks: Ranks, received: list[int]) -> int:
     """Wait for all processes; tell the group of the first that fails, and end the others."""
     status = 0
-    next_blow = 0.0  # when what still runs is next asked to end, 0: never
-    blows = [signal.SIGTERM, signal.SIGKILL]
     after: list[str] = []
     interrupts = 0
     while ranks.running or ranks.left_behind():
@@ -279,7 +372,7 @@ def _watch(group: _SharedMemory | _Tcp, ranks: _Ranks, received: list[int]) -> i
             else:
                 ranks.signal(number)
         for rank, code in ranks.ended():
-            how = _how_it_ended(code)
+            how = how_it_ended(code)
             if not code or not status:
                 who = f"rank {rank} (process {ranks.processes[rank].pid})"
                 group.ended(rank, f"{who} {how}", failed=code != 0)
@@ -287,14 +380,12 @@ def _watch(group: _SharedMemory | _Tcp, ranks: _Ranks, received: list[int]) -> i
                 continue
             if not status:
                 status = code if code > 0 else 128 - code
-                next_blow = time.monotonic() + GRACE
+                ranks.end_soon()
                 _say(f"rank {rank} {how}")
             else:
                 after.append(f"rank {rank} {how}")
-        if next_blow and ranks.running and time.monotonic() > next_blow and blows:
-            _say(f"{blows[0].name} to what still runs: {_listed(ranks.running)}")
-            ranks.signal(blows.pop(0))
-            next_blow = time.monotonic() + GRACE
+        if blow := ranks.end_if_due():
+            _say(f"{blow.name} to what still runs: {_listed(ranks.running)}")
         time.sleep(0.01)
     if after:
         _say(f"then {', '.join(after)}")
@@ -310,10 +401,11 @@ def _say(text: str) -> None:
         print(f"pycollective run: {text}", file=sys.stderr, flush=True)
 
 
-def _how_it_ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """Return words for an exit code, such as "was killed by SIGKILL"."""
     if code >= 0:
         return f"exited with status {code}"
     try:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by {Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"

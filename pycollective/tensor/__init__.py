@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import ops, random
+from . import ops
 from .custom import custom_gradient
 from .function import function
 from .indexed_slices import IndexedSlices
@@ -24,7 +24,6 @@ __all__ = [
     "creator_scope",
     "custom_gradient",
     "function",
-    "random",
     "record",
     "record_many",
 ]

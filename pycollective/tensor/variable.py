@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -92,12 +92,16 @@ def set_creators(stack: tuple[Callable[..., Any], ...]) -> None:
     _creators.stack = stack
 
 
+_T = TypeVar("_T")
+
+
 class _VariableMeta(type):
     """Sends ``Variable(...)`` through the creators."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
         if cls is not Variable or not _creators.stack:
-            return super().__call__(*args, **kwargs)
+            plain: _T = type.__call__(cls, *args, **kwargs)
+            return plain
         named = _SIGNATURE.bind(None, *args, **kwargs).arguments
         del named["self"]
 
@@ -106,7 +110,8 @@ class _VariableMeta(type):
 
         for creator in _creators.stack:
             make = _chain(creator, make)
-        return make(**named)
+        made: _T = make(**named)
+        return made
 
 
 def _chain(creator: Callable[..., Any], next_creator: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pycollective.array_backend import Array
 from pycollective.distribute.variables import AggregateInitialValue
 from pycollective.tensor import Variable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "Restore",
@@ -71,7 +74,7 @@ class Trackable:
     #: Attributes that are never looked into.
     _untracked: frozenset[str] = frozenset()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make the object ready to be tracked, before any ``__init__`` runs."""
         self = super().__new__(cls)
         object.__setattr__(self, "_variables", {})

@@ -9,6 +9,8 @@ import pycollective
 
 ROOT = Path(pycollective.__file__).parent
 RUN_CODE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+#: Pickles go between a process and the children that it has started, by `multiprocessing`.
+TRUSTED = {ROOT / "rendezvous/spawn.py": {"pickle"}}
 #: mpi4py's methods in small letters pickle what they send, and unpickle what comes.
 PICKLE_IN_MPI = {
     "allgather", "allreduce", "alltoall", "bcast", "bsend", "exscan", "gather", "ibsend", "improbe",
@@ -55,7 +57,7 @@ def test_no_module_imports_what_runs_code():
         nodes = nodes_of(path.read_text(encoding="utf-8"))
         modules, calls = set(imported(nodes)), calls_in(nodes)
         seen |= modules
-        assert not RUN_CODE & modules, path
+        assert RUN_CODE & modules == TRUSTED.get(path, set()), path
         allowed = [k for c in calls for k in c.keywords if k.arg == "allow_pickle"]
         assert all(ast.unparse(k.value) == "False" for k in allowed), path
         names = [c.func.id for c in calls if isinstance(c.func, ast.Name)]

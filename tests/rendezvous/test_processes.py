@@ -259,7 +259,7 @@ def test_bad_environments(tmp_path):
 def test_bad_commands(tmp_path, capsys, monkeypatch):
     from pycollective.cli import main
 
-    for forced, text in (("thread", "starts processes"), ("pigeon", "there are 'shm'")):
+    for forced, text in (("thread", "processes talk through"), ("pigeon", "there are 'shm'")):
         monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", forced)
         with pytest.raises(SystemExit, match=text):
             main(["run", "-n", "2", "script.py"])

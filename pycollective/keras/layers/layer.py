@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from pycollective.train.trackable import (
     structure_changed,
     structure_stamp,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Layer"]
 
@@ -128,7 +131,7 @@ class Layer(CopiedByConfig, Trackable):
             cls._build_names = names if len(names) > 1 else None
             type.__setattr__(cls, "build", _built_once(cls.build))
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Keep the arguments, of which the config is made where no class says how."""
         self = super().__new__(cls, *args, **kwargs)
         if cls._config_names is None and cls.get_config.__module__.startswith(
