@@ -9,6 +9,7 @@ from pycollective.arguments import seconds, switch, whole
 from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
 from pycollective.communicator.mpi import MPIGroup, join
+from pycollective.communicator.prefixes import Prefixes
 from pycollective.communicator.reductions import (
     DEFAULT_ALGORITHM,
     Reductions,
@@ -32,7 +33,7 @@ DEFAULT_TIMEOUT = 600.0
 """Seconds that a collective call waits for the other ranks."""
 
 
-class Communicator(Reductions, Moves, Messages):
+class Communicator(Reductions, Prefixes, Moves, Messages):
     """One rank of a group.
 
     Every rank of the group makes the same calls in the same order, each from its own thread; a call

@@ -39,6 +39,8 @@ CALLS = {
     "all_reduce": {"x": np.ones(4)},
     "reduce": {"x": np.ones(4)},
     "reduce_scatter": {"x": np.ones(4)},
+    "scan": {"x": np.ones(4)},
+    "exscan": {"x": np.ones(4)},
     "all_reduce_many": {"arrays": [np.ones(2)]},
     "broadcast": {"x": np.ones(4)},
     "all_gather": {"x": np.ones(4)},

@@ -55,6 +55,10 @@ def test_every_collective(gpus, on_gpus):
                 same(get(gathered), whole)
             same(get(c.scatter(y, root)), everyone[root][r : r + 1])
         same(get(c.reduce_scatter(y)), total[r : r + 1])
+        same(get(c.scan(y, "mean")), sum(everyone[: r + 1]) / (r + 1))
+        prefix = c.exscan(in_place, out=in_place, async_op=True)
+        assert prefix.wait() is in_place
+        same(get(in_place), everyone[0] * r)
         same(get(c.all_gather(y)), whole)
         same(get(c.all_to_all(y)), np.stack([e[r] for e in everyone]))
         # Ragged ones: rank r has r + 1 rows.
