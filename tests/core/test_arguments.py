@@ -51,6 +51,7 @@ CALLS = {
     "split": {"color": 0},
     "empty": {"shape": 3},
     "send": {"x": np.ones(1), "dest": 0},
+    "sendrecv": {"x": np.ones(1), "dest": 0, "out": None, "source": 0},
     "recv": {"source": 0, "shape": 1, "dtype": float, "timeout": 0.01},
 }
 
