@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, cast, overload
 
 from pycollective import _core, observe, tuning
 from pycollective.arguments import seconds, switch, whole
+from pycollective.communicator.cart import Cart
 from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
 from pycollective.communicator.mpi import MPIGroup, join
@@ -22,6 +24,7 @@ from pycollective.communicator.work import Work, in_python
 __all__ = [
     "DEFAULT_ALGORITHM",
     "DEFAULT_TIMEOUT",
+    "Cart",
     "Communicator",
     "Work",
     "all_reduce_together",
@@ -73,6 +76,34 @@ class Communicator(Reductions, Prefixes, Moves, Messages):
             If ``comm`` is no intracommunicator of mpi4py.
         """
         return _on_mpi(join(comm), seconds("timeout", timeout))
+
+    def cart(self, dims: Sequence[int], periods: bool | Sequence[bool] = False) -> Cart:
+        """Arrange the ranks of this group in a grid. No rank communicates, and none gets a new number.
+
+        Parameters
+        ----------
+        dims : sequence of int
+            The number of ranks along each axis; 0 leaves the choice to the library. Their product is the
+            number of ranks.
+        periods : bool or sequence of bool
+            True for an axis whose ends are neighbours; one value is for all axes.
+
+        Returns
+        -------
+        Cart
+            The grid, with this rank's coordinates and neighbours.
+
+        Raises
+        ------
+        ValueError
+            No such grid has as many ranks as this group.
+
+        Examples
+        --------
+        >>> grid = comm.cart([0, 0])
+        >>> source, dest = grid.shift(axis=1)
+        """
+        return Cart(self, dims, periods)
 
     @overload
     def split(
