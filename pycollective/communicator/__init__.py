@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, cast, overload
 
+from numpy.typing import ArrayLike
+
 from pycollective import _core, observe, tuning
 from pycollective.arguments import seconds, switch, whole
 from pycollective.communicator.cart import Cart
+from pycollective.communicator.located import Located, located
 from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
 from pycollective.communicator.mpi import MPIGroup, join
@@ -26,6 +29,7 @@ __all__ = [
     "DEFAULT_TIMEOUT",
     "Cart",
     "Communicator",
+    "Located",
     "Work",
     "all_reduce_together",
     "local_group",
@@ -76,6 +80,59 @@ class Communicator(Reductions, Prefixes, Moves, Messages):
             If ``comm`` is no intracommunicator of mpi4py.
         """
         return _on_mpi(join(comm), seconds("timeout", timeout))
+
+    def minloc(
+        self,
+        x: ArrayLike,
+        index: ArrayLike | None = None,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give every rank the least elements of the ranks' arrays, and the ranks that have them.
+
+        Where several ranks have the least value, the lowest index wins. A NaN is the extreme, as in
+        NumPy's ``argmin``: where there is one, the value is NaN, and the index the lowest of a NaN.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's values, in the host's memory: bools, ints or floats of any size.
+        index : array_like of int, optional
+            The index of each value, from -2**63 to 2**63 - 2; of a shape that broadcasts to that of
+            ``x``. By default this rank's number.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks, in each of the two all-reduces.
+
+        Returns
+        -------
+        Located or Work
+            A tuple of ``values`` and ``indices``, both in the shape of ``x``.
+
+        Raises
+        ------
+        TypeError
+            ``x`` has no order, or lies on a GPU; ``index`` holds other things than whole numbers.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        return located(self, x, "min", index, async_op, timeout)
+
+    def maxloc(
+        self,
+        x: ArrayLike,
+        index: ArrayLike | None = None,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give every rank the greatest elements of the ranks' arrays, and the ranks that have them.
+
+        Parameters, result and errors are those of `minloc`.
+        """
+        return located(self, x, "max", index, async_op, timeout)
 
     def cart(self, dims: Sequence[int], periods: bool | Sequence[bool] = False) -> Cart:
         """Arrange the ranks of this group in a grid. No rank communicates, and none gets a new number.

@@ -38,6 +38,8 @@ def error_of(call, *args, **given):
 CALLS = {
     "all_reduce": {"x": np.ones(4)},
     "reduce": {"x": np.ones(4)},
+    "minloc": {"x": np.ones(4)},
+    "maxloc": {"x": np.ones(4)},
     "reduce_scatter": {"x": np.ones(4)},
     "scan": {"x": np.ones(4)},
     "exscan": {"x": np.ones(4)},
