@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike
 
 from pycollective import _core, array_backend
 from pycollective.algorithms import Algorithm
-from pycollective.arguments import op_name, switch
+from pycollective.arguments import op_name, own_ufunc, switch
 from pycollective.communicator.arrays import deliver, input_and_output
 from pycollective.communicator.member import Member
+from pycollective.communicator.ufuncs import reduce_by
 from pycollective.communicator.work import Work
 
 __all__ = ["Prefixes"]
@@ -75,7 +76,7 @@ class Prefixes(Member):
 
         Rank 0 gets the value that changes nothing: 0 for "sum", "or" and "xor", 1 for "prod", all bits
         for "and", the greatest value of the dtype (infinity, True) for "min", and the least one for
-        "max". A "mean" of nothing is 0.
+        "max". A "mean" of nothing is 0. A function of NumPy's gives its ``identity``.
 
         Parameters
         ----------
@@ -94,7 +95,7 @@ class Prefixes(Member):
         Raises
         ------
         TypeError, MismatchError, CollectiveTimeoutError, AbortedError
-            As `all_reduce`.
+            As `all_reduce`. TypeError also if a function of NumPy's has no identity.
         """
         return self._prefix(x, op, True, out, algorithm, async_op, timeout)
 
@@ -110,6 +111,9 @@ class Prefixes(Member):
     ) -> Any:
         later = switch("async_op", async_op)
         source, target, place = input_and_output(x, out)
+        if function := own_ufunc(op, source.dtype):
+            name = "exscan" if exclusive else "scan"
+            return reduce_by(self, name, function, source, target, place, algorithm, later, timeout)
         op = op_name(op, source.dtype)
         given, total = array_backend.to_numpy(source), target
         if not array_backend.on_host(target):
