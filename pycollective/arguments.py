@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["OpName", "op_name", "rank_number", "seconds", "sizes", "switch", "whole"]
+__all__ = ["OpName", "op_name", "own_ufunc", "rank_number", "seconds", "sizes", "switch", "whole"]
 
 OpName: TypeAlias = Literal["sum", "prod", "min", "max", "mean", "and", "or", "xor"]
 
@@ -30,6 +30,29 @@ _FUNCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amin": "min", "amax
     "min": "min",
     "max": "max",
 }
+
+
+def own_ufunc(op: Any, dtype: np.dtype[Any]) -> np.ufunc | None:
+    """Return the function if it is one of NumPy's for which there is no operation by name.
+
+    Raises
+    ------
+    TypeError
+        Such a function does not make one array of two arrays of the dtype.
+    """
+    if not isinstance(op, np.ufunc):
+        return None
+    if op in _UFUNCS and (op not in _LOGICAL or dtype.kind == "b"):
+        return None
+    if (op.nin, op.nout, op.signature) != (2, 1, None):
+        raise TypeError(
+            f"op must be a function of two numbers with one result, as numpy.hypot is, not {op!r}"
+        )
+    nothing = np.empty(0, dtype)
+    made = op(nothing, nothing).dtype
+    if made not in (dtype, object):  # object: what numpy.frompyfunc makes returns Python's numbers
+        raise TypeError(f"{op!r} makes {made} of {dtype}: convert x first")
+    return op
 
 
 def op_name(op: Any, dtype: Any = None) -> OpName:
@@ -60,7 +83,8 @@ def op_name(op: Any, dtype: Any = None) -> OpName:
     if name is None:
         raise TypeError(
             f"op must be one of {', '.join(map(repr, _OPS))}, or one of NumPy's functions add, "
-            "multiply, minimum, maximum, bitwise_and, bitwise_or, bitwise_xor, or a ReduceOp of "
+            "multiply, minimum, maximum, bitwise_and, bitwise_or, bitwise_xor, another function of "
+            "NumPy's with two arguments (all_reduce_many has none of those), or a ReduceOp of "
             f"pycollective.distribute, not {op!r}"
         )
     found: OpName = name

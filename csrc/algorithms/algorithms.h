@@ -30,12 +30,15 @@ const Algorithm& direct_gather();
 const Algorithm& direct_scatter();
 const Algorithm& direct_all_to_all();
 const Algorithm& dissemination_barrier();
+const Algorithm& chain_scan();
+const Algorithm& chain_exscan();
 
 // All algorithms, the default of each collective first.
 std::span<const Algorithm* const> all_algorithms();
 
 const Algorithm& default_algorithm(Collective collective);
-// The algorithm that the direct path (executor/direct.h) carries out without messages.
+// The algorithm that the direct path (executor/direct.h) carries out without messages; of the
+// collectives that have none, the default.
 const Algorithm& direct_algorithm(Collective collective);
 
 // What algorithm="auto" means: of a collective of so many bytes (nccl-tests' count: of the whole

@@ -30,6 +30,8 @@ std::span<const Algorithm* const> all_algorithms() {
       &direct_all_gather(),
       &direct_all_to_all(),
       &dissemination_barrier(),
+      &chain_scan(),
+      &chain_exscan(),
   };
   return all;
 }
@@ -61,6 +63,9 @@ const Algorithm& direct_algorithm(Collective collective) {
       return direct_all_to_all();
     case Collective::barrier:
       return dissemination_barrier();
+    case Collective::scan:
+    case Collective::exscan:
+      return default_algorithm(collective);
   }
   throw std::logic_error("a collective without a direct algorithm");
 }

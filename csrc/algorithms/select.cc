@@ -1,7 +1,8 @@
 // Which algorithm algorithm="auto" means: one table, the first row that fits. A collective without
 // a row has its default. `pycollective bench --tune` measures rows for a machine, which come first.
 //
-// Ranks that share a board have a direct path for every collective, which no schedule overtakes.
+// Ranks that share a board have a direct path for every collective but scan and exscan, which no
+// schedule overtakes.
 // The other rows were measured or simulated: benchmarks/results/tuning.md.
 #include <climits>
 #include <cstdint>

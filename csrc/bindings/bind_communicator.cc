@@ -424,6 +424,22 @@ void bind_communicator(py::module_& m) {
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("algorithm"),
           py::arg("timeout"), py::arg("async_op") = false)
       .def(
+          "scan",
+          [](Communicator& self, const py::array& input, std::optional<py::array> output,
+             const std::string& op, bool exclusive, const Named& algorithm, double timeout,
+             bool async_op) {
+            const Collective collective = exclusive ? Collective::exscan : Collective::scan;
+            Ends ends{input, output};
+            auto items = static_cast<std::size_t>(input.size());
+            Array array = array_of(ends, items, exclusive && self.rank() == 0 ? 0 : items);
+            const Algorithm& how = algorithm_of(self, collective, algorithm, bytes_of(input));
+            Reducing reducing = reducing_of(input.dtype(), op);
+            return make_call(self, ends, timeout, async_op, self.prepare(how, array, 0, &reducing));
+          },
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("exclusive"),
+          py::arg("algorithm"), py::arg("timeout"), py::arg("async_op") = false,
+          "The sums of a mean: the caller divides them.")
+      .def(
           "broadcast",
           [](Communicator& self, const py::array& input, py::array output, int root,
              const Named& algorithm, double timeout, bool async_op) {

@@ -75,7 +75,9 @@ const Algorithm& Communicator::select(Collective collective, std::size_t bytes) 
 }
 
 bool Communicator::goes_directly(const Algorithm& algorithm) {
-  return &algorithm == &direct_algorithm(algorithm.collective()) && has_board();
+  const Collective collective = algorithm.collective();
+  return static_cast<int>(collective) < kDirectCollectives &&
+         &algorithm == &direct_algorithm(collective) && has_board();
 }
 
 PreparedCall Communicator::record(const Algorithm& algorithm, const Array& array, int root,

@@ -89,7 +89,7 @@ const DirectExecution::Roles& DirectExecution::roles_of(Collective collective) {
       {all, all, nobody, nobody, all, each, all, each},           // all_to_all
       {nobody, nobody, nobody, nobody, nobody, one, nobody, one}  // barrier
   };
-  static_assert(std::size(kRoles) == kCollectives);
+  static_assert(std::size(kRoles) == kDirectCollectives);
   return kRoles[static_cast<std::size_t>(collective)];
 }
 
@@ -412,7 +412,7 @@ void DirectExecution::complete_one_shot() {
     case Collective::all_to_all:
       for (int r = 0; r < size; ++r) copy(static_cast<std::size_t>(r) * unit_, shot(r) + own);
       break;
-    case Collective::barrier:
+    default:  // a barrier moves nothing
       break;
   }
   if (shot_bytes_ <= sizeof(Board::Slot::data)) return;

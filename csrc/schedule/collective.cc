@@ -26,6 +26,8 @@ constexpr std::array<Promise, kCollectives> kPromises = {{
     {"all_gather", false, false, Has::part, Has::part, Has::parts, Has::parts},
     {"all_to_all", false, false, Has::parts, Has::parts, Has::parts, Has::parts},
     {"barrier", false, false, Has::chunks, Has::chunks, Has::chunks, Has::chunks},
+    {"scan", true, false, Has::chunks, Has::chunks, Has::chunks, Has::chunks},
+    {"exscan", true, false, Has::chunks, Has::chunks, Has::nothing, Has::chunks},
 }};
 
 const Promise& promise(Collective collective) {
@@ -46,11 +48,16 @@ int count(Has has, int chunks, int size) {
   return 0;
 }
 
+Content of_one(int chunk, int rank) { return {chunk, rank, rank + 1}; }
+
 }  // namespace
 
 std::string_view to_string(Collective collective) { return promise(collective).name; }
 bool reduces(Collective collective) { return promise(collective).reduces; }
 bool has_root(Collective collective) { return promise(collective).has_root; }
+bool is_prefix(Collective collective) {
+  return collective == Collective::scan || collective == Collective::exscan;
+}
 bool in_parts(Collective collective) { return promise(collective).root_input != Has::chunks; }
 bool can_be_in_place(Collective collective) { return collective != Collective::all_to_all; }
 
@@ -68,14 +75,14 @@ Content initial_content(Collective collective, int rank, int size, int place) {
   switch (collective) {
     case Collective::broadcast:
     case Collective::barrier:
-      return rank == 0 ? Content{place, 0} : Content{};
+      return rank == 0 ? of_one(place, 0) : Content{};
     case Collective::gather:
     case Collective::all_gather:
-      return {rank, rank};
+      return of_one(rank, rank);
     case Collective::all_to_all:
-      return {rank * size + place, rank};
+      return of_one(rank * size + place, rank);
     default:
-      return {place, rank};
+      return of_one(place, rank);
   }
 }
 
@@ -83,18 +90,22 @@ Content final_content(Collective collective, int rank, int size, int place) {
   switch (collective) {
     case Collective::broadcast:
     case Collective::barrier:
-      return {place, 0};
+      return of_one(place, 0);
     case Collective::scatter:
-      return {rank, 0};
+      return of_one(rank, 0);
     case Collective::gather:
     case Collective::all_gather:
-      return {place, place};
+      return of_one(place, place);
     case Collective::all_to_all:
-      return {place * size + rank, place};
+      return of_one(place * size + rank, place);
     case Collective::reduce_scatter:
-      return {rank, Content::kEveryone};
+      return {rank, 0, size};
+    case Collective::scan:
+      return {place, 0, rank + 1};
+    case Collective::exscan:
+      return {place, 0, rank};
     default:
-      return {place, Content::kEveryone};
+      return {place, 0, size};
   }
 }
 

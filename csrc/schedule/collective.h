@@ -2,8 +2,8 @@
 // must stand in the output. The verifier holds schedules against it, and the communicator lays out
 // its buffers by it.
 //
-// In all_reduce, reduce and broadcast the buffers are cut into any number of equal chunks. In the
-// others a chunk is a rank's *part*, and a buffer has one part or one for each rank.
+// In all_reduce, reduce, scan, exscan and broadcast the buffers are cut into any number of equal
+// chunks. In the others a chunk is a rank's *part*, and a buffer has one part or one for each rank.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,20 @@ enum class Collective : std::uint8_t {
   all_gather,      // everyone gets everyone's part
   all_to_all,      // rank i gets part i of every rank's buffer
   barrier,         // nobody leaves before everybody has come
+  scan,            // rank i gets the reduction of the buffers of ranks 0 to i
+  exscan,          // rank i gets that of ranks 0 to i - 1, and rank 0 nothing
 };
-inline constexpr int kCollectives = 9;
+inline constexpr int kCollectives = 11;
+// The first ones have a direct path over a board (executor/direct.h).
+inline constexpr int kDirectCollectives = 9;
 
 std::string_view to_string(Collective collective);
 
 bool reduces(Collective collective);
 bool has_root(Collective collective);
+// Returns true if each rank gets a reduction of its own, over the ranks before it. No step
+// completes a mean then: the caller divides the sum.
+bool is_prefix(Collective collective);
 // Whether a chunk is a rank's part.
 bool in_parts(Collective collective);
 
@@ -35,12 +42,10 @@ bool in_parts(Collective collective);
 int input_chunks(Collective collective, int chunks, int rank, int size);
 int output_chunks(Collective collective, int chunks, int rank, int size);
 
-// What a place holds: which chunk of the data, and which rank's contribution, everyone's or none.
+// The content of a place: a chunk of the data, with the contributions of ranks begin to end - 1.
 struct Content {
-  static constexpr int kNobody = -1;
-  static constexpr int kEveryone = -2;
   int chunk = -1;
-  int from = kNobody;
+  int begin = 0, end = 0;
 };
 Content initial_content(Collective collective, int rank, int size, int place);
 Content final_content(Collective collective, int rank, int size, int place);

@@ -74,7 +74,9 @@ class Fingerprints {
     for (int r = 0; r < size; ++r) {
       ranks_.push_back(random() % (kPrime - 1) + 1);
       everyone_ = add(everyone_, ranks_.back());
-      bool contributes = in_parts || initial_content(what_, r, size, 0).from == r;
+      before_.push_back(everyone_);
+      const Content own = initial_content(what_, r, size, 0);
+      bool contributes = in_parts || own.end > own.begin;
       if (!contributes) ranks_.back() = 0;
     }
     chunk_numbers_.resize(static_cast<std::size_t>(in_parts ? size : chunks_));
@@ -134,9 +136,12 @@ class Fingerprints {
     return c < complete_.size() ? complete_[c] : multiply(everyone_, random_of(c));
   }
   std::uint64_t value_of(const Content& content) const {
-    if (content.from == Content::kNobody) return 0;
-    if (content.from == Content::kEveryone) return complete(content.chunk);
-    return multiply(ranks_[static_cast<std::size_t>(content.from)], number_of(content.chunk));
+    if (content.end == content.begin) return 0;
+    if (content.end - content.begin == 1) {
+      return multiply(ranks_[static_cast<std::size_t>(content.begin)], number_of(content.chunk));
+    }
+    // Several contributions are always those of the ranks from 0 on.
+    return multiply(before_[static_cast<std::size_t>(content.end - 1)], number_of(content.chunk));
   }
   // Which place of a buffer the i-th one is.
   int wrapped(int r, Buffer buffer, int i) const {
@@ -295,7 +300,7 @@ class Fingerprints {
           return fail(r, "reduces different chunks");
         }
         value = add(value, other);
-        if (!mark(r, step, value == complete(chunk))) return false;
+        if (!mark(r, step, !is_prefix(what_) && value == complete(chunk))) return false;
       }
       if (in_parts && target.buffer == Buffer::scratch) {
         scratch_chunk(r, target.first + i) = chunk;
@@ -381,6 +386,7 @@ class Fingerprints {
   Mail<Message> mail_;
   std::vector<std::uint64_t> ranks_;          // a_r; 0 of a rank whose input does not matter
   std::uint64_t everyone_ = 0;                // the sum of all a_r
+  std::vector<std::uint64_t> before_;         // the sums of those up to each rank
   std::vector<std::uint64_t> chunk_numbers_;  // b_c, of the first chunks,
   std::vector<std::uint64_t> complete_;       // and what everyone's contributions to them are
   std::size_t root_cells_ = 0, rank_cells_ = 0;

@@ -66,7 +66,7 @@ class Play {
       rank.clock[static_cast<std::size_t>(r)] = 1;
       for (int i = 0; i < rank.inputs; ++i) {
         Content content = initial_content(what_, r, size_, i);
-        if (content.from != Content::kNobody) cell(r, Buffer::input, i).value = value_of(content);
+        if (content.end > content.begin) cell(r, Buffer::input, i).value = value_of(content);
       }
     }
   }
@@ -93,8 +93,9 @@ class Play {
     return schedule_.steps[static_cast<std::size_t>(r)];
   }
   Value value_of(const Content& content) const {
-    if (content.from == Content::kEveryone) return {content.chunk, size_, everyone_.set};
-    return {content.chunk, 1, std::uint64_t{1} << content.from};
+    Value value{content.chunk, content.end - content.begin, 0};
+    for (int r = content.begin; r < content.end; ++r) value.set += std::uint64_t{1} << r;
+    return value;
   }
   // Which place of a buffer the i-th one is.
   int place(int r, Buffer buffer, int i) const {
@@ -253,9 +254,10 @@ class Play {
       source.ranks += other.ranks;
       source.set += other.set;
     }
+    const bool is_complete = is_everyone(source) && !is_prefix(what_);
     if (marks_) {
-      if (reduces && is_everyone(source)) marks_->push_back({r, k});
-    } else if (reduces && step.completes != is_everyone(source)) {
+      if (reduces && is_complete) marks_->push_back({r, k});
+    } else if (reduces && step.completes != is_complete) {
       return fail(r, k,
                   step.completes ? "is marked complete and is not"
                                  : "completes the chunk and is not marked so"),

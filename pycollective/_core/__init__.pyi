@@ -51,6 +51,8 @@ class Collective(_Enum):
     all_gather: ClassVar[Collective]
     all_to_all: ClassVar[Collective]
     barrier: ClassVar[Collective]
+    scan: ClassVar[Collective]
+    exscan: ClassVar[Collective]
 
 class Span:
     buffer: Buffer
@@ -267,6 +269,16 @@ class Communicator:
         input: NDArray[Any],
         output: NDArray[Any],
         op: str,
+        algorithm: str | Algorithm,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Task | None: ...
+    def scan(
+        self,
+        input: NDArray[Any],
+        output: NDArray[Any] | None,
+        op: str,
+        exclusive: bool,
         algorithm: str | Algorithm,
         timeout: float,
         async_op: bool = False,

@@ -82,7 +82,7 @@ def names(collective: str = "all_reduce") -> list[str]:
     ----------
     collective : str
         What the algorithms do: all_reduce, reduce, reduce_scatter, broadcast, scatter, gather,
-        all_gather, all_to_all or barrier.
+        all_gather, all_to_all, barrier, scan or exscan.
     """
     return algorithm_names(collective_of(collective))
 

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
+
+from numpy.typing import ArrayLike
 
 from pycollective import _core, observe, tuning
 from pycollective.arguments import seconds, switch, whole
+from pycollective.communicator.cart import Cart
+from pycollective.communicator.located import Located, located
 from pycollective.communicator.messages import Messages
 from pycollective.communicator.moves import Moves
 from pycollective.communicator.mpi import MPIGroup, join
+from pycollective.communicator.prefixes import Prefixes
 from pycollective.communicator.reductions import (
     DEFAULT_ALGORITHM,
     Reductions,
     all_reduce_together,
 )
 from pycollective.communicator.shared_arrays import shared_arrays
+from pycollective.communicator.signatures import Later, Now, Options
 from pycollective.communicator.split import Threads, split_groups
 from pycollective.communicator.work import Work, in_python
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "DEFAULT_ALGORITHM",
     "DEFAULT_TIMEOUT",
+    "Cart",
     "Communicator",
+    "Located",
     "Work",
     "all_reduce_together",
     "local_group",
@@ -32,7 +44,7 @@ DEFAULT_TIMEOUT = 600.0
 """Seconds that a collective call waits for the other ranks."""
 
 
-class Communicator(Reductions, Moves, Messages):
+class Communicator(Reductions, Prefixes, Moves, Messages):
     """One rank of a group.
 
     Every rank of the group makes the same calls in the same order, each from its own thread; a call
@@ -72,6 +84,103 @@ class Communicator(Reductions, Moves, Messages):
             If ``comm`` is no intracommunicator of mpi4py.
         """
         return _on_mpi(join(comm), seconds("timeout", timeout))
+
+    # fmt: off
+    @overload
+    def minloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
+               async_op: Now = False, **options: Unpack[Options]) -> Located: ...
+    @overload
+    def minloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
+               async_op: Later, **options: Unpack[Options]) -> Work[Located]: ...
+    # fmt: on
+    def minloc(
+        self,
+        x: ArrayLike,
+        index: ArrayLike | None = None,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Located | Work[Located]:
+        """Give every rank the least elements of the ranks' arrays, and the ranks that have them.
+
+        Where several ranks have the least value, the lowest index wins. A NaN is the extreme, as in
+        NumPy's ``argmin``: where there is one, the value is NaN, and the index the lowest of a NaN.
+
+        Parameters
+        ----------
+        x : array_like
+            This rank's values, in the host's memory: bools, ints or floats of any size.
+        index : array_like of int, optional
+            The index of each value, from -2**63 to 2**63 - 2; of a shape that broadcasts to that of
+            ``x``. By default this rank's number.
+        async_op : bool
+            Return a `Work` at once instead of the result.
+        timeout : float, optional
+            Seconds to wait for the other ranks, in each of the two all-reduces.
+
+        Returns
+        -------
+        Located or Work
+            A tuple of ``values`` and ``indices``, both in the shape of ``x``.
+
+        Raises
+        ------
+        TypeError
+            ``x`` has no order, or lies on a GPU; ``index`` holds other things than whole numbers.
+        MismatchError, CollectiveTimeoutError, AbortedError
+            As `all_reduce`.
+        """
+        return located(self, x, "min", index, async_op, timeout)
+
+    # fmt: off
+    @overload
+    def maxloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
+               async_op: Now = False, **options: Unpack[Options]) -> Located: ...
+    @overload
+    def maxloc(self, x: ArrayLike, index: ArrayLike | None = None, *,
+               async_op: Later, **options: Unpack[Options]) -> Work[Located]: ...
+    # fmt: on
+    def maxloc(
+        self,
+        x: ArrayLike,
+        index: ArrayLike | None = None,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Located | Work[Located]:
+        """Give every rank the greatest elements of the ranks' arrays, and the ranks that have them.
+
+        Parameters, result and errors are those of `minloc`.
+        """
+        return located(self, x, "max", index, async_op, timeout)
+
+    def cart(self, dims: Sequence[int], periods: bool | Sequence[bool] = False) -> Cart:
+        """Arrange the ranks of this group in a grid. No rank communicates, and none gets a new number.
+
+        Parameters
+        ----------
+        dims : sequence of int
+            The number of ranks along each axis; 0 leaves the choice to the library. Their product is the
+            number of ranks.
+        periods : bool or sequence of bool
+            True for an axis whose ends are neighbours; one value is for all axes.
+
+        Returns
+        -------
+        Cart
+            The grid, with this rank's coordinates and neighbours.
+
+        Raises
+        ------
+        ValueError
+            No such grid has as many ranks as this group.
+
+        Examples
+        --------
+        >>> grid = comm.cart([0, 0])
+        >>> source, dest = grid.shift(axis=1)
+        """
+        return Cart(self, dims, periods)
 
     @overload
     def split(

@@ -1,4 +1,4 @@
-"""Messages between two ranks: `send` and `recv`."""
+"""Messages between two ranks: `send`, `recv` and `sendrecv`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from pycollective import _core
+from pycollective import _core, array_backend
 from pycollective.arguments import rank_number, sizes, switch, whole
-from pycollective.communicator.arrays import Array, as_input, output_for
+from pycollective.communicator.arrays import Array, apart, as_input, as_output, output_for
 from pycollective.communicator.member import Member
 from pycollective.communicator.signatures import DTypeOf, Later, Now, O, Options, S
 from pycollective.communicator.work import Work, nothing, outcome
@@ -164,3 +164,88 @@ class Messages(Member):
         core = self._core_for(target)
         task = core.recv(target, source, tag, seconds, later)
         return outcome(task, target, place)
+
+    # fmt: off
+    @overload
+    def sendrecv(self, x: ArrayLike | None, dest: int | None, out: O, source: int | None,
+                 tag: int = 0, *, recvtag: int | None = None, async_op: Now = False,
+                 **options: Unpack[Options]) -> O: ...
+    @overload
+    def sendrecv(self, x: ArrayLike | None, dest: int | None, out: O, source: int | None,
+                 tag: int = 0, *, recvtag: int | None = None, async_op: Later,
+                 **options: Unpack[Options]) -> Work[O]: ...
+    # fmt: on
+    def sendrecv(
+        self,
+        x: ArrayLike | None,
+        dest: int | None,
+        out: object,
+        source: int | None,
+        tag: int = 0,
+        *,
+        recvtag: int | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> object:
+        """Send an array to one rank and receive one from another, without a deadlock.
+
+        A rank that is None is no neighbour, as ``MPI.PROC_NULL``: nothing is sent to it, and nothing is
+        received from it.
+
+        Parameters
+        ----------
+        x : array_like or None
+            The array to send, as of `send`. Ignored if ``dest`` is None.
+        dest : int or None
+            The rank that gets it.
+        out : array or None
+            The array for what is received; ``out=x`` works in place. None: a new array like ``x``.
+        source : int or None
+            The rank that sends it. None: ``out`` stays as it is.
+        tag : int
+            Of what is sent, and of what is received unless ``recvtag`` is given.
+        recvtag : int, optional
+            The tag of the message to receive.
+        async_op : bool
+            Return a `Work` at once, as of `send`.
+        timeout : float, optional
+            Seconds to wait for the other ranks, in each direction.
+
+        Returns
+        -------
+        ndarray, None or Work
+            What was received: ``out`` when that was given. Without a source, ``out`` as it was given.
+
+        Raises
+        ------
+        TypeError
+            There is a source, and neither ``out`` nor ``x``.
+        ValueError, MismatchError, CollectiveTimeoutError, PeerLostError, AbortedError
+            As `send` and `recv`.
+        """
+        later, recvtag = switch("async_op", async_op), tag if recvtag is None else recvtag
+        if source is not None and out is None:
+            if x is None:
+                raise TypeError("sendrecv needs out, or x, which says shape and dtype")
+            x = as_input(x)
+            out = array_backend.empty(x.shape, x.dtype, x)
+        if dest is not None and x is None:
+            raise TypeError(f"sendrecv needs x, the array to send to rank {dest}")
+        sent = received = None
+        # A blocking send waits for no receive of the other rank; with NCCL it may.
+        together = later or not array_backend.on_host(x)
+        if dest is not None and x is not None:
+            if source is not None:  # before anything is sent, what is wrong with the receive
+                rank_number("source", source, self.size)
+                target = as_output(out)
+                x = apart(as_input(x), target, None) if together else x
+            # Overloads take literals, and async_op is none here.
+            sent = self.send(x, dest, tag, async_op=together, timeout=timeout)  # type: ignore[call-overload]
+        if source is not None:
+            received = self.recv(out, source, recvtag, async_op=later, timeout=timeout)  # type: ignore[call-overload]
+        if not later:
+            if sent is not None:
+                sent.wait()
+            return out
+        tasks = [task for work in (sent, received) if work is not None for task in work._tasks]
+        return Work(tasks, received.result if received is not None else lambda: out)

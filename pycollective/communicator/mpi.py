@@ -388,6 +388,21 @@ class MPICore:
         what = f"reduce_scatter({_kind(source)}, {op})"
         return self._reduction(what, source, target, op, reduce, seconds, async_op)
 
+    def scan(
+        self, source: Array, target: Array | None, op: str, exclusive: bool, how: Any,
+        seconds: float, async_op: bool = False,
+    ) -> _Task | None:  # fmt: skip
+        """Reduce over the ranks before this one; the caller divides the sum of a mean."""
+        comm = self._group.comm
+
+        def reduce(given: Array, total: Array, mpi_op: Any) -> None:
+            start = comm.Iexscan if exclusive else comm.Iscan
+            self._wait(start(given, total, mpi_op), seconds)
+
+        what = f"{'exscan' if exclusive else 'scan'}({_kind(source)}, {op})"
+        op = "sum" if op == "mean" else op
+        return self._reduction(what, source, target, op, reduce, seconds, async_op)
+
     def _reduction(
         self, what: str, source: Array, target: Array | None, op: str,
         reduce: Callable[[Array, Array, Any], None], seconds: float, async_op: bool,

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pycollective import _core, observe
 from pycollective.algorithms import Algorithm
-from pycollective.arguments import op_name, rank_number, switch, whole
+from pycollective.arguments import op_name, own_ufunc, rank_number, switch, whole
 from pycollective.communicator.arrays import (
     Array,
     apart,
@@ -34,6 +34,7 @@ from pycollective.communicator.signatures import (
     Op,
     S,
 )
+from pycollective.communicator.ufuncs import reduce_by
 from pycollective.communicator.work import Work, nothing, outcome
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ class Reductions(Member):
             memory ("direct"), after every step otherwise. Complex numbers have sum, prod and
             mean; bools have min, max, and, or, xor. NumPy's functions ``add``, ``multiply``,
             ``minimum``, ``maximum`` and ``bitwise_and``, and the members of ``ReduceOp``, are
-            understood as well.
+            understood as well. So is any other function of NumPy's with two arguments, as
+            ``np.hypot``, ``np.logaddexp`` or one of ``np.frompyfunc``. Python then combines the
+            contributions in the order of the ranks; one rank makes each element.
         out : array, optional
             Where the result goes, an array of any of these kinds; ``out=x`` works in place.
         algorithm : str or Algorithm
@@ -134,6 +137,10 @@ class Reductions(Member):
         """
         reproducible, later = switch("reproducible", reproducible), switch("async_op", async_op)
         source, target, result = input_and_output(x, out)
+        if function := own_ufunc(op, source.dtype):
+            return reduce_by(
+                self, "all_reduce", function, source, target, result, algorithm, later, timeout
+            )
         op = op_name(op, source.dtype)
         how = self._how_reduced(algorithm, reproducible)
         seconds = self._seconds(timeout)
@@ -221,10 +228,18 @@ class Reductions(Member):
         how = self._how(algorithm)
         if self.rank != root:
             source = as_input(x)
+            if function := own_ufunc(op, source.dtype):
+                return reduce_by(
+                    self, "reduce", function, source, None, None, algorithm, async_op, timeout, root
+                )
             op = op_name(op, source.dtype)
             core, seconds = self._core_for(source), self._seconds(timeout)
             return nothing(core.reduce(source, None, op, root, how, seconds, async_op))
         source, target, result = input_and_output(x, out)
+        if function := own_ufunc(op, source.dtype):
+            return reduce_by(
+                self, "reduce", function, source, target, result, algorithm, async_op, timeout, root
+            )
         op = op_name(op, source.dtype)
         core, seconds = self._core_for(source), self._seconds(timeout)
         task = core.reduce(source, target, op, root, how, seconds, async_op)
@@ -295,9 +310,13 @@ class Reductions(Member):
         """
         later = switch("async_op", async_op)
         source = as_input(x)
-        op = op_name(op, source.dtype)
         part = part_shape("x", source.shape, self.size)
         target, result = output_for(out, source, part, part[1:] if part[0] == 1 else None)
+        if function := own_ufunc(op, source.dtype):
+            return reduce_by(
+                self, "reduce_scatter", function, source, target, result, algorithm, later, timeout
+            )
+        op = op_name(op, source.dtype)
         source = apart(source, target, self._place(source, target.size))
         task = self._core_for(source).reduce_scatter(
             source, target, op, self._how(algorithm), self._seconds(timeout), later

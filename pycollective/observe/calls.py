@@ -193,6 +193,16 @@ class _Observed:
             lambda: self.plain.reduce_scatter(input, output, op, algorithm, timeout, async_op),
         )
 
+    def scan(
+        self, input: Array, output: Array | None, op: str, exclusive: bool, algorithm: How,
+        timeout: float, async_op: bool = False,
+    ) -> Any:  # fmt: skip
+        name = "exscan" if exclusive else "scan"
+        return self._make(
+            Call(name, input, self._chosen(name, input.nbytes, algorithm), {"op": op}),
+            lambda: self.plain.scan(input, output, op, exclusive, algorithm, timeout, async_op),
+        )
+
     def broadcast(
         self, input: Array, output: Array, root: int, algorithm: How, timeout: float,
         async_op: bool = False,

@@ -43,6 +43,8 @@ REDUCTIONS = [
     ),
     *_whats("reduce", own_algorithms.fan_in),
     *_whats("reduce_scatter", "auto", own_algorithms.collect),
+    *_whats("scan", "auto", own_algorithms.onward),
+    *_whats("exscan", "auto"),
 ]
 MOVES = [
     *_whats("broadcast", "auto", own_algorithms.fan),
@@ -225,6 +227,15 @@ def reduced(x: np.ndarray, op: str) -> np.ndarray:
     return (total / x.dtype.type(len(x))).astype(x.dtype) if op == "mean" else total
 
 
+def neutral(op: str, dtype: np.dtype[Any]) -> Any:
+    """Return the value that an operation of a dtype leaves out."""
+    if op in ("min", "max") and dtype.kind in "iu":
+        return getattr(np.iinfo(dtype), {"min": "max", "max": "min"}[op])
+    all_bits = True if dtype.kind == "b" else ~dtype.type(0) if dtype.kind in "iu" else None
+    least, greatest = (False, True) if dtype.kind == "b" else (-math.inf, math.inf)
+    return {"prod": 1, "min": greatest, "max": least, "and": all_bits}.get(op, 0)
+
+
 class Known:
     """What each rank gives and gets in a case."""
 
@@ -244,6 +255,11 @@ class Known:
         due: list[Any]
         if what.collective in ("all_reduce", "reduce"):
             due = [reduced(x, case.kind[1])] * ranks
+        elif what.collective in ("scan", "exscan"):
+            op, first = case.kind[1], what.collective == "exscan"
+            due = [reduced(x[: r + 1].copy(), op) for r in range(ranks - first)]
+            if first:
+                due.insert(0, np.full_like(x[0], neutral(op, x.dtype)))
         elif what.collective == "reduce_scatter":
             total = reduced(x, case.kind[1])
             due = [total[part] for part in self.parts]

@@ -128,6 +128,13 @@ class Intracomm:
             for r, call in enumerate(calls):
                 if call[2][0] is not None and r in more.get("to", range(size)):
                     call[2][0][:] = total
+        elif kind in ("scan", "exscan"):
+            totals = [given[0].copy()]
+            for other in given[1:]:
+                totals.append(more["op"](totals[-1], other).astype(other.dtype))
+            first = kind == "exscan"
+            for call, total in zip(calls[first:], totals, strict=False):
+                call[2][0][:] = total
         elif kind == "reduce_scatter":
             total = given[0].copy()
             for other in given[1:]:
@@ -154,6 +161,12 @@ class Intracomm:
 
     def Ireduce(self, given, taken, op, root):
         return self._call("reduce", given, taken, op=op, to=(root,))
+
+    def Iscan(self, given, taken, op):
+        return self._call("scan", given, taken, op=op)
+
+    def Iexscan(self, given, taken, op):
+        return self._call("exscan", given, taken, op=op)
 
     def Ireduce_scatter_block(self, given, taken, op):
         return self._call("reduce_scatter", given, taken, op=op)

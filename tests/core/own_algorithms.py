@@ -126,3 +126,14 @@ def collect(rank, size):
     for turn in range(1, size):
         yield recv_reduce((rank - turn) % size, scratch[rank], scratch[rank])
     yield copy(scratch[rank], output[0])
+
+
+@algorithm(num_chunks=1, num_scratch=1, collective="scan")
+def onward(rank, size):
+    """Everyone tells all later ranks, from a copy: in place, the output is the input."""
+    yield copy(input[0], scratch[0])
+    for later in range(rank + 1, size):
+        yield send(later, scratch[0])
+    yield copy(input[0], output[0])
+    for earlier in range(rank):
+        yield recv_reduce(earlier, output[0], output[0])

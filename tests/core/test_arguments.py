@@ -38,7 +38,11 @@ def error_of(call, *args, **given):
 CALLS = {
     "all_reduce": {"x": np.ones(4)},
     "reduce": {"x": np.ones(4)},
+    "minloc": {"x": np.ones(4)},
+    "maxloc": {"x": np.ones(4)},
     "reduce_scatter": {"x": np.ones(4)},
+    "scan": {"x": np.ones(4)},
+    "exscan": {"x": np.ones(4)},
     "all_reduce_many": {"arrays": [np.ones(2)]},
     "broadcast": {"x": np.ones(4)},
     "all_gather": {"x": np.ones(4)},
@@ -49,6 +53,7 @@ CALLS = {
     "split": {"color": 0},
     "empty": {"shape": 3},
     "send": {"x": np.ones(1), "dest": 0},
+    "sendrecv": {"x": np.ones(1), "dest": 0, "out": None, "source": 0},
     "recv": {"source": 0, "shape": 1, "dtype": float, "timeout": 0.01},
 }
 
@@ -135,11 +140,11 @@ def test_bitwise_functions_are_understood(op):
     assert comm.all_reduce(np.array([6, 3]), op).tolist() == [6, 3]
     logical = {np.bitwise_and: np.logical_and}.get(op, np.logical_or)
     assert comm.all_reduce(np.array([True]), logical).tolist() == [True]
-    with pytest.raises(TypeError, match="op must be one of 'sum', "):
-        comm.all_reduce(np.array([6, 3]), logical)  # whose result would be bools
+    with pytest.raises(TypeError, match="logical_.* makes bool of int64: convert x first"):
+        comm.all_reduce(np.array([6, 3]), logical)
 
 
-@pytest.mark.parametrize("op", [None, np.subtract, np.sin, print, 3, len])
+@pytest.mark.parametrize("op", [None, print, 3, len])
 def test_ops_that_there_are_none_of_are_listed(op):
     (comm,) = pc.local_group(1)
     for call in (comm.all_reduce, comm.reduce, comm.reduce_scatter):

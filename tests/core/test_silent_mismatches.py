@@ -273,15 +273,16 @@ def test_a_rank_that_nobody_has_any_more_is_lost_at_once(call):
     assert "rank 1 has left the group" in str(errors[0])
 
 
-def test_a_rank_that_raises_in_its_with_block_is_lost_at_once(on_ranks):
+def test_a_rank_that_raises_in_its_with_block_aborts_the_others_at_once(on_ranks):
     def work(group):
         with group:
             if group.rank == 1:
                 raise KeyError("of the program")
             group.all_reduce(np.ones(4))
 
-    lost, own = on_ranks(pc.local_group(2, timeout=60), work)
-    assert isinstance(lost, pc.PeerLostError), lost
+    aborted, own = on_ranks(pc.local_group(2, timeout=60), work)
+    assert isinstance(aborted, pc.AbortedError), aborted
+    assert "rank 1 raised KeyError: 'of the program'" in str(aborted)
     assert isinstance(own, KeyError)
 
 

@@ -55,6 +55,10 @@ def test_every_collective(gpus, on_gpus):
                 same(get(gathered), whole)
             same(get(c.scatter(y, root)), everyone[root][r : r + 1])
         same(get(c.reduce_scatter(y)), total[r : r + 1])
+        same(get(c.scan(y, "mean")), sum(everyone[: r + 1]) / (r + 1))
+        prefix = c.exscan(in_place, out=in_place, async_op=True)
+        assert prefix.wait() is in_place
+        same(get(in_place), everyone[0] * r)
         same(get(c.all_gather(y)), whole)
         same(get(c.all_to_all(y)), np.stack([e[r] for e in everyone]))
         # Ragged ones: rank r has r + 1 rows.
@@ -79,6 +83,11 @@ def test_every_collective(gpus, on_gpus):
             c.send(y, (r + 1) % size, tag=1)
         w.wait()
         same(get(out), everyone[(r - 1) % size])
+        ring = (r + 1) % size, (r - 1) % size
+        same(get(c.sendrecv(y, ring[0], None, ring[1])), everyone[ring[1]])
+        same(get(c.sendrecv(y, ring[1], out, ring[0], async_op=True).wait()), everyone[ring[0]])
+        assert c.sendrecv(out, ring[0], out, ring[1]) is out
+        same(get(out), everyone[r])
         packed = c.all_reduce_many([y, put(np.ones(5, np.float64)), put(x[0])])
         for found, want in zip(packed, (total, np.full(5, 3.0), total[0]), strict=True):
             same(get(found), want)

@@ -833,7 +833,7 @@ std::size_t blocks_of(Collective collective, std::size_t blocks, int size) {
 std::vector<Program> programs(int size, bool faults) {
   std::vector<Program> list;
   const unsigned all = (1U << size) - 1;
-  for (int c = 0; c < kCollectives; ++c) {
+  for (int c = 0; c < kDirectCollectives; ++c) {
     const auto kind = static_cast<Collective>(c);
     const std::string name(to_string(kind));
     if (kind == Collective::barrier) {
