@@ -11,9 +11,8 @@ from pycollective import _core, observe, tuning
 from pycollective.arguments import seconds, switch, whole
 from pycollective.communicator.cart import Cart
 from pycollective.communicator.located import Located, located
-from pycollective.communicator.messages import Messages
-from pycollective.communicator.moves import Moves
 from pycollective.communicator.mpi import MPIGroup, join
+from pycollective.communicator.objects import Objects
 from pycollective.communicator.prefixes import Prefixes
 from pycollective.communicator.reductions import (
     DEFAULT_ALGORITHM,
@@ -44,7 +43,7 @@ DEFAULT_TIMEOUT = 600.0
 """Seconds that a collective call waits for the other ranks."""
 
 
-class Communicator(Reductions, Prefixes, Moves, Messages):
+class Communicator(Reductions, Prefixes, Objects):
     """One rank of a group.
 
     Every rank of the group makes the same calls in the same order, each from its own thread; a call

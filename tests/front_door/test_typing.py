@@ -48,5 +48,7 @@ def test_communicator_signatures_have_no_any(name):
     types = {**call.__annotations__}
     if name == "from_mpi":
         del types["comm"]  # of mpi4py, which need not be installed
+    if name.endswith("_object"):
+        types.pop("return")  # an object of any type
     assert [one for one, kind in types.items() if "Any" in str(kind)] == []
     assert inspect.signature(call).return_annotation is not inspect.Signature.empty

@@ -1,0 +1,99 @@
+"""Python objects between ranks: JSON, pickles only where they are asked for, bounded sizes."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+
+import numpy as np
+import pytest
+from rank_groups import ALL_KINDS, make_group
+
+import pycollective as pc
+from pycollective.communicator import objects
+
+OBJECTS = [None, 0.1, "grüße", [1, [2.5, {"a": None}]], {"rates": [0.1] * 10_000}, ""]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_objects_arrive_as_they_were_sent(kind, on_ranks):
+    def work(comm):
+        with comm:
+            for i, obj in enumerate(OBJECTS):
+                root = i % comm.size
+                mine = [comm.rank, obj] * comm.rank
+                each = [[r, obj] * r for r in range(comm.size)]
+                assert comm.broadcast_object(obj if comm.rank == root else "x", root) == obj
+                assert comm.all_gather_object(mine) == each
+                assert comm.gather_object(mine, root) == (each if comm.rank == root else None)
+                comm.send_object(mine, (comm.rank + 1) % comm.size, tag=i)
+                before = (comm.rank - 1) % comm.size
+                assert comm.recv_object(before, tag=i) == each[before]
+        return True
+
+    assert on_ranks(make_group(kind, 3), work) == [True] * 3
+
+
+def test_objects_that_are_not_json_need_pickle(on_ranks):
+    day = datetime.date(2026, 11, 25)
+
+    def work(comm):
+        with pytest.raises(TypeError, match="date is not JSON serializable"):
+            comm.all_gather_object(day)  # before anything is sent
+        assert comm.all_gather_object(day, pickle=True) == [day] * 2
+        assert comm.broadcast_object((1, {2: day}), 1, pickle=True) == (1, {2: day})
+        assert comm.gather_object({day}, pickle=True) in ([{day}] * 2, None)
+        comm.send_object(day, 1 - comm.rank, pickle=True)
+        return comm.recv_object(1 - comm.rank, pickle=True)
+
+    assert on_ranks(pc.local_group(2, timeout=20), work) == [day] * 2
+
+
+openers: list[int] = []
+"""The threads that have unpickled a bomb."""
+
+
+def explode() -> None:
+    openers.append(threading.get_ident())
+
+
+class Bomb:
+    """Unpickling it calls a function."""
+
+    def __reduce__(self):
+        return explode, ()
+
+
+@pytest.mark.parametrize("call", ["broadcast_object", "all_gather_object", "gather_object", "send"])
+def test_pickle_that_was_not_asked_for_is_never_opened(call, on_ranks):
+    def work(comm):
+        with pytest.raises((pc.MismatchError, pc.AbortedError), match="give the same pickle="):
+            if call != "send":
+                getattr(comm, call)(Bomb() if comm.rank == 0 else 1, pickle=comm.rank == 0)
+            elif comm.rank == 0:
+                comm.send_object(Bomb(), 1, pickle=True)
+            else:
+                comm.recv_object(0)
+            comm.barrier()
+        return threading.get_ident()
+
+    threads = on_ranks(pc.local_group(2, timeout=20), work)
+    assert [type(thread) for thread in threads] == [int, int]
+    assert threads[1] not in openers
+    openers.clear()
+
+
+def test_object_longer_than_the_bound_is_refused_by_both_sides(monkeypatch, on_ranks):
+    monkeypatch.setattr(objects, "MOST_BYTES", 100)
+
+    def work(comm):
+        with pytest.raises(ValueError, match="has 202 bytes, and may have 100"):
+            comm.all_gather_object("x" * 200)
+        if comm.rank == 0:  # a sender that keeps to no bound
+            comm.send(np.array([1 << 50, 0]), 1)
+            return "sent"
+        with pytest.raises(pc.MismatchError, match=f"rank 0 sends .* of {1 << 50} bytes"):
+            comm.recv_object(0)
+        return "refused"
+
+    assert on_ranks(pc.local_group(2, timeout=20), work) == ["sent", "refused"]
