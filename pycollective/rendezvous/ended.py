@@ -18,6 +18,7 @@ _MARK = b"pycollective ends"
 _ADDRESS = 64
 _START = len(_MARK) + _ADDRESS
 _TEXT = 400
+_MET, _ENDED = 1, 2
 
 
 class Ended:
@@ -75,11 +76,12 @@ class Ended:
 
     def has_met(self, rank: int) -> None:
         """Write that a rank is connected with the others."""
-        self._memory[self._place(rank)] = 1
+        self._memory[self._place(rank)] = _MET
 
     def write(self, rank: int, how: str, *, failed: bool) -> None:
         """Write how the first rank has ended that has failed, or has not met the others."""
         if not self.text and (failed or not self._memory[self._place(rank)]):
+            self._memory[self._place(rank)] = _ENDED
             text = f"{how} before all ranks had met".encode()[: _TEXT - 1]
             self._memory[_START + 1 : _START + len(text)] = text[1:]
             self._memory[_START] = text[0]  # the last, so that nobody reads half of the text
@@ -89,6 +91,11 @@ class Ended:
         """Which rank has ended, and how; empty if none has."""
         text = self._memory[_START : _START + _TEXT]
         return text.rstrip(b"\0").decode(errors="replace") if text[0] else ""
+
+    @property
+    def ranks(self) -> list[int]:
+        """The rank that `text` is about, alone; empty if there is none."""
+        return [r for r in range(self.size) if self._memory[self._place(r)] == _ENDED]
 
     def close(self) -> None:
         """Give back the memory, and the descriptor where `create` has made it."""

@@ -637,7 +637,8 @@ class Meeting:
                 raise door.shortage
         if self.about.ended is not None and self.about.ended.text:
             raise self._last_word() or RendezvousError(
-                f"{self._title()} waits for the others in vain: {self.about.ended.text}"
+                f"{self._title()} waits for the others in vain: {self.about.ended.text}",
+                ranks=self.about.ended.ranks,
             )
         failure = self.old.failure if self.old is not None else None
         if failure:

@@ -151,6 +151,9 @@ def _shown(error: dict[str, Any]) -> str:
 def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
     """Return True if an error names the victim, by its number in the group that the error names."""
     text = error["text"]
+    if error["ranks"]:  # they are numbers of the group in which the call was made
+        members = trial.members(rank, "part" if error["group"] == "part" else "world")
+        return trial.victim in [members[r] for r in error["ranks"]]
     if error["group"] == "part" and not text.startswith(
         "in the group that this one was split from"
     ):
@@ -160,8 +163,6 @@ def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
         victim = members.index(trial.victim)
     else:
         victim = trial.victim
-    if error["ranks"] is not None:
-        return victim in error["ranks"]
     if error["error"] == "MismatchError":
         return bool(re.search(rf"rank {victim} (called|receives|sent)", text)) or bool(
             re.search(rf"from rank {victim}\b", text)

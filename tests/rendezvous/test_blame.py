@@ -184,3 +184,17 @@ def test_meet_reason_of_a_rank_that_has_ended_comes_before_its_end(on_ranks):
     assert isinstance(error, RendezvousError)
     assert str(error) == "rank 1 did not reach rank 2"
     ended.close()
+
+
+def test_meet_rank_that_has_ended_is_in_the_ranks_of_the_error(on_ranks):
+    ports = free_ports(3)
+    ended = Ended.create(3, at(ports)[0])
+    ended.has_met(0)
+    ended.write(2, "rank 2 has ended with exit code 1", failed=True)
+    environment = {**ENVIRONMENT, VARIABLE: str(ended.descriptor)}
+    rank_0 = Rank(0, at(ports), join_timeout=20.0, environment=environment)
+    (error,) = on_ranks([rank_0], call)
+    assert isinstance(error, RendezvousError)
+    assert "waits for the others in vain: rank 2 has ended" in str(error)
+    assert error.ranks == (2,)
+    ended.close()
