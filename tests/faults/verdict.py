@@ -151,7 +151,10 @@ def _shown(error: dict[str, Any]) -> str:
 def names_victim(trial: Trial, rank: int, error: dict[str, Any]) -> bool:
     """Return True if an error names the victim, by its number in the group that the error names."""
     text = error["text"]
-    if error["ranks"]:  # they are numbers of the group in which the call was made
+    # Either end of a broken link may be named. A timeout names the awaited ranks, and its text also the
+    # rank for which those wait.
+    says_both = FAULTS[trial.fault].link or error["error"] == "CollectiveTimeoutError"
+    if error["ranks"] and not says_both:  # numbers of the group in which the call was made
         members = trial.members(rank, "part" if error["group"] == "part" else "world")
         return trial.victim in [members[r] for r in error["ranks"]]
     if error["group"] == "part" and not text.startswith(
