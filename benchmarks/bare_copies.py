@@ -1,4 +1,4 @@
-"""How near the calls of ordinary arrays are to the copies that no implementation can leave out.
+"""Time each call of ordinary arrays beside the copies that no implementation can leave out.
 
     pycollective run -n 2 benchmarks/bare_copies.py [--json FILE] [--calls gather] [--sizes 64K 1M]
 
@@ -65,7 +65,7 @@ def bare(call: str, rank: int, x: Any, out: Any, both: Both) -> Any:
     own, other = slice(rank * half, rank * half + half), slice((1 - rank) * half, (2 - rank) * half)
     match call:
         case "broadcast":
-            add(copy, mine if root else out, x if root else theirs[:n])
+            add(copy, mine[:n] if root else out, x if root else theirs[:n])
         case "send_recv":
             add(copy, mine[:n], x)
             add(copy, out, theirs[:n])

@@ -19,8 +19,8 @@ Steps scan(int rank, int size) {
   if (rank + 1 < size) co_yield send(rank + 1, output(0));
 }
 
-// What has arrived stands in scratch until the own contribution was read: in place, the output is
-// the input.
+// The received prefix waits in scratch until this rank's input was read: in a call in place, the
+// output is the input.
 Steps exscan(int rank, int size) {
   const bool is_last = rank + 1 == size;
   if (rank == 0) {
