@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from rank_groups import ALL_KINDS, make_group
 
 import pycollective as pc
 from pycollective import local_group
@@ -270,3 +271,26 @@ def test_a_receiver_that_does_not_come_bounds_what_is_kept():
     assert 1 <= sent <= 64
     with pytest.raises(pc.CollectiveTimeoutError):
         b.recv(source=0, shape=8192, dtype=float)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_two_threads_that_receive_from_a_rank_that_leaves_both_get_peer_lost_error(kind):
+    """One of them notices the end of the connection while the other goes to sleep."""
+    for _ in range(5):
+        comms = make_group(kind, 2, timeout=30)
+        errors = []
+
+        def receive(tag, comm=comms[0], errors=errors):
+            with pytest.raises(pc.PeerLostError) as caught:
+                comm.recv(source=1, tag=tag, shape=3, dtype="int8")
+            errors.append(caught.value)
+
+        threads = [threading.Thread(target=receive, args=(tag,)) for tag in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.01)
+        comms[1].close()
+        for thread in threads:
+            thread.join(20)
+        assert [error.ranks for error in errors] == [(1,)] * 3
+        comms[0].close()
