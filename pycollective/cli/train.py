@@ -55,6 +55,8 @@ class Epoch:
 
     Attributes
     ----------
+    number : int
+        The epoch, from 1.
     loss, accuracy, test_loss, test_accuracy : float
         Means over the examples, regularization included in ``loss``; accuracies from 0 to 1.
     seconds : float
@@ -63,6 +65,7 @@ class Epoch:
         The loss of each global batch.
     """
 
+    number: int
     loss: float = 0.0
     accuracy: float = 0.0
     test_loss: float = 0.0
@@ -127,6 +130,18 @@ def add_parser(commands: Any) -> None:
         default=Path("training_checkpoints"),
         metavar="DIR",
         help="where checkpoints go (training_checkpoints)",
+    )
+    p.add_argument(
+        "--max-to-keep",
+        type=options.positive,
+        metavar="N",
+        help="keep the last N checkpoints of the folder, and delete older ones (all are kept)",
+    )
+    p.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the folder's last checkpoint, with the other options as before: the result is "
+        "that of a run that was not interrupted",
     )
     p.set_defaults(function=run)
 
@@ -193,7 +208,9 @@ def train_cnn(
     seed: int = 0,
     learning_rate: float = 2e-3,
     dtype: str = "float32",
-    checkpoint_prefix: str | None = None,
+    checkpoint_dir: Path | None = None,
+    max_to_keep: int | None = None,
+    resume: bool = False,
     progress: Callable[[Iterable[Any], int, int], Iterable[Any]] | None = None,
     keep: dict[str, Any] | None = None,
 ) -> Iterator[Epoch]:
@@ -207,8 +224,12 @@ def train_cnn(
         Images (NHWC) and integer labels.
     epochs, batch_size, seed, learning_rate, dtype
         As on the command line; ``batch_size`` counts the examples of all replicas.
-    checkpoint_prefix : str, optional
-        Where a checkpoint is written after each epoch.
+    checkpoint_dir : Path, optional
+        The folder for a checkpoint after each epoch.
+    max_to_keep : int, optional
+        The number of checkpoints that stay in the folder.
+    resume : bool
+        Begin after the epoch of the folder's last checkpoint.
     progress : callable, optional
         ``progress(batches, epoch, steps)`` wraps the batches of an epoch in a progress bar.
     keep : dict, optional
@@ -230,6 +251,9 @@ def train_cnn(
     if keep is not None:
         keep.update(model=model, optimizer=optimizer)
     checkpoint = checkpoints.Checkpoint(model=model, optimizer=optimizer)
+    manager = None
+    if checkpoint_dir is not None:
+        manager = checkpoints.CheckpointManager(checkpoint, checkpoint_dir, max_to_keep)
 
     def step(images: Any, labels: Any, examples: int) -> Any:
         with tensor.GradientTape() as tape:
@@ -244,8 +268,13 @@ def train_cnn(
         return loss
 
     distributed = strategy.experimental_distribute_dataset(batches)
-    for number in range(epochs):
-        epoch = Epoch()
+    first = 0
+    if manager is not None and resume and manager.restore_or_initialize():
+        first = int(checkpoint.save_counter.numpy())
+        for _ in range(first):
+            next(iter(distributed))  # each epoch has an order of its own
+    for number in range(first, epochs):
+        epoch = Epoch(number + 1)
         weighted = 0.0
         accuracy.reset_state()
         begin = time.perf_counter()
@@ -261,8 +290,8 @@ def train_cnn(
         epoch.loss = weighted / len(x)
         epoch.accuracy = float(accuracy.result())
         epoch.test_loss, epoch.test_accuracy = evaluate(strategy, model, test, batch_size, dtype)
-        if checkpoint_prefix is not None:
-            checkpoint.save(checkpoint_prefix)
+        if manager is not None:
+            manager.save()
         yield epoch
 
 
@@ -343,17 +372,23 @@ def run(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
         seed=args.seed,
         learning_rate=args.learning_rate,
-        checkpoint_prefix=str(args.checkpoint_dir / "ckpt"),
+        checkpoint_dir=args.checkpoint_dir,
+        max_to_keep=args.max_to_keep,
+        resume=args.resume,
         progress=_bar,
     )
-    for number, epoch in enumerate(epochs, start=1):
+    epoch = None
+    for epoch in epochs:
         print(
-            f"epoch {number}/{args.epochs}: loss {epoch.loss:.4f}, accuracy {epoch.accuracy:.2%}, "
+            f"epoch {epoch.number}/{args.epochs}: loss {epoch.loss:.4f}, accuracy {epoch.accuracy:.2%}, "
             f"test loss {epoch.test_loss:.4f}, test accuracy {epoch.test_accuracy:.2%}, "
             f"{len(training[0]) / epoch.seconds:,.0f} samples/s",
             flush=True,
         )
     path = checkpoints.latest_checkpoint(str(args.checkpoint_dir))
+    if epoch is None:
+        print(f"{path} is of the last of the {args.epochs} epochs: give more --epochs to go on")
+        return 0
     model = build_cnn()
     restored = checkpoints.Checkpoint(model=model)
     restored.restore(path).expect_partial()

@@ -121,6 +121,26 @@ def test_the_guides_custom_loop(replicas):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+def test_train_cnn_resumed_gives_the_losses_of_a_run_that_was_not_interrupted(tmp_path):
+    def train(folder, resume=False):
+        return train_cnn(
+            mirrored(2), TRAINING, TEST, epochs=3, batch_size=16, checkpoint_dir=folder,
+            max_to_keep=1, resume=resume,
+        )  # fmt: skip
+
+    whole = [epoch.step_losses for epoch in train(tmp_path / "whole")]
+    begun = train(tmp_path / "parts")
+    assert next(begun).step_losses == whole[0]
+    begun.close()
+    rest = list(train(tmp_path / "parts", resume=True))
+    assert [epoch.number for epoch in rest] == [2, 3]
+    assert [epoch.step_losses for epoch in rest] == whole[1:]
+    assert [path.name for path in (tmp_path / "parts").glob("*.safetensors")] == [
+        "ckpt-3.safetensors"
+    ]
+    assert list(train(tmp_path / "parts", resume=True)) == []
+
+
 @pytest.mark.slow
 def test_mnist_reaches_98_5_percent_in_three_epochs(mnist_dir, tmp_path):
     from pycollective.cli.train import build_cnn, evaluate, load_digits
@@ -133,7 +153,7 @@ def test_mnist_reaches_98_5_percent_in_three_epochs(mnist_dir, tmp_path):
             test,
             epochs=3,
             batch_size=128,
-            checkpoint_prefix=str(tmp_path / "ckpt"),
+            checkpoint_dir=tmp_path,
         )
     )
     assert max(e.test_accuracy for e in epochs) >= 0.985
