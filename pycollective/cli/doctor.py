@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import json
 import os
 import platform
 import time
@@ -10,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core, array_backend, nccl, rendezvous
+from pycollective import __version__, _core, array_backend, nccl, rendezvous
 from pycollective.cli import options
 from pycollective.cluster import ClusterResolver
 from pycollective.cluster.examined import are_errors
@@ -38,11 +40,16 @@ link is measured.
 _EPILOG = """\
 examples:
   pycollective doctor
+  pycollective doctor --json report.json
   pycollective run -n 2 -m pycollective doctor
   TF_CONFIG='{"cluster": {"worker": ["a:9000", "b:9000"]}, "task": {"type": "worker", "index": 0}}' \\
       pycollective doctor --timeout 60
 """
 
+_OF_EXTRAS = (
+    "numpy", "threadpoolctl", "tqdm", "safetensors", "scikit-learn", "cupy-cuda12x", "cupy-cuda13x",
+    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml_dtypes", "matplotlib", "h5py", "pillow", "ray", "mpi4py",
+)  # fmt: skip
 _PINGS = 200
 _BULK = 4 << 20
 _BULKS = 5
@@ -67,14 +74,47 @@ def add_parser(commands: Any) -> None:
         metavar="SECONDS",
         help="how long to wait for the other workers (default: %(default)g)",
     )
+    p.add_argument(
+        "--json",
+        type=options.file,
+        metavar="FILE",
+        help="write versions, extras and findings there too, for a bug report",
+    )
     p.set_defaults(function=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 if something is wrong."""
+    report: dict[str, Any] = {"versions": _versions(), "wrong": [], "doubtful": []}
+    status = _examine(args.timeout, report)
+    if args.json is not None:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return status
+
+
+def _versions() -> dict[str, str | None]:
+    """Return the versions of Python, of this package and of what its extras bring; None: not there."""
+    found: dict[str, str | None] = {
+        "pycollective": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+    for name in _OF_EXTRAS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _examine(timeout: float, report: dict[str, Any]) -> int:
+    """Print the findings and add them to the report; return 1 if something is wrong."""
     gpus, why = array_backend.gpu_count()
     cuda = "with CUDA" if _core.cuda.runtime_version() else "without CUDA"
+    versions = {name: version for name, version in report["versions"].items() if version}
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
     print(f"host: {platform.node()}, {_core.usable_cores()} cores, {gpus} GPUs; core {cuda}")
+    report |= {"cores": _core.usable_cores(), "gpus": gpus, "core": cuda}
     for line in _gpus(gpus) if gpus else [f"no GPU: {why or 'CUDA sees none'}"]:
         print(line)
     try:
@@ -82,10 +122,12 @@ def run(args: argparse.Namespace) -> int:
         resolver = sources[0].resolver(os.environ) if sources else None
     except (RuntimeError, ValueError, TypeError) as error:
         print(f"cluster: WRONG: {sources[0]}: {error}")
+        report["wrong"] = [f"{sources[0]}: {error}"]
         return 1
     member, wrong, doubtful = examine(resolver, listens=LISTENER in os.environ, environ=os.environ)
     if resolver is None:
         print("cluster: none: no variable names one; this process is alone")
+        report["wrong"] = wrong
         for line in wrong:
             print(f"  WRONG: {line}")
         return 1 if wrong else 0
@@ -106,6 +148,9 @@ def run(args: argparse.Namespace) -> int:
         protection = rendezvous.protection()
     except (ValueError, RendezvousError) as error:
         wrong, protection = [*wrong, str(error)], ""
+    report |= {"cluster": source_of(resolver), "wrong": wrong, "doubtful": doubtful}
+    if member is not None:
+        report["workers"] = dict(zip(member.names, member.addresses, strict=False))
     for line in doubtful:
         print(f"  DOUBTFUL: {line}")
     for line in wrong:
@@ -115,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     if member is None or member.size == 1:
         return 0
     print(f"  {protection}")
-    return _met(member, args.timeout)
+    return _met(member, timeout)
 
 
 def _task(resolver: ClusterResolver) -> str:

@@ -46,6 +46,17 @@ def test_alone(environ, capsys):
     assert "worker 0 trains alone" in capsys.readouterr().out
 
 
+def test_json_has_versions_and_findings(environ, capsys, tmp_path):
+    environ(["127.0.0.1:1", "127.0.0.1:1"], 0)
+    assert main(["doctor", "--json", str(tmp_path / "report.json")]) == 1
+    assert f"pycollective {pycollective.__version__}, python" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["versions"]["numpy"] == np.__version__
+    assert report["cluster"] == "TF_CONFIG"
+    (wrong,) = report["wrong"]
+    assert "have the same address 127.0.0.1:1" in wrong
+
+
 def test_a_description_that_is_wrong(environ, capsys, monkeypatch):
     environ(["127.0.0.1:1", "127.0.0.1:1", 3], 4)
     monkeypatch.setenv("RANK", "0")
