@@ -8,6 +8,8 @@ write one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from pycollective._core import (
     verify_many,
 )
 from pycollective.algorithms.clusters import CLUSTERS, Cluster, Link
+from pycollective.algorithms.drawing import draw_rounds, table_of_rounds
 from pycollective.algorithms.simulation import (
     Progress,
     Simulation,
@@ -46,6 +49,9 @@ from pycollective.algorithms.writing import (
 )
 from pycollective.arguments import whole
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = [
     "Algorithm",
     "CLUSTERS",
@@ -57,6 +63,7 @@ __all__ = [
     "Step",
     "algorithm",
     "copy",
+    "draw",
     "hierarchical",
     "input",
     "names",
@@ -195,53 +202,48 @@ def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> 
     are counted on behind the last one: of 4 ranks' parts ``3:5`` are the last and the first.
     """
     made = schedule(what, size, collective)
-    cells = _played(made.steps)
-    table = [[f"rank {r}" for r in range(size)]]
-    last = max((number for number, _ in cells), default=0)
-    table += [[" ".join(cells.get((n, r), [])) for r in range(size)] for n in range(1, last + 1)]
-    widths = [max(len(row[r]) for row in table) for r in range(size)]
-    lines = [_title(what, made)]
-    for number, row in enumerate(table):
-        head = f"{number:5d}" if number else "round"
-        body = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
-        lines.append(f"{head}  {body}".rstrip())
-    return "\n".join(lines)
+    return f"{_title(what, made)}\n{table_of_rounds(made.steps)}"
+
+
+def draw(
+    what: str | Algorithm,
+    size: int,
+    collective: str = "all_reduce",
+    *,
+    file: str | Path | None = None,
+) -> Figure:
+    """Draw the messages of a schedule: ranks from left to right, rounds from top to bottom.
+
+    An arrow is a message, and the text at its head names the chunks. Rounds are those of `rounds`. Needs
+    matplotlib (``pip install 'pycollective[plot]'``), no display.
+
+    Parameters
+    ----------
+    what : str or Algorithm
+        The algorithm.
+    size : int
+        The number of ranks.
+    collective : str
+        The collective of a named algorithm.
+    file : str or path, optional
+        Where the picture is written: ``.png``, ``.svg``, ``.pdf``.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    ValueError
+        There is no such algorithm, or none for this number of ranks.
+    """
+    made = schedule(what, size, collective)
+    return draw_rounds(made.steps, _title(what, made), file)
 
 
 def _title(what: str | Algorithm, made: Schedule) -> str:
     name = what if isinstance(what, str) else what.name
     ranks, chunks = len(made.steps), made.chunks
     return f"{name} {made.collective.name}: {ranks} ranks, {chunks} chunks"
-
-
-def _played(steps: list[list[Step]]) -> dict[tuple[int, int], list[str]]:
-    """What each rank receives in each round."""
-    size = len(steps)
-    cells: dict[tuple[int, int], list[str]] = {}
-    under_way: dict[tuple[int, int], list[int]] = {}  # rounds in which messages can be received
-    link: dict[tuple[int, int], int] = {}  # the last round in which there is a message
-    now, following = [0] * size, [0] * size
-    moved = True
-    while moved:
-        moved = False
-        for rank in range(size):
-            while following[rank] < len(steps[rank]):
-                step = steps[rank][following[rank]]
-                verb = step.verb.name
-                if verb == "send":
-                    pair = rank, step.peer
-                    link[pair] = max(now[rank], link.get(pair, 0)) + 1
-                    under_way.setdefault(pair, []).append(link[pair])
-                elif verb.startswith("recv"):
-                    queue = under_way.get((step.peer, rank))
-                    if not queue:
-                        break
-                    now[rank] = max(now[rank], queue.pop(0))
-                    span, end = step.target, step.target.first + step.target.count
-                    chunks = f"{span.first}" if span.count == 1 else f"{span.first}:{end}"
-                    sign = "+" if verb == "recv_reduce" else "<"
-                    text = f"{step.peer}{sign}{chunks if span.count else ''}"
-                    cells.setdefault((now[rank], rank), []).append(text)
-                following[rank] += 1
-                moved = True
-    return cells

@@ -384,3 +384,27 @@ def test_rounds_are_a_picture():
         "    3  2<0     0<1     1<2",
         "    4  2<2     0<0     1<1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size", "collective"),
+    [("ring", 4, "all_reduce"), ("hierarchical_copy", 7, "all_reduce"), ("tree", 5, "broadcast")],
+)
+def test_draw_has_an_arrow_for_each_message_and_a_line_for_each_rank(
+    tmp_path, algorithm, size, collective
+):
+    pytest.importorskip("matplotlib")
+    figure = algorithms.draw(algorithm, size, collective, file=tmp_path / "schedule.svg")
+    (axes,) = figure.axes
+    steps = algorithms.schedule(algorithm, size, collective).steps
+    sent = sum(step.verb.name == "send" for mine in steps for step in mine)
+    assert sum(text.arrow_patch is not None for text in axes.texts) == sent
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        f"rank {r}" for r in range(size)
+    ]
+    assert (tmp_path / "schedule.svg").read_text().startswith("<?xml")
+
+
+def test_draw_of_one_rank_has_no_arrow():
+    pytest.importorskip("matplotlib")
+    assert list(algorithms.draw("ring", 1).axes[0].texts) == []
