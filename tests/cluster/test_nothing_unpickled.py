@@ -9,8 +9,12 @@ import pycollective
 
 ROOT = Path(pycollective.__file__).parent
 RUN_CODE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-#: Pickles go between a process and the children that it has started, by `multiprocessing`.
-TRUSTED = {ROOT / "rendezvous/spawn.py": {"pickle"}}
+#: Pickles go between a process and the children that it has started, by `multiprocessing`, and where
+#: a program asks for them on each rank (``pickle=True``).
+TRUSTED = {
+    ROOT / "rendezvous/spawn.py": {"pickle"},
+    ROOT / "communicator/objects.py": {"pickle"},
+}
 #: mpi4py's methods in small letters pickle what they send, and unpickle what comes.
 PICKLE_IN_MPI = {
     "allgather", "allreduce", "alltoall", "bcast", "bsend", "exscan", "gather", "ibsend", "improbe",

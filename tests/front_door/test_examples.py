@@ -22,7 +22,9 @@ def output_of(command: list[str]) -> str:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(
+        command, cwd=EXAMPLES, capture_output=True, text=True, timeout=60, env=environment
+    )
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout
 

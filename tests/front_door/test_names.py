@@ -45,12 +45,13 @@ def test_dir_has_every_public_name_and_each_exists():
 
 
 @pytest.mark.parametrize("name", ["Allreduce", "all_redcue"])
-def test_misspelt_method_of_a_communicator_is_suggested_by_python(name):
+def test_misspelt_method_of_a_communicator_is_suggested_by_python(name, tmp_path):
     # Communicator has no __getattr__, which would slow every call down: CPython 3.11 caches the
     # lookup of a method only in classes without it.
     script = f"import pycollective as pc; pc.local_group(1)[0].{name}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
-    )
+        [sys.executable, "-c", script],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
     assert "Did you mean: 'all_reduce'?" in done.stderr

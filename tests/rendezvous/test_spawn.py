@@ -257,10 +257,10 @@ except TypeError as error: print(error)
 """
 
 
-def test_spawn_in_an_interactive_session_forks_or_says_what_to_do():
+def test_spawn_in_an_interactive_session_forks_or_says_what_to_do(tmp_path):
     done = subprocess.run(
         [sys.executable, "-i"],
-        input=INTERACTIVE, env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, input=INTERACTIVE, env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     first, second = done.stdout.splitlines()
     assert first == "[0, 1]"
