@@ -19,7 +19,13 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from pycollective._core import __version__
-from pycollective.communicator import Communicator, Work, local_group, shared_arrays
+from pycollective.communicator import (
+    Communicator,
+    Work,
+    local_group,
+    shared_arrays,
+    timeline,
+)
 from pycollective.errors import (
     AbortedError,
     CheckpointError,
@@ -30,7 +36,6 @@ from pycollective.errors import (
     PeerLostError,
     RankError,
 )
-from pycollective.observe import timeline
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from pycollective import algorithms as algorithms

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pycollective import _core
+import pycollective._core as _core
 from pycollective.atomic_files import write_atomically
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core
+import pycollective._core as _core
 
 __all__ = ["CLUSTERS", "Cluster", "Link"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective import _core
+import pycollective._core as _core
 from pycollective._core import Schedule
 from pycollective.algorithms.clusters import Cluster
 from pycollective.algorithms.writing import Algorithm

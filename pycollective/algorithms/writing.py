@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from pycollective import _core
+import pycollective._core as _core
 from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb
 from pycollective.arguments import whole
 

@@ -223,10 +223,10 @@ def input_and_output(x: ArrayLike, out: Any) -> tuple[Array, Array, Place | None
     return source, target, place
 
 
-def deliver(target: Array, place: Place | None) -> Any:
-    """Return the result of a call, copied to where it must be."""
+def deliver(target: Array | None, place: Place | None) -> Any:
+    """Return the result of a call, copied to where it must be; None where this rank has no result."""
     if place is None:
         return target
-    if place.array is not target:
+    if place.array is not target and target is not None:
         array_backend.assign(place.array, target)
     return place.given

@@ -165,12 +165,7 @@ class Cart:
         if not async_op:
             return out
 
-        def finish() -> Any:
-            for work in works:
-                work.result()
-            return out
-
-        return Work([task for work in works for task in work._tasks], finish)
+        return Work.joined(works, lambda: out)
 
     def _sides(self, name: str, given: Any) -> list[Any]:
         """Return the block of each neighbour."""

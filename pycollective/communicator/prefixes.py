@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pycollective import _core, array_backend
+import pycollective._core as _core
+from pycollective import array_backend
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import op_name, own_ufunc, switch
 from pycollective.communicator.arrays import Array, deliver, input_and_output
+from pycollective.communicator.call import Call
 from pycollective.communicator.member import Member
 from pycollective.communicator.signatures import Later, MoveOptions, Now, O, Op, S
 from pycollective.communicator.ufuncs import reduce_by
@@ -159,25 +161,27 @@ class Prefixes(Member):
             name = "exscan" if exclusive else "scan"
             return reduce_by(self, name, function, source, target, place, algorithm, later, timeout)
         op = op_name(op, source.dtype)
-        given, total = array_backend.to_numpy(source), target
-        if not array_backend.on_host(target):
-            total = np.empty(target.shape, target.dtype)
         contributions = self.rank + (not exclusive)
-        how, seconds = self._how(algorithm), self._seconds(timeout)
-        task = self._core.scan(
-            given, total if contributions else None, op, exclusive, how, seconds, later
-        )
+        call = Call(
+            "exscan" if exclusive else "scan", source, target if contributions else None,
+            self._seconds(timeout), later,
+            op=op, algorithm=self._how(algorithm), count=source.size,
+        )  # fmt: skip
 
         def finish() -> Any:
+            if contributions and op != "mean":
+                return deliver(target, place)
+            total = array_backend.to_numpy(target)
             if not contributions:
                 total[...] = _identity(op, total.dtype)
-            elif op == "mean":
+            else:
                 _core.reduce_arrays(op, [total], [total], contributions)
             if total is not target:
                 array_backend.assign(target, total)
             return deliver(target, place)
 
-        return finish() if task is None else Work([task], finish)
+        work = self._submit(call)
+        return work.then(finish) if later else finish()
 
 
 def _identity(op: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

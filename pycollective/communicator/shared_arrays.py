@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pycollective import _core
+import pycollective._core as _core
 
 __all__ = ["shared_arrays"]
 

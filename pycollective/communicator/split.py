@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pycollective import _core
+import pycollective._core as _core
 from pycollective.errors import CollectiveError
 
 __all__ = ["Family", "SharedMemory", "Threads", "split_groups"]

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pycollective import _core
 from pycollective.algorithms import Algorithm
 from pycollective.communicator.arrays import Array, Place, deliver
-from pycollective.communicator.work import in_python
-
-if TYPE_CHECKING:
-    from pycollective.communicator.member import Member
+from pycollective.communicator.call import Call
+from pycollective.communicator.member import Member
 
 __all__ = ["reduce_by"]
 
@@ -49,7 +46,7 @@ def reduce_by(
             parts.reduce(target, root)
         return None if target is None else deliver(target, place)
 
-    return in_python(member, call) if async_op else call()
+    return member._run_later(call) if async_op else call()
 
 
 class _Parts:
@@ -106,9 +103,9 @@ class _Parts:
         self, collective: str, given: Array, shape: tuple[int, ...] | None, root: int = 0
     ) -> Array:
         taken = None if shape is None else np.empty(shape, given.dtype)
-        which = _core.Collective.__members__[collective]
-        self._member._core.move_parts(
-            which, np.ascontiguousarray(given), taken, self._count, self._agreed, root, "auto",
-            self._seconds,
+        call = Call(
+            collective, np.ascontiguousarray(given), taken, self._seconds,
+            root=root, count=self._count, shape=self._agreed,
         )  # fmt: skip
+        self._member._submit(call)
         return given if taken is None else taken

@@ -9,7 +9,6 @@ from typing import Any
 from pycollective import array_backend
 from pycollective.arguments import OpName
 from pycollective.communicator import Communicator, Work
-from pycollective.communicator.staged import StagedCore
 from pycollective.distribute.cross_device_ops import ReplicaReduction
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.workers import Workers
@@ -184,5 +183,4 @@ def on_each_device(results: Sequence[Any], likes: Sequence[Sequence[Any]]) -> li
 
 def by_streams(communicator: Communicator | None) -> bool:
     """Whether a communicator is known to make calls on GPU arrays in streams: no host waits for them."""
-    core = None if communicator is None else communicator._gpu
-    return core is not None and not isinstance(core, StagedCore)
+    return communicator is not None and communicator.has_gpu_streams

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+import pycollective._core as _core
 from pycollective import array_backend
 from pycollective.array_backend import Array
 from pycollective.communicator import Communicator
@@ -315,7 +316,9 @@ class _Pulse:
     """
 
     def __init__(self, communicator: Communicator, silence: float, over: threading.Event) -> None:
-        self._group = communicator._group
+        group = communicator._group
+        assert isinstance(group, _core.Group)  # MPI watches its ranks itself
+        self._group = group
         self._rank = communicator.rank
         self._silence = silence
         self._over = over

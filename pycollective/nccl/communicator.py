@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pycollective import _core
+import pycollective._core as _core
 from pycollective.errors import (
     AbortedError,
     CollectiveError,
@@ -25,6 +25,7 @@ from pycollective.errors import (
     with_text,
 )
 from pycollective.nccl import device
+from pycollective.nccl.device_task import DeviceTask
 from pycollective.nccl.memory import SINCE, Block, Registered
 
 __all__ = ["NcclCommunicator", "Operation", "Peers"]
@@ -65,8 +66,8 @@ class _Clock:
         return self._begin + device.seconds_between(self._first, event)
 
 
-class Operation:
-    """A call that was enqueued; what `Work` waits for."""
+class Operation(DeviceTask):
+    """A call that was enqueued."""
 
     def __init__(
         self,
@@ -78,16 +79,14 @@ class Operation:
         event: Any,
         timed: tuple[_Clock, Any] | None,
     ) -> None:
+        super().__init__(owner.device, seconds)
         self._owner = owner
         self._timed = timed  # a clock, and the event before it
         self.what = what
         self.number = number
-        self.seconds = seconds
-        self.begin = time.monotonic()
         self.kept = kept  # memory that the device still reads and writes
         self.event = event
         self.failed = False
-        self._ordered = False
 
     @property
     def over(self) -> bool:
@@ -99,36 +98,21 @@ class Operation:
         """Whether the device is done with it, or will never be."""
         return self.over or self._owner.error is not None
 
-    @property
-    def times(self) -> tuple[float, float]:
-        """When its stream came to it and was done with it, as `time.monotonic` would have said it.
-
-        Of one that was not timed, or that the device has not ended: when it was enqueued, and now.
-        """
+    def device_times(self) -> tuple[float, float] | None:
+        """Return when its stream came to it and was done with it."""
         if self._timed is None or not self.over:
-            return self.begin, time.monotonic()
+            return None
         clock, before = self._timed
-        with device.on(self._owner.device):
+        with device.on(self.device):
             begin = clock.time_of(before)
             return begin, begin + device.seconds_between(before, self.event)
 
-    @property
-    def done(self) -> bool:
-        """Whether its result can be used on this thread's stream."""
-        return self._ordered or self.over or self._owner.error is not None
-
-    def wait(self, timeout: float) -> bool:
-        """Wait on the host for so many seconds; for ever: let this thread's stream wait."""
-        if timeout >= self.seconds and self._owner.error is None:
-            with device.on(self._owner.device):
-                device.stream_wait(device.present_stream(), [self.event])
-            self._ordered = True
-            return True
-        until = time.monotonic() + timeout
-        while not self.done:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(_PAUSE)
+    def order(self) -> bool:
+        """Let this thread's stream wait for it."""
+        if self._owner.error is not None:
+            return False
+        with device.on(self.device):
+            device.stream_wait(device.present_stream(), [self.event])
         return True
 
     def check(self) -> None:
@@ -430,7 +414,7 @@ class NcclCommunicator:
             code = self._comm.async_error()
         if code not in (0, _core.nccl.IN_PROGRESS):
             return self._cause(self._asynchronous(code, oldest.what if oldest else "between calls"))
-        waiting = 0.0 if oldest is None else time.monotonic() - oldest.begin
+        waiting = 0.0 if oldest is None else time.monotonic() - oldest.began
         error = self._peers.failure(waiting)
         if error is None and oldest is not None and waiting > oldest.seconds:
             return self._timed_out(oldest.what, oldest.seconds, oldest.number)

@@ -6,12 +6,10 @@ import logging
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sized
+from typing import NamedTuple, Protocol
 
 from pycollective.errors import RendezvousError
-
-if TYPE_CHECKING:
-    from pycollective.communicator.member import Member
 
 __all__ = ["DEBUG", "LOG", "TIMELINE", "TRACE", "WARN_AFTER", "group_made", "settings"]
 
@@ -90,6 +88,44 @@ def _speak(level: int) -> None:
     LOG.setLevel(level)
 
 
+class Group(Protocol):
+    """What the line about a group says of it."""
+
+    @property
+    def transport(self) -> str:
+        """What moves the bytes."""
+
+    def address(self, rank: int) -> str:
+        """Return where a rank is reached that is not on this host."""
+
+
+class Engine(Protocol):
+    """What the line about a group says of the engine for arrays in the host's memory."""
+
+    @property
+    def choices(self) -> Sized:
+        """The rows that were measured."""
+
+
+class Member(Protocol):
+    """A rank of a group."""
+
+    rank: int
+    size: int
+
+    @property
+    def hosts(self) -> list[int]:
+        """Each rank's host."""
+
+    @property
+    def _group(self) -> Group:
+        """Its group."""
+
+    @property
+    def _core(self) -> Engine:
+        """Its engine."""
+
+
 def group_made(member: Member, who: str, source: str, table: str) -> None:
     """Log what a group is like: one line.
 
@@ -106,7 +142,7 @@ def group_made(member: Member, who: str, source: str, table: str) -> None:
     """
     if not LOG.isEnabledFor(logging.INFO):
         return
-    rows = len(member._choices)
+    rows = len(member._core.choices)
     algorithms = f"{rows} rows of {table}, then the built-in table" if rows else "built-in table"
     LOG.info(
         "%s; described by %s; %s; algorithms: %s",

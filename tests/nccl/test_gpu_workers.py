@@ -65,7 +65,7 @@ for how in ("RING", "NCCL", "AUTO"):
     strategy = strategy_of(how)
     def among_workers():
         core = strategy.extended.workers.communicator._gpu
-        return 0 if core is None else core._nccl.calls
+        return 0 if core is None else core.nccl._nccl.calls
     before = calls()
     def sums():
         context = d.get_replica_context()

@@ -1,0 +1,103 @@
+"""The compiled core as an engine: schedules over threads, shared memory and TCP."""
+
+from __future__ import annotations
+
+import pycollective._core as _core
+from pycollective.communicator.call import About, Call, Rows, present
+from pycollective.communicator.work import DONE, Work
+
+__all__ = ["HostCore"]
+
+
+class HostCore(_core.Communicator):
+    """One rank's end of the compiled core. Plain arrays reach it by a shorter way, without Python."""
+
+    def __init__(self, group: _core.Group, rank: int) -> None:
+        super().__init__(group, rank)
+        self._group = group
+        self.choices: Rows = []
+
+    def prefer(self, rows: Rows) -> None:
+        """Take rows for ``algorithm="auto"``, the same on all ranks, before the first call."""
+        super().prefer(rows)
+        self.choices = rows
+
+    def submit(self, call: Call) -> Work[None]:
+        """Carry a call out."""
+        task = self._begin(call)
+        return DONE if task is None else Work([task])
+
+    def _begin(self, c: Call) -> _core.Task | None:
+        match c.collective:
+            case "all_reduce":
+                return self.all_reduce(
+                    present(c.source), present(c.target), c.op, c.algorithm, c.reproducible,
+                    c.timeout, c.async_op, c.shape,
+                )  # fmt: skip
+            case "reduce":
+                return self.reduce(
+                    present(c.source), c.target, c.op, c.root, c.algorithm, c.timeout, c.async_op
+                )
+            case "reduce_scatter":
+                return self.reduce_scatter(
+                    present(c.source), present(c.target), c.op, c.algorithm, c.timeout, c.async_op
+                )
+            case "scan" | "exscan":
+                return self.scan(
+                    present(c.source), c.target, c.op, c.collective == "exscan", c.algorithm,
+                    c.timeout, c.async_op,
+                )  # fmt: skip
+            case "broadcast":
+                return self.broadcast(
+                    present(c.source), present(c.target), c.root, c.algorithm, c.timeout, c.async_op
+                )
+            case "barrier":
+                return self.barrier(c.timeout, c.async_op)
+            case "send":
+                return self.send(present(c.source), c.peer, c.tag, c.timeout, c.async_op, c.label)
+            case "recv":
+                return self.recv(present(c.target), c.peer, c.tag, c.timeout, c.async_op, c.label)
+        which, shape = _core.Collective.__members__[c.collective], c.shape or ()
+        if c.counts is None:
+            return self.move_parts(
+                which, c.source, c.target, c.count, shape, c.root, c.algorithm, c.timeout,
+                c.async_op, c.label,
+            )  # fmt: skip
+        if c.out_counts is None:
+            return self.move_ragged(
+                which, c.source, c.target, c.counts, shape, c.root, c.algorithm, c.timeout,
+                c.async_op,
+            )  # fmt: skip
+        return self.all_to_all_ragged(
+            present(c.source), present(c.target), c.counts, c.out_counts, shape, c.timeout,
+            c.async_op,
+        )  # fmt: skip
+
+    def about(self, call: Call) -> About:
+        """Return what traces say of a call."""
+        return About(self._group.transport, *self._algorithm_of(call))
+
+    def _algorithm_of(self, call: Call) -> tuple[str, str]:
+        """Return the algorithm's name, and why it was chosen where the program did not say."""
+        array, how = call.array, call.algorithm
+        if array is None or call.is_message:
+            return "", ""
+        if not isinstance(how, str):
+            return how.name, "one's own"
+        if call.reproducible:
+            return "direct", "for reproducible=True"
+        if call.out_counts is not None:
+            return "direct", ""
+        if how != "auto":
+            return how, ""
+        nbytes = array.nbytes
+        if call.collective == "all_gather" and call.target is not None:
+            nbytes = call.target.nbytes  # of all parts
+        which = _core.Collective.__members__[call.collective]
+        name = self.select(which, nbytes)
+        table = "built-in"
+        if any(row[0] == which and nbytes <= row[1] for row in self.choices):
+            table = "measured"
+        elif name == "hierarchical":
+            return name, f"chosen for {max(self._group.hosts) + 1} hosts"
+        return name, f"chosen by the {table} table for {nbytes} bytes among {self.size} ranks"
