@@ -55,7 +55,7 @@ Array array_of(Ends& ends, std::size_t inputs, std::size_t outputs) {
   const py::array& typed = ends.input ? *ends.input : ends.output.value();
   Array array;
   array.item = static_cast<std::size_t>(typed.itemsize());
-  array.type = py::str(typed.dtype());
+  array.type = name_of(typed.dtype());
   check_items(ends.input, inputs, array.item);
   check_items(ends.output, outputs, array.item);
   if (ends.input) array.input = ends.input->data();
@@ -160,7 +160,7 @@ std::shared_ptr<Task> post(Communicator& self, const py::array& array, void* dat
     throw std::invalid_argument("the core takes C-contiguous arrays");
   }
   const std::vector<std::int64_t> shape(array.shape(), array.shape() + array.ndim());
-  Envelope envelope(label.empty() ? std::string(py::str(array.dtype())) : label, shape.data(),
+  Envelope envelope(label.empty() ? name_of(array.dtype()) : label, shape.data(),
                     static_cast<int>(shape.size()), bytes_of(array));
   envelope.tag = tag;
   if (later) {

@@ -148,7 +148,7 @@ const Known* learn(State& state, const Kind& kind, const Request& request, const
       reducing = Reducing{type, which};
       array.type = to_string(type);
     } else {
-      array.type = py::str(dtype);
+      array.type = name_of(dtype);
     }
     const std::size_t items = items_of(shape);
     if (items == 0 || array.item == 0) return nullptr;

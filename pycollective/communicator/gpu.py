@@ -192,14 +192,9 @@ def _exchange(member: Member, text: str, what: str) -> list[str]:
         mark = f"... (BLAKE2 of the whole: {hashlib.blake2b(words, digest_size=16).hexdigest()})"
         words = words[: room - len(mark)] + mark.encode()
     row = np.frombuffer(struct.pack("=I", len(words)) + words.ljust(room), np.uint8)
-    table = np.empty((member.size, _WORDS), np.uint8)
-    # The label tells a rank with a host array what this one has.
-    call = Call(
-        "all_gather", row, table, member.timeout,
-        count=_WORDS, shape=row.shape, label="a GPU array",
-    )  # fmt: skip
     try:
-        member._submit(call)
+        # The label tells a rank with a host array what this one has.
+        table = member._gathered(row, member.timeout, "a GPU array")
     except MismatchError as error:
         raise with_text(
             error,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pycollective._core as _core
 from pycollective.communicator.call import About, Call, Rows, present
 from pycollective.communicator.work import DONE, Work
@@ -24,39 +26,36 @@ class HostCore(_core.Communicator):
 
     def submit(self, call: Call) -> Work[None]:
         """Carry a call out."""
-        task = self._begin(call)
+        # A call has the arrays that it needs; what crashed without them, the core refuses.
+        source: Any = call.source
+        target: Any = call.target
+        how, seconds, later, op = call.algorithm, call.timeout, call.async_op, call.op
+        match call.collective:
+            case "all_reduce":
+                task = self.all_reduce(
+                    source, target, op, how, call.reproducible, seconds, later, call.shape
+                )
+            case "reduce":
+                task = self.reduce(source, target, op, call.root, how, seconds, later)
+            case "reduce_scatter":
+                task = self.reduce_scatter(source, target, op, how, seconds, later)
+            case "scan" | "exscan":
+                is_exclusive = call.collective == "exscan"
+                task = self.scan(source, target, op, is_exclusive, how, seconds, later)
+            case "broadcast":
+                task = self.broadcast(source, target, call.root, how, seconds, later)
+            case "barrier":
+                task = self.barrier(seconds, later)
+            case "send":
+                task = self.send(source, call.peer, call.tag, seconds, later, call.label)
+            case "recv":
+                task = self.recv(target, call.peer, call.tag, seconds, later, call.label)
+            case _:
+                task = self._move(call)
         return DONE if task is None else Work([task])
 
-    def _begin(self, c: Call) -> _core.Task | None:
-        match c.collective:
-            case "all_reduce":
-                return self.all_reduce(
-                    present(c.source), present(c.target), c.op, c.algorithm, c.reproducible,
-                    c.timeout, c.async_op, c.shape,
-                )  # fmt: skip
-            case "reduce":
-                return self.reduce(
-                    present(c.source), c.target, c.op, c.root, c.algorithm, c.timeout, c.async_op
-                )
-            case "reduce_scatter":
-                return self.reduce_scatter(
-                    present(c.source), present(c.target), c.op, c.algorithm, c.timeout, c.async_op
-                )
-            case "scan" | "exscan":
-                return self.scan(
-                    present(c.source), c.target, c.op, c.collective == "exscan", c.algorithm,
-                    c.timeout, c.async_op,
-                )  # fmt: skip
-            case "broadcast":
-                return self.broadcast(
-                    present(c.source), present(c.target), c.root, c.algorithm, c.timeout, c.async_op
-                )
-            case "barrier":
-                return self.barrier(c.timeout, c.async_op)
-            case "send":
-                return self.send(present(c.source), c.peer, c.tag, c.timeout, c.async_op, c.label)
-            case "recv":
-                return self.recv(present(c.target), c.peer, c.tag, c.timeout, c.async_op, c.label)
+    def _move(self, c: Call) -> _core.Task | None:
+        """Move parts of one length, or of several."""
         which, shape = _core.Collective.__members__[c.collective], c.shape or ()
         if c.counts is None:
             return self.move_parts(

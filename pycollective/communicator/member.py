@@ -283,24 +283,35 @@ class Member(_core.CommunicatorBase):
 
     def _engine_for(self, call: Call) -> Engine:
         """Choose the engine that carries a call out."""
-        engine: Engine = self._core
-        array = call.array
-        if array is not None and type(array) is not np.ndarray:  # it lies on a GPU
-            if call.collective in ("scan", "exscan"):
-                engine = Staged(self._core)
-            else:
-                engine = self._on_gpus(array).choose(call)
+        array, host = call.array, self._core
+        engine: Engine
+        if array is None or type(array) is np.ndarray:
+            engine = host
+        elif call.collective in ("scan", "exscan"):  # of an array on a GPU, as all that follow
+            engine = Staged(host)
+        else:
+            engine = self._on_gpus(array).choose(call)
         return engine if self._tracer is None else tracing.Traced(engine, self._tracer)
 
     def _submit(self, call: Call) -> Work[None]:
+        """Let an engine carry a call out."""
         return self._engine_for(call).submit(call)
 
     def _run(self, call: Call, place: Place | None = None) -> Any:
         """Make a call; return its target, copied to where it must be, or the work that will have it."""
-        work = self._submit(call)
+        work = self._engine_for(call).submit(call)
         if call.async_op:
             return work.then(functools.partial(deliver, call.target, place))
-        return deliver(call.target, place)
+        return call.target if place is None else deliver(call.target, place)
+
+    def _gathered(self, row: Array, seconds: float, label: str = "", async_op: bool = False) -> Any:
+        """Tell all ranks a row; return the rows of all, by rank, or the work that will have them."""
+        table = np.empty((self.size, *row.shape), row.dtype)
+        call = Call(
+            "all_gather", row, table, seconds, async_op,
+            count=row.size, shape=row.shape, label=label,
+        )  # fmt: skip
+        return self._run(call)
 
     def _run_later(self, call: Callable[[], R], array: Array | None = None) -> Work[R]:
         """Make a call that consists of several, with what Python does between them, as a work.

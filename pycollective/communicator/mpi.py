@@ -1,7 +1,7 @@
 """The same collectives on an MPI library, through mpi4py: for networks that only MPI knows.
 
 Before each collective the ranks compare what they call, because MPI does not. All waiting is polling,
-with a deadline. A rank that leaves, or fails the group, tells the others by a message that they poll for.
+with a deadline. A rank that leaves, or fails the group, tells the others in a message.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import numpy as np
 from pycollective import nccl
 from pycollective.communicator import tracing
 from pycollective.communicator.arrays import Array
-from pycollective.communicator.call import Call
 from pycollective.communicator.member import Member
 from pycollective.communicator.work import Work
 from pycollective.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
@@ -89,9 +88,8 @@ class Watch:
     @staticmethod
     def _tell(own: Member, number: int, seconds: float) -> Work[Array]:
         """Begin to tell the others a number, and to hear theirs."""
-        told, heard = np.array([number], np.int64), np.empty(own.size, np.int64)
-        call = Call("all_gather", told, heard, seconds, async_op=True, count=1, shape=(1,))
-        return own._submit(call).then(lambda: heard)
+        work: Work[Array] = own._gathered(np.array(number, np.int64), seconds, async_op=True)
+        return work
 
     def _heard(self, counts: list[int]) -> None:
         self._work = None
