@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import pycollective._core as _core
 from pycollective import observe, tuning
@@ -58,7 +58,7 @@ class Communicator(Extremes, Prefixes, Objects):
     """
 
     @classmethod
-    def from_mpi(cls, comm: Any, *, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
+    def from_mpi(cls, comm: object, *, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
         """Make a communicator whose collectives run on the MPI library, through mpi4py.
 
         For clusters whose network only MPI knows; every rank of ``comm`` calls it. It takes no

@@ -18,7 +18,7 @@ How: TypeAlias = "str | _core.Algorithm"
 """An algorithm: its name, or a schedule of the program's own."""
 
 Rows: TypeAlias = Sequence[tuple[_core.Collective, int, str]]
-"""What ``algorithm="auto"`` means: collective, most bytes, algorithm; the first that fits."""
+"""The meaning of ``algorithm="auto"``: collective, most bytes, algorithm; the first that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +83,17 @@ class Call:
 
     @property
     def is_message(self) -> bool:
-        """Whether two ranks alone take part."""
+        """True if two ranks alone take part."""
         return self.peer >= 0
 
     @property
     def is_ragged(self) -> bool:
-        """Whether the parts of the ranks may differ in length."""
+        """True if the parts of the ranks may differ in length."""
         return self.counts is not None
 
     @property
     def has_root(self) -> bool:
-        """Whether one rank has another part in it than the others."""
+        """True if one rank has another part in it than the others."""
         return self.collective in ("reduce", "broadcast", "gather", "scatter")
 
     def __str__(self) -> str:
@@ -124,19 +124,19 @@ def present(array: Array | None) -> Array:
 
 
 class About(NamedTuple):
-    """What traces say of how an engine carries a call out."""
+    """The words for traces of how an engine carries a call out."""
 
     by: str
-    """What moves the bytes."""
+    """The transport."""
     algorithm: str = ""
     why: str = ""
-    """Why that algorithm, where the program has not named it."""
+    """The reason for the algorithm, where the program has not named it."""
     gpu: int | None = None
     """The device whose clock the times are of; None: the host's."""
 
 
 class Engine(Protocol):
-    """What carries calls out."""
+    """Something that carries calls out."""
 
     def submit(self, call: Call) -> Work[None]:
         """Carry a call out.
@@ -146,7 +146,7 @@ class Engine(Protocol):
         """
 
     def about(self, call: Call) -> About:
-        """Return what traces say of a call."""
+        """Return the words for traces of a call."""
 
 
 class HostEngine(Engine, Protocol):
@@ -158,7 +158,7 @@ class HostEngine(Engine, Protocol):
 
     @property
     def outstanding(self) -> int:
-        """How many calls are under way."""
+        """The number of calls under way."""
 
     def prefer(self, rows: Rows) -> None:
         """Take rows for ``algorithm="auto"``."""
@@ -167,7 +167,7 @@ class HostEngine(Engine, Protocol):
         """Let calls that have waited so long say who is missing."""
 
     def select(self, collective: _core.Collective, bytes: int) -> str:
-        """Return what ``algorithm="auto"`` means."""
+        """Return the algorithm that "auto" means."""
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array | None:
         """Make an array that the ranks of the host reach; None where an ordinary one does as well."""

@@ -103,6 +103,8 @@ class Cart:
 
         return at(-displacement), at(displacement)
 
+    # Blocks may be arrays of any library, in an array or a sequence: so ``out`` and results are Any.
+
     def neighbor_all_to_all(
         self,
         x: ArrayLike | Sequence[ArrayLike],

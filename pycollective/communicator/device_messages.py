@@ -63,19 +63,7 @@ Kept = deque[tuple[Callable[[], bool], Any]]
 
 
 class DeviceMessages:
-    """A rank's messages of GPU arrays.
-
-    Parameters
-    ----------
-    member : Member
-        The rank.
-    runtime : Runtime
-        Makes the copies.
-    parcels : Parcels
-        Those of the group.
-    kept : deque
-        Takes the arrays of copies that devices may still be at.
-    """
+    """A rank's messages of GPU arrays; ``kept`` gets the arrays that devices may still copy."""
 
     def __init__(
         self, member: Member, runtime: _core.device.Runtime, parcels: Parcels, kept: Kept

@@ -76,7 +76,7 @@ class Engines:
 
     @property
     def by_streams(self) -> bool:
-        """Whether calls are made in streams, so that no host waits for them."""
+        """True if calls are made in streams, so that no host waits for them."""
         return self.nccl is not None or isinstance(self.own, DeviceExecutor)
 
     def choose(self, call: Call) -> GpuEngine:
@@ -281,7 +281,7 @@ class Nccl:
             _log.info("NCCL %s among %d ranks", library.version_text, member.size)
 
     def about(self, call: Call) -> About:
-        """Return what traces say of a call."""
+        """Return the words for traces of a call."""
         return About("NCCL", gpu=self._nccl.device)
 
     # Collectives --------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class Nccl:
         return Work([made])
 
     def _calls_of(self, call: Call) -> _Calls:
-        """Return what gives NCCL a collective."""
+        """Return a function that gives NCCL a collective."""
         source, target, root = call.source, call.target, call.root
         name = call.collective
         if name == "all_gather" and not call.is_ragged:
@@ -514,23 +514,7 @@ class Nccl:
 
 
 class Message(nccl.DeviceTask):
-    """A message that is put off, or under way.
-
-    Parameters
-    ----------
-    engine : Nccl
-        Whose it is.
-    what : str
-        The call in words.
-    call : callable
-        Gives it to NCCL.
-    array : array
-        What is sent, or received into.
-    seconds : float
-        Its deadline.
-    timed : bool
-        Let the device note its times.
-    """
+    """A message that is put off, or under way; ``call`` gives it to NCCL."""
 
     def __init__(
         self, engine: Nccl, what: str, call: _Calls, array: Array, seconds: float, timed: bool

@@ -26,7 +26,7 @@ class HostCore(_core.Communicator):
 
     def submit(self, call: Call) -> Work[None]:
         """Carry a call out."""
-        # A call has the arrays that it needs; what crashed without them, the core refuses.
+        # Any, because a call has the arrays that it needs, which no type says; the core refuses None.
         source: Any = call.source
         target: Any = call.target
         how, seconds, later, op = call.algorithm, call.timeout, call.async_op, call.op
@@ -73,7 +73,7 @@ class HostCore(_core.Communicator):
         )  # fmt: skip
 
     def about(self, call: Call) -> About:
-        """Return what traces say of a call."""
+        """Return the words for traces of a call."""
         return About(self._group.transport, *self._algorithm_of(call))
 
     def _algorithm_of(self, call: Call) -> tuple[str, str]:

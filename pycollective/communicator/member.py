@@ -50,7 +50,7 @@ class GpuEngines(Protocol):
 
     @property
     def by_streams(self) -> bool:
-        """Whether calls are made in streams, so that no host waits for them."""
+        """True if calls are made in streams, so that no host waits for them."""
 
     def choose(self, call: Call) -> GpuEngine:
         """Return the one for a call."""
@@ -175,7 +175,6 @@ class Member(_core.CommunicatorBase):
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work[None] | None:
         """Return when every rank has called it; with ``async_op``, a `Work` at once."""
         later = switch("async_op", async_op)
-        # Of no arrays: the result is None.
         work: Work[None] | None = self._run(
             Call("barrier", None, None, self._seconds(timeout), later)
         )
@@ -195,7 +194,7 @@ class Member(_core.CommunicatorBase):
 
     @property
     def has_gpu_streams(self) -> bool:
-        """Whether calls on GPU arrays are known to be made in streams: no host waits for them."""
+        """True if calls on GPU arrays are known to be made in streams: no host waits for them."""
         return self._gpu is not None and self._gpu.by_streams
 
     def describe(self) -> str:
@@ -298,7 +297,10 @@ class Member(_core.CommunicatorBase):
         return self._engine_for(call).submit(call)
 
     def _run(self, call: Call, place: Place | None = None) -> Any:
-        """Make a call; return its target, copied to where it must be, or the work that will have it."""
+        """Make a call; return its target, copied to where it must be, or the work that will have it.
+
+        That is Any: the overloads of the public methods say the type.
+        """
         work = self._engine_for(call).submit(call)
         if call.async_op:
             return work.then(functools.partial(deliver, call.target, place))

@@ -93,10 +93,8 @@ class Moves(Member):
         algorithm : {"auto", "tree", "chain"} or Algorithm
             See `pycollective.algorithms`; the chain is for large arrays. One's own must be for
             broadcast.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -169,10 +167,8 @@ class Moves(Member):
             The ranks' numbers of rows may differ; they are exchanged first.
         algorithm : {"auto", "ring", "doubling", "direct"} or Algorithm
             See `pycollective.algorithms`; one's own must be for all_gather.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -246,10 +242,8 @@ class Moves(Member):
             As of `all_gather`.
         algorithm : str or Algorithm
             As of `broadcast`.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -334,10 +328,8 @@ class Moves(Member):
             With ``ragged``, on the root: rows of ``x`` for each rank.
         algorithm : str or Algorithm
             As of `broadcast`.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -436,10 +428,8 @@ class Moves(Member):
             Where the result goes.
         algorithm : str or Algorithm
             As of `broadcast`; with ``counts`` there is "direct" alone.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------

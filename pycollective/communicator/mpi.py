@@ -268,7 +268,7 @@ class MPICore:
         return "MPI"
 
     def about(self, call: Call) -> About:
-        """Return what traces say of a call."""
+        """Return the words for traces of a call."""
         return About("MPI")
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array | None:

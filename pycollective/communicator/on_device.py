@@ -57,11 +57,6 @@ class DeviceExecutor:
 
     A call returns when all ranks have come to it: what this thread's stream is given afterwards finds
     its result.
-
-    Parameters
-    ----------
-    member : Member
-        The rank.
     """
 
     def __init__(self, member: Member) -> None:
@@ -83,7 +78,7 @@ class DeviceExecutor:
         self._dropped.atexit = False
 
     def about(self, call: Call) -> About:
-        """Return what traces say of a call."""
+        """Return the words for traces of a call."""
         if call.is_message:
             return About("device copies")
         gpu, how = array_backend.device_of(call.array)[1], call.algorithm

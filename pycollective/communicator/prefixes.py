@@ -71,10 +71,8 @@ class Prefixes(Member):
         algorithm : {"auto", "chain"} or Algorithm
             See `pycollective.algorithms`; one's own must be for scan. "chain" combines the contributions
             in the order of the ranks.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------

@@ -213,10 +213,8 @@ class Reductions(Member):
             See `pycollective.algorithms`; one's own must be for reduce. Each combines in an order that
             depends on root and number of ranks alone. "auto" is "direct" where all ranks share memory,
             else "tree".
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------
@@ -292,10 +290,8 @@ class Reductions(Member):
         algorithm : {"auto", "ring", "halving", "direct"} or Algorithm
             See `pycollective.algorithms`; one's own must be for reduce_scatter. Each combines in an
             order of its own, the same over every transport; "auto" does not mean the same one there.
-        async_op : bool
-            Return a `Work` at once instead of the result.
-        timeout : float, optional
-            Seconds to wait for the other ranks.
+        async_op, timeout
+            As of `all_reduce`.
 
         Returns
         -------

@@ -20,7 +20,7 @@ class Staged:
         self._host = host
 
     def about(self, call: Call) -> About:
-        """Return what traces say of a call."""
+        """Return the words for traces of a call."""
         return self._host.about(call)
 
     def submit(self, call: Call) -> Work[None]:

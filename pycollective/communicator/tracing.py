@@ -40,14 +40,14 @@ _asked_for: dict[str, Timeline] = {}  # by the environment
 
 
 class Group(Protocol):
-    """What traces tell of a group."""
+    """A group, as far as traces show it."""
 
     @property
     def transport(self) -> str:
-        """What moves the bytes."""
+        """The transport."""
 
     def calls(self, rank: int) -> int:
-        """Return how many collective calls a rank has begun."""
+        """Return the number of collective calls that a rank has begun."""
 
 
 class Traceable(Protocol):
@@ -165,19 +165,19 @@ class Tracer:
 
 
 def _is_over(task: Task) -> bool:
-    """Return whether a call has ended; on a device its result can be used before."""
+    """Return True if a call has ended; on a device its result can be used before."""
     return task.ended if isinstance(task, DeviceTask) else task.done
 
 
 class Traced:
-    """An engine whose calls are made known."""
+    """An engine around another, whose calls it records."""
 
     def __init__(self, engine: Engine, tracer: Tracer) -> None:
         self._engine = engine
         self._tracer = tracer
 
     def about(self, call: Call) -> About:
-        """Return what traces say of a call."""
+        """Return the words for traces of a call."""
         return self._engine.about(call)
 
     def submit(self, call: Call) -> Work[None]:
@@ -217,7 +217,7 @@ def together(members: Sequence[Traceable], call_of: Callable[[int], Call]) -> It
             tracer.over(record, error)
 
 
-# Who is traced ------------------------------------------------------------------------------------
+# The communicators that are traced -----------------------------------------------------------------
 
 
 def _warn(text: str) -> None:

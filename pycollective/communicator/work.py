@@ -24,14 +24,14 @@ class Task(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the call is over, well or not; of a device: whether its result can be used."""
+        """True if the call is over, well or not; on a device, if its result can be used."""
 
     @property
     def times(self) -> tuple[float, float]:
-        """When the call began and ended, as `time.monotonic`; once it is over."""
+        """The begin and the end of a call that is over, as `time.monotonic`."""
 
     def wait(self, timeout: float) -> bool:
-        """Return whether the call is over within so many seconds."""
+        """Return True if the call is over within ``timeout`` seconds."""
 
     def check(self) -> None:
         """Raise the error of the call, if it has one."""

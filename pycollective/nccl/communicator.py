@@ -127,29 +127,15 @@ class Operation(DeviceTask):
 class NcclCommunicator:
     """This rank's end of a communicator of NCCL on one device.
 
-    Parameters
-    ----------
-    library : Library
-        NCCL.
-    unique_id : bytes
-        What all ranks have from the first.
-    size, rank : int
-        Number of ranks, and this one.
-    on_device : int
-        The CUDA device.
-    peers : Peers
-        The other ranks.
-    seconds : float
-        How long to wait for them.
-    min_ctas, max_ctas : int, optional
-        How many thread blocks NCCL's kernels have at least, and at most.
+    All ranks have ``unique_id`` from the first. ``min_ctas`` and ``max_ctas`` bound the number of thread
+    blocks of NCCL's kernels.
 
     Raises
     ------
     NcclError
         NCCL refuses.
     CollectiveTimeoutError
-        The others did not come.
+        The others did not come within ``seconds``.
     """
 
     def __init__(
@@ -223,21 +209,20 @@ class NcclCommunicator:
         what : str
             The call in words.
         call : callable
-            Is given the communicator and the address of the stream; calls of NCCL that it makes are
+            Gets the communicator and the address of the stream; the calls of NCCL that it makes are
             one group.
         kept : object
-            What must live as long as the call.
+            Lives as long as the call.
         seconds : float
-            After which the communicator is aborted if the call is not over.
+            The deadline, at which the communicator is aborted.
         later : bool
-            On a stream of the communicator's own, which waits for what this thread's stream has been
-            given so far.
+            Use the communicator's own stream, which waits for what this thread's stream was given.
         timed : bool
-            Let the device note when it begins and ends it.
+            Let the device note when it begins and ends the call.
         behind : sequence of event
-            What must have happened before.
+            Events that come before.
         counts : bool
-            Whether it is one of the calls that all ranks make.
+            False for a call that not all ranks make.
         """
         with self._calls, device.on(self.device):
             self.check()

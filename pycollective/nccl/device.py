@@ -103,13 +103,7 @@ def event(after: Any, timed: bool = False) -> Any:
 
 
 class Fetch:
-    """A value of a device on its way to the host; nobody waits until it is read.
-
-    Parameters
-    ----------
-    array
-        An array of the thread's device, in C order.
-    """
+    """An array of the thread's device, in C order, on its way to the host; reading it waits."""
 
     def __init__(self, array: Any) -> None:
         self._like = array.dtype, array.shape

@@ -14,13 +14,6 @@ class DeviceTask:
 
     To wait for ever means that this thread's stream waits, and not the host: the result can then be used
     in the order of the stream.
-
-    Parameters
-    ----------
-    on_device : int
-        The device.
-    seconds : float
-        The call's deadline.
     """
 
     #: Which of the calls that all ranks make it is; 0: none of them.
@@ -33,11 +26,11 @@ class DeviceTask:
 
     @property
     def ended(self) -> bool:
-        """Whether the device is done with it, or will never be."""
+        """True if the device is done with it, or will never be."""
         raise NotImplementedError
 
     def device_times(self) -> tuple[float, float] | None:
-        """Return when its stream came to it and was done with it; None if the device did not note it."""
+        """Return the times at which its stream began and ended it; None if the device noted none."""
         raise NotImplementedError
 
     def order(self) -> bool:
@@ -53,19 +46,19 @@ class DeviceTask:
 
     @property
     def times(self) -> tuple[float, float]:
-        """When its stream came to it and was done with it, as `time.monotonic` would have said it.
+        """The times at which its stream began and ended it, as of `time.monotonic`.
 
-        Of one that was not timed, or that the device has not ended: when it was made, and now.
+        Of a call that was not timed, or has not ended: the time at which it was made, and now.
         """
         return self.device_times() or (self.began, time.monotonic())
 
     @property
     def done(self) -> bool:
-        """Whether its result can be used on this thread's stream, or will never be there."""
+        """True if its result can be used on this thread's stream, or will never be there."""
         return self._ordered or self.ended
 
     def wait(self, timeout: float) -> bool:
-        """Wait on the host for so many seconds; for ever: let this thread's stream wait."""
+        """Wait on the host for ``timeout`` seconds; for ever: let this thread's stream wait."""
         if timeout >= self.seconds and self.order():
             self._ordered = True
             return True

@@ -89,18 +89,18 @@ def _speak(level: int) -> None:
 
 
 class Group(Protocol):
-    """What the line about a group says of it."""
+    """A group, as far as the line about it shows it."""
 
     @property
     def transport(self) -> str:
-        """What moves the bytes."""
+        """The transport."""
 
     def address(self, rank: int) -> str:
-        """Return where a rank is reached that is not on this host."""
+        """Return the address of a rank that is not on this host."""
 
 
 class Engine(Protocol):
-    """What the line about a group says of the engine for arrays in the host's memory."""
+    """The engine for arrays in the host's memory, as far as the line shows it."""
 
     @property
     def choices(self) -> Sized:
@@ -127,18 +127,10 @@ class Member(Protocol):
 
 
 def group_made(member: Member, who: str, source: str, table: str) -> None:
-    """Log what a group is like: one line.
+    """Log a line about a new group.
 
-    Parameters
-    ----------
-    member : Member
-        A rank of it.
-    who : str
-        Which rank of which group, and how the ranks talk.
-    source : str
-        Where the description of the group came from.
-    table : str
-        Where its rows for algorithm="auto" came from, if it has any.
+    It says who a rank of it is, the source of the group's description, and the table of its rows for
+    algorithm="auto", if it has rows.
     """
     if not LOG.isEnabledFor(logging.INFO):
         return

@@ -54,7 +54,7 @@ class Record:
         self.began = self.ended = time.monotonic()
 
     def arguments(self) -> dict[str, Any]:
-        """Return what a timeline shows of it."""
+        """Return the arguments that a timeline shows of it."""
         found: dict[str, Any] = {"bytes": self.nbytes, "dtype": self.dtype, "shape": self.shape}
         found |= {"transport": self.transport, **self.others}
         said = {"algorithm": self.algorithm, "why": self.why, "error": self.error}
