@@ -194,7 +194,7 @@ def _exchange(member: Member, text: str, what: str) -> list[str]:
     row = np.frombuffer(struct.pack("=I", len(words)) + words.ljust(room), np.uint8)
     try:
         # The label tells a rank with a host array what this one has.
-        table = member._gathered(row, member.timeout, "a GPU array")
+        table = member._gathered(row.reshape(1, -1), member.timeout, "a GPU array")
     except MismatchError as error:
         raise with_text(
             error,

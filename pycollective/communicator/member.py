@@ -307,8 +307,8 @@ class Member(_core.CommunicatorBase):
         return call.target if place is None else deliver(call.target, place)
 
     def _gathered(self, row: Array, seconds: float, label: str = "", async_op: bool = False) -> Any:
-        """Tell all ranks a row; return the rows of all, by rank, or the work that will have them."""
-        table = np.empty((self.size, *row.shape), row.dtype)
+        """Tell all ranks rows; return the rows of all, by rank, or the work that will have them."""
+        table = np.empty((self.size * len(row), *row.shape[1:]), row.dtype)
         call = Call(
             "all_gather", row, table, seconds, async_op,
             count=row.size, shape=row.shape, label=label,

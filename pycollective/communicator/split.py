@@ -154,7 +154,7 @@ def split_groups(
 def _members(communicator: Member, color: int | None, key: int, seconds: float) -> list[int]:
     """Return the ranks of this rank's color in their new order; none without a color."""
     wanted = -1 if color is None or color < 0 else color
-    table = communicator._gathered(np.array([wanted, key], np.int64), seconds)
+    table = communicator._gathered(np.array([[wanted, key]], np.int64), seconds)
     return sorted(
         (r for r in range(communicator.size) if wanted >= 0 and table[r, 0] == wanted),
         key=lambda r: (table[r, 1], r),
@@ -175,7 +175,7 @@ def _make(
         except (OSError, RuntimeError, MemoryError) as error:
             problem = error
     padded = np.frombuffer(offer.ljust(_OFFER_BYTES, b"\0"), np.uint8)
-    offers = communicator._gathered(padded, seconds)
+    offers = communicator._gathered(padded.reshape(1, -1), seconds)
     if not members or problem is not None:
         return None, problem
     place = offers[members[0]].tobytes()
@@ -204,7 +204,7 @@ def _agree(
     said = bytes([is_cause]) + reason.encode()[:_REASON_BYTES]
     # Who waits for the others in the new group waits longer here.
     padded = np.frombuffer(said.ljust(1 + _REASON_BYTES, b"\0"), np.uint8)
-    failed = communicator._gathered(padded, 2 * seconds)
+    failed = communicator._gathered(padded.reshape(1, -1), 2 * seconds)
     reasons = {r: _text_of(failed[r, 1:]) for r in members if failed[r, 1:].any()}
     if not reasons:
         return

@@ -88,7 +88,7 @@ class Watch:
     @staticmethod
     def _tell(own: Member, number: int, seconds: float) -> Work[Array]:
         """Begin to tell the others a number, and to hear theirs."""
-        work: Work[Array] = own._gathered(np.array(number, np.int64), seconds, async_op=True)
+        work: Work[Array] = own._gathered(np.array([number], np.int64), seconds, async_op=True)
         return work
 
     def _heard(self, counts: list[int]) -> None:
