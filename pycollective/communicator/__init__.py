@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, overload
 
+import numpy as np
+
 import pycollective._core as _core
 from pycollective import observe, tuning
 from pycollective.arguments import seconds, switch, whole
 from pycollective.communicator import gpu
 from pycollective.communicator.arrays import Array
+from pycollective.communicator.call import Call, Engine
 from pycollective.communicator.cart import Cart
 from pycollective.communicator.extremes import Extremes, Located
 from pycollective.communicator.member import GpuEngines
@@ -19,7 +22,9 @@ from pycollective.communicator.prefixes import Prefixes
 from pycollective.communicator.reductions import DEFAULT_ALGORITHM, all_reduce_together
 from pycollective.communicator.shared_arrays import shared_arrays
 from pycollective.communicator.split import Threads, split_groups
-from pycollective.communicator.tracing import timeline
+from pycollective.communicator.staged import Staged
+from pycollective.communicator.tracing import Traced, timeline
+from pycollective.communicator.ufuncs import ByFunction
 from pycollective.communicator.work import Work
 
 __all__ = [
@@ -188,6 +193,20 @@ class Communicator(Extremes, Prefixes, Objects):
         who = f"rank {rank} of {part.size} (rank {self.rank} before), {group.transport}"
         observe.group_made(part, who, f"split of {self.size} ranks", str(tuning.path()))
         return part
+
+    def _engine_for(self, call: Call) -> Engine:
+        """Choose the engine that carries a call out."""
+        array, host = call.array, self._core
+        engine: Engine
+        if call.function is not None:
+            return ByFunction(self)  # by calls that are traced themselves
+        if array is None or type(array) is np.ndarray:
+            engine = host
+        elif call.collective in ("scan", "exscan"):  # of an array on a GPU, as all that follow
+            engine = Staged(host)
+        else:
+            engine = self._on_gpus(array).choose(call)
+        return engine if self._tracer is None else Traced(engine, self._tracer)
 
     def _on_gpus(self, like: Array) -> GpuEngines:
         if self._gpu is None:

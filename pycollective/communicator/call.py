@@ -36,7 +36,9 @@ class Call:
     async_op : bool
         Return a work that is under way.
     op : str
-        The reduction, for those that reduce.
+        The operation, for those that reduce.
+    function : ufunc, optional
+        A function of NumPy's instead of an operation.
     root : int
         The root, for those that have one.
     algorithm : str or Algorithm
@@ -64,6 +66,7 @@ class Call:
     timeout: float
     async_op: bool = False
     op: str = ""
+    function: np.ufunc | None = None
     root: int = 0
     algorithm: How = "auto"
     reproducible: bool = False

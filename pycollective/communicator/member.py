@@ -26,7 +26,6 @@ from pycollective.communicator.host import HostCore
 from pycollective.communicator.mpi import MPICore, MPIGroup
 from pycollective.communicator.signatures import DTypeOf, Later, Now, Options, S
 from pycollective.communicator.split import Family
-from pycollective.communicator.staged import Staged
 from pycollective.communicator.work import Work
 from pycollective.errors import CollectiveError, MismatchError
 
@@ -282,15 +281,7 @@ class Member(_core.CommunicatorBase):
 
     def _engine_for(self, call: Call) -> Engine:
         """Choose the engine that carries a call out."""
-        array, host = call.array, self._core
-        engine: Engine
-        if array is None or type(array) is np.ndarray:
-            engine = host
-        elif call.collective in ("scan", "exscan"):  # of an array on a GPU, as all that follow
-            engine = Staged(host)
-        else:
-            engine = self._on_gpus(array).choose(call)
-        return engine if self._tracer is None else tracing.Traced(engine, self._tracer)
+        raise NotImplementedError
 
     def _submit(self, call: Call) -> Work[None]:
         """Let an engine carry a call out."""

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 import pycollective._core as _core
 from pycollective import array_backend
 from pycollective.algorithms import Algorithm
-from pycollective.arguments import op_name, own_ufunc, switch
+from pycollective.arguments import switch
 from pycollective.communicator.arrays import Array, deliver, input_and_output
 from pycollective.communicator.call import Call
 from pycollective.communicator.member import Member
 from pycollective.communicator.signatures import Later, MoveOptions, Now, O, Op, S
-from pycollective.communicator.ufuncs import reduce_by
+from pycollective.communicator.ufuncs import operation
 from pycollective.communicator.work import Work
 
 if TYPE_CHECKING:
@@ -146,40 +146,37 @@ class Prefixes(Member):
     def _prefix(
         self,
         x: ArrayLike,
-        op: Any,
+        op: Op,
         exclusive: bool,
-        out: Any,
+        out: object,
         algorithm: str | Algorithm,
         async_op: bool,
         timeout: float | None,
-    ) -> Any:
-        later = switch("async_op", async_op)
+    ) -> object:
         source, target, place = input_and_output(x, out)
-        if function := own_ufunc(op, source.dtype):
-            name = "exscan" if exclusive else "scan"
-            return reduce_by(self, name, function, source, target, place, algorithm, later, timeout)
-        op = op_name(op, source.dtype)
+        name, function = operation(op, source.dtype)
         contributions = self.rank + (not exclusive)
+        is_whole = function is not None or (contributions and name != "mean")
         call = Call(
-            "exscan" if exclusive else "scan", source, target if contributions else None,
-            self._seconds(timeout), later,
-            op=op, algorithm=self._how(algorithm), count=source.size,
+            "exscan" if exclusive else "scan", source,
+            target if contributions or is_whole else None, self._seconds(timeout),
+            switch("async_op", async_op), op=name, function=function,
+            algorithm=self._how(algorithm), count=source.size,
         )  # fmt: skip
 
-        def finish() -> Any:
-            if contributions and op != "mean":
-                return deliver(target, place)
-            total = array_backend.to_numpy(target)
-            if not contributions:
-                total[...] = _identity(op, total.dtype)
-            else:
-                _core.reduce_arrays(op, [total], [total], contributions)
-            if total is not target:
-                array_backend.assign(target, total)
+        def finish() -> object:
+            if not is_whole:
+                total = array_backend.to_numpy(target)
+                if contributions:
+                    _core.reduce_arrays(name, [total], [total], contributions)
+                else:
+                    total[...] = _identity(name, total.dtype)
+                if total is not target:
+                    array_backend.assign(target, total)
             return deliver(target, place)
 
         work = self._submit(call)
-        return work.then(finish) if later else finish()
+        return work.then(finish) if call.async_op else finish()
 
 
 def _identity(op: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import pycollective._core as _core
 from pycollective.algorithms import Algorithm
-from pycollective.arguments import op_name, own_ufunc, rank_number, switch, whole
+from pycollective.arguments import op_name, rank_number, switch, whole
 from pycollective.communicator.arrays import (
     Array,
     Place,
@@ -38,7 +38,7 @@ from pycollective.communicator.signatures import (
     S,
 )
 from pycollective.communicator.tracing import together
-from pycollective.communicator.ufuncs import reduce_by
+from pycollective.communicator.ufuncs import operation
 from pycollective.communicator.work import Work
 
 if TYPE_CHECKING:
@@ -141,14 +141,11 @@ class Reductions(Member):
         """
         reproducible, later = switch("reproducible", reproducible), switch("async_op", async_op)
         source, target, result = input_and_output(x, out)
-        if function := own_ufunc(op, source.dtype):
-            return reduce_by(
-                self, "all_reduce", function, source, target, result, algorithm, later, timeout
-            )
+        name, function = operation(op, source.dtype)
         call = Call(
-            "all_reduce", source, target, self._seconds(timeout), later,
-            op=op_name(op, source.dtype), algorithm=self._how_reduced(algorithm, reproducible),
-            reproducible=reproducible, count=source.size,
+            "all_reduce", source, target, self._seconds(timeout), later, op=name, function=function,
+            algorithm=self._how_reduced(algorithm, reproducible), reproducible=reproducible,
+            count=source.size,
         )  # fmt: skip
         return self._run(call, result)
 
@@ -234,13 +231,10 @@ class Reductions(Member):
             source, target, result = input_and_output(x, out)
         else:
             source = as_input(x)
-        if function := own_ufunc(op, source.dtype):
-            return reduce_by(
-                self, "reduce", function, source, target, result, algorithm, later, timeout, root
-            )
+        name, function = operation(op, source.dtype)
         call = Call(
-            "reduce", source, target, self._seconds(timeout), later,
-            op=op_name(op, source.dtype), root=root, algorithm=how, count=source.size,
+            "reduce", source, target, self._seconds(timeout), later, op=name, function=function,
+            root=root, algorithm=how, count=source.size,
         )  # fmt: skip
         return self._run(call, result)
 
@@ -309,13 +303,10 @@ class Reductions(Member):
         source = as_input(x)
         part = part_shape("x", source.shape, self.size)
         target, result = output_for(out, source, part, part[1:] if part[0] == 1 else None)
-        if function := own_ufunc(op, source.dtype):
-            return reduce_by(
-                self, "reduce_scatter", function, source, target, result, algorithm, later, timeout
-            )
+        name, function = operation(op, source.dtype)
         call = Call(
             "reduce_scatter", apart(source, target, self._place(source, target.size)), target,
-            self._seconds(timeout), later, op=op_name(op, source.dtype),
+            self._seconds(timeout), later, op=name, function=function,
             algorithm=self._how(algorithm), count=target.size,
         )  # fmt: skip
         return self._run(call, result)
