@@ -16,7 +16,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,7 +25,7 @@ import pycollective._core as _core
 from pycollective import array_backend, nccl
 from pycollective.communicator import on_device
 from pycollective.communicator.arrays import Array
-from pycollective.communicator.call import About, Call, GpuEngine, present
+from pycollective.communicator.call import About, Call, Engine, GpuEngine, present
 from pycollective.communicator.member import Member
 from pycollective.communicator.on_device import DeviceExecutor
 from pycollective.communicator.staged import Staged
@@ -67,19 +67,19 @@ class Engines:
 
     nccl: Nccl | None
     own: DeviceExecutor | Staged
-    warning: str = field(default="")
+    warning: str = ""
 
     @property
-    def all(self) -> Sequence[GpuEngine]:
-        """All of them, in the order in which they are closed."""
-        return [self.own] if self.nccl is None else [self.own, self.nccl]
+    def to_close(self) -> Sequence[GpuEngine]:
+        """The engines that have to be closed, in this order."""
+        return [one for one in (self.own, self.nccl) if isinstance(one, DeviceExecutor | Nccl)]
 
     @property
     def by_streams(self) -> bool:
         """True if calls are made in streams, so that no host waits for them."""
         return self.nccl is not None or isinstance(self.own, DeviceExecutor)
 
-    def choose(self, call: Call) -> GpuEngine:
+    def choose(self, call: Call) -> Engine:
         """Choose NCCL, which has algorithms of its own, unless a call names another algorithm."""
         if self.nccl is None:
             return self.own

@@ -44,14 +44,14 @@ class GpuEngines(Protocol):
     """The engines for arrays of GPUs that the ranks of a group have found they can use."""
 
     @property
-    def all(self) -> Sequence[GpuEngine]:
-        """All of them."""
+    def to_close(self) -> Sequence[GpuEngine]:
+        """The engines that have to be closed, in this order."""
 
     @property
     def by_streams(self) -> bool:
         """True if calls are made in streams, so that no host waits for them."""
 
-    def choose(self, call: Call) -> GpuEngine:
+    def choose(self, call: Call) -> Engine:
         """Return the one for a call."""
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], seconds: float) -> Array | None:
@@ -216,7 +216,7 @@ class Member(_core.CommunicatorBase):
         if self._host is not None:
             self._host.settle()
             self._host.collect()
-            for engine in self._gpu.all if self._gpu is not None else ():
+            for engine in self._gpu.to_close if self._gpu is not None else ():
                 engine.close()
             tracing.leave(self)
         self._gpu = None
@@ -243,7 +243,7 @@ class Member(_core.CommunicatorBase):
 
     def _close_at_exit(self) -> None:
         """Leave when the process ends: nobody will wait for the calls that are under way."""
-        for engine in self._gpu.all if self._gpu is not None else ():
+        for engine in self._gpu.to_close if self._gpu is not None else ():
             engine.finish()
         if self._host is not None and self._host.outstanding:
             self.abort(f"rank {self.rank} ended while calls of it were under way")
@@ -254,7 +254,7 @@ class Member(_core.CommunicatorBase):
 
     def _disown(self) -> None:
         """After a fork, in the child: the rank is the parent's."""
-        for engine in self._gpu.all if self._gpu is not None else ():
+        for engine in self._gpu.to_close if self._gpu is not None else ():
             engine.abandon()
         self._detach()
         self._group.abandon()

@@ -39,12 +39,3 @@ class Staged:
             return work.then(deliver)
         deliver()
         return DONE
-
-    def close(self) -> None:
-        """Nothing is left behind."""
-
-    def finish(self) -> None:
-        """Nothing is left behind."""
-
-    def abandon(self) -> None:
-        """Nothing is left behind."""

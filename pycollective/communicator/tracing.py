@@ -22,7 +22,7 @@ from pycollective.communicator.call import About, Call, Engine, HostEngine
 from pycollective.communicator.work import Task, Work
 from pycollective.errors import CollectiveError, RendezvousError
 from pycollective.nccl.device_task import DeviceTask
-from pycollective.observe.log import LOG, TIMELINE, TRACE, settings
+from pycollective.observe.log import LOG, TIMELINE, TRACE, Member, settings
 from pycollective.observe.trace_events import Record, Timeline
 
 __all__ = ["Traced", "Tracer", "ignore", "join", "leave", "timeline", "together"]
@@ -39,28 +39,11 @@ _timelines: list[Timeline] = []
 _asked_for: dict[str, Timeline] = {}  # by the environment
 
 
-class Group(Protocol):
-    """A group, as far as traces show it."""
-
-    @property
-    def transport(self) -> str:
-        """The transport."""
-
-    def calls(self, rank: int) -> int:
-        """Return the number of collective calls that a rank has begun."""
-
-
-class Traceable(Protocol):
+class Traceable(Member, Protocol):
     """A communicator whose calls may be traced."""
 
-    rank: int
-    size: int
     _lane: int
     _tracer: Tracer | None
-
-    @property
-    def _group(self) -> Group:
-        """Its group."""
 
     @property
     def _core(self) -> HostEngine:

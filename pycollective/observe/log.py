@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from pycollective.errors import RendezvousError
 
-__all__ = ["DEBUG", "LOG", "TIMELINE", "TRACE", "WARN_AFTER", "group_made", "settings"]
+__all__ = ["DEBUG", "LOG", "Member", "TIMELINE", "TRACE", "WARN_AFTER", "group_made", "settings"]
 
 DEBUG = "PYCOLLECTIVE_DEBUG"
 TIMELINE = "PYCOLLECTIVE_TIMELINE"
@@ -89,7 +89,7 @@ def _speak(level: int) -> None:
 
 
 class Group(Protocol):
-    """A group, as far as the line about it shows it."""
+    """A group, as far as lines and traces show it."""
 
     @property
     def transport(self) -> str:
@@ -97,6 +97,9 @@ class Group(Protocol):
 
     def address(self, rank: int) -> str:
         """Return the address of a rank that is not on this host."""
+
+    def calls(self, rank: int) -> int:
+        """Return the number of collective calls that a rank has begun."""
 
 
 class Engine(Protocol):
