@@ -196,7 +196,7 @@ class Communicator(Extremes, Prefixes, Objects):
 
     def _engine_for(self, call: Call) -> Engine:
         """Choose the engine that carries a call out."""
-        array, host = call.array, self._core
+        array, host, tracer = call.array, self._core, self._tracer
         engine: Engine
         if call.function is not None:
             return ByFunction(self)  # by calls that are traced themselves
@@ -206,7 +206,7 @@ class Communicator(Extremes, Prefixes, Objects):
             engine = Staged(host)
         else:
             engine = self._on_gpus(array).choose(call)
-        return engine if self._tracer is None else Traced(engine, self._tracer)
+        return engine if tracer is None else Traced(engine, tracer)
 
     def _on_gpus(self, like: Array) -> GpuEngines:
         if self._gpu is None:

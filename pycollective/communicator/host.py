@@ -12,7 +12,7 @@ __all__ = ["HostCore"]
 
 
 class HostCore(_core.Communicator):
-    """One rank's end of the compiled core. Plain arrays reach it by a shorter way, without Python."""
+    """One rank's end of the compiled core. Plain arrays reach the core without a call in Python."""
 
     def __init__(self, group: _core.Group, rank: int) -> None:
         super().__init__(group, rank)

@@ -266,7 +266,7 @@ class Member(_core.CommunicatorBase):
         """Take rows for algorithm="auto", the same on all ranks, before the first call."""
         self._core.prefer(choices)
 
-    # The way of every call ----------------------------------------------------------------------
+    # How every call is made ---------------------------------------------------------------------
 
     @property
     def _core(self) -> HostEngine:
@@ -332,7 +332,7 @@ class Member(_core.CommunicatorBase):
         return Work([core.run_later(begin)], finish, core.collect)
 
     def _trace(self, tracer: tracing.Tracer | None) -> None:
-        """Let calls go by a tracer, or again by the short way."""
+        """Record calls by a tracer; None: record none, and let plain arrays take the compiled path."""
         self._tracer = tracer
         if tracer is None and isinstance(self._host, HostCore):
             self._attach(self._host)

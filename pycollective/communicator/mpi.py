@@ -315,7 +315,7 @@ class MPICore:
         self._under_way.append(task)
         return task
 
-    # The way of every call ----------------------------------------------------------------------
+    # How every call is made ---------------------------------------------------------------------
 
     def submit(self, call: Call) -> Work[None]:
         """Carry a call out; a collective once all ranks are found to call the same."""

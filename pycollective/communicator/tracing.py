@@ -1,7 +1,7 @@
 """Traces: the calls of communicators are logged, remembered, and put into timelines.
 
-`Traced` wraps an engine: what it makes known of a call is what the engine is asked for, after all
-arguments were checked and prepared.
+`Traced` wraps an engine: it records what the engine is asked for, after all arguments were checked and
+prepared.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Traceable(Member, Protocol):
         """Its engine for arrays in the host's memory."""
 
     def _trace(self, tracer: Tracer | None) -> None:
-        """Let calls go by a tracer, or again by the short way."""
+        """Record calls by a tracer; None: record none, and let plain arrays take the compiled path."""
 
 
 class Tracer:
-    """Makes the calls of a rank known."""
+    """Records the calls of a rank: for timelines, for the log, and for the report of an error."""
 
     def __init__(self, member: Traceable) -> None:
         self._rank, self._size, self._lane = member.rank, member.size, member._lane
@@ -82,7 +82,7 @@ class Tracer:
         return made
 
     def under_way(self, record: Record, task: Task) -> None:
-        """Make a call known when it is over."""
+        """Keep the record of a call until the call is over."""
         if isinstance(task, DeviceTask):
             record.number = task.number
         else:
@@ -91,14 +91,14 @@ class Tracer:
             self._under_way[id(record)] = record, task
 
     def over(self, record: Record, error: BaseException | None, is_on_gpu: bool = False) -> None:
-        """Make a call known that this thread has made."""
+        """End the record of a call that this thread has made."""
         record.ended = time.monotonic()
         if not record.is_message and not is_on_gpu:
             record.number = self._group.calls(self._rank)
         self._tell(record, error)
 
     def finish(self) -> None:
-        """Make all calls known that devices have been given.
+        """Wait for the calls that devices have been given, and end their records.
 
         A device that does not come to an end is given up at the call's deadline.
         """
@@ -112,7 +112,7 @@ class Tracer:
         self.collect()
 
     def collect(self) -> None:
-        """Make those calls known that were under way and are over."""
+        """End the records of calls that were under way and are over."""
         with _lock:
             over = [(key, *both) for key, both in self._under_way.items() if _is_over(both[1])]
             for key, _, _ in over:
@@ -164,7 +164,7 @@ class Traced:
         return self._engine.about(call)
 
     def submit(self, call: Call) -> Work[None]:
-        """Carry a call out, and make it known when it is over."""
+        """Carry a call out, and record it."""
         tracer, about = self._tracer, self._engine.about(call)
         is_on_gpu = about.gpu is not None
         tracer.collect()
@@ -183,7 +183,7 @@ class Traced:
 
 @contextlib.contextmanager
 def together(members: Sequence[Traceable], call_of: Callable[[int], Call]) -> Iterator[None]:
-    """Make the calls of all ranks known that one thread makes for them in the block."""
+    """Record the calls of all ranks that one thread makes for them in the block."""
     records = []
     for rank, member in enumerate(members):
         if member._tracer is not None:
