@@ -2,9 +2,9 @@
 //
 // A call of some hundred nanoseconds has no time for pybind11's conversions, nor for Python's own
 // statements. `fast_call(collective)(method)` makes a method that looks at the arguments itself:
-// plain NumPy arrays that need no preparation, in a group that shares a board, go to the core at
-// once; all else goes to the method in Python, which is right for everything. What a program
-// repeats (shape, dtype, op, root) is kept prepared.
+// plain NumPy arrays that need no preparation go to the core at once; all else goes to the method
+// in Python, which is right for everything. What a program repeats (shape, dtype, op, root) is kept
+// prepared.
 #include "bindings/fast_calls.h"
 
 #include <pybind11/numpy.h>
@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
@@ -202,12 +203,14 @@ const Known* learn(State& state, const Kind& kind, const Request& request, const
     }
     Known& known = state.known[state.oldest];
     known.kind = nullptr;
-    const Algorithm& direct = direct_algorithm(kind.collective);
-    known.prepared =
-        communicator.prepare(direct, array, request.root, reducing ? &*reducing : nullptr);
     const std::size_t bytes =
         array.count * array.item * (in_parts(kind.collective) ? static_cast<std::size_t>(size) : 1);
-    known.automatic = &communicator.select(kind.collective, bytes) == &direct;
+    const Algorithm& selected = communicator.select(kind.collective, bytes);
+    const Algorithm& algorithm = state.board ? direct_algorithm(kind.collective) : selected;
+    known.prepared =
+        communicator.prepare(algorithm, array, request.root, reducing ? &*reducing : nullptr);
+    known.direct = state.board;
+    known.automatic = &selected == &algorithm;
     known.descr = dtype;
     known.op = py::reinterpret_borrow<py::object>(request.op);
     known.root = request.root;
@@ -259,8 +262,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   State& state = *self.state;
   Communicator& communicator = *state.communicator;
   if (communicator.has_calls_under_way()) return Py_NotImplemented;  // which must be over first
-  static const PreparedCall kBarrier = communicator.prepare_barrier();
-  const PreparedCall* prepared = &kBarrier;
+  const PreparedCall* prepared = &state.barrier;
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t bytes = 0;
@@ -278,7 +280,9 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
     if (!x) return Py_NotImplemented;
     const Known* known = find(state, kind, request, *x);
     if (!known) known = learn(state, kind, request, *x);
-    if (!known || (request.automatic && !known->automatic)) return Py_NotImplemented;
+    if (!known || !(request.automatic ? known->automatic : known->direct)) {
+      return Py_NotImplemented;
+    }
     bytes = known->bytes();
     prepared = &known->prepared;
     if (!by_output) input = x->data;
@@ -293,18 +297,12 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
       }
       result = py::reinterpret_borrow<py::object>(request.out);
     } else {
-      Py_INCREF(x->descr);
-      auto& api = npy_api::get();
-      result = py::reinterpret_steal<py::object>(
-          api.PyArray_NewFromDescr_(api.PyArray_Type_, x->descr, known->output_dims,
-                                    known->output_shape.data(), nullptr, nullptr, 0, nullptr));
-      if (!result) return nullptr;
+      result = new_array(communicator.group().arena(), x->descr, known->output_dims,
+                         known->output_shape.data(), kSharedResultFrom);
     }
     if (known->outputs) output = py::detail::array_proxy(result.ptr())->data;
     kept = py::reinterpret_borrow<py::object>(given);
   }
-  // While the interpreter is kept, peers that are threads cannot come.
-  if (!state.threads) state.spins = communicator.group().in_crowd() ? kCrowdedSpins : kHeldSpins;
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   const double timeout = self.timeout;
   if (request.later) {
@@ -312,11 +310,11 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
     communicator.start_tasks();  // before anything is posted: the call can be repeated
     using Kept = std::pair<py::object, py::object>;
     auto under_way =
-        communicator.submit_begun(*prepared, input, output, state.spins, duration_of(timeout),
+        communicator.submit_begun(*prepared, input, output, state.spins(), duration_of(timeout),
                                   [&] { return std::make_shared<Kept>(kept, result); });
     return new_work(under_way, result);
   }
-  if (!brief || !communicator.begin(*prepared, input, output, state.spins)) {
+  if (!brief || !communicator.begin(*prepared, input, output, state.spins())) {
     std::shared_ptr<Communicator> kept_communicator = state.communicator;
     PreparedCall copy = *prepared;  // another thread may use the place
     Waiting waiting = waiting_for(timeout);
@@ -437,10 +435,10 @@ PyObject* attach(PyObject* self, PyObject* core) {
     auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
     auto state = std::make_unique<State>();
     state->threads = communicator->group().transport() == "threads";
-    // Without a board there is no short way.
-    bool direct = communicator->has_board();
+    state->board = communicator->has_board();
+    state->barrier = communicator->prepare_barrier();
     state->communicator = std::move(communicator);
-    delete std::exchange(base->state, direct ? state.release() : nullptr);
+    delete std::exchange(base->state, state.release());
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -529,6 +527,11 @@ bool read_number(PyObject* value, int most, int& found) {
   if (overflow || number < 0 || number > most) return false;
   found = static_cast<int>(number);
   return true;
+}
+
+int State::spins() const {
+  if (threads || !board) return 1;
+  return communicator->group().in_crowd() ? kCrowdedSpins : kHeldSpins;
 }
 
 PyObject* default_op() { return name_sum; }

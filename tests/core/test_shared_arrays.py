@@ -75,6 +75,16 @@ def test_freed_memory_is_used_again(comms):
     assert comms[0].empty(99_000).ctypes.data == place
 
 
+def test_long_results_are_shared_and_own_their_memory(comms, on_ranks):
+    def work(comm):
+        long, short = comm.all_reduce(np.ones(100_000)), comm.all_reduce(np.ones(10))
+        assert _core.is_shared(long) and not _core.is_shared(short)
+        assert long.flags.owndata and (comm.all_reduce(long) == 4).all()
+        return True
+
+    assert on_ranks(comms, work) == [True, True]
+
+
 def test_ten_thousand_arrays_cost_no_descriptor(comms):
     before = len(os.listdir("/proc/self/fd"))
     arrays = [comms[0].empty(16) for _ in range(10_000)]
