@@ -48,7 +48,8 @@ examples:
 
 _OF_EXTRAS = (
     "numpy", "threadpoolctl", "tqdm", "safetensors", "scikit-learn", "cupy-cuda12x", "cupy-cuda13x",
-    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml_dtypes", "matplotlib", "h5py", "pillow", "ray", "mpi4py",
+    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml_dtypes", "matplotlib", "h5py", "pillow",
+    "tensorboard", "ray", "mpi4py",
 )  # fmt: skip
 _PINGS = 200
 _BULK = 4 << 20
