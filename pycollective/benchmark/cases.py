@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective import algorithms, array_backend
+from pycollective.algorithms import Algorithm
 from pycollective.algorithms.simulation import ROOTED
 from pycollective.communicator import Communicator
 from pycollective.nccl.device import present_stream
 
 __all__ = [
     "COLLECTIVES", "PARTS", "REDUCING", "ROOTED", "Arrays", "Case", "algorithms_of", "has_choice",
-    "kind_of", "place",
+    "kind_of", "place", "takes",
 ]  # fmt: skip
 
 COLLECTIVES = (
@@ -58,8 +59,17 @@ def algorithms_of(collective: str) -> list[str]:
     """Return the algorithms of one of `COLLECTIVES`; "-" where there are none."""
     if collective == "send_recv":
         return ["-"]
-    same = "all_reduce" if collective == "all_reduce_many" else collective.removesuffix(_RAGGED)
-    return algorithms.names(same)
+    return algorithms.names(_of_algorithms(collective))
+
+
+def _of_algorithms(collective: str) -> str:
+    """Return the collective whose algorithms one of `COLLECTIVES` takes."""
+    return "all_reduce" if collective == "all_reduce_many" else collective.removesuffix(_RAGGED)
+
+
+def takes(collective: str, algorithm: Algorithm) -> bool:
+    """Whether an algorithm of a user's own is for one of `COLLECTIVES`."""
+    return has_choice(collective) and algorithm.collective == _of_algorithms(collective)
 
 
 def kind_of(name: str) -> np.dtype[Any]:
@@ -104,7 +114,7 @@ class Case:
         Bytes that are asked for; `bytes` are those that can be had.
     ranks : int
         Number of ranks.
-    dtype, op, algorithm : str
+    dtype, op, algorithm
         As the collective takes them; those that it does not take are not looked at.
     in_place : bool
         Whether the result replaces the input where the collective can do that.
@@ -119,10 +129,15 @@ class Case:
     ranks: int
     dtype: str = "float32"
     op: str = "sum"
-    algorithm: str = "auto"
+    algorithm: str | Algorithm = "auto"
     in_place: bool = True
     registered: bool = False
     device: Literal["cpu", "gpu"] = "cpu"
+
+    @property
+    def algorithm_name(self) -> str:
+        """The algorithm in the table."""
+        return self.algorithm if isinstance(self.algorithm, str) else self.algorithm.name
 
     @property
     def kind(self) -> str:

@@ -159,8 +159,8 @@ def measure(
         iterations = max(5, min(_MOST_ITERATIONS, int(seconds / estimate)))
     if comm.rank == 0 and estimate * iterations > _LONG:
         on_wait(
-            f"{case.collective} ({case.algorithm}) of {case.bytes} bytes, {iterations} times, takes "
-            f"about {estimate * iterations:.0f} s"
+            f"{case.collective} ({case.algorithm_name}) of {case.bytes} bytes, {iterations} times, "
+            f"takes about {estimate * iterations:.0f} s"
         )
     times = np.empty(iterations)
     growing = arrays.growing
@@ -189,7 +189,7 @@ def measure(
         count=case.count,
         type=case.dtype if case.collective != "barrier" else "-",
         op=case.op if "reduce" in case.collective else "-",
-        algorithm=case.algorithm,
+        algorithm=case.algorithm_name,
         in_place=case.placed,
         ranks=case.ranks,
         iterations=iterations,

@@ -8,19 +8,11 @@ from dataclasses import dataclass
 
 from pycollective import array_backend
 from pycollective.benchmark.cases import Case, place
+from pycollective.benchmark.load import OtherLoad
 from pycollective.benchmark.measure import SMALLEST_LIMIT, Row, measure, memory_rate
 from pycollective.communicator import Communicator, local_group
 
-__all__ = ["Session", "on_threads", "sizes"]
-
-
-def sizes(begin: int, end: int, factor: int) -> list[int]:
-    """Return begin, begin × factor, … up to end."""
-    found = []
-    while begin <= end:
-        found.append(begin)
-        begin *= factor
-    return found
+__all__ = ["Session", "on_threads"]
 
 
 @dataclass(frozen=True)
@@ -42,11 +34,17 @@ class Session:
 
     def run(
         self, comm: Communicator, on_row: Callable[[Row], None], on_wait: Callable[[str], None]
-    ) -> list[Row]:
+    ) -> tuple[list[Row], float | None]:
         """Time all cases as one rank.
 
         On rank 0 only, ``on_row`` is called with each row, and ``on_wait`` before a long one.
+
+        Returns
+        -------
+        list of Row, float or None
+            What was measured, and how many cores other programs used meanwhile, as `OtherLoad` says.
         """
+        others = OtherLoad(comm)
         rows: list[Row] = []
         limits: dict[int, float] = {}
         seen: set[Case] = set()
@@ -71,21 +69,21 @@ class Session:
             rows.append(row)
             if comm.rank == 0:
                 on_row(row)
-        return rows
+        return rows, others.cores()
 
 
 def on_threads(
     session: Session, ranks: int, on_row: Callable[[Row], None], on_wait: Callable[[str], None]
-) -> list[Row]:
-    """Run a session on ranks that are threads of this process; return rank 0's rows."""
-    rows: list[Row] = []
+) -> tuple[list[Row], float | None]:
+    """Run a session on ranks that are threads of this process; return what rank 0 returns."""
+    results: list[tuple[list[Row], float | None]] = []
     errors: list[BaseException] = []
 
     def work(comm: Communicator) -> None:
         try:
             found = session.run(comm, on_row, on_wait)
             if comm.rank == 0:
-                rows.extend(found)
+                results.append(found)
         except BaseException as error:
             errors.append(error)
             comm.abort(f"the benchmark failed on rank {comm.rank}: {error}")
@@ -99,4 +97,4 @@ def on_threads(
         thread.join()
     if errors:
         raise errors[0]
-    return rows
+    return results[0]
