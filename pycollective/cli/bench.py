@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, array_backend, init, local_group, rendezvous, tuning
+from pycollective import __version__, array_backend, init, local_group, rendezvous, spawn, tuning
 from pycollective.algorithms import Algorithm, Collective
 from pycollective.benchmark import load, report
 from pycollective.benchmark.cases import (
@@ -21,10 +22,10 @@ from pycollective.benchmark.cases import (
     kind_of,
     takes,
 )  # fmt: skip
-from pycollective.benchmark.measure import Row
-from pycollective.benchmark.session import Session, on_threads
+from pycollective.benchmark.measure import Row, measure_all
 from pycollective.benchmark.tune import choose
 from pycollective.cli import options
+from pycollective.communicator import Communicator
 from pycollective.plots import size_text
 from pycollective.rendezvous import RANK, launcher
 
@@ -241,8 +242,8 @@ def _cases(args: argparse.Namespace, ranks: int, transport: str) -> list[Case]:
 
 def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, comm: Any) -> int:
     """Time everything as the ranks of one group; ``comm``: this process's one."""
-    session = Session(_cases(args, ranks, transport), args.iterations, args.seconds, args.warmup)
-    many = len({case.collective for case in session.cases}) > 1
+    cases = _cases(args, ranks, transport)
+    many = len({case.collective for case in cases}) > 1
     place = "in place" if args.in_place else "out of place"
     title = ", ".join(_collectives(args))
     if args.registered:
@@ -252,21 +253,26 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
     title = f"pycollective {__version__} {title}: {ranks} ranks ({transport}), {place}"
     if speaks:
         header = report.bench_table(many).header()
-        print(f"# {title}, {len(session.cases)} lines\n{header}", flush=True)
-
-    def on_row(row: Row) -> None:
-        print(report.line(row, many), flush=True)
+        print(f"# {title}, {len(cases)} lines\n{header}", flush=True)
 
     def on_wait(text: str) -> None:
         print(f"# {text}", file=sys.stderr, flush=True)
 
+    def timed(comm: Communicator) -> tuple[list[Row], float | None]:
+        """Time all cases as one rank; return the rows, and the cores that other programs used."""
+        other_load = load.OtherLoad(comm)
+        found = []
+        for row in measure_all(comm, cases, **how, on_wait=on_wait):
+            found.append(row)
+            if comm.rank == 0:
+                print(report.line(row, many), flush=True)
+        return found, other_load.cores()
+
+    how = {"iterations": args.iterations, "seconds": args.seconds, "warmup": args.warmup}
     rows: list[Row] = []
     others: list[float] = []
     for _ in range(_TUNING_TURNS if args.tune else 1):
-        if comm is None:
-            found, busy = on_threads(session, ranks, on_row, on_wait)
-        else:
-            found, busy = session.run(comm, on_row, on_wait)
+        found, busy = spawn(timed, ranks, threads=True)[0] if comm is None else timed(comm)
         rows += found
         others += [] if busy is None else [busy]
     wrong = sum(row.wrong for row in rows)
@@ -287,7 +293,7 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
             "device": args.device,
             "cores_of_other_programs": most,
         }
-        report.write(args.json, "bench", about, [row.as_dict() for row in rows])
+        report.write(args.json, "bench", about, [asdict(row) for row in rows])
     if args.plot:
         report.draw(args.plot, rows, title)
     return 1 if wrong else 0

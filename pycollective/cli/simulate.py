@@ -90,8 +90,9 @@ def run(args: argparse.Namespace) -> int:
     except (TypeError, ValueError, MemoryError) as error:
         raise options.WrongOptionError(error) from None
     if args.json:
-        rows = [_row(found) for curve in curves for found in curve]
-        write(args.json, "simulate", {"cluster": args.cluster}, rows)
+        every = [found for curve in curves for found in curve]
+        every.sort(key=lambda found: (found.cluster.ranks, found.bytes))
+        write(args.json, "simulate", {"cluster": args.cluster}, [_row(found) for found in every])
     if args.plot:
         draw_times(curves, args.plot)
         print(f"# drawn to {args.plot}")

@@ -46,8 +46,10 @@ def test_csv_logger(tmp_path):
 
 def test_a_plot_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    history = callbacks.History()
+    history.on_epoch_end(0, {"loss": 1.0})
     with pytest.raises(ImportError, match=r"pip install 'pycollective\[plot\]'"):
-        callbacks.History().plot()
+        history.plot()
 
 
 def test_history_is_plotted(tmp_path):
@@ -66,6 +68,9 @@ def test_history_is_plotted(tmp_path):
     assert lines["mae"] == [[i + 1, v] for i, v in enumerate(history.history["mae"])]
     values = zip([2, 4], history.history["val_mae"], strict=True)
     assert lines["val_mae"] == [[epoch, value] for epoch, value in values]
+    for axes in figure.axes:
+        assert all(mark == int(mark) for mark in axes.get_xticks())
+    assert [text.get_text() for text in figure.legends[0].texts] == ["training", "validation"]
     history.plot(["loss"]).savefig(tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="there is no .'accuracy'"):
