@@ -31,7 +31,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many axes side by side, each of this size."""
+    """Return a figure with axes side by side, each of this size in inches."""
     figure = new_figure(count * width, height)
     from matplotlib import rcParams
 

@@ -68,7 +68,7 @@ def _of_algorithms(collective: str) -> str:
 
 
 def takes(collective: str, algorithm: Algorithm) -> bool:
-    """Whether an algorithm of a user's own is for one of `COLLECTIVES`."""
+    """Return True if one of `COLLECTIVES` can be made by an algorithm of a user's own."""
     return has_choice(collective) and algorithm.collective == _of_algorithms(collective)
 
 

@@ -1,4 +1,4 @@
-"""What other programs did on the hosts of a group while it was timed."""
+"""The load of other programs on the hosts of a group while the group is timed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OtherLoad:
         self._begin = _now()
 
     def cores(self) -> float | None:
-        """Return how many cores other programs used on average, on the host where they used most.
+        """Return the cores that other programs used on average, on the host where they used most.
 
         None: the time was too short, or the system does not say.
         """
@@ -65,7 +65,7 @@ def _host_seconds() -> float:
 
 
 def warning(others: float | None) -> str:
-    """Return what to say of other programs that used so many cores; empty where they did not disturb."""
+    """Return a warning if other programs used this many cores, or nothing if they did not disturb."""
     cores = os.cpu_count() or 1
     if others is None or others < _BUSY * cores:
         return ""

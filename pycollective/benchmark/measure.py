@@ -107,7 +107,7 @@ def memory_rate(comm: Communicator, size: int) -> float:
 
 
 def measure_all(comm: Communicator, cases: Sequence[Case], **how: Any) -> Iterator[Row]:
-    """Yield what is measured of each of several cases, as `measure` does with the same settings."""
+    """Measure one case after the other, with the same settings of `measure`."""
     limits: dict[int, float] = {}
     # Sizes that the ranks' parts round to the same one are one case.
     for case in dict.fromkeys(replace(case, size=case.bytes) for case in cases):

@@ -1,4 +1,4 @@
-"""What ``pycollective bench`` and ``simulate`` print, write and draw."""
+"""Tables, reports and pictures of ``pycollective bench`` and ``simulate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands have in common: their parsers, options of several commands, kinds of values."""
+"""The parts that commands share: parsers, options of several commands, kinds of values."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _row(result: Simulation) -> dict[str, Any]:
 
 
 def _cluster(args: argparse.Namespace, ranks: int, most_bytes: int) -> Cluster:
-    """Return what the options describe."""
+    """Return the cluster that the options describe."""
     if args.cluster == "this-machine":
         if ranks > _MOST_THREADS:
             raise ValueError(

@@ -15,7 +15,7 @@ from pycollective.cli import main
 
 
 def refused(capsys, words):
-    """Return what is said of words that the command line refuses."""
+    """Give the command line words that it refuses, and return the error."""
     with pytest.raises(SystemExit) as ended:
         main(words.split() if isinstance(words, str) else words)
     assert ended.value.code == 2
