@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective import algorithms, array_backend
+from pycollective import algorithms, array_backend, dtypes
 from pycollective.algorithms import Algorithm
 from pycollective.algorithms.simulation import ROOTED
 from pycollective.communicator import Communicator
@@ -73,25 +73,8 @@ def takes(collective: str, algorithm: Algorithm) -> bool:
 
 
 def kind_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name; bfloat16 is of ``ml_dtypes``.
-
-    Raises
-    ------
-    ImportError
-        If ``ml_dtypes`` is needed and not there.
-    TypeError
-        If there is no such dtype.
-    """
-    if name == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise ImportError(
-                "bfloat16 needs ml_dtypes: pip install 'pycollective[bf16]'"
-            ) from None
-        name = ml_dtypes.bfloat16
-    kind: np.dtype[Any] = np.dtype(name)
-    return kind
+    """Return the dtype of a name; raises TypeError if there is none."""
+    return dtypes.as_dtype(name) if name == "bfloat16" else np.dtype(name)
 
 
 def place(comm: Communicator, device: str) -> tuple[str, int]:

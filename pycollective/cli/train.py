@@ -177,7 +177,6 @@ def train_cnn(
     checkpoint_dir: Path | None = None,
     max_to_keep: int | None = None,
     resume: bool = False,
-    progress: Callable[[Iterable[Any], int, int], Iterable[Any]] | None = None,
     keep: dict[str, Any] | None = None,
 ) -> Iterator[Epoch]:
     """Train the CNN, an epoch at each step of the iterator.
@@ -196,8 +195,6 @@ def train_cnn(
         The number of checkpoints that stay in the folder.
     resume : bool
         Begin after the epoch of the folder's last checkpoint.
-    progress : callable, optional
-        ``progress(batches, epoch, steps)`` wraps the batches of an epoch in a progress bar.
     keep : dict, optional
         Gets the ``model`` and the ``optimizer``.
     """
@@ -244,8 +241,7 @@ def train_cnn(
         weighted = 0.0
         accuracy.reset_state()
         begin = time.perf_counter()
-        shown = progress(distributed, number, len(batches)) if progress else distributed
-        for images, labels in shown:
+        for images, labels in _bar(distributed, number, len(batches)):
             # The size of the whole batch, so that each example weighs the same on every replica.
             examples = sum(len(part) for part in strategy.experimental_local_results(labels))
             losses = strategy.run(step, args=(images, labels, examples))
@@ -259,6 +255,18 @@ def train_cnn(
         if manager is not None:
             manager.save()
         yield epoch
+
+
+def _bar(batches: Iterable[Any], epoch: int, steps: int) -> Iterable[Any]:
+    """Show the batches of an epoch as a bar, on a terminal."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return batches
+    hidden = not sys.stderr.isatty()
+    title = f"epoch {epoch + 1}"
+    bar: Iterable[Any] = tqdm(batches, title, steps, leave=False, unit="step", disable=hidden)
+    return bar
 
 
 def evaluate(
@@ -297,23 +305,6 @@ def _strategy(args: argparse.Namespace) -> distribute.Strategy:
     return distribute.get_strategy()
 
 
-def _bar(batches: Iterable[Any], epoch: int, steps: int) -> Iterable[Any]:
-    """Show the batches of an epoch as a bar on a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return batches
-    bar: Iterable[Any] = tqdm(
-        batches,
-        total=steps,
-        desc=f"epoch {epoch + 1}",
-        unit="step",
-        leave=False,
-        disable=not sys.stderr.isatty(),
-    )
-    return bar
-
-
 def run(args: argparse.Namespace) -> int:
     """Train, print a line for each epoch, and check the checkpoint."""
     if args.batch_size < (args.replicas or 1):
@@ -341,7 +332,6 @@ def run(args: argparse.Namespace) -> int:
         checkpoint_dir=args.checkpoint_dir,
         max_to_keep=args.max_to_keep,
         resume=args.resume,
-        progress=_bar,
     )
     epoch = None
     found = []
