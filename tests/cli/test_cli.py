@@ -25,16 +25,23 @@ def refused(capsys, words):
 
 
 def test_help_teaches(capsys):
-    for words, expected in (
-        (["--help"], "pycollective train"),
-        (["train", "--help"], "data: auto"),
-        (["bench", "--help"], "busbw"),
-        (["simulate", "--help"], "infiniband-nvlink"),
+    for command, expected in (
+        ("", "pycollective train"),
+        ("train", "data: auto"),
+        ("bench", "busbw"),
+        ("simulate", "infiniband-nvlink"),
+        ("run", "script.py"),
+        ("doctor", "TF_CONFIG"),
+        ("timeline", "PYCOLLECTIVE_TIMELINE"),
+        ("completion", "~/.bashrc"),
     ):
         with pytest.raises(SystemExit) as ended:
-            main(words)
+            main([*command.split(), "--help"])
         assert ended.value.code == 0
-        assert expected in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert expected in said
+        examples = re.split("examples?:\n", said)[1]
+        assert f"pycollective {command}" in examples
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert re.match(r"pycollective \d+\.\d+\.\d+ \(C", capsys.readouterr().out)

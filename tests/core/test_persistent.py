@@ -70,6 +70,8 @@ def test_an_error_ends_the_request(on_ranks):
         request = pc.Persistent(comm.all_reduce, np.zeros(2 + comm.rank))
         with pytest.raises(pc.MismatchError):
             request.start().wait()
+        with pytest.raises(RuntimeError, match=r"call start\(\) first"):
+            request.wait()
         return request.done()
 
     assert on_ranks(local_group(2, timeout=20), work) == [True, True]
