@@ -284,14 +284,20 @@ def plot(
 def draw_times(curves: Sequence[Sequence[Simulation]], file: str | Path | None) -> Figure:
     """Draw simulated times, a line for each curve, as `plot` says."""
     every = [each for curve in curves for each in curve]
-    ranks, sizes = {each.cluster.ranks for each in every}, {each.bytes for each in every}
-    most, largest = max(ranks), max(sizes)
+    ranks = {each.cluster.ranks for each in every}
+    sizes = {each.bytes for each in every} - {0}  # a barrier has none
+    most = max(ranks)
     parts: list[tuple[str, str, list[list[tuple[int, float]]]]] = []
-    if len(sizes) > 1 or len(ranks) == 1:
-        found = [[(s.bytes, s.seconds) for s in c if s.cluster.ranks == most] for c in curves]
+    if len(sizes) > 1 or (sizes and len(ranks) == 1):
+        found = [
+            [(s.bytes, s.seconds) for s in c if s.bytes and s.cluster.ranks == most] for c in curves
+        ]
         parts.append(("bytes", f"{most:,} ranks", found))
-    if len(ranks) > 1:
-        found = [[(s.cluster.ranks, s.seconds) for s in c if s.bytes == largest] for c in curves]
+    if len(ranks) > 1 or not sizes:
+        largest = max(sizes, default=0)
+        found = [
+            [(s.cluster.ranks, s.seconds) for s in c if s.bytes in (0, largest)] for c in curves
+        ]
         parts.append(("ranks", size_text(largest), found))
     figure, every_axes = panels(len(parts), 6.4, 4.8)
     collectives = {curve[0].collective for curve in curves}
@@ -300,7 +306,7 @@ def draw_times(curves: Sequence[Sequence[Simulation]], file: str | Path | None) 
             name = curve[0].algorithm
             if len(collectives) > 1:
                 name = f"{curve[0].collective}, {name}"
-            axes.plot(*zip(*line, strict=True), marker=".", label=name)
+            axes.plot([x for x, _ in line], [y for _, y in line], marker=".", label=name)
         axes.set_title(f"{', '.join(sorted(collectives))}, {every[0].cluster.name}, {fixed}")
         mark(axes, label, [value for line in lines for value, _ in line])
         mark_seconds(axes)

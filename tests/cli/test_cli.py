@@ -173,9 +173,11 @@ def test_simulate_with_numbers_of_ones_own(capsys):
 def test_simulate_draws(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     file = tmp_path / "s.svg"
-    assert main(["simulate", "--ranks", "2,4", "--plot", str(file)]) == 0
-    assert f"# drawn to {file}" in capsys.readouterr().out
-    assert "<svg" in file.read_text()
+    for words in ("--ranks 2,4", "-c barrier", "-c barrier broadcast -n 2 3"):
+        assert main(f"simulate {words} --plot {file}".split()) == 0
+        assert f"# drawn to {file}" in capsys.readouterr().out
+        assert "<svg" in file.read_text()
+        file.unlink()
 
 
 def test_simulate_says_what_is_wrong(capsys):
