@@ -19,7 +19,13 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from pycollective._core import __version__
-from pycollective.communicator import Communicator, Work, local_group, shared_arrays
+from pycollective.communicator import (
+    Communicator,
+    Persistent,
+    Work,
+    local_group,
+    shared_arrays,
+)
 from pycollective.errors import (
     AbortedError,
     CheckpointError,
@@ -66,6 +72,7 @@ __all__ = [
     "DataError",
     "MismatchError",
     "PeerLostError",
+    "Persistent",
     "RankError",
     "Work",
     "__version__",
