@@ -24,6 +24,7 @@
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
+#include "executor/call_shape.h"
 #include "executor/communicator.h"
 #include "support/interpreter_release.h"
 #include "support/tuning.h"
@@ -123,21 +124,13 @@ const Known* find(State& state, const Kind& kind, const Request& request, const 
   return nullptr;
 }
 
-std::size_t items_of(const std::vector<std::int64_t>& shape) {
-  std::size_t items = 1;
-  for (std::int64_t length : shape) items *= static_cast<std::size_t>(length);
-  return items;
-}
-
 // nullptr where the call is none for the short way: the general method does it, or says why not.
 // Throws what Python raises. `x` is the input; on a scatter's other ranks, the output.
 const Known* learn(State& state, const Kind& kind, const Request& request, const ArrayStruct& x) {
   constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
   Communicator& communicator = *state.communicator;
-  const int size = communicator.size(), rank = communicator.rank();
-  const bool is_root = rank == request.root;
+  const int size = communicator.size();
   auto dtype = py::reinterpret_borrow<py::dtype>(x.descr);
-  std::vector<std::int64_t> shape(x.dimensions, x.dimensions + x.nd);
   Array array;
   try {
     if (static_cast<std::uint64_t>(dtype.flags()) & kHasObject) return nullptr;
@@ -151,56 +144,11 @@ const Known* learn(State& state, const Kind& kind, const Request& request, const
     } else {
       array.type = py::str(dtype);
     }
-    const std::size_t items = items_of(shape);
-    if (items == 0 || array.item == 0) return nullptr;
-    std::vector<std::int64_t> part = shape, whole = shape;
-    if (in_parts(kind.collective)) {
-      if (shape.empty()) return nullptr;
-      whole[0] *= size;
-      if (shape[0] % size == 0) part[0] /= size;
-    }
-    const bool cuts = kind.collective == Collective::reduce_scatter ||
-                      kind.collective == Collective::all_to_all ||
-                      (kind.collective == Collective::scatter && is_root);
-    if (cuts && shape[0] % size != 0) return nullptr;
-    array.shape = shape;
-    array.count = items;
-    std::size_t inputs = items, outputs = items;
-    std::vector<std::int64_t> result = shape;
-    switch (kind.collective) {
-      case Collective::reduce:
-        if (!is_root) outputs = 0;
-        break;
-      case Collective::broadcast:
-        if (!is_root) inputs = 0;
-        break;
-      case Collective::reduce_scatter:
-        array.count = outputs = items / static_cast<std::size_t>(size);
-        result = part;
-        break;
-      case Collective::scatter:
-        if (is_root) {
-          array.shape = result = part;
-          array.count = outputs = items / static_cast<std::size_t>(size);
-        } else {
-          inputs = 0;
-        }
-        // The output may lack the first axis if it has one row.
-        while (!array.shape.empty() && array.shape[0] == 1) array.shape.erase(array.shape.begin());
-        break;
-      case Collective::gather:
-      case Collective::all_gather:
-        outputs = kind.collective == Collective::gather && !is_root
-                      ? 0
-                      : items * static_cast<std::size_t>(size);
-        result = whole;
-        break;
-      case Collective::all_to_all:
-        array.count = items / static_cast<std::size_t>(size);
-        break;
-      default:
-        break;
-    }
+    const auto shape = call_shape(kind.collective, {x.dimensions, x.dimensions + x.nd},
+                                  communicator.rank(), size, request.root);
+    if (!shape || array.item == 0) return nullptr;
+    array.shape = shape->agreed;
+    array.count = shape->count;
     Known& known = state.known[state.oldest];
     known.kind = nullptr;
     const std::size_t bytes =
@@ -215,12 +163,12 @@ const Known* learn(State& state, const Kind& kind, const Request& request, const
     known.op = py::reinterpret_borrow<py::object>(request.op);
     known.root = request.root;
     known.dims = x.nd;
-    std::copy(shape.begin(), shape.end(), known.shape.begin());
-    known.inputs = inputs;
-    known.outputs = outputs;
+    std::copy_n(x.dimensions, x.nd, known.shape.begin());
+    known.inputs = shape->inputs;
+    known.outputs = shape->outputs;
     known.item = array.item;
-    known.output_dims = static_cast<int>(result.size());
-    std::copy(result.begin(), result.end(), known.output_shape.begin());
+    known.output_dims = static_cast<int>(shape->result.size());
+    std::copy(shape->result.begin(), shape->result.end(), known.output_shape.begin());
     known.kind = &kind;
     state.last = state.oldest;
     state.oldest = (state.oldest + 1) % state.known.size();
