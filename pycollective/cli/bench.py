@@ -23,7 +23,7 @@ from pycollective.benchmark.cases import (
     takes,
 )  # fmt: skip
 from pycollective.benchmark.measure import Row, measure_all
-from pycollective.benchmark.tune import choose
+from pycollective.benchmark.tune import choose, past_cache_from
 from pycollective.cli import options
 from pycollective.communicator import Communicator
 from pycollective.plots import size_text
@@ -276,6 +276,9 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
         rows += found
         others += [] if busy is None else [busy]
     wrong = sum(row.wrong for row in rows)
+    copies = None
+    if args.tune and transport in ("threads", "shared memory"):
+        copies = past_cache_from(comm) if comm else spawn(past_cache_from, ranks, threads=True)[0]
     if not speaks:
         return 1 if wrong else 0
     most = max(others, default=None)
@@ -283,7 +286,7 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
     if text := load.warning(most):
         print(f"# WARNING: {text}")
     if args.tune:
-        _remember(rows, transport, ranks, wrong)
+        _remember(rows, transport, ranks, wrong, copies)
     if args.json:
         about = {
             "transport": transport,
@@ -299,15 +302,18 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
     return 1 if wrong else 0
 
 
-def _remember(rows: list[Row], transport: str, ranks: int, wrong: int) -> None:
+def _remember(rows: list[Row], transport: str, ranks: int, wrong: int, copies: int | None) -> None:
     """Write the table, and show what is in it."""
     file = tuning.path()
     if wrong or file is None:
         print("# no table is written: there were errors")
         return
     found = choose(rows)
-    tuning.save(file, transport, ranks, found, __version__)
+    tuning.save(file, transport, ranks, found, __version__, copies)
     for collective, most_bytes, name in found:
         limit = "above" if most_bytes > 1 << 60 else f"to {size_text(most_bytes)}"
         print(f"# auto: {collective.name} {limit}: {name}")
+    if copies is not None:
+        never = copies > 1 << 60
+        print(f"# copies past the caches: {'never' if never else f'from {size_text(copies)} on'}")
     print(f"# for groups of {ranks} ranks ({transport}) on this machine: {file}")

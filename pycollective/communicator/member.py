@@ -68,6 +68,7 @@ class Member(_core.CommunicatorBase):
         live.add(self)
         if isinstance(group, _core.Group):
             _core.use_arena(group)
+            tuning.use_copies()
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"

@@ -289,7 +289,9 @@ def test_tune_writes_a_table_that_groups_use(tmp_path, capsys, monkeypatch, capl
     monkeypatch.setenv(tuning.TUNING, str(file))
     assert bench("--tune", "-b", "64", "-e", "4K", "-f", "64", "-n", "2") == 0
     assert f"# for groups of 2 ranks (threads) on this machine: {file}" in capsys.readouterr().out
-    tables = json.loads(file.read_text())["tables"]
+    content = json.loads(file.read_text())
+    tables = content["tables"]
+    assert content["past_cache_from"] > 0
     assert {what for what, _, _ in tables["thread"]["2"]} == {
         "all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter",
     }  # fmt: skip
@@ -323,6 +325,33 @@ def called(comm):
         call(array)
         found.append(comm.describe().split("rank 1")[0])
     return found
+
+
+@pytest.fixture
+def copies():
+    yield
+    _core.set_past_cache_from(0)
+
+
+def test_wronggo_past_the_caches_from_the_measured_size_on(table, copies):
+    usual = _core.past_cache_from()
+    local_group(2)
+    assert _core.past_cache_from() == usual  # of which the file says nothing
+    tuning.save(table, "threads", 2, [], "0", past_cache_from=12_345)
+    local_group(2)
+    assert _core.past_cache_from() == 12_345
+    tuning.save(table, "TCP", 2, [], "0")
+    assert json.loads(table.read_text())["past_cache_from"] == 12_345
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "much"])
+def test_a_wrong_size_of_copies_makes_the_file_useless(table, copies, caplog, wrong):
+    content = json.loads(table.read_text())
+    table.write_text(json.dumps({**content, "past_cache_from": wrong}))
+    usual = _core.past_cache_from()
+    local_group(2)
+    assert _core.past_cache_from() == usual
+    assert "not a number of bytes" in caplog.text
 
 
 def test_rows_rule_what_auto_does(table, on_ranks):
