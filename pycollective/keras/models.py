@@ -17,6 +17,7 @@ from pycollective.keras.graph.graph import Graph, as_declared
 from pycollective.keras.graph.symbols import KerasTensor
 from pycollective.keras.layers import Embedding, InputLayer, Layer
 from pycollective.keras.layers.layer import Shape, is_shape, map_shapes
+from pycollective.keras.registration import CustomObjectScope, public
 from pycollective.keras.saving.graphs import graph_config, is_graph_config, tensors_of
 from pycollective.keras.saving.models import (
     load_model,
@@ -25,8 +26,7 @@ from pycollective.keras.saving.models import (
     save_model,
     save_weights,
 )
-from pycollective.keras.saving.objects import deserialize_keras_object, serialize_keras_object
-from pycollective.keras.saving.registration import CustomObjectScope
+from pycollective.keras.serialization import deserialize_keras_object, serialize_keras_object
 from pycollective.keras.summary import summary_lines
 from pycollective.keras.training.trainer import Trainer
 from pycollective.tensor import Tensor
@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 
+@public("keras.models")
+@public("keras")
 class Model(Trainer):
     """A layer made of layers.
 
@@ -320,12 +322,17 @@ class Model(Trainer):
             (print_fn or print)(line)
 
 
+@public("keras.models")
+@public("keras")
+@public("keras.src.models.functional", registered=True)
 class Functional(Model):
     """What ``Model(inputs, outputs)`` makes."""
 
     _config_names = ()
 
 
+@public("keras.models")
+@public("keras")
 class Sequential(Model):
     """Layers, each called on the result of the one before.
 

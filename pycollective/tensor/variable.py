@@ -277,6 +277,11 @@ class Variable(Operators, metaclass=_VariableMeta):
         return self._local()._current().__array__(dtype, copy)
 
     @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the variable belongs to, or None."""
+        return self._distribute_strategy
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the elements."""
         return self._local()._current().dtype

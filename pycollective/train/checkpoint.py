@@ -364,7 +364,7 @@ def _require_outside_replicas(method: str) -> None:
 def workers_of(root: Checkpoint) -> Workers:
     """Return the processes that the variables under ``root`` belong to."""
     for _, variable in variables_of(root):
-        strategy = variable._distribute_strategy
+        strategy = variable.distribute_strategy
         if strategy is not None:
             found: Workers = strategy.extended.workers
             if found.count > 1 or found.somebody_waits:

@@ -6,17 +6,25 @@ Keras writes for the same operators.
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
 import numpy as np
 
 from pycollective.keras.backend import name_of_class, unique_name
-from pycollective.keras.graph.symbols import KerasTensor, Node, Shape, has_symbols, shape_of
+from pycollective.keras.graph.symbols import (
+    MODULE,
+    KerasTensor,
+    Node,
+    Shape,
+    has_symbols,
+    shape_of,
+)
+from pycollective.keras.registration import public
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
-    "OPERATIONS",
     "Absolute",
     "Add",
     "FloorDivide",
@@ -30,6 +38,9 @@ __all__ = [
     "Subtract",
     "TrueDivide",
 ]
+
+
+_operation = functools.partial(public, MODULE, registered=True)
 
 
 class Operation:
@@ -114,24 +125,28 @@ class _Binary(Operation):
         return result
 
 
+@_operation()
 class Add(_Binary):
     """``x1 + x2``."""
 
     function = operator.add
 
 
+@_operation()
 class Subtract(_Binary):
     """``x1 - x2``."""
 
     function = operator.sub
 
 
+@_operation()
 class Multiply(_Binary):
     """``x1 * x2``."""
 
     function = operator.mul
 
 
+@_operation("Divide")
 class TrueDivide(_Binary):
     """``x1 / x2``."""
 
@@ -142,24 +157,28 @@ class TrueDivide(_Binary):
         return dtype if dtype.kind in "fV" else np.dtype(np.float32)
 
 
+@_operation()
 class FloorDivide(_Binary):
     """``x1 // x2``."""
 
     function = operator.floordiv
 
 
+@_operation()
 class Mod(_Binary):
     """``x1 % x2``."""
 
     function = operator.mod
 
 
+@_operation()
 class Power(_Binary):
     """``x1 ** x2``."""
 
     function = operator.pow
 
 
+@_operation()
 class Matmul(Operation):
     """``x1 @ x2``: of matrices in the last two axes; those before broadcast."""
 
@@ -186,6 +205,7 @@ class Matmul(Operation):
         return (*self._broadcast(first[:-2], second[:-2]), *first[-2:-1], *columns)
 
 
+@_operation()
 class Negative(Operation):
     """``-x``."""
 
@@ -194,6 +214,7 @@ class Negative(Operation):
         return -as_tensor(values[0])
 
 
+@_operation("Abs")
 class Absolute(Operation):
     """``abs(x)``."""
 
@@ -202,6 +223,7 @@ class Absolute(Operation):
         return abs(as_tensor(values[0]))
 
 
+@_operation()
 class GetItem(Operation):
     """``x[key]``: integers, slices, ``...`` and None, as many as there are axes."""
 
@@ -250,21 +272,3 @@ class GetItem(Operation):
 
 def _is_index(key: Any) -> bool:
     return isinstance(key, (slice, int, np.integer)) and not isinstance(key, bool)
-
-
-#: By the names that files have for them.
-OPERATIONS: dict[str, type[Operation]] = {
-    "Abs": Absolute,
-    "Absolute": Absolute,
-    "Add": Add,
-    "Divide": TrueDivide,
-    "FloorDivide": FloorDivide,
-    "GetItem": GetItem,
-    "Matmul": Matmul,
-    "Mod": Mod,
-    "Multiply": Multiply,
-    "Negative": Negative,
-    "Power": Power,
-    "Subtract": Subtract,
-    "TrueDivide": TrueDivide,
-}

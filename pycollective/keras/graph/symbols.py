@@ -10,8 +10,10 @@ import numpy as np
 from pycollective import nest
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import unique_name
+from pycollective.keras.registration import class_named
 
 __all__ = [
+    "MODULE",
     "History",
     "KerasTensor",
     "Node",
@@ -23,6 +25,8 @@ __all__ = [
 ]
 
 Shape = tuple[int | None, ...]
+#: The module that files name for operations.
+MODULE = "keras.src.ops.numpy"
 
 
 class History(NamedTuple):
@@ -41,6 +45,23 @@ class History(NamedTuple):
     operation: Any
     node_index: int
     tensor_index: int
+
+
+def _operation(name: str) -> Any:
+    """Return a new operation of this name, which the module `operators` publishes."""
+    return class_named(MODULE, name)()
+
+
+def _operators(name: str) -> tuple[Any, Any]:
+    """Return the methods of a binary operator: with a symbolic tensor on the left, on the right."""
+
+    def left(self: KerasTensor, other: Any) -> Any:
+        return _operation(name)(self, other)
+
+    def right(self: KerasTensor, other: Any) -> Any:
+        return _operation(name)(other, self)
+
+    return left, right
 
 
 class KerasTensor:
@@ -128,59 +149,20 @@ class KerasTensor:
 
     # Operators --------------------------------------------------------------------------------
 
-    def __add__(self, other: Any) -> Any:
-        return _operator("Add")(self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _operator("Add")(other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return _operator("Subtract")(self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _operator("Subtract")(other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return _operator("Multiply")(self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _operator("Multiply")(other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _operator("TrueDivide")(self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _operator("TrueDivide")(other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return _operator("FloorDivide")(self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return _operator("FloorDivide")(other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return _operator("Mod")(self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return _operator("Mod")(other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return _operator("Power")(self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return _operator("Power")(other, self)
-
-    def __matmul__(self, other: Any) -> Any:
-        return _operator("Matmul")(self, other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        return _operator("Matmul")(other, self)
+    __add__, __radd__ = _operators("Add")
+    __sub__, __rsub__ = _operators("Subtract")
+    __mul__, __rmul__ = _operators("Multiply")
+    __truediv__, __rtruediv__ = _operators("TrueDivide")
+    __floordiv__, __rfloordiv__ = _operators("FloorDivide")
+    __mod__, __rmod__ = _operators("Mod")
+    __pow__, __rpow__ = _operators("Power")
+    __matmul__, __rmatmul__ = _operators("Matmul")
 
     def __neg__(self) -> Any:
-        return _operator("Negative")(self)
+        return _operation("Negative")(self)
 
     def __abs__(self) -> Any:
-        return _operator("Absolute")(self)
+        return _operation("Absolute")(self)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, list):
@@ -188,13 +170,7 @@ class KerasTensor:
             raise TypeError(
                 f"{self} can be indexed by integers, slices, ... and None, not by {key}"
             )
-        return _operator("GetItem")(self, key)
-
-
-def _operator(name: str) -> Any:
-    from pycollective.keras.graph import operators
-
-    return getattr(operators, name)()
+        return _operation("GetItem")(self, key)
 
 
 class Node:

@@ -52,6 +52,7 @@ from pycollective.keras.layers.reshaping import (
     UpSampling2D,
     ZeroPadding2D,
 )
+from pycollective.keras.registration import publish
 
 AvgPool2D = AveragePooling2D
 Convolution2D = Conv2D
@@ -115,3 +116,5 @@ __all__ = [
     "multiply",
     "subtract",
 ]
+
+publish("keras.layers", globals(), __all__)

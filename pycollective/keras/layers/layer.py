@@ -18,6 +18,7 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras import activations, constraints, initializers, regularizers
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
+from pycollective.keras.configs import plain
 from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.dry_run import dry_run, in_dry_run, keep_values
 from pycollective.keras.graph.symbols import Node, has_symbols
@@ -281,7 +282,7 @@ class Layer(CopiedByConfig, Trackable):
         for kind, room in _ROOMS.items():
             if name.endswith(kind):
                 return room.serialize(value)
-        return initializers.plain(value)
+        return plain(value)
 
     def _given(self) -> dict[str, Any]:
         """Return the arguments of the constructor, if no class of one's own says what to store."""

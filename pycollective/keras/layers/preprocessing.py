@@ -9,8 +9,8 @@ import numpy as np
 
 from pycollective import nn
 from pycollective.array_backend import Array, asarray
-from pycollective.keras import initializers
 from pycollective.keras.backend import epsilon
+from pycollective.keras.configs import array_or_number
 from pycollective.keras.layers.core import positive
 from pycollective.keras.layers.images import ImageLayer, data_format_of
 from pycollective.keras.layers.layer import Layer, Shape
@@ -37,8 +37,8 @@ class Rescaling(Layer):
 
     def __init__(self, scale: Any, offset: Any = 0.0, **options: Any) -> None:
         super().__init__(**options)
-        self.scale = initializers.array_or_number(scale)
-        self.offset = initializers.array_or_number(offset)
+        self.scale = array_or_number(scale)
+        self.offset = array_or_number(offset)
 
     def _check(self, shape: Any) -> None:
         for name, value in (("scale", self.scale), ("offset", self.offset)):

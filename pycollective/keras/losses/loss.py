@@ -14,9 +14,11 @@ import numpy as np
 from pycollective.distribute.context import has_strategy
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.configs import Kind
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
+    "LOSSES",
     "Loss",
     "Reduction",
     "averages_of_replicas",
@@ -25,6 +27,10 @@ __all__ = [
     "matched",
     "same_rank",
 ]
+
+
+#: The losses by name: the package adds them.
+LOSSES = Kind("loss", {}, "a callable(y_true, y_pred)")
 
 
 class Reduction(str, enum.Enum):

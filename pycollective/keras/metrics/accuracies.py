@@ -155,7 +155,7 @@ def _as_floats(right: Any) -> Tensor:
 class Accuracy(MeanMetricWrapper):
     """How often predictions equal the answers."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(self, name: str | None = "accuracy", dtype: Any = None) -> None:
         super().__init__(accuracy, name, dtype)
@@ -164,7 +164,7 @@ class Accuracy(MeanMetricWrapper):
 class BinaryAccuracy(MeanMetricWrapper):
     """How often a prediction is on the right side of ``threshold``."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class BinaryAccuracy(MeanMetricWrapper):
 class CategoricalAccuracy(MeanMetricWrapper):
     """How often the largest prediction stands where the largest of ``y_true`` does."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(self, name: str | None = "categorical_accuracy", dtype: Any = None) -> None:
         super().__init__(categorical_accuracy, name, dtype)
@@ -187,7 +187,7 @@ class CategoricalAccuracy(MeanMetricWrapper):
 class SparseCategoricalAccuracy(MeanMetricWrapper):
     """How often the class with the largest prediction is the label."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: Any = None) -> None:
         super().__init__(sparse_categorical_accuracy, name, dtype)
@@ -196,7 +196,7 @@ class SparseCategoricalAccuracy(MeanMetricWrapper):
 class TopKCategoricalAccuracy(MeanMetricWrapper):
     """How often the right class, as the largest of ``y_true``, is among the ``k`` best ones."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None
@@ -207,7 +207,7 @@ class TopKCategoricalAccuracy(MeanMetricWrapper):
 class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
     """How often the label is among the ``k`` best classes."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self,

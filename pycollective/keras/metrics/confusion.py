@@ -231,35 +231,35 @@ class _Count(_Counted):
 class TruePositives(_Count):
     """How many yes are right, by weight."""
 
-    _direction = "up"
+    direction = "up"
     _kept = ("true_positives",)
 
 
 class FalsePositives(_Count):
     """How many yes are wrong, by weight."""
 
-    _direction = "down"
+    direction = "down"
     _kept = ("false_positives",)
 
 
 class TrueNegatives(_Count):
     """How many no are right, by weight."""
 
-    _direction = "up"
+    direction = "up"
     _kept = ("true_negatives",)
 
 
 class FalseNegatives(_Count):
     """How many no are wrong, by weight."""
 
-    _direction = "down"
+    direction = "down"
     _kept = ("false_negatives",)
 
 
 class _Ratio(_Counted):
     """The share of the true positives in these and another case."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self,
@@ -344,7 +344,7 @@ class AUC(Metric):
         For an unknown curve or method, fewer than 2 thresholds, or thresholds outside of 0 to 1.
     """
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self,

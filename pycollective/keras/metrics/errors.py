@@ -31,7 +31,7 @@ __all__ = [
 class BinaryCrossentropy(MeanMetricWrapper):
     """The mean of `losses.binary_crossentropy`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BinaryCrossentropy(MeanMetricWrapper):
 class CategoricalCrossentropy(MeanMetricWrapper):
     """The mean of `losses.categorical_crossentropy`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class CategoricalCrossentropy(MeanMetricWrapper):
 class SparseCategoricalCrossentropy(MeanMetricWrapper):
     """The mean of `losses.sparse_categorical_crossentropy`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SparseCategoricalCrossentropy(MeanMetricWrapper):
 class KLDivergence(MeanMetricWrapper):
     """The mean of `losses.kl_divergence`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "kl_divergence", dtype: Any = None) -> None:
         super().__init__(losses.kl_divergence, name, dtype)
@@ -107,7 +107,7 @@ class KLDivergence(MeanMetricWrapper):
 class Poisson(MeanMetricWrapper):
     """The mean of `losses.poisson`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "poisson", dtype: Any = None) -> None:
         super().__init__(losses.poisson, name, dtype)
@@ -116,7 +116,7 @@ class Poisson(MeanMetricWrapper):
 class MeanSquaredError(MeanMetricWrapper):
     """The mean of `losses.mean_squared_error`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "mean_squared_error", dtype: Any = None) -> None:
         super().__init__(losses.mean_squared_error, name, dtype)
@@ -125,7 +125,7 @@ class MeanSquaredError(MeanMetricWrapper):
 class MeanAbsoluteError(MeanMetricWrapper):
     """The mean of `losses.mean_absolute_error`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "mean_absolute_error", dtype: Any = None) -> None:
         super().__init__(losses.mean_absolute_error, name, dtype)
@@ -134,7 +134,7 @@ class MeanAbsoluteError(MeanMetricWrapper):
 class MeanAbsolutePercentageError(MeanMetricWrapper):
     """The mean of `losses.mean_absolute_percentage_error`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(
         self, name: str | None = "mean_absolute_percentage_error", dtype: Any = None
@@ -145,7 +145,7 @@ class MeanAbsolutePercentageError(MeanMetricWrapper):
 class MeanSquaredLogarithmicError(MeanMetricWrapper):
     """The mean of `losses.mean_squared_logarithmic_error`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(
         self, name: str | None = "mean_squared_logarithmic_error", dtype: Any = None
@@ -156,7 +156,7 @@ class MeanSquaredLogarithmicError(MeanMetricWrapper):
 class LogCoshError(MeanMetricWrapper):
     """The mean of `losses.log_cosh`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "logcosh", dtype: Any = None) -> None:
         super().__init__(losses.log_cosh, name, dtype)
@@ -165,7 +165,7 @@ class LogCoshError(MeanMetricWrapper):
 class Hinge(MeanMetricWrapper):
     """The mean of `losses.hinge`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "hinge", dtype: Any = None) -> None:
         super().__init__(losses.hinge, name, dtype)
@@ -174,7 +174,7 @@ class Hinge(MeanMetricWrapper):
 class SquaredHinge(MeanMetricWrapper):
     """The mean of `losses.squared_hinge`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "squared_hinge", dtype: Any = None) -> None:
         super().__init__(losses.squared_hinge, name, dtype)
@@ -183,7 +183,7 @@ class SquaredHinge(MeanMetricWrapper):
 class CategoricalHinge(MeanMetricWrapper):
     """The mean of `losses.categorical_hinge`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "categorical_hinge", dtype: Any = None) -> None:
         super().__init__(losses.categorical_hinge, name, dtype)
@@ -192,7 +192,7 @@ class CategoricalHinge(MeanMetricWrapper):
 class CosineSimilarity(MeanMetricWrapper):
     """The mean cosine of the angle between vectors; the loss of this name is its negative."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self, name: str | None = "cosine_similarity", dtype: Any = None, axis: int = -1
@@ -207,7 +207,7 @@ def _cosine(y_true: Any, y_pred: Any, axis: int) -> Tensor:
 class RootMeanSquaredError(Mean):
     """The root of the mean squared difference."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "root_mean_squared_error", dtype: Any = None) -> None:
         super().__init__(name, dtype)

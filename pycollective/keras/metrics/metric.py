@@ -13,8 +13,9 @@ import numpy as np
 from pycollective.array_backend import Array, beside, on_host
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
-from pycollective.keras import configs, initializers
+from pycollective.keras import initializers
 from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.configs import Kind
 from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.losses.loss import broadcast_weights
 from pycollective.tensor import (
@@ -27,7 +28,10 @@ from pycollective.tensor import (
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable, parts_of
 
-__all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sums", "ratio"]
+__all__ = ["METRICS", "Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sums", "ratio"]
+
+#: The metrics, and functions that are taken for metrics, by name: the package adds them.
+METRICS = Kind("metric", {}, "a Metric")
 
 
 class Metric(CopiedByConfig, Trackable):
@@ -46,7 +50,7 @@ class Metric(CopiedByConfig, Trackable):
     """
 
     #: ``"up"`` where more is better, ``"down"`` where less is; what callbacks monitor by.
-    _direction: str | None = None
+    direction: str | None = None
 
     def __init__(self, dtype: Any = None, name: str | None = None) -> None:
         self.name = unique_name(name_of_class(type(self))) if name is None else str(name)
@@ -186,7 +190,7 @@ class Metric(CopiedByConfig, Trackable):
 
 def _loses_counts(variable: Variable) -> bool:
     """Whether what the replicas add to a variable is not added up when it is read."""
-    strategy = variable._distribute_strategy
+    strategy = variable.distribute_strategy
     return (
         strategy is not None
         and strategy.num_replicas_in_sync > 1
@@ -321,17 +325,15 @@ class MeanMetricWrapper(Mean):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        own = {"fn": configs.serialize(self._fn)} if type(self) is MeanMetricWrapper else {}
+        own = {"fn": METRICS.serialize(self._fn)} if type(self) is MeanMetricWrapper else {}
         return {**super().get_config(), **own, **self._fn_kwargs}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
         """Return the metric that `get_config` described."""
-        from pycollective.keras.metrics import deserialize
-
         arguments = dict(config)
         if "fn" in arguments:
-            arguments["fn"] = deserialize(arguments["fn"])
+            arguments["fn"] = METRICS.deserialize(arguments["fn"])
         return cls(**arguments)
 
 

@@ -14,6 +14,7 @@ from pycollective.keras.optimizers.loss_scale import LossScaleOptimizer
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.keras.optimizers.rmsprop import RMSprop
 from pycollective.keras.optimizers.sgd import SGD
+from pycollective.keras.registration import publish
 
 __all__ = [
     "SGD",
@@ -76,3 +77,7 @@ def get(identifier: Any) -> Optimizer | None:
     if isinstance(identifier, (str, Mapping)):
         return deserialize(identifier)
     raise ValueError(f"{identifier!r} is no optimizer; give a name or an Optimizer")
+
+
+publish("keras.optimizers", globals(), __all__)
+publish("keras.optimizers.schedules", vars(schedules), schedules.__all__)

@@ -9,7 +9,7 @@ from pycollective import nest
 from pycollective.keras.graph.graph import Graph
 from pycollective.keras.graph.symbols import KerasTensor, Node
 from pycollective.keras.layers import Layer
-from pycollective.keras.saving.objects import (
+from pycollective.keras.serialization import (
     StoredSymbol,
     deserialize_keras_object,
     serialize_keras_object,

@@ -16,12 +16,12 @@ from pycollective.errors import CheckpointError
 from pycollective.keras.saving.archive import Parts, pack, unpack
 from pycollective.keras.saving.assets import read_assets, write_assets
 from pycollective.keras.saving.checkpoints import read_checkpoint, write_checkpoint
-from pycollective.keras.saving.objects import (
+from pycollective.keras.saving.weights import read_weights, write_weights
+from pycollective.keras.serialization import (
     deserialize_keras_object,
     serialize_shared,
     sharing,
 )
-from pycollective.keras.saving.weights import read_weights, write_weights
 from pycollective.train.checkpoint import require_same
 from pycollective.train.files import INDEX_SUFFIX, read_files
 

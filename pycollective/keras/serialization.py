@@ -16,11 +16,13 @@ import numpy as np
 
 from pycollective.dtypes import as_dtype
 from pycollective.keras.graph.symbols import KerasTensor
-from pycollective.keras.saving.public import class_named, function_named, name_of
-from pycollective.keras.saving.registration import (
+from pycollective.keras.registration import (
     CustomObjectScope,
+    class_named,
+    function_named,
     get_registered_name,
     get_registered_object,
+    name_of,
 )
 from pycollective.tensor import Tensor
 
