@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.data.dataset import Dataset
+from pycollective.data.dataset import Dataset, kind
 from pycollective.data.rows import Rows, cut_anew, number_of_rows, regroup
 from pycollective.data.spec import (
     INFINITE_CARDINALITY,
@@ -28,6 +28,7 @@ __all__ = ["Batch", "PaddedBatch", "Rebatch", "RebatchByBatch", "Unbatch"]
 _AT_HAND_BYTES = 512 << 10
 
 
+@kind
 class Batch(Transformed):
     """Several elements joined along a new first axis."""
 
@@ -113,6 +114,7 @@ def _check_alike(name: str, one: Any, other: Any) -> None:
         )
 
 
+@kind
 class PaddedBatch(Transformed):
     """Several elements, filled up to one shape, joined along a new first axis."""
 
@@ -239,6 +241,7 @@ def _padding_value(name: str, value: Any, dtype: Any) -> Any:
     return made
 
 
+@kind
 class Rebatch(Transformed):
     """The rows of batches in batches of other sizes, which take turns."""
 
@@ -336,6 +339,7 @@ class RebatchByBatch(Transformed):
         return None
 
 
+@kind
 class Unbatch(Transformed):
     """The rows of every element."""
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from pycollective import _core, nest
 from pycollective.data.background import Prefetcher
-from pycollective.data.dataset import Dataset, as_element, as_tensors
+from pycollective.data.dataset import Dataset, as_element, as_tensors, kind
 from pycollective.data.options import SHARD_HINT, Options
 from pycollective.data.rows import (
     Rows,
@@ -34,7 +34,6 @@ from pycollective.data.spec import (
     UNKNOWN_SPEC,
     TensorSpec,
     common_spec,
-    component_names,
     spec_of,
 )
 from pycollective.dtypes import string
@@ -58,7 +57,6 @@ __all__ = [
     "WithOptions",
     "Zip",
     "at_least",
-    "reduced",
 ]
 
 
@@ -112,6 +110,7 @@ class Transformed(Dataset):
         return self._source._batch_size()
 
 
+@kind
 class Shuffle(Transformed):
     """Elements in a random order."""
 
@@ -144,6 +143,7 @@ class Shuffle(Transformed):
         return shuffled(self._source._iter(), self._buffer_size, self._random())
 
 
+@kind
 class Repeat(Transformed):
     """The elements several times over."""
 
@@ -186,6 +186,7 @@ class Repeat(Transformed):
         return count if count < 0 else count * self._count
 
 
+@kind
 class Take(Transformed):
     """The first elements."""
 
@@ -229,6 +230,7 @@ class Take(Transformed):
         return count if count < 0 else min(count, self._count)
 
 
+@kind
 class Skip(Transformed):
     """All but the first elements."""
 
@@ -268,6 +270,7 @@ class Skip(Transformed):
         return count if count < 0 else max(0, count - self._count)
 
 
+@kind
 class Shard(Transformed):
     """Every so many-th element."""
 
@@ -319,6 +322,7 @@ class Shard(Transformed):
         return count if count < 0 else len(range(self._first, count, self._step))
 
 
+@kind
 class Map(Transformed):
     """A function of every element."""
 
@@ -404,6 +408,7 @@ def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
         return UNKNOWN_SPEC
 
 
+@kind
 class Filter(Transformed):
     """The elements for which a function is true."""
 
@@ -428,6 +433,7 @@ class Filter(Transformed):
         return UNKNOWN_CARDINALITY
 
 
+@kind
 class Prefetch(Transformed):
     """Elements made ahead in a thread."""
 
@@ -445,6 +451,7 @@ class Prefetch(Transformed):
         return iter(Prefetcher(self._source._iter, self._buffer_size))
 
 
+@kind
 class Concatenate(Transformed):
     """One dataset after another."""
 
@@ -489,6 +496,7 @@ class Concatenate(Transformed):
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in (one, other) else one + other
 
 
+@kind
 class Enumerate(Transformed):
     """Elements with their numbers."""
 
@@ -504,6 +512,7 @@ class Enumerate(Transformed):
         return TensorSpec((), np.int64), self._source.element_spec
 
 
+@kind
 class WithOptions(Transformed):
     """The same elements, with options."""
 
@@ -556,6 +565,7 @@ class AssertCardinality(Transformed):
         return self._expected
 
 
+@kind
 class Interleave(Transformed):
     """Elements of several datasets in turn, each made of an element."""
 
@@ -630,31 +640,10 @@ class Interleave(Transformed):
         return None
 
 
-def reduced(dataset: Dataset, initial_state: Any, function: Callable[[Any, Any], Any]) -> Any:
-    """Return what a function makes of a state and one element after the other."""
-    state = nest.map_structure(as_tensor, initial_state)
-    for element in dataset:
-        new = nest.map_structure(as_tensor, function(state, element))
-        one, two = nest.flatten(state), nest.flatten(new)
-        if len(one) != len(two):
-            raise InvalidArgumentError(
-                "The number of components of the initial state and the reduce function output does "
-                f"not match. (initial_state={len(one)}, output={len(two)})."
-            )
-        for name, before, after in zip(
-            nest.flatten(component_names(state, "state")), one, two, strict=True
-        ):
-            if before.dtype != after.dtype:
-                raise TypeError(
-                    f"reduce: {name} was {before.dtype}, and reduce_func made it {after.dtype}"
-                )
-        state = new
-    return state
-
-
 _END = object()
 
 
+@kind
 class Zip(Dataset):
     """Elements of several datasets side by side."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pycollective import nest
-from pycollective.data.dataset import Dataset
+from pycollective.data.dataset import Dataset, kind
 from pycollective.data.spec import UNKNOWN_SPEC, common_spec, spec_of
 from pycollective.data.transformations import Transformed, at_least
 
@@ -34,6 +34,7 @@ class _Kept(Dataset):
         return spec
 
 
+@kind
 class Window(Transformed):
     """Datasets of several elements each; one for each component of the elements."""
 

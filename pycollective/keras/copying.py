@@ -9,11 +9,12 @@ from pycollective.keras.serialization import deserialize_keras_object, serialize
 from pycollective.train.checkpoint import contents_of
 from pycollective.train.files import Contents
 from pycollective.train.restoration import Restoration, variables_of
+from pycollective.train.trackable import Trackable
 
 __all__ = ["CopiedByConfig"]
 
 
-class CopiedByConfig:
+class CopiedByConfig(Trackable):
     """Base of objects that are pickled and copied as their configs and the values of their variables.
 
     A copy has variables of its own. A pickled object is made again in the strategy whose scope it is

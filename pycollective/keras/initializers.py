@@ -145,7 +145,7 @@ class Identity(Initializer):
 class _Random(Initializer):
     """Base of what draws; with a seed each call gives the same values, as in Keras 3."""
 
-    _config_names = ("seed",)
+    _config_names: tuple[str, ...] = ("seed",)
 
     def __init__(self, seed: Any = None) -> None:
         # Keras stores a generator, where one was given as the seed, as an object of its own.
@@ -307,7 +307,7 @@ class VarianceScaling(_Random):
 class _Scaled(VarianceScaling):
     """Base of those that only choose `VarianceScaling`'s arguments."""
 
-    _config_names = ("seed",)
+    _config_names: tuple[str, ...] = ("seed",)
     _choice: tuple[float, str, str]
 
     def __init__(

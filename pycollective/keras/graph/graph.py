@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.keras.fusion import steps_of
 from pycollective.keras.graph.order import nodes_between, operations_of, with_inputs_of_its_own
 from pycollective.keras.graph.symbols import (
     KerasTensor,
@@ -19,6 +18,7 @@ from pycollective.keras.graph.symbols import (
     map_symbols,
 )
 from pycollective.keras.layers import Input, Layer
+from pycollective.keras.layers.fusion import steps_of
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = ["Graph", "as_declared"]

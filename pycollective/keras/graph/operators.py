@@ -56,7 +56,7 @@ class Operation:
 
     def __init__(self, name: str | None = None) -> None:
         self.name = unique_name(name_of_class(type(self))) if name is None else str(name)
-        self._inbound_nodes: list[Node] = []
+        self.inbound_nodes: list[Node] = []
 
     def __call__(self, *values: Any) -> Any:
         """Compute the result; on symbolic tensors, record the call."""

@@ -112,7 +112,7 @@ class KerasTensor:
     def node(self) -> Node:
         """The call that computes this tensor."""
         operation, node_index, _ = self.history
-        node: Node = operation._inbound_nodes[node_index]
+        node: Node = operation.inbound_nodes[node_index]
         return node
 
     def __repr__(self) -> str:
@@ -195,8 +195,8 @@ class Node:
         self.outputs = outputs
         self.input_tensors = symbols_in((args, kwargs))
         self.output_tensors: list[KerasTensor] = leaves_of(outputs)
-        number = len(operation._inbound_nodes)
-        operation._inbound_nodes.append(self)
+        number = len(operation.inbound_nodes)
+        operation.inbound_nodes.append(self)
         for index, tensor in enumerate(self.output_tensors):
             tensor._keras_history = History(operation, number, index)
 

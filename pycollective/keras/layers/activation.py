@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pycollective.keras import activations, constraints, initializers, regularizers
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
@@ -14,7 +15,7 @@ __all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
 class _Elementwise(Layer):
     """Base of layers whose result has the shape of the input."""
 
-    _takes_one = True
+    takes_one_tensor = True
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
         """Return the same shape."""

@@ -14,7 +14,7 @@ from pycollective.keras.layers.images import (
     padding_of,
     places,
 )
-from pycollective.keras.layers.layer import Shape
+from pycollective.keras.layers.shapes import Shape
 from pycollective.nn.transposed import spread_conv2d
 from pycollective.tensor import Tensor, Variable, ops
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from pycollective.keras import activations, constraints, initializers, regularizers
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 from pycollective.nn.dense import dense
 from pycollective.tensor import Tensor, ops
 
@@ -41,7 +42,7 @@ class Dense(Layer):
         If ``units`` is not positive; in a call, if the last axis does not fit the kernel.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _config_names = (
         "units",
@@ -167,7 +168,7 @@ class Embedding(Layer):
         In a call, if an integer is no row of the table.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _config_names = (
         "input_dim",

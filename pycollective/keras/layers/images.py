@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 
 __all__ = ["IMAGES", "ImageLayer", "data_format_of", "padding_of", "places"]
 
@@ -40,7 +41,7 @@ def places(length: int | None, window: int, stride: int, padding: str) -> int | 
 class ImageLayer(Layer):
     """A layer that takes images."""
 
-    _takes_one = True
+    takes_one_tensor = True
 
     def _check_images(self, shape: Any) -> None:
         """Raise unless this is the shape of images."""

@@ -8,7 +8,8 @@ from typing import Any
 from pycollective.distribute.context import get_strategy
 from pycollective.keras.backend import floatx
 from pycollective.keras.graph.symbols import KerasTensor, Node
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor
 
 __all__ = ["Input", "InputLayer"]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycollective import nn
-from pycollective.keras.layers.layer import Layer, Shape, is_shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape, is_shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = [

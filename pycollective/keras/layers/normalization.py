@@ -13,7 +13,8 @@ from pycollective.array_backend import asarray
 from pycollective.distribute.context import get_replica_context
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.keras import constraints, initializers, regularizers
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import (
     Tensor,
     Variable,
@@ -29,7 +30,7 @@ __all__ = ["BatchNormalization", "LayerNormalization"]
 class _Normalization(Layer):
     """What both have in common: ``gamma`` and ``beta``."""
 
-    _takes_one = True
+    takes_one_tensor = True
 
     gamma: Variable | None
     beta: Variable | None

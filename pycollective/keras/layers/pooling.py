@@ -7,7 +7,7 @@ from typing import Any
 from pycollective import nn
 from pycollective.keras.layers.core import pair_of
 from pycollective.keras.layers.images import ImageLayer, data_format_of, padding_of, places
-from pycollective.keras.layers.layer import Shape
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = [

@@ -13,8 +13,9 @@ from pycollective.keras.backend import epsilon
 from pycollective.keras.configs import array_or_number
 from pycollective.keras.layers.core import positive
 from pycollective.keras.layers.images import ImageLayer, data_format_of
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
 from pycollective.keras.layers.seeded import Seeded
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, Variable, ops, random
 
 __all__ = ["Normalization", "RandomCrop", "RandomFlip", "Rescaling"]
@@ -31,7 +32,7 @@ class Rescaling(Layer):
         As for `Layer`.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _config_names = ("scale", "offset")
 
@@ -82,7 +83,7 @@ class Normalization(Layer):
         If only one of mean and variance is given; in a call, if the input's shape does not fit.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _config_names = ("axis", "invert")
 
@@ -156,7 +157,7 @@ class Normalization(Layer):
         count, mean, squares = 0, np.zeros(()), np.zeros(())
         for batch in batches:
             values = np.asarray(batch[0] if isinstance(batch, tuple) else batch, np.float64)
-            self._ensure_built(values.shape)
+            self.ensure_built(values.shape)
             if self._lengths_of(values.shape) != self._lengths:
                 raise self._incompatible(values.shape, f"axes {self.axis} to have {self._lengths}")
             axes = tuple(i for i in range(values.ndim) if i not in self._kept)

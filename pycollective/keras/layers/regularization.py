@@ -8,8 +8,9 @@ from typing import Any
 from pycollective import nn
 from pycollective.keras import regularizers
 from pycollective.keras.layers.core import positive
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
 from pycollective.keras.layers.seeded import Seeded
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor
 
 __all__ = ["ActivityRegularization", "Dropout"]
@@ -38,7 +39,7 @@ class Dropout(Seeded):
         ones; in a call, if it does not fit the input.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _config_names = ("rate", "seed", "noise_shape")
 
@@ -83,7 +84,7 @@ class Dropout(Seeded):
 class ActivityRegularization(Layer):
     """Returns its inputs, on which there is a penalty: `regularizers.L1L2`."""
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _config_names = ("l1", "l2")
 

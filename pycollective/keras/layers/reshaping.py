@@ -9,7 +9,8 @@ from typing import Any
 from pycollective import nn
 from pycollective.keras.layers.core import pair_of
 from pycollective.keras.layers.images import ImageLayer, data_format_of
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
@@ -18,7 +19,7 @@ __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
 class Flatten(Layer):
     """Joins all axes but the first; ``data_format`` can only be ``"channels_last"``."""
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _keeps_dtype = True
 
@@ -52,7 +53,7 @@ class Reshape(Layer):
         As for `Layer`.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _keeps_dtype = True
 
@@ -109,7 +110,7 @@ class Permute(Layer):
         If ``dims`` is not a permutation; in a call, if the input has another number of axes.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _keeps_dtype = True
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from pycollective.distribute.context import current_mode
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor.random import default_generator, generator_scope
 
 __all__ = ["Seeded"]

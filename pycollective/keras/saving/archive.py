@@ -10,7 +10,7 @@ import zipfile
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
-from pycollective import __version__
+from pycollective._core import __version__
 from pycollective.errors import CheckpointError
 
 __all__ = ["Parts", "pack", "unpack"]

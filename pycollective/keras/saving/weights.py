@@ -89,7 +89,7 @@ def _variables_of(owner: Any) -> list[Variable]:
     """Return an object's own variables in the order of the file."""
     if isinstance(owner, Optimizer):
         return list(owner.variables)
-    variables: list[Variable] = owner._stored_variables()
+    variables: list[Variable] = owner.stored_variables()
     return variables
 
 

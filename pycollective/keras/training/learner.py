@@ -14,6 +14,7 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.keras import optimizers
 from pycollective.keras.layers import Layer
 from pycollective.keras.metrics import Metric
+from pycollective.keras.serialization import deserialize_keras_object, serialize_keras_object
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.share import reports, share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
@@ -173,16 +174,12 @@ class Learner(Layer):
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return what `compile` was given, as what JSON can hold."""
-        from pycollective.keras.saving import serialize_keras_object
-
         return {
             name: serialize_keras_object(value) for name, value in self._compile_arguments.items()
         }
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
         """Compile with what `get_compile_config` returned, here or in Keras."""
-        from pycollective.keras.saving import deserialize_keras_object
-
         known = inspect.signature(self.compile).parameters
         given = {
             name: deserialize_keras_object(value)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.array_backend import Array, to_numpy
+from pycollective.keras.backend import floatx
 from pycollective.keras.utils import experimental
 from pycollective.keras.utils.batches import (
     pack_x_y_sample_weight,
@@ -82,8 +83,6 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     ValueError
         If a number is out of range.
     """
-    from pycollective.keras.backend import floatx
-
     numbers = to_numpy(as_tensor(x).array)
     if numbers.ndim > 1 and numbers.shape[-1] == 1:
         numbers = numbers[..., 0]

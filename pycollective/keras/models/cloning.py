@@ -9,7 +9,8 @@ from pycollective.keras.graph.graph import Graph
 from pycollective.keras.graph.symbols import KerasTensor, leaves_of, map_symbols
 from pycollective.keras.layers import Input, InputLayer, Layer
 from pycollective.keras.metrics import Metric
-from pycollective.keras.models import Model, Sequential
+from pycollective.keras.models.model import Model
+from pycollective.keras.models.sequential import Sequential
 from pycollective.keras.optimizers import Optimizer
 
 __all__ = ["clone_model"]

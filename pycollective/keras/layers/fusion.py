@@ -76,7 +76,7 @@ class ConvReluPool:
         """Return the pooled images."""
         conv, pool = self._conv, self._pool
         if not conv.built:
-            conv._ensure_built(inputs.shape)
+            conv.ensure_built(inputs.shape)
         images = conv.checked(inputs)
         shape = images.array.shape
         if shape[1:] != self._fitting:
