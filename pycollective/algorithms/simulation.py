@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pycollective import _core
 from pycollective._core import Schedule
 from pycollective.algorithms.clusters import Cluster
-from pycollective.algorithms.writing import Algorithm
 from pycollective.arguments import whole
 
 if TYPE_CHECKING:
@@ -29,6 +28,16 @@ ROOTED = ("reduce", "broadcast", "gather", "scatter")
 
 #: Told now and then which share of a long work is done.
 Progress = Callable[[float], None]
+
+
+@runtime_checkable
+class Written(Protocol):
+    """An algorithm of one's own, as `pycollective.algorithms.algorithm` makes it."""
+
+    name: str
+
+    def schedule(self, size: int) -> Schedule:
+        """Return the steps of every rank."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ def _seconds(value: float) -> str:
 
 
 def simulate(
-    what: str | Algorithm | Schedule,
+    what: str | Written | Schedule,
     size_or_cluster: int | Cluster,
     bytes: int,
     collective: str = "all_reduce",
@@ -161,7 +170,7 @@ def simulate(
         cluster = Cluster.ethernet_10g(whole("size_or_cluster", cluster))
     bytes, root = whole("bytes", bytes, 0, sys.maxsize), whole("root", root)
     made: str | Schedule
-    if isinstance(what, Algorithm):
+    if isinstance(what, Written):
         name, made = what.name, what.schedule(cluster.ranks)
         kind = made.collective
     elif isinstance(what, Schedule):
@@ -237,7 +246,7 @@ def watching(progress: Progress | bool, what: str) -> Iterator[Progress | None]:
 
 
 def plot(
-    algorithms: Sequence[str | Algorithm],
+    algorithms: Sequence[str | Written],
     cluster: Callable[[int], Cluster],
     *,
     ranks: Sequence[int],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .activations import (
@@ -96,10 +97,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # TensorFlow keeps the loss scaling here; it needs the strategy in force, a room above this one.
+    # TensorFlow has the loss scaling here. It needs the strategy in force: it stands above this
+    # package, which is loaded without it.
     if name in ("compute_average_loss", "scale_regularization_loss"):
-        from pycollective.distribute import loss_scaling
-
+        loss_scaling = importlib.import_module("pycollective.distribute.loss_scaling")
         # From now on it is found without this function, which every step would call.
         globals()[name] = getattr(loss_scaling, name)
         return globals()[name]

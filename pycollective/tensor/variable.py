@@ -16,6 +16,7 @@ import numpy as np
 from ..array_backend import Array, array_module, asarray, beside, copy, to_numpy
 from ..errors import InvalidArgumentError
 from .indexed_slices import IndexedSlices
+from .ops.arrays import cast, identity
 from .shape import TensorShape
 from .tape import new_key, thread_state
 from .tensor import Operators, Tensor, as_tensor
@@ -254,15 +255,11 @@ class Variable(Operators, metaclass=_VariableMeta):
                 tape._watch_read(self, tensor)
         reads_as = thread_state.reads_as
         if reads_as is not None and self._trainable and tensor.array.dtype.kind in "fV":
-            from .ops import cast
-
             return cast(tensor, reads_as)
         return tensor
 
     def value(self) -> Tensor:
         """Return the present value; later assignments do not change it."""
-        from .ops import identity
-
         return identity(self)
 
     def read_value(self) -> Tensor:

@@ -123,9 +123,9 @@ class Checkpoint(Trackable):
     def write(self, file_prefix: str | os.PathLike[str]) -> str:
         """Write a checkpoint with exactly this path; no number, no note. Returns the path."""
         _require_outside_replicas("write")
-        return self._write_noted(file_prefix, False)
+        return self.write_noted(file_prefix, False)
 
-    def _write_noted(self, file_prefix: str | os.PathLike[str], note: bool) -> str:
+    def write_noted(self, file_prefix: str | os.PathLike[str], note: bool) -> str:
         """Write as `write` does; with ``note`` it is the directory's latest then."""
         path = os.fspath(file_prefix)
         self._begin_together("write", path)

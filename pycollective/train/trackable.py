@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Restore",
     "Trackable",
+    "attributes_of",
     "children_of",
     "containers_of",
     "is_trackable",
@@ -170,6 +171,11 @@ def parts_of(value: Any) -> Iterator[Any]:
             yield child
         else:
             yield from parts_of(child)
+
+
+def attributes_of(owner: Trackable) -> dict[str, Any]:
+    """Return the attributes of an object that hold its parts, or did, by name."""
+    return {name: getattr(owner, name, None) for name in owner._tracked}
 
 
 def containers_of(owner: Trackable) -> list[Any]:

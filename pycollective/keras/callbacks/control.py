@@ -144,7 +144,9 @@ class Monitor(Callback):
 
     def _mode_of(self, name: str) -> str:
         """Return whether more or less of a number is better: by its metric, or by its name."""
-        known = {self.model._reported(m): m.direction for m in getattr(self.model, "metrics", ())}
+        known = {
+            self.model.reported_name(m): m.direction for m in getattr(self.model, "metrics", ())
+        }
         direction = known.get(name) or direction_of(name)
         if direction is None and (name == "loss" or name.endswith("_loss")):
             direction = "down"

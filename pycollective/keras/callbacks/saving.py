@@ -267,7 +267,8 @@ class BackupAndRestore(Callback):
             workers.write_once(self.backup_dir, self._delete)
         self._end_watch()
 
-    def _abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
+        """End what the callback has begun: training ends with this error."""
         # An exit has its status, whatever more signals come.
         if not isinstance(error, SystemExit):
             self._end_watch()

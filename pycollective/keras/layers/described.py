@@ -33,6 +33,7 @@ class Described(CopiedByConfig):
     #: Settings of Keras's that configs may hold, and the only value that they can have here.
     _fixed: tuple[tuple[str, Any], ...] = ()
     _name: str
+    _trainable: bool
     _policy: DTypePolicy
     trainable: Any
     activity_regularizer: Any

@@ -36,7 +36,7 @@ class Holder(Trackable):
     _added_losses: threading.local
     add_weight: Callable[..., Variable]
 
-    def _sublayers(self) -> Iterator[Holder]:
+    def _sublayers(self) -> Iterator[Any]:
         """Yield the layers directly inside, in the order of their definition, each once."""
         return iter(_Inside(self).layers)
 

@@ -175,6 +175,14 @@ class Metric(CopiedByConfig, Trackable):
 
     weights = variables
 
+    def _beside_sums(self) -> AbstractContextManager[Any]:
+        """Return the context in which the result is computed where the sums lie."""
+        first = next(iter(self._variables.values()), None)
+        if first is None:
+            return nullcontext()
+        copy = first.values[0] if hasattr(first, "values") else first
+        return beside(copy._current().array)
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {"name": self.name, "dtype": str(self._dtype)}
@@ -199,15 +207,6 @@ def _loses_counts(variable: Variable) -> bool:
     )
 
 
-def _beside(metric: Metric) -> AbstractContextManager[Any]:
-    """Return the context in which a metric's result is computed where its sums lie."""
-    first = next(iter(metric._variables.values()), None)
-    if first is None:
-        return nullcontext()
-    copy = first.values[0] if hasattr(first, "values") else first
-    return beside(copy._current().array)
-
-
 def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
     """Let a ``result`` that is called in a replica be computed from all replicas' sums."""
 
@@ -216,7 +215,7 @@ def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor
         mode = current_mode()
         context = None if mode is None else mode.replica_context
         if context is None or context.num_replicas_in_sync == 1:
-            with _beside(self):
+            with self._beside_sums():
                 return result(self)
         value: Tensor = context.merge_call(lambda _strategy: result(self))
         return value

@@ -90,7 +90,7 @@ def _clone(
 def _compiled_like(model: Model, clone: Any) -> Any:
     """Return a clone, compiled if its model is, with an optimizer and metrics of its own."""
     if model.compiled and not clone.compiled:
-        arguments = {name: _anew(value) for name, value in model._compile_arguments.items()}
+        arguments = {name: _anew(value) for name, value in model.compile_arguments.items()}
         clone.compile(**arguments)
         if clone.optimizer is not None and clone.built:
             clone.optimizer.build(clone.trainable_variables)

@@ -17,7 +17,7 @@ __all__ = ["read_checkpoint", "write_checkpoint"]
 def write_checkpoint(model: Learner, path: str) -> None:
     """Write a checkpoint of a model and its optimizer, which is the latest of its folder then."""
     chief = model.distribute_strategy.extended.should_checkpoint
-    Checkpoint(model=model)._write_noted(path, chief)
+    Checkpoint(model=model).write_noted(path, chief)
 
 
 def read_checkpoint(model: Learner, path: str, skip_mismatch: bool) -> None:

@@ -21,7 +21,7 @@ from pycollective.keras.backend import name_of_class
 from pycollective.keras.layers import Layer
 from pycollective.keras.optimizers import Optimizer
 from pycollective.tensor import Variable
-from pycollective.train.trackable import Trackable
+from pycollective.train.trackable import Trackable, attributes_of
 
 __all__ = ["owners_of", "read_weights", "write_weights"]
 
@@ -73,7 +73,7 @@ def _joined(path: str, name: str) -> str:
 
 def _attributes(value: Trackable) -> Iterable[tuple[str, Any]]:
     """Return what belongs to an object: first the layers of a model, private names last."""
-    attributes = {name: getattr(value, name, None) for name in value._tracked}
+    attributes = attributes_of(value)
     layers = getattr(value, "layers", None) if hasattr(value, "get_layer") else None
     if layers is not None:
         attributes["layers"] = layers

@@ -170,7 +170,7 @@ class Trainer(Learner):
                     settings, steps, validation, heard, prepare, initial_epoch, validation_freq
                 )
             except BaseException as error:
-                heard._abandon(error)
+                heard.abandon(error)
                 raise
         return self.history
 

@@ -58,6 +58,7 @@ def _install() -> None:
     }
     for name, operation in others.items():
         setattr(Operators, f"__{name}__", operation)
+    setattr(Operators, "stack", staticmethod(arrays.stack))  # noqa: B010
 
 
 def _reflected(operation: Any) -> Any:
