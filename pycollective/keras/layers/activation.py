@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pycollective.keras import activations, constraints, initializers, regularizers
-from pycollective.keras.layers.layer import Layer
+from pycollective.keras import activations
+from pycollective.keras.layers.layer import SameShape
 from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
 
 
-class _Elementwise(Layer):
-    """Base of layers whose result has the shape of the input."""
-
-    takes_one_tensor = True
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
-
-
-class Activation(_Elementwise):
+class Activation(SameShape):
     """Applies an activation function, given by name or as a function."""
 
     _config_names = ("activation",)
@@ -37,7 +27,7 @@ class Activation(_Elementwise):
         return outputs
 
 
-class ReLU(_Elementwise):
+class ReLU(SameShape):
     """`activations.relu`, with its parameters.
 
     Raises
@@ -65,7 +55,7 @@ class ReLU(_Elementwise):
         return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
 
 
-class LeakyReLU(_Elementwise):
+class LeakyReLU(SameShape):
     """``x`` where it is positive, else ``negative_slope * x``.
 
     Raises
@@ -85,7 +75,7 @@ class LeakyReLU(_Elementwise):
         return activations.leaky_relu(inputs, self.negative_slope)
 
 
-class PReLU(_Elementwise):
+class PReLU(SameShape):
     """``x`` where it is positive, else ``alpha * x`` with a trained ``alpha``.
 
     Parameters
@@ -109,9 +99,11 @@ class PReLU(_Elementwise):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.alpha_initializer = initializers.get(alpha_initializer)
-        self.alpha_regularizer = regularizers.get(alpha_regularizer)
-        self.alpha_constraint = constraints.get(alpha_constraint)
+        self._set(
+            alpha_initializer=alpha_initializer,
+            alpha_regularizer=alpha_regularizer,
+            alpha_constraint=alpha_constraint,
+        )
         self.shared_axes = [shared_axes] if isinstance(shared_axes, int) else shared_axes
 
     def build(self, input_shape: Any) -> None:
@@ -123,13 +115,7 @@ class PReLU(_Elementwise):
             raise self._incompatible(
                 tuple(input_shape), "known lengths of all axes that are not shared"
             )
-        self.alpha = self.add_weight(
-            "alpha",
-            shape,
-            initializer=self.alpha_initializer,
-            regularizer=self.alpha_regularizer,
-            constraint=self.alpha_constraint,
-        )
+        self.alpha = self._weight("alpha", shape)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the activation of the inputs."""
@@ -140,7 +126,7 @@ class PReLU(_Elementwise):
         return activations.relu(inputs) - self.alpha * activations.relu(-inputs)
 
 
-class ELU(_Elementwise):
+class ELU(SameShape):
     """``x`` where it is positive, else ``alpha * (exp(x) - 1)``."""
 
     _config_names = ("alpha",)
@@ -154,7 +140,7 @@ class ELU(_Elementwise):
         return activations.elu(inputs, self.alpha)
 
 
-class Softmax(_Elementwise):
+class Softmax(SameShape):
     """``exp(x)`` divided by the sum along ``axis``, or along several axes."""
 
     _config_names = ("axis",)

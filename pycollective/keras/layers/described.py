@@ -47,6 +47,14 @@ class Described(CopiedByConfig):
             object.__setattr__(self, "_arguments", (args, kwargs))
         return self
 
+    def _set(self, **settings: Any) -> None:
+        """Set attributes; those whose names end with a package's kind may be given by name."""
+        for name, value in settings.items():
+            for kind, package in _PACKAGES.items():
+                if name.endswith(kind):
+                    value = package.get(value)
+            setattr(self, name, value)
+
     def get_config(self) -> dict[str, Any]:
         """Return what the constructor gets, as values that JSON can hold, by Keras 3's names.
 

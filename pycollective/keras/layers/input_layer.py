@@ -8,14 +8,14 @@ from typing import Any
 from pycollective.distribute.context import get_strategy
 from pycollective.keras.backend import floatx
 from pycollective.keras.graph.symbols import KerasTensor, Node
-from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.layer import SameShape
 from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor
 
 __all__ = ["Input", "InputLayer"]
 
 
-class InputLayer(Layer):
+class InputLayer(SameShape):
     """Where examples come in; it does nothing else.
 
     Parameters
@@ -89,10 +89,6 @@ class InputLayer(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return the inputs."""
         return inputs
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
 
 
 def Input(

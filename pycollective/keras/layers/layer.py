@@ -35,7 +35,7 @@ from pycollective.tensor import (
 from pycollective.tensor.tape import thread_state
 from pycollective.train.trackable import is_trackable, structure_changed
 
-__all__ = ["Layer"]
+__all__ = ["Layer", "SameShape"]
 
 
 class _Calls(threading.local):
@@ -260,6 +260,15 @@ class Layer(Described, Holder):
         if penalty is not None:
             self._regularized.append((penalty, variable))
         return variable
+
+    def _weight(self, name: str, shape: Any, settings: str = "", **options: Any) -> Variable:
+        """Make a variable with the initializer, regularizer and constraint that the layer has for it.
+
+        ``settings`` is how the names of these attributes begin, if not with the variable's name.
+        """
+        for kind in ("initializer", "regularizer", "constraint"):
+            options[kind] = getattr(self, f"{settings or name}_{kind}")
+        return self.add_weight(name, shape, **options)
 
     def ensure_built(self, input_shape: Any) -> None:
         """Build the layer if nobody has, in the scope of the strategy in which it was made."""
@@ -541,3 +550,13 @@ def _built_once(build: Callable[..., None]) -> Callable[..., None]:
 
 def _is_array_like(value: Any) -> bool:
     return hasattr(value, "shape") or hasattr(value, "__tensor__")
+
+
+class SameShape(Layer):
+    """A layer whose result has the shape of its input."""
+
+    takes_one_tensor = True
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the same shape."""
+        return tuple(input_shape)

@@ -25,7 +25,7 @@ class _Pooling(ImageLayer):
 
     def __init__(
         self,
-        pool_size: Any,
+        pool_size: Any = (2, 2),
         strides: Any = None,
         padding: str = "valid",
         data_format: str | None = None,
@@ -63,16 +63,6 @@ class MaxPooling2D(_Pooling):
     **options
         As for `Layer`.
     """
-
-    def __init__(
-        self,
-        pool_size: Any = (2, 2),
-        strides: Any = None,
-        padding: str = "valid",
-        data_format: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(pool_size, strides, padding, data_format, **options)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, out height, out width, channels]``."""

@@ -13,7 +13,7 @@ from pycollective.keras.backend import epsilon
 from pycollective.keras.configs import array_or_number
 from pycollective.keras.layers.core import positive
 from pycollective.keras.layers.images import ImageLayer, data_format_of
-from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.layer import Layer, SameShape
 from pycollective.keras.layers.seeded import Seeded
 from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, Variable, ops, random
@@ -63,7 +63,7 @@ class Rescaling(Layer):
         return tuple(input_shape)
 
 
-class Normalization(Layer):
+class Normalization(SameShape):
     """``(inputs - mean) / sqrt(variance)``, with mean and variance of data.
 
     Parameters
@@ -82,8 +82,6 @@ class Normalization(Layer):
     ValueError
         If only one of mean and variance is given; in a call, if the input's shape does not fit.
     """
-
-    takes_one_tensor = True
 
     _config_names = ("axis", "invert")
 
@@ -207,10 +205,6 @@ class Normalization(Layer):
         x = ops.cast(inputs, self._dtype)
         mean, deviation = self._statistics(x)
         return mean + x * deviation if self.invert else (x - mean) / deviation
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
 
 
 _MODES = ("horizontal_and_vertical", "horizontal", "vertical")

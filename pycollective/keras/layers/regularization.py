@@ -8,7 +8,7 @@ from typing import Any
 from pycollective import nn
 from pycollective.keras import regularizers
 from pycollective.keras.layers.core import positive
-from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.layer import SameShape
 from pycollective.keras.layers.seeded import Seeded
 from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor
@@ -38,8 +38,6 @@ class Dropout(Seeded):
         If ``rate`` is not in 0 to 1, without 1, or ``noise_shape`` has other numbers than positive
         ones; in a call, if it does not fit the input.
     """
-
-    takes_one_tensor = True
 
     _config_names = ("rate", "seed", "noise_shape")
 
@@ -81,10 +79,8 @@ class Dropout(Seeded):
         return shape
 
 
-class ActivityRegularization(Layer):
+class ActivityRegularization(SameShape):
     """Returns its inputs, on which there is a penalty: `regularizers.L1L2`."""
-
-    takes_one_tensor = True
 
     _config_names = ("l1", "l2")
 
@@ -102,7 +98,3 @@ class ActivityRegularization(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return the inputs."""
         return inputs
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)

@@ -20,9 +20,7 @@ class Flatten(Layer):
     """Joins all axes but the first; ``data_format`` can only be ``"channels_last"``."""
 
     takes_one_tensor = True
-
     _keeps_dtype = True
-
     _config_names = ("data_format",)
 
     def __init__(self, data_format: str | None = None, **options: Any) -> None:
@@ -54,9 +52,7 @@ class Reshape(Layer):
     """
 
     takes_one_tensor = True
-
     _keeps_dtype = True
-
     _config_names = ("target_shape",)
 
     def __init__(self, target_shape: Sequence[int], **options: Any) -> None:
@@ -111,9 +107,7 @@ class Permute(Layer):
     """
 
     takes_one_tensor = True
-
     _keeps_dtype = True
-
     _config_names = ("dims",)
 
     def __init__(self, dims: Sequence[int], **options: Any) -> None:

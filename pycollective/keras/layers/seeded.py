@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from pycollective.distribute.context import current_mode
-from pycollective.keras.layers.layer import Layer
-from pycollective.keras.layers.shapes import Shape
+from pycollective.keras.layers.layer import SameShape
 from pycollective.tensor.random import default_generator, generator_scope
 
 __all__ = ["Seeded"]
 
 
-class Seeded(Layer):
+class Seeded(SameShape):
     """A layer with a seed, from which each replica's own random numbers follow.
 
     Parameters
@@ -51,7 +50,3 @@ class Seeded(Layer):
             generator = np.random.default_rng([self._entropy, replica])
             self._generators[replica] = generator
         return generator_scope(generator)
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
