@@ -59,7 +59,6 @@ class Batch(Transformed):
             yield nest.map_structure(_stack, component_names(batch[0]), *batch)
 
     def cardinality(self) -> int:
-        """Return the number of batches."""
         return _number_of_batches(self._source.cardinality(), self._size, self._drop)
 
     def _make_spec(self) -> Any:
@@ -165,7 +164,6 @@ class PaddedBatch(Transformed):
         return out if wanted else np.stack(arrays)
 
     def cardinality(self) -> int:
-        """Return the number of batches."""
         return _number_of_batches(self._source.cardinality(), self._size, self._drop)
 
     def _make_spec(self) -> Any:
@@ -268,7 +266,6 @@ class Rebatch(Transformed):
         return cut_anew(self._source._iter(), itertools.cycle(self._sizes), self._drop)
 
     def cardinality(self) -> int:
-        """Return that it is unknown, or infinite."""
         count = self._source.cardinality()
         return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
@@ -321,7 +318,6 @@ class RebatchByBatch(Transformed):
         return array[part * size : (part + 1) * size]
 
     def cardinality(self) -> int:
-        """Return the number of mini-batches."""
         count = self._source.cardinality()
         return count if count < 0 else count * self._parts
 
@@ -368,7 +364,6 @@ class Unbatch(Transformed):
                 yield nest.map_structure(lambda a, i=i: a[i, ...], batch)
 
     def cardinality(self) -> int:
-        """Return the number of rows, where batches are known to be full."""
         count = self._source.cardinality()
         if count <= 0:
             return count

@@ -101,7 +101,6 @@ class DatasetIterator(NextElements):
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset."""
         return self._dataset.element_spec
 
     def close(self) -> None:

@@ -48,7 +48,6 @@ class TensorSlices(Dataset):
         return self._rows().elements()
 
     def cardinality(self) -> int:
-        """Return the length of the arrays."""
         return self._length
 
     def _make_spec(self) -> Any:
@@ -66,7 +65,6 @@ class SingleElement(Dataset):
         yield self._element
 
     def cardinality(self) -> int:
-        """Return 1."""
         return 1
 
     def _make_spec(self) -> Any:

@@ -103,7 +103,6 @@ class Transformed(Dataset):
         return self._source.element_spec
 
     def cardinality(self) -> int:
-        """Return the number of elements of the dataset this is made from."""
         return self._source.cardinality()
 
     def _batch_size(self) -> int | None:
@@ -177,7 +176,6 @@ class Repeat(Transformed):
                 return
 
     def cardinality(self) -> int:
-        """Return the number of elements of all turns."""
         count = self._source.cardinality()
         if self._count == 0 or count == 0:
             return 0
@@ -221,7 +219,6 @@ class Take(Transformed):
         return elements if self._takes_all() else itertools.islice(elements, self._count)
 
     def cardinality(self) -> int:
-        """Return the number of elements that are left."""
         count = self._source.cardinality()
         if self._count < 0:
             return count
@@ -263,7 +260,6 @@ class Skip(Transformed):
         return itertools.islice(self._source._iter(), self._count, None)
 
     def cardinality(self) -> int:
-        """Return the number of elements that are left."""
         count = self._source.cardinality()
         if self._count < 0:
             return 0
@@ -315,7 +311,6 @@ class Shard(Transformed):
         return itertools.islice(self._source._iter(), self._first, None, self._step)
 
     def cardinality(self) -> int:
-        """Return the number of elements of this shard."""
         count = self._source.cardinality()
         if self._is_hint:
             return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
@@ -429,7 +424,6 @@ class Filter(Transformed):
                 yield element
 
     def cardinality(self) -> int:
-        """Return that it is unknown."""
         return UNKNOWN_CARDINALITY
 
 
@@ -489,7 +483,6 @@ class Concatenate(Transformed):
         yield from self._other._iter()
 
     def cardinality(self) -> int:
-        """Return the sum of the two."""
         one, other = self._source.cardinality(), self._other.cardinality()
         if INFINITE_CARDINALITY in (one, other):
             return INFINITE_CARDINALITY
@@ -532,7 +525,6 @@ class WithOptions(Transformed):
         return self._source._iter()
 
     def options(self) -> Options:
-        """Return the options, put over those of the dataset this is made from."""
         return self._source.options().merge(self._own)
 
 
@@ -561,7 +553,6 @@ class AssertCardinality(Transformed):
             )
 
     def cardinality(self) -> int:
-        """Return the number that was given."""
         return self._expected
 
 
@@ -628,7 +619,6 @@ class Interleave(Transformed):
             place = (place + 1) % self._cycle
 
     def cardinality(self) -> int:
-        """Return that it is unknown."""
         return UNKNOWN_CARDINALITY
 
     def _make_spec(self) -> Any:
@@ -689,7 +679,6 @@ class Zip(Dataset):
                 next(turn, None)
 
     def cardinality(self) -> int:
-        """Return the smallest number of elements."""
         counts = [d.cardinality() for d in self._datasets]
         finite = [c for c in counts if c != INFINITE_CARDINALITY]
         if not finite:

@@ -24,7 +24,6 @@ class _Kept(Dataset):
         return iter(self._arrays)
 
     def cardinality(self) -> int:
-        """Return the number of elements of the window."""
         return len(self._arrays)
 
     def _make_spec(self) -> Any:
@@ -64,7 +63,6 @@ class Window(Transformed):
                 next(itertools.islice(elements, missing, missing), None)
 
     def cardinality(self) -> int:
-        """Return the number of windows."""
         count = self._source.cardinality()
         if count < 0:
             return count

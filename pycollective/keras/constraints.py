@@ -41,7 +41,6 @@ class NonNeg(Constraint):
     """Negative numbers become 0."""
 
     def __call__(self, w: Any) -> Tensor:
-        """Return the weight without what is negative."""
         return ops.maximum(as_tensor(w), 0)
 
 
@@ -56,7 +55,6 @@ class _Norm(Constraint):
         raise NotImplementedError
 
     def __call__(self, w: Any) -> Tensor:
-        """Return the scaled weight."""
         weight = as_tensor(w)
         norms = ops.sqrt(ops.reduce_sum(ops.square(weight), axis=self.axis, keepdims=True))
         return weight * (self.wanted(norms) / (norms + epsilon()))
@@ -81,7 +79,6 @@ class MaxNorm(_Norm):
         self.max_value = max_value
 
     def wanted(self, norms: Tensor) -> Tensor:
-        """Return the norms, cut off."""
         return ops.clip_by_value(norms, 0, self.max_value)
 
 
@@ -91,7 +88,6 @@ class UnitNorm(_Norm):
     _config_names = ("axis",)
 
     def wanted(self, norms: Tensor) -> float:
-        """Return 1."""
         return 1.0
 
 
@@ -119,7 +115,6 @@ class MinMaxNorm(_Norm):
         self.rate = rate
 
     def wanted(self, norms: Tensor) -> Tensor:
-        """Return the norms, moved towards the interval."""
         inside = ops.clip_by_value(norms, self.min_value, self.max_value)
         return inside * self.rate + norms * (1 - self.rate)
 

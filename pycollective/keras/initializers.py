@@ -91,7 +91,6 @@ class Zeros(Initializer):
     """All values are 0."""
 
     def values(self, shape: Shape) -> Array:
-        """Return zeros."""
         return np.zeros(shape)
 
 
@@ -99,7 +98,6 @@ class Ones(Initializer):
     """All values are 1."""
 
     def values(self, shape: Shape) -> Array:
-        """Return ones."""
         return np.ones(shape)
 
 
@@ -112,12 +110,10 @@ class Constant(Initializer):
         self.value = value
 
     def values(self, shape: Shape) -> Array:
-        """Return the value in each place."""
         return np.broadcast_to(np.asarray(self.value), shape)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make one of what `get_config` returned."""
         return cls(array_or_number(config["value"]))
 
 
@@ -136,7 +132,6 @@ class Identity(Initializer):
         self.gain = gain
 
     def values(self, shape: Shape) -> Array:
-        """Return the matrix."""
         if len(shape) != 2:
             raise ValueError(f"Identity makes matrices, not values of shape {shape}")
         return self.gain * np.eye(*shape)
@@ -166,7 +161,6 @@ class RandomNormal(_Random):
         self.stddev = stddev
 
     def values(self, shape: Shape) -> Array:
-        """Draw."""
         return self._generator().normal(self.mean, self.stddev, shape)
 
 
@@ -174,7 +168,6 @@ class TruncatedNormal(RandomNormal):
     """Normally distributed values, none further than two ``stddev`` from ``mean``."""
 
     def values(self, shape: Shape) -> Array:
-        """Draw, and draw again what is outside."""
         return self.mean + self.stddev * _truncated(self._generator(), shape)
 
 
@@ -191,7 +184,6 @@ class RandomUniform(_Random):
         self.maxval = maxval
 
     def values(self, shape: Shape) -> Array:
-        """Draw."""
         return self._generator().uniform(self.minval, self.maxval, shape)
 
 
@@ -214,7 +206,6 @@ class Orthogonal(_Random):
         self.gain = gain
 
     def values(self, shape: Shape) -> Array:
-        """Draw."""
         if len(shape) < 2:
             raise ValueError(f"Orthogonal needs at least two axes, got shape {shape}")
         rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -279,7 +270,6 @@ class VarianceScaling(_Random):
         self.output_axes = output_axes
 
     def values(self, shape: Shape) -> Array:
-        """Draw."""
         fan_in, fan_out = fans(shape)
         if self.input_axes is not None and self.output_axes is not None:
             fan_in = math.prod(shape[axis] for axis in self.input_axes)
@@ -297,7 +287,6 @@ class VarianceScaling(_Random):
         return stddev * _truncated(generator, shape)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as values that JSON can hold."""
         # Older releases of Keras 3 do not know the axes, and refuse what they do not know.
         axes = {"input_axes": self.input_axes, "output_axes": self.output_axes}
         given = {name: list(value) for name, value in axes.items() if value is not None}

@@ -33,7 +33,6 @@ class Regularizer(Configured):
         raise NotImplementedError(f"{type(self).__name__} must override __call__()")
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
         if not self._config_names:
             raise NotImplementedError(f"{type(self).__name__} must override get_config()")
         return super().get_config()
@@ -55,7 +54,6 @@ class L1L2(Regularizer):
         self.l2 = _factor("l2", l2)
 
     def __call__(self, x: Any) -> Tensor:
-        """Return the penalty for a weight: a scalar in its dtype."""
         weight = as_tensor(x)
         parts = []
         if self.l1:
@@ -102,7 +100,6 @@ class OrthogonalRegularizer(Regularizer):
         self.mode = mode
 
     def __call__(self, inputs: Any) -> Tensor:
-        """Return the penalty for a weight: a scalar in its dtype."""
         matrix = as_tensor(inputs)
         if matrix.ndim != 2:
             raise ValueError(

@@ -43,7 +43,6 @@ class TerminateOnNaN(Callback):
         self.raise_error = raise_error
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Look at the loss."""
         loss = (logs or {}).get("loss")
         if loss is not None and not math.isfinite(loss):
             if self.raise_error:
@@ -86,7 +85,6 @@ class LearningRateScheduler(Callback):
             self._takes_rate = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Set the learning rate."""
         optimizer = self.model.optimizer
         arguments = (epoch, float(optimizer.learning_rate)) if self._takes_rate else (epoch,)
         rate = self.schedule(*arguments)
@@ -101,7 +99,6 @@ class LearningRateScheduler(Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Add the learning rate to the epoch's numbers."""
         if logs is not None:
             logs["learning_rate"] = float(self.model.optimizer.learning_rate)
 
@@ -218,11 +215,9 @@ class EarlyStopping(Monitor):
         self.best_weights: list[Any] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Begin anew."""
         self._forget()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Look at the number."""
         value = self.value_in(logs)
         if value is None or epoch < self.start_from_epoch:
             return
@@ -240,7 +235,6 @@ class EarlyStopping(Monitor):
             self.model.stop_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Restore the best weights, and say what was done."""
         if self.stopped_epoch and self.verbose:
             print(f"Epoch {self.stopped_epoch + 1}: early stopping")
         if self.best_weights is not None:
@@ -302,11 +296,9 @@ class ReduceLROnPlateau(Monitor):
         self.wait = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Begin anew."""
         self._forget()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Look at the number, and add the learning rate to the epoch's numbers."""
         optimizer = self.model.optimizer
         rate = float(optimizer.learning_rate)
         if logs is not None:

@@ -153,7 +153,6 @@ class TrueDivide(_Binary):
     function = operator.truediv
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the dtype of the result: a quotient of integers is none."""
         return dtype if dtype.kind in "fV" else np.dtype(np.float32)
 
 
@@ -183,7 +182,6 @@ class Matmul(Operation):
     """``x1 @ x2``: of matrices in the last two axes; those before broadcast."""
 
     def call(self, *values: Any) -> Tensor:
-        """Compute the result."""
         x1, x2 = map(as_tensor, values)
         left = x1 if x1.ndim > 1 else ops.expand_dims(x1, 0)
         result = left @ (x2 if x2.ndim > 1 else ops.expand_dims(x2, 1))
@@ -192,7 +190,6 @@ class Matmul(Operation):
         return result if x2.ndim > 1 else ops.squeeze(result, -1)
 
     def result_shape(self, *values: Any) -> Shape:
-        """Return the shape of the result."""
         first, second = map(shape_of, values)
         inside = first[-1:], second[-2:-1] or second
         # An axis of any length goes with each; a number has none.
@@ -210,7 +207,6 @@ class Negative(Operation):
     """``-x``."""
 
     def call(self, *values: Any) -> Tensor:
-        """Compute the result."""
         return -as_tensor(values[0])
 
 
@@ -219,7 +215,6 @@ class Absolute(Operation):
     """``abs(x)``."""
 
     def call(self, *values: Any) -> Tensor:
-        """Compute the result."""
         return abs(as_tensor(values[0]))
 
 
@@ -228,7 +223,6 @@ class GetItem(Operation):
     """``x[key]``: integers, slices, ``...`` and None, as many as there are axes."""
 
     def call(self, *values: Any) -> Tensor:
-        """Compute the result."""
         x, key = values
         # In files a tuple is a list.
         return as_tensor(x)[tuple(key) if isinstance(key, list) else key]

@@ -22,7 +22,6 @@ class Activation(SameShape):
         self.activation = activations.get(activation)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         outputs: Tensor = self.activation(inputs)
         return outputs
 
@@ -51,7 +50,6 @@ class ReLU(SameShape):
         self.threshold = _positive("ReLU: threshold", threshold)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
 
 
@@ -71,7 +69,6 @@ class LeakyReLU(SameShape):
         self.negative_slope = _positive("LeakyReLU: negative_slope", negative_slope)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         return activations.leaky_relu(inputs, self.negative_slope)
 
 
@@ -118,7 +115,6 @@ class PReLU(SameShape):
         self.alpha = self._weight("alpha", shape)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         if len(inputs.shape) != self.alpha.ndim + 1 or any(
             n not in (1, m) for n, m in zip(self.alpha.shape, inputs.shape[1:], strict=True)
         ):
@@ -136,7 +132,6 @@ class ELU(SameShape):
         self.alpha = alpha
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         return activations.elu(inputs, self.alpha)
 
 
@@ -150,7 +145,6 @@ class Softmax(SameShape):
         self.axis = axis
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         self.compute_output_shape(inputs.shape)
         if isinstance(self.axis, int):
             return activations.softmax(inputs, self.axis)
@@ -166,7 +160,6 @@ class Softmax(SameShape):
         return ops.transpose(ops.reshape(flat, moved.shape), back)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
         axes = (self.axis,) if isinstance(self.axis, int) else self.axis
         rank = len(input_shape)
         if any(not -rank <= axis < rank for axis in axes):

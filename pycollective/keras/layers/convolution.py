@@ -222,7 +222,6 @@ class Conv2D(_Convolution):
         return activated
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         return self._output_shape_of(input_shape, self.filters)
 
 
@@ -317,7 +316,6 @@ class DepthwiseConv2D(_Convolution):
         )
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         channels = self._channels_of(input_shape)
         return self._output_shape_of(input_shape, channels * self.depth_multiplier)
 
@@ -439,7 +437,6 @@ class Conv2DTranspose(_Convolution):
         )
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._must_fit(input_shape)
         height, width = (
             None if n is None else (n - 1) * stride + 1 + sum(zeros) - extent + 1

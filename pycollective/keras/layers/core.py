@@ -213,11 +213,9 @@ class Identity(Layer):
     _keeps_dtype = True
 
     def call(self, inputs: Any) -> Any:
-        """Return the inputs."""
         return inputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the same shape."""
         return input_shape
 
 

@@ -39,7 +39,6 @@ class Described(CopiedByConfig):
     activity_regularizer: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Keep the arguments, of which the config is made where no class says how."""
         self = super().__new__(cls, *args, **kwargs)
         if cls._config_names is None and cls.get_config.__module__.startswith(
             "pycollective.keras."

@@ -62,5 +62,4 @@ class ImageLayer(Layer):
             )
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         raise NotImplementedError

@@ -78,7 +78,6 @@ class InputLayer(SameShape):
         Node(self, (), {}, KerasTensor(self.batch_shape, self._dtype, name=self._name))
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
         return {
             "batch_shape": self.batch_shape,
             "dtype": self._dtype.name,
@@ -87,7 +86,6 @@ class InputLayer(SameShape):
         }
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs."""
         return inputs
 
 

@@ -558,5 +558,4 @@ class SameShape(Layer):
     takes_one_tensor = True
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the same shape."""
         return tuple(input_shape)

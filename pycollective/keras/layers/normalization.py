@@ -146,12 +146,10 @@ class BatchNormalization(_Normalization):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make a layer of what `get_config` returned, here or in Keras."""
         # It says something only with renorm=True, which is refused.
         return super().from_config({k: v for k, v in config.items() if k != "renorm_momentum"})
 
     def build(self, input_shape: Any) -> None:
-        """Make the variables for inputs of this shape."""
         self._channels = self._length(input_shape, self.axis)
         shape = (self._channels,)
         self._make_parameters(shape)
@@ -318,7 +316,6 @@ class LayerNormalization(_Normalization):
         self._lengths: tuple[int, ...] = ()
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
         return {**super().get_config(), **dict(self._fixed)}
 
     def _lengths_of(self, shape: Any) -> tuple[int, ...]:
@@ -331,7 +328,6 @@ class LayerNormalization(_Normalization):
         self._make_parameters(self._lengths)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the normalized inputs."""
         shape = inputs.array.shape
         if self._lengths_of(shape) != self._lengths:
             raise self._incompatible(

@@ -38,7 +38,6 @@ class _Pooling(ImageLayer):
         self.data_format = data_format_of(data_format)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_extent(input_shape, *self.pool_size, self.padding)
         height, width = (
             places(n, k, s, self.padding)
@@ -108,7 +107,6 @@ class _GlobalPooling(ImageLayer):
         self._check_extent(shape, 1, 1, "valid")
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_pixels(input_shape)
         middle = (1, 1) if self.keepdims else ()
         return (input_shape[0], *middle, input_shape[3])

@@ -49,7 +49,6 @@ class Rescaling(Layer):
                 raise self._incompatible(tuple(shape), f"axes for {name} of shape {lengths}")
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the scaled inputs."""
         self._check(inputs.shape)
         x = ops.cast(inputs, self._dtype)
         scale, offset = (
@@ -58,7 +57,6 @@ class Rescaling(Layer):
         return x * scale + offset
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
         self._check(input_shape)
         return tuple(input_shape)
 
@@ -105,7 +103,6 @@ class Normalization(SameShape):
         self._adapted: list[Variable] = []
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
         mean, variance = (
             None if value is None else value.tolist()
             for value in (self.input_mean, self.input_variance)
@@ -199,7 +196,6 @@ class Normalization(SameShape):
         return [mean, ops.maximum(ops.sqrt(variance), epsilon())]
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the normalized inputs."""
         if self._lengths_of(inputs.shape) != self._lengths:
             raise self._incompatible(inputs.shape, f"axes {self.axis} to have {self._lengths}")
         x = ops.cast(inputs, self._dtype)
@@ -247,7 +243,6 @@ class RandomFlip(Seeded, ImageLayer):
         self.data_format = data_format_of(data_format)
 
     def call(self, inputs: Tensor, training: bool = True) -> Tensor:
-        """Return the images, mirrored or not."""
         self._check_images(inputs.shape)
         x = ops.cast(inputs, self._dtype)
         if not training:
@@ -316,6 +311,5 @@ class RandomCrop(Seeded, ImageLayer):
         return nn.resize_bilinear(middle, self.height, self.width)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_images(input_shape)
         return (input_shape[0], self.height, self.width, input_shape[3])

@@ -67,7 +67,6 @@ class Dropout(Seeded):
             return nn.dropout(inputs, self.rate, self.noise_shape)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
         noise, shape = self.noise_shape, tuple(input_shape)
         if noise is not None and (
             len(noise) != len(shape)
@@ -90,11 +89,9 @@ class ActivityRegularization(SameShape):
         self.l2 = l2
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
         config = super().get_config()
         del config["activity_regularizer"]
         return config
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs."""
         return inputs

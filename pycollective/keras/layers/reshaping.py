@@ -35,7 +35,6 @@ class Flatten(Layer):
         return ops.reshape(inputs, (shape[0], math.prod(shape[1:])))
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the batch and the product of the other lengths."""
         batch, *rest = input_shape
         return (batch, None if None in rest else math.prod(rest))
 
@@ -71,7 +70,6 @@ class Reshape(Layer):
         return ops.reshape(inputs, self.compute_output_shape(shape))
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the batch and the target shape, with -1 replaced."""
         batch, *rest = input_shape
         target = self.target_shape
         if None in rest:
@@ -119,12 +117,10 @@ class Permute(Layer):
             )
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs with their axes in the new order."""
         self.compute_output_shape(inputs.shape)
         return ops.transpose(inputs, (0, *self.dims))
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the lengths in the new order."""
         if len(input_shape) != len(self.dims) + 1:
             raise self._incompatible(tuple(input_shape), f"examples with {len(self.dims)} axes")
         return (input_shape[0], *(input_shape[axis] for axis in self.dims))
@@ -167,12 +163,10 @@ class ZeroPadding2D(ImageLayer):
         self.data_format = data_format_of(data_format)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the larger images."""
         self._check_images(inputs.shape)
         return ops.pad(inputs, [(0, 0), *self.padding, (0, 0)])
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_images(input_shape)
         n, *lengths, channels = input_shape
         height, width = (
@@ -221,7 +215,6 @@ class UpSampling2D(ImageLayer):
             )
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the larger images."""
         _, height, width, _ = self.compute_output_shape(inputs.shape)
         if self.interpolation == "nearest":
             return nn.upsample_nearest(inputs, self.size)
@@ -229,7 +222,6 @@ class UpSampling2D(ImageLayer):
         return nn.resize_bilinear(inputs, height, width)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_images(input_shape)
         n, *lengths, channels = input_shape
         height, width = (

@@ -32,7 +32,6 @@ class Seeded(SameShape):
         self._entropy = seed
 
     def build(self, input_shape: Any) -> None:
-        """Settle the seed, if none was given, by the default generator."""
         if self._entropy is None:
             self._entropy = int(default_generator().integers(0, 2**63))
 

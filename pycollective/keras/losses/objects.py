@@ -60,17 +60,14 @@ class LossFunctionWrapper(Loss):
         self._settings = kwargs
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
-        """Return the loss of each example."""
         return self.fn(y_true, y_pred, **self._settings)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         own = {} if isinstance(self, _Known) else {"fn": LOSSES.serialize(self.fn)}
         return {**super().get_config(), **own, **self._settings}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Return the loss that `get_config` described."""
         arguments = dict(config)
         if "fn" in arguments:
             arguments["fn"] = LOSSES.deserialize(arguments["fn"])

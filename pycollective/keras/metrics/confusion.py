@@ -220,11 +220,9 @@ class _Count(_Counted):
         super().__init__(thresholds, None, None, name, dtype)
 
     def result(self) -> Tensor:
-        """Return the count: a number, or one for each threshold."""
         return self._alone(as_tensor(getattr(self, self._kept[0])).array)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {**super().get_config(), "thresholds": self.init_thresholds}
 
 
@@ -272,12 +270,10 @@ class _Ratio(_Counted):
         super().__init__(thresholds, top_k, class_id, name, dtype)
 
     def result(self) -> Tensor:
-        """Return the share, 0 of nothing: a number, or one for each threshold."""
         right, wrong = (as_tensor(getattr(self, case)).array for case in self._kept)
         return self._alone(ratio(right, right + wrong))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {
             **super().get_config(),
             "thresholds": self.init_thresholds,
@@ -428,7 +424,6 @@ class AUC(Metric):
         add_to_sums([getattr(self, case) for case in _CASES], found)
 
     def result(self) -> Tensor:
-        """Return the area: a scalar."""
         if self.true_positives is None:
             return Tensor(np.zeros((), self.dtype))
         found = (as_tensor(getattr(self, case)).array for case in _CASES)
@@ -457,7 +452,6 @@ class AUC(Metric):
         return area
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         config = {
             **super().get_config(),
             "num_thresholds": self.num_thresholds,

@@ -220,6 +220,5 @@ class RootMeanSquaredError(Mean):
         super().update_state(ops.square(predicted - true), sample_weight)
 
     def result(self) -> Tensor:
-        """Return the root of the mean: a scalar."""
         total, count = as_tensor(self.total).array, as_tensor(self.count).array
         return ops.sqrt(ratio(total, count))

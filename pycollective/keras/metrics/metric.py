@@ -244,7 +244,6 @@ class Sum(Metric):
         add_to_sums((self.total,), (total,))
 
     def result(self) -> Tensor:
-        """Return the sum: a scalar."""
         return as_tensor(self.total)
 
 
@@ -277,7 +276,6 @@ class Mean(Metric):
         add_to_sums((self.total, self.count), (total, count))
 
     def result(self) -> Tensor:
-        """Return the mean: a scalar."""
         total, count = as_tensor(self.total).array, as_tensor(self.count).array
         return Tensor(ratio(total, count))
 
@@ -323,13 +321,11 @@ class MeanMetricWrapper(Mean):
         super().update_state(self._fn(y_true, y_pred, **self._fn_kwargs), sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         own = {"fn": METRICS.serialize(self._fn)} if type(self) is MeanMetricWrapper else {}
         return {**super().get_config(), **own, **self._fn_kwargs}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Return the metric that `get_config` described."""
         arguments = dict(config)
         if "fn" in arguments:
             arguments["fn"] = METRICS.deserialize(arguments["fn"])

@@ -59,7 +59,6 @@ class _Batches(Generated):
         self._count = count
 
     def cardinality(self) -> int:
-        """Return how many there are."""
         return self._count
 
 
