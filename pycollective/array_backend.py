@@ -89,15 +89,8 @@ def to_numpy(array: Any) -> Array:
 def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) -> Array:
     """Return ``value`` as an array, copied only if its type, device or dtype must change.
 
-    Parameters
-    ----------
-    value
-        An array, a NumPy scalar or anything ``numpy.asarray`` takes.
-    dtype
-        The dtype of the result; by default that of ``value``.
-    like
-        An array whose library the result shall belong to, and on whose device it shall lie; by
-        default those of ``value``.
+    ``value`` is an array, a NumPy scalar or anything ``numpy.asarray`` takes. The result is of the
+    library, and on the device, of ``like``; by default of those of ``value``.
     """
     if "cupy" not in sys.modules:
         return np.asarray(value, dtype=dtype)

@@ -85,16 +85,8 @@ def host() -> dict[str, Any]:
 def rows(transport: str, size: int, environment: Mapping[str, str] = os.environ) -> Rows:
     """Return the rows for a group, none where nothing was measured for it.
 
-    A group of a size that was not measured gets the rows of the next larger one that was.
-
-    Parameters
-    ----------
-    transport : str
-        What moves the bytes, as ``Group.transport`` says.
-    size : int
-        Number of ranks.
-    environment : mapping
-        Instead of ``os.environ``.
+    A group of a size that was not measured gets the rows of the next larger one that was. ``transport``
+    is that of ``Group.transport``; ``environment`` stands in for ``os.environ``.
     """
     file = path(environment)
     if file is None:

@@ -47,11 +47,8 @@ _IDLE = next(_references([object()]))
 class Workspace(threading.local):
     """The kept memory of one thread; every thread that looks sees its own.
 
-    Parameters
-    ----------
-    limit
-        How many bytes of results a thread keeps at most, in use or idle. What is asked for beyond
-        that is ordinary memory.
+    A thread keeps ``limit`` bytes of results at most, in use or idle. What is asked for beyond that is
+    ordinary memory.
     """
 
     def __init__(self, limit: int = _RESULTS_LIMIT) -> None:

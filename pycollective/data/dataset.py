@@ -284,7 +284,7 @@ class Dataset:
     @staticmethod
     def range(*args: int, output_type: Any = "int64") -> Dataset:
         """Return a dataset of the numbers of Python's ``range(*args)``."""
-        return _made("Numbers", args, output_type)
+        return _made("Range", args, output_type)
 
     @staticmethod
     def list_files(

@@ -24,14 +24,9 @@ _DRAWS = 4096  # random numbers drawn at a time
 
 
 class Rows(NamedTuple):
-    """Arrays, and the order in which their rows are elements.
+    """Arrays ``columns`` of one length, and the order in which their rows are elements.
 
-    Attributes
-    ----------
-    columns : nest of arrays
-        All of the same length.
-    blocks : callable
-        Returns an iterator over arrays of row numbers: one after the other they are the order.
+    ``blocks()`` returns an iterator over arrays of row numbers: one after the other they are the order.
     """
 
     columns: Any

@@ -16,7 +16,7 @@ from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec, component_names, sp
 from pycollective.dtypes import as_dtype, string
 from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["Generated", "Numbers", "SingleElement", "TensorSlices"]
+__all__ = ["Generated", "Range", "SingleElement", "TensorSlices"]
 
 
 @kind
@@ -117,7 +117,7 @@ class Generated(Dataset):
 
 
 @kind
-class Numbers(TensorSlices):
+class Range(TensorSlices):
     """The numbers of a range."""
 
     def __init__(self, args: tuple[int, ...], output_type: Any) -> None:

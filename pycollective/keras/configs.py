@@ -47,14 +47,8 @@ class Configured:
 class Kind:
     """The objects of one kind, such as losses, with the functions that a package of them exports.
 
-    Parameters
-    ----------
-    name
-        The kind, for messages.
-    known
-        Its classes and functions by name.
-    needed
-        A description of what may be given besides a name, for messages.
+    ``known`` are its classes and functions by name; messages have the kind's ``name``, and in
+    ``needed`` a description of what may be given besides a name.
     """
 
     def __init__(self, name: str, known: Mapping[str, Any], needed: str) -> None:
@@ -143,23 +137,10 @@ def deserialize(
     known: Mapping[str, Any],
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the object of one kind that `serialize` described.
+    """Return the object that a dictionary with ``class_name`` and ``config``, or a name, describes.
 
-    Parameters
-    ----------
-    config
-        A dictionary with ``class_name`` and ``config``, or the name of a class or function.
-    kind
-        The kind, for messages.
-    known
-        The classes and functions of the kind by name.
-    custom_objects
-        Further ones, which come first; so do those that are registered.
-
-    Raises
-    ------
-    ValueError
-        For a name that is not known, or what is no such dictionary.
+    ``known`` are the classes and functions of the kind by name. Registered ones, and
+    ``custom_objects``, come first. A name that is not known raises ValueError.
     """
 
     def found(name: Any, registered: Any) -> Any:

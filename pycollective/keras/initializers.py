@@ -64,15 +64,7 @@ class Initializer(Configured):
     """Base class: one of your own overrides `values`."""
 
     def __call__(self, shape: Any, dtype: Any = None) -> Tensor:
-        """Return the values to start from.
-
-        Parameters
-        ----------
-        shape
-            The lengths of the axes.
-        dtype
-            By default ``floatx()``.
-        """
+        """Return the values to start from, for a shape; the dtype is by default ``floatx()``."""
         sizes = tuple(int(n) for n in shape)
         return Tensor(
             np.asarray(self.values(sizes)).astype(as_dtype(floatx() if dtype is None else dtype))

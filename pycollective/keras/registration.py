@@ -38,16 +38,10 @@ _stored: dict[Any, tuple[str, str, str | None]] = {}
 
 
 def public(module: str, *aliases: str, registered: bool = False) -> Callable[[_T], _T]:
-    """Return a decorator that publishes a class under its own name in a module of Keras.
+    """Return a decorator that publishes a class by its own name, and by aliases, in a module of Keras.
 
-    Parameters
-    ----------
-    module
-        The module's name in Keras. The first one under which a class is published is written to files.
-    *aliases
-        Further names of the class.
-    registered
-        True if files also have the class's name as its registered name.
+    Files have the first module under which a class is published. With ``registered`` they also have the
+    class's name as its registered name.
     """
 
     def decorate(target: Any) -> Any:

@@ -27,21 +27,7 @@ _LARGEST = 1 << 20
 def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Tensor:
     """Return ``x @ w + bias``, cut off at 0 with ``activation="relu"``.
 
-    Parameters
-    ----------
-    x
-        ``[n, inputs]``.
-    w
-        ``[inputs, units]``.
-    bias
-        ``[units]``.
-    activation
-        None or ``"relu"``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If shapes do not fit, or dtypes differ.
+    The shapes are ``[n, inputs]``, ``[inputs, units]`` and ``[units]``, all of one dtype.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")

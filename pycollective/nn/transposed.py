@@ -44,23 +44,9 @@ def spread_conv2d(
 ) -> Tensor:
     """Convolve images that are spread by the strides with filters turned by half a turn.
 
-    Parameters
-    ----------
-    x
-        Images ``[n, height, width, channels]``.
-    w
-        Filters ``[kernel_h, kernel_w, filters, channels]``.
-    strides
-        The distance of the pixels in the spread images.
-    sides
-        How many rows of zeros are put above and below, and columns left and right.
-    dilations
-        Steps between the taps of the filters.
-
-    Returns
-    -------
-    Tensor
-        ``[n, out_h, out_w, filters]``.
+    Images ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, filters, channels]``.
+    ``strides`` are the distances of the pixels in the spread images, ``sides`` the rows of zeros above
+    and below, and the columns left and right, ``dilations`` the steps between the taps of the filters.
     """
     images, filters = as_tensor(x), as_tensor(w)
     if images.ndim != 4 or filters.ndim != 4 or images.shape[3] != filters.shape[3]:

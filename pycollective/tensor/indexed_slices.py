@@ -93,17 +93,8 @@ class IndexedSlices:
 def concatenated_slices(parts: Sequence[IndexedSlices], divided_by: int = 1) -> IndexedSlices:
     """Return the sum of several `IndexedSlices`: their rows one after the other, on the host.
 
-    Parameters
-    ----------
-    parts : sequence of IndexedSlices
-        Of one dtype and row shape, with any number of rows. Equal indices stay: they add up.
-    divided_by : int
-        What the rows are divided by: the number of parts for a mean.
-
-    Raises
-    ------
-    ValueError
-        If dtypes, row shapes or dense shapes differ.
+    The rows are divided by ``divided_by``: the number of parts for a mean. Equal indices stay: they add
+    up. Parts of other dtypes, row shapes or dense shapes raise ValueError.
     """
     first = parts[0]
     for number, part in enumerate(parts):

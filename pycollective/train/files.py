@@ -68,14 +68,7 @@ class Contents(NamedTuple):
 def write_files(path: str, contents: Contents) -> None:
     """Write a checkpoint; what ``path`` held before stays intact until the new one is complete.
 
-    The caller holds the lock of the folder, which exists.
-
-    Raises
-    ------
-    ImportError
-        If safetensors is not installed.
-    OSError
-        If the disk does not take the files.
+    The caller holds the lock of the folder, which exists. Safetensors is needed.
     """
     data = _safetensors().save(contents.tensors)
     digest = hashlib.sha256(data).hexdigest()

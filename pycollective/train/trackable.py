@@ -122,16 +122,10 @@ class Trackable:
     ) -> Variable:
         """Make a variable that belongs to this object.
 
-        Parameters
-        ----------
-        name
-            The name in checkpoints; made unique among the object's variables.
-        initial_value
-            A function without arguments. It is not called if a restored checkpoint has the value.
-        label
-            The variable's own name.
-        **options
-            ``shape`` and ``dtype`` of the value, and further arguments of `Variable`.
+        Its name in checkpoints is ``name``, made unique among the object's variables, its own
+        ``label``. ``initial_value`` is a function; it is not called if a restored checkpoint has
+        the value. Options are ``shape`` and ``dtype`` of the value, and further arguments of
+        `Variable`.
         """
         unique, number = name, 0
         while unique in self._variables:

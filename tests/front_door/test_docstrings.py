@@ -34,4 +34,6 @@ def test_public_methods_have_a_docstring_or_inherit_one():
         and (inspect.isfunction(value) or isinstance(value, (property, classmethod, staticmethod)))
     ]
     assert len(methods) > 1000
-    assert not [f"{c.__module__}.{c.__name__}.{n}" for c, n in methods if not inspect.getdoc(getattr(c, n))]
+    assert not [
+        f"{c.__module__}.{c.__name__}.{n}" for c, n in methods if not inspect.getdoc(getattr(c, n))
+    ]

@@ -53,15 +53,9 @@ _LARGEST = 64 << 20  # bytes; the largest file has 26 MB
 class Collection:
     """A data set, and where it can be had.
 
-    Attributes
-    ----------
-    name, title
-        The name of its folder, and the one for people.
-    url, files
-        The address of a folder, and the files to download from it with their SHA-256.
-    label_sums
-        SHA-256 of the file of training labels, packed or unpacked: what tells this data set from
-        others whose files have the same names.
+    ``name`` is that of its folder, ``title`` the one for people; ``files`` have their SHA-256. One of
+    ``label_sums`` is the SHA-256 of the training labels, packed or unpacked: it tells this data set from
+    others whose files have the same names.
     """
 
     name: str
@@ -332,21 +326,8 @@ def _download_missing(collection: Collection, folder: Path) -> None:
 def download(url: str, target: Path, checksum: str, largest: int | None = None) -> None:
     """Download a file; ``target`` is replaced when all of it is there and right, else untouched.
 
-    Parameters
-    ----------
-    url, target
-        From where to where.
-    checksum
-        SHA-256 of the file, in hexadecimal digits.
-    largest
-        After how many bytes the download is given up; by default 64 MiB.
-
-    Raises
-    ------
-    DataError
-        If the file is another than expected, or the transfer was interrupted.
-    OSError, http.client.HTTPException
-        If the server cannot be reached or answers with an error.
+    A file larger than ``largest`` bytes or of another SHA-256 than ``checksum``, and an interrupted
+    transfer, raise DataError; a server that cannot be reached raises OSError or HTTPException.
     """
     largest = _LARGEST if largest is None else largest
     digest = hashlib.sha256()

@@ -25,31 +25,16 @@ __all__ = ["Graph", "as_declared"]
 
 
 class Graph:
-    """The calls of layers between symbolic tensors.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Symbolic tensors, or nests of them.
+    """The calls of layers between symbolic ``inputs`` and ``outputs``, which may be nests.
 
     Attributes
     ----------
     inputs, outputs : list of KerasTensor
         Flat; those of dicts in the order of their sorted keys.
-    input_structure, output_structure
-        As they were given.
-    result_structure
-        What `run` returns: that of the outputs, or the only one of them.
-    nodes : list of Node
-        In an order in which the calls can be made.
-    operations : list
-        The layers and operations, in Keras's order.
-
-    Raises
-    ------
-    ValueError
-        If something else than a symbolic tensor is given, outputs depend on other inputs, or two
-        layers have the same name.
+    input_structure, output_structure, result_structure
+        As they were given; and what `run` returns: the outputs, or the only one of them.
+    nodes, operations : list
+        The calls in an order in which they can be made; layers and operations in Keras's order.
     """
 
     def __init__(self, inputs: Any, outputs: Any) -> None:
@@ -90,17 +75,7 @@ class Graph:
     def run(self, name: str, inputs: Any) -> Any:
         """Compute the outputs for inputs, which need not have exactly the structure declared.
 
-        Parameters
-        ----------
-        name
-            The model's, for errors.
-        inputs
-            Tensors.
-
-        Raises
-        ------
-        ValueError
-            If the inputs are others, or have other shapes, than was declared.
+        Other inputs, or other shapes, raise a ValueError with the model's ``name``.
         """
         plan = self._plan
         if plan is None:

@@ -44,13 +44,7 @@ _operation = functools.partial(public, MODULE, registered=True)
 
 
 class Operation:
-    """An operation of a graph, element-wise unless `result_shape` says otherwise.
-
-    Parameters
-    ----------
-    name
-        By default the class's name with a number.
-    """
+    """An operation of a graph, element-wise unless `result_shape` says otherwise."""
 
     built = True
 

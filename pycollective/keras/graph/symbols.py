@@ -30,17 +30,7 @@ MODULE = "keras.src.ops.numpy"
 
 
 class History(NamedTuple):
-    """What computes a symbolic tensor.
-
-    Attributes
-    ----------
-    operation
-        The layer, or the operation, that was called.
-    node_index
-        Which of its calls it was.
-    tensor_index
-        Which of the results of that call.
-    """
+    """The layer or operation that computed a tensor, the number of its call, and of the result."""
 
     operation: Any
     node_index: int
@@ -174,16 +164,10 @@ class KerasTensor:
 
 
 class Node:
-    """One call of a layer or operation on symbolic tensors.
+    """One call of a layer or operation, which notes it, on symbolic tensors.
 
-    Parameters
-    ----------
-    operation
-        What was called; it notes the node.
-    args, kwargs
-        The arguments: nests with symbolic tensors in them.
-    outputs
-        A nest of the symbolic tensors that came out. They are told where they come from.
+    The arguments are nests with symbolic tensors in them, ``outputs`` is a nest of those that came out:
+    they are told where they come from.
     """
 
     def __init__(

@@ -352,11 +352,9 @@ class Layer(Described, Holder):
 
         Parameters
         ----------
-        inputs
-            A tensor or what can be made one, or a nest of these. It may also be given by the name
-            that it has in `call`.
-        *args, **kwargs
-            Handed to `call`; arrays in them become tensors, as ``inputs`` does.
+        inputs, *args, **kwargs
+            Handed to `call`; what can be made a tensor becomes one. ``inputs`` may be a nest, and may be
+            given by the name that it has in `call`.
         training
             Whether this is a step of training; by default what holds for the layer around this one.
         """

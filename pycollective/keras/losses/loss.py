@@ -143,16 +143,12 @@ class Loss:
         return cls(**config)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
-        """Return the loss.
+        """Return the loss of what came out, against what should.
 
         Parameters
         ----------
-        y_true
-            What should come out.
-        y_pred
-            What came out.
-        sample_weight
-            A weight for each example, or a scalar.
+        y_true, y_pred, sample_weight
+            Targets, predictions, and a weight for each example, or a scalar.
 
         Raises
         ------

@@ -10,7 +10,7 @@ from pycollective.array_backend import Array, asarray
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx
 from pycollective.keras.losses.loss import matched
-from pycollective.keras.metrics.metric import MeanMetricWrapper
+from pycollective.keras.metrics.metric import MeanMetricWrapper, MeanOf
 from pycollective.tensor import Tensor, as_tensor
 
 __all__ = [
@@ -152,13 +152,11 @@ def _as_floats(right: Any) -> Tensor:
 # Metrics ------------------------------------------------------------------------------------------
 
 
-class Accuracy(MeanMetricWrapper):
+class Accuracy(MeanOf):
     """How often predictions equal the answers."""
 
     direction = "up"
-
-    def __init__(self, name: str | None = "accuracy", dtype: Any = None) -> None:
-        super().__init__(accuracy, name, dtype)
+    _of = staticmethod(accuracy)
 
 
 class BinaryAccuracy(MeanMetricWrapper):
@@ -175,22 +173,18 @@ class BinaryAccuracy(MeanMetricWrapper):
         super().__init__(binary_accuracy, name, dtype, threshold=float(threshold))
 
 
-class CategoricalAccuracy(MeanMetricWrapper):
+class CategoricalAccuracy(MeanOf):
     """How often the largest prediction stands where the largest of ``y_true`` does."""
 
     direction = "up"
-
-    def __init__(self, name: str | None = "categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(categorical_accuracy, name, dtype)
+    _of = staticmethod(categorical_accuracy)
 
 
-class SparseCategoricalAccuracy(MeanMetricWrapper):
+class SparseCategoricalAccuracy(MeanOf):
     """How often the class with the largest prediction is the label."""
 
     direction = "up"
-
-    def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(sparse_categorical_accuracy, name, dtype)
+    _of = staticmethod(sparse_categorical_accuracy)
 
 
 class TopKCategoricalAccuracy(MeanMetricWrapper):

@@ -42,38 +42,12 @@ def counts(
     label_weights: Any = None,
     by_label: bool = False,
 ) -> list[Array]:
-    """Return the weights of true positives, false positives, true and false negatives.
+    """Return the weights of true positives, false positives, true and false negatives, by threshold.
 
-    Parameters
-    ----------
-    y_true
-        Zero is no, everything else yes.
-    y_pred
-        Predictions, of the same shape; above a threshold they are yes.
-    thresholds
-        In any order.
-    sample_weight
-        A weight for each example, or each prediction, or None.
-    dtype
-        What is compared and returned.
-    top_k
-        Only the largest so many along the last axis may be yes.
-    class_id
-        Only this place of the last axis is looked at.
-    label_weights
-        A weight for each place of the last axis.
-    by_label
-        Whether the places of the last axis are counted each by itself.
-
-    Returns
-    -------
-    list of ndarray
-        Of shape ``[thresholds]``, or ``[thresholds, labels]``.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit.
+    Predictions above a threshold are yes; in ``y_true`` zero is no. Only the ``top_k`` largest along the
+    last axis may be yes, and only the place ``class_id`` of it counts. ``label_weights`` are those
+    of its places. With ``by_label`` each place is counted by itself, and results have the shape
+    ``[thresholds, labels]``. Shapes that do not fit raise ValueError.
     """
     predicted = ops.cast(y_pred, dtype)
     true, predicted = same_rank(as_tensor(y_true), predicted)
@@ -198,15 +172,8 @@ class _Counted(Metric):
         sample_weight
             A weight for each example, or each prediction.
         """
-        found = counts(
-            y_true,
-            y_pred,
-            self.thresholds,
-            sample_weight,
-            self.dtype,
-            self.top_k,
-            self.class_id,
-        )
+        options = self.dtype, self.top_k, self.class_id
+        found = counts(y_true, y_pred, self.thresholds, sample_weight, *options)
         kept = [(case, a) for case, a in zip(_CASES, found, strict=True) if case in self._kept]
         add_to_sums([getattr(self, case) for case, _ in kept], [amount for _, amount in kept])
 

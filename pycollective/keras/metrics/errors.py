@@ -6,7 +6,7 @@ from typing import Any
 
 from pycollective.keras import losses
 from pycollective.keras.losses.loss import matched
-from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, ratio
+from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, MeanOf, ratio
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
@@ -95,98 +95,65 @@ class SparseCategoricalCrossentropy(MeanMetricWrapper):
         )
 
 
-class KLDivergence(MeanMetricWrapper):
+class KLDivergence(MeanOf):
     """The mean of `losses.kl_divergence`."""
 
-    direction = "down"
-
-    def __init__(self, name: str | None = "kl_divergence", dtype: Any = None) -> None:
-        super().__init__(losses.kl_divergence, name, dtype)
+    _of = staticmethod(losses.kl_divergence)
 
 
-class Poisson(MeanMetricWrapper):
+class Poisson(MeanOf):
     """The mean of `losses.poisson`."""
 
-    direction = "down"
-
-    def __init__(self, name: str | None = "poisson", dtype: Any = None) -> None:
-        super().__init__(losses.poisson, name, dtype)
+    _of = staticmethod(losses.poisson)
 
 
-class MeanSquaredError(MeanMetricWrapper):
+class MeanSquaredError(MeanOf):
     """The mean of `losses.mean_squared_error`."""
 
-    direction = "down"
-
-    def __init__(self, name: str | None = "mean_squared_error", dtype: Any = None) -> None:
-        super().__init__(losses.mean_squared_error, name, dtype)
+    _of = staticmethod(losses.mean_squared_error)
 
 
-class MeanAbsoluteError(MeanMetricWrapper):
+class MeanAbsoluteError(MeanOf):
     """The mean of `losses.mean_absolute_error`."""
 
-    direction = "down"
-
-    def __init__(self, name: str | None = "mean_absolute_error", dtype: Any = None) -> None:
-        super().__init__(losses.mean_absolute_error, name, dtype)
+    _of = staticmethod(losses.mean_absolute_error)
 
 
-class MeanAbsolutePercentageError(MeanMetricWrapper):
+class MeanAbsolutePercentageError(MeanOf):
     """The mean of `losses.mean_absolute_percentage_error`."""
 
-    direction = "down"
-
-    def __init__(
-        self, name: str | None = "mean_absolute_percentage_error", dtype: Any = None
-    ) -> None:
-        super().__init__(losses.mean_absolute_percentage_error, name, dtype)
+    _of = staticmethod(losses.mean_absolute_percentage_error)
 
 
-class MeanSquaredLogarithmicError(MeanMetricWrapper):
+class MeanSquaredLogarithmicError(MeanOf):
     """The mean of `losses.mean_squared_logarithmic_error`."""
 
-    direction = "down"
-
-    def __init__(
-        self, name: str | None = "mean_squared_logarithmic_error", dtype: Any = None
-    ) -> None:
-        super().__init__(losses.mean_squared_logarithmic_error, name, dtype)
+    _of = staticmethod(losses.mean_squared_logarithmic_error)
 
 
-class LogCoshError(MeanMetricWrapper):
+class LogCoshError(MeanOf):
     """The mean of `losses.log_cosh`."""
 
-    direction = "down"
-
-    def __init__(self, name: str | None = "logcosh", dtype: Any = None) -> None:
-        super().__init__(losses.log_cosh, name, dtype)
+    _of = staticmethod(losses.log_cosh)
+    _called = "logcosh"
 
 
-class Hinge(MeanMetricWrapper):
+class Hinge(MeanOf):
     """The mean of `losses.hinge`."""
 
-    direction = "down"
-
-    def __init__(self, name: str | None = "hinge", dtype: Any = None) -> None:
-        super().__init__(losses.hinge, name, dtype)
+    _of = staticmethod(losses.hinge)
 
 
-class SquaredHinge(MeanMetricWrapper):
+class SquaredHinge(MeanOf):
     """The mean of `losses.squared_hinge`."""
 
-    direction = "down"
-
-    def __init__(self, name: str | None = "squared_hinge", dtype: Any = None) -> None:
-        super().__init__(losses.squared_hinge, name, dtype)
+    _of = staticmethod(losses.squared_hinge)
 
 
-class CategoricalHinge(MeanMetricWrapper):
+class CategoricalHinge(MeanOf):
     """The mean of `losses.categorical_hinge`."""
 
-    direction = "down"
-
-    def __init__(self, name: str | None = "categorical_hinge", dtype: Any = None) -> None:
-        super().__init__(losses.categorical_hinge, name, dtype)
+    _of = staticmethod(losses.categorical_hinge)
 
 
 class CosineSimilarity(MeanMetricWrapper):

@@ -28,7 +28,16 @@ from pycollective.tensor import (
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable, parts_of
 
-__all__ = ["METRICS", "Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sums", "ratio"]
+__all__ = [
+    "METRICS",
+    "Mean",
+    "MeanMetricWrapper",
+    "MeanOf",
+    "Metric",
+    "Sum",
+    "add_to_sums",
+    "ratio",
+]
 
 #: The metrics, and functions that are taken for metrics, by name: the package adds them.
 METRICS = Kind("metric", {}, "a Metric")
@@ -330,6 +339,18 @@ class MeanMetricWrapper(Mean):
         if "fn" in arguments:
             arguments["fn"] = METRICS.deserialize(arguments["fn"])
         return cls(**arguments)
+
+
+class MeanOf(MeanMetricWrapper):
+    """Base of the means of one function of what should come out and what did."""
+
+    direction = "down"
+    #: The function, and the metric's name if that is not the function's.
+    _of: Callable[..., Any]
+    _called: str | None = None
+
+    def __init__(self, name: str | None = None, dtype: Any = None) -> None:
+        super().__init__(type(self)._of, self._called if name is None else name, dtype)
 
 
 def _weighted_sum(

@@ -31,17 +31,7 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Parts(NamedTuple):
-    """What is in a ``.keras`` file.
-
-    Attributes
-    ----------
-    config
-        The model as a dictionary.
-    weights
-        The file of the weights.
-    assets
-        The files of layers, by their paths.
-    """
+    """The parts of a ``.keras`` file: the model as a dictionary, the weights, and layers' files."""
 
     config: dict[str, Any]
     weights: bytes

@@ -97,13 +97,7 @@ def _variables_of(owner: Any) -> list[Variable]:
 
 
 def write_weights(model: Layer) -> bytes:
-    """Return the file of a model's weights, and of its optimizer's variables.
-
-    Raises
-    ------
-    ImportError
-        If h5py is not installed.
-    """
+    """Return the file of a model's weights, and of its optimizer's variables; h5py is needed."""
     h5py = _h5py()
     target = io.BytesIO()
     with h5py.File(target, "w") as file:
@@ -126,27 +120,10 @@ def write_weights(model: Layer) -> bytes:
 def read_weights(
     model: Layer, data: bytes, where: str, skip_mismatch: bool = False, optimizer: bool = True
 ) -> None:
-    """Give a model the weights of a file.
+    """Give a built model the weights of a file, and its optimizer the variables; messages say ``where``.
 
-    Parameters
-    ----------
-    model
-        It must be built.
-    data
-        The file.
-    where
-        Its name, for messages.
-    skip_mismatch
-        Whether what does not fit is left as it is, with a warning; otherwise it is an error.
-    optimizer
-        Whether the optimizer's variables are taken too.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is damaged, has links in it, or does not fit the model. Nothing is changed then.
-    ImportError
-        If h5py is not installed.
+    Layers that do not fit are left as they are, with a warning, if ``skip_mismatch``. Else, and for a
+    file that is damaged or has links in it, a CheckpointError is raised, and nothing is changed.
     """
     h5py = _h5py()
     pairs: list[tuple[Variable, Array]] = []

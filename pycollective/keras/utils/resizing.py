@@ -74,21 +74,9 @@ def _taps(source: int, target: int, interpolation: str) -> tuple[Array, Array]:
 
 
 def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
-    """Return a picture in another size.
+    """Return a picture ``[height, width, channels]`` in another size, as float32.
 
-    Parameters
-    ----------
-    picture
-        ``[height, width, channels]``.
-    size
-        (height, width).
-    interpolation
-        One of `INTERPOLATIONS`.
-
-    Returns
-    -------
-    ndarray
-        float32 ``[*size, channels]``.
+    ``interpolation`` is one of `INTERPOLATIONS`.
     """
     result = picture
     for axis in (0, 1):
