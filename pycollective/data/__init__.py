@@ -6,6 +6,8 @@ from __future__ import annotations
 from pycollective.data import batching as batching
 from pycollective.data import cache as cache
 from pycollective.data import experimental
+from pycollective.data import functions as functions
+from pycollective.data import ordering as ordering
 from pycollective.data import sources as sources
 from pycollective.data import transformations as transformations
 from pycollective.data import windows as windows

@@ -18,7 +18,7 @@ from pycollective.data.spec import (
     TensorSpec,
     component_names,
 )
-from pycollective.data.transformations import Transformed, at_least
+from pycollective.data.transformed import Transformed, at_least
 from pycollective.dtypes import string
 from pycollective.errors import DataLossError, InvalidArgumentError
 

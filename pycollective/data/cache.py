@@ -16,7 +16,7 @@ from pycollective.array_backend import to_numpy
 from pycollective.atomic_files import replacing
 from pycollective.data.dataset import Dataset, kind
 from pycollective.data.rows import Rows
-from pycollective.data.transformations import Transformed
+from pycollective.data.transformed import Transformed
 from pycollective.dtypes import as_dtype, string
 from pycollective.errors import DataLossError, InvalidArgumentError
 

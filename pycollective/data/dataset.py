@@ -115,7 +115,7 @@ class Dataset:
     `from_tensors`, `from_generator` or `range`; every transformation returns a new dataset and
     leaves this one as it was.
 
-    A new transformation is a class in ``transformations.py`` with two methods.
+    A new transformation is a subclass of `Transformed` with two methods.
     """
 
     # What a kind of dataset writes --------------------------------------------------------------

@@ -24,7 +24,9 @@ from pycollective.data.batching import Rebatch, RebatchByBatch, Unbatch
 from pycollective.data.cache import Cache, FileCache
 from pycollective.data.dataset import Dataset
 from pycollective.data.files import TextLineDataset
+from pycollective.data.functions import Interleave
 from pycollective.data.options import AutoShardPolicy
+from pycollective.data.ordering import Shard, Shuffle
 from pycollective.data.rows import Rows
 from pycollective.data.sources import Generated, SingleElement, TensorSlices
 from pycollective.data.spec import (
@@ -33,14 +35,7 @@ from pycollective.data.spec import (
     TensorSpec,
     component_names,
 )
-from pycollective.data.transformations import (
-    AssertCardinality,
-    Interleave,
-    Prefetch,
-    Shard,
-    Shuffle,
-    WithOptions,
-)
+from pycollective.data.transformations import AssertCardinality, Prefetch, WithOptions
 from pycollective.dtypes import string
 from pycollective.errors import InvalidArgumentError, NotFoundError
 

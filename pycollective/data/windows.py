@@ -9,7 +9,7 @@ from typing import Any
 from pycollective import nest
 from pycollective.data.dataset import Dataset, kind
 from pycollective.data.spec import UNKNOWN_SPEC, common_spec, spec_of
-from pycollective.data.transformations import Transformed, at_least
+from pycollective.data.transformed import Transformed, at_least
 
 __all__ = ["Window"]
 

@@ -26,7 +26,6 @@ from .activations import (
     softsign,
     tanh,
 )
-from .average_pooling import avg_pool2d
 from .conv import conv2d, conv2d_relu_max_pool
 from .depthwise import depthwise_conv2d, grouped_conv2d
 from .losses import (
@@ -41,7 +40,7 @@ from .normalization import (
     moments,
     normalize_batch,
 )
-from .pooling import max_pool2d
+from .pooling import avg_pool2d, max_pool2d
 from .resizing import resize_bilinear, upsample_nearest
 from .transposed import conv2d_transpose
 

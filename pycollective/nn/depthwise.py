@@ -13,8 +13,7 @@ from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from .conv import conv2d
 from .halves import in_float32
-from .taps import checked_window, padded_zeros, taps, unpadded
-from .window import Pair, Window, padded
+from .window import Pair, Window, checked_window, padded, padded_zeros, taps, unpadded
 
 __all__ = ["depthwise_conv2d", "grouped_conv2d"]
 
