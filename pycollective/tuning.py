@@ -125,13 +125,7 @@ def checked_tables(found: Any) -> Tables:
 
 
 def checked(found: Any) -> Rows:
-    """Return what JSON says as rows.
-
-    Raises
-    ------
-    ValueError
-        If it is something else, or names what is not there.
-    """
+    """Return what JSON says as rows."""
     if not isinstance(found, list) or len(found) > MAX_ROWS:
         raise ValueError(f"not a list of at most {MAX_ROWS} rows")
     result: Rows = []
@@ -196,13 +190,7 @@ def save(file: Path, transport: str, size: int, found: Rows, version: str) -> No
 
 
 def prepare(file: Path, version: str) -> None:
-    """Make sure that the file is there, and can be written: with what it holds for this machine.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+    """Make sure that the file is there, and can be written: with what it holds for this machine."""
     _write(file, _kept(file), version)
 
 

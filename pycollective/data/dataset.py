@@ -250,11 +250,6 @@ class Dataset:
         """Return a dataset whose elements are the rows of arrays, along their first axis.
 
         The arrays are shared, not copied: do not write to them as long as the dataset is in use.
-
-        Raises
-        ------
-        ValueError
-            If an array has no axis, or the arrays differ in length.
         """
         return _made("TensorSlices", tensors)
 
@@ -301,11 +296,6 @@ class Dataset:
             then they are sorted.
         seed : int, optional
             As in `shuffle`. Workers that are to agree on the order need one.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If no file matches.
         """
         names = _made("matching_files", file_pattern)
         return names if shuffle is False else names.shuffle(len(names), seed)

@@ -118,13 +118,7 @@ def shuffled_blocks(
 
 
 def number_of_rows(batch: Any) -> int:
-    """Return the number of rows of a batch, which all its arrays must have.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an array has no axes, or two differ in length; the components are named.
-    """
+    """Return the number of rows of a batch, which all its arrays must have."""
     leaves = nest.flatten(batch)
     if leaves[0].ndim and all(leaf.shape[:1] == leaves[0].shape[:1] for leaf in leaves):
         return len(leaves[0])

@@ -95,13 +95,7 @@ UNKNOWN_SPEC = TensorSpec(None, None)
 
 
 def common_spec(one: Any, other: Any) -> Any:
-    """Return what two specs have in common: lengths and dtypes that differ are unknown.
-
-    Raises
-    ------
-    ValueError
-        If the structures differ.
-    """
+    """Return what two specs have in common: lengths and dtypes that differ are unknown."""
 
     def common(a: TensorSpec, b: Any) -> TensorSpec:
         if not isinstance(b, TensorSpec):

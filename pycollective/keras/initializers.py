@@ -18,7 +18,7 @@ from pycollective.keras.backend import floatx
 from pycollective.keras.configs import Configured, Kind, array_or_number, by_name
 from pycollective.keras.registration import publish
 from pycollective.tensor import Tensor
-from pycollective.tensor.random import default_generator
+from pycollective.tensor.random import default_generator, truncated
 
 __all__ = [
     "Constant",
@@ -110,13 +110,7 @@ class Constant(Initializer):
 
 
 class Identity(Initializer):
-    """``gain`` on the diagonal of a matrix, 0 elsewhere.
-
-    Raises
-    ------
-    ValueError
-        In a call, if the shape is not that of a matrix.
-    """
+    """``gain`` on the diagonal of a matrix, 0 elsewhere."""
 
     _config_names = ("gain",)
 
@@ -160,7 +154,7 @@ class TruncatedNormal(RandomNormal):
     """Normally distributed values, none further than two ``stddev`` from ``mean``."""
 
     def values(self, shape: Shape) -> Array:
-        return self.mean + self.stddev * _truncated(self._generator(), shape)
+        return self.mean + self.stddev * truncated(self._generator(), shape)
 
 
 class RandomUniform(_Random):
@@ -184,11 +178,6 @@ class Orthogonal(_Random):
 
     They are those of a matrix of normally distributed numbers (Saxe et al., 2014); all axes but the
     last count as rows.
-
-    Raises
-    ------
-    ValueError
-        In a call, if the shape has fewer than two axes.
     """
 
     _config_names = ("gain", "seed")
@@ -228,11 +217,6 @@ class VarianceScaling(_Random):
     input_axes, output_axes
         Which axes of the shape are inputs and outputs. By default the last but one and the last,
         each times the axes before (of a window).
-
-    Raises
-    ------
-    ValueError
-        For an unknown mode or distribution, or a scale that is not positive.
     """
 
     _config_names: tuple[str, ...] = ("scale", "mode", "distribution", "seed")
@@ -276,7 +260,7 @@ class VarianceScaling(_Random):
             return generator.normal(0.0, math.sqrt(variance), shape)
         # What is cut off beyond two standard deviations is missing from the variance.
         stddev = math.sqrt(variance) / 0.87962566103423978
-        return stddev * _truncated(generator, shape)
+        return stddev * truncated(generator, shape)
 
     def get_config(self) -> dict[str, Any]:
         # Older releases of Keras 3 do not know the axes, and refuse what they do not know.
@@ -343,15 +327,6 @@ def fans(shape: Shape) -> tuple[int, int]:
         return size, size
     window = math.prod(shape[:-2])
     return shape[-2] * window, shape[-1] * window
-
-
-def _truncated(generator: np.random.Generator, shape: Shape) -> Array:
-    draw = np.asarray(generator.standard_normal(shape))
-    outside = np.abs(draw) > 2
-    while outside.any():
-        draw[outside] = generator.standard_normal(int(outside.sum()))
-        outside = np.abs(draw) > 2
-    return draw
 
 
 zeros = Zeros

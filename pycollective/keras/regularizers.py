@@ -39,13 +39,7 @@ class Regularizer(Configured):
 
 
 class L1L2(Regularizer):
-    """``l1 * sum(|x|) + l2 * sum(x²)``.
-
-    Raises
-    ------
-    ValueError
-        If a factor is negative or no finite number.
-    """
+    """``l1 * sum(|x|) + l2 * sum(x²)``."""
 
     _config_names: tuple[str, ...] = ("l1", "l2")
 
@@ -82,14 +76,7 @@ class L2(L1L2):
 
 
 class OrthogonalRegularizer(Regularizer):
-    """The mean absolute cosine between the rows, or columns, of a matrix, times ``factor``.
-
-    Raises
-    ------
-    ValueError
-        If ``factor`` is negative or no finite number, ``mode`` is unknown, or the weight is no
-        matrix.
-    """
+    """The mean absolute cosine between the rows, or columns, of a matrix, times ``factor``."""
 
     _config_names = ("factor", "mode")
 

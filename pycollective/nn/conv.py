@@ -494,13 +494,6 @@ def conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, filters]``.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit, a size is not positive, or the kernel is larger than the image.
-    TypeError
-        If dtypes differ.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")
@@ -542,11 +535,6 @@ def conv2d_relu_max_pool(
     -------
     Tensor
         ``[n, out_h // pool_h, out_w // pool_w, filters]``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As `conv2d`, and if the pooling window is larger than the convolution's result.
     """
     inputs, (xa, wa, ba) = _tensors(x, w, bias)
     window = _conv_window(xa, wa, ba, strides, padding, dilations)

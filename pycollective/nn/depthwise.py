@@ -63,13 +63,6 @@ def depthwise_conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, channels * multiplier]``: the results of a channel stand side by side.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit, a size is not positive, or the kernel is larger than the image.
-    TypeError
-        If dtypes differ.
     """
     images, filters = as_tensor(input), as_tensor(filter)
     x, w = images.array, filters.array
@@ -126,11 +119,6 @@ def grouped_conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, filters]``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As `conv2d`, and if channels or filters cannot be divided.
     """
     images, filters = as_tensor(x), as_tensor(w)
     channels, count = images.shape[-1], filters.shape[-1]

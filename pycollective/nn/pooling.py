@@ -132,12 +132,6 @@ def max_pool2d(
     -------
     Tensor
         ``[n, out_h, out_w, channels]``.
-
-    Raises
-    ------
-    ValueError
-        If ``x`` is not a batch of images, a size is not positive, or the window is larger than
-        the image.
     """
     images = as_tensor(x)
     array = images.array
@@ -167,11 +161,6 @@ def avg_pool2d(
     """Take the mean of each window, as ``tf.nn.avg_pool2d`` does.
 
     Parameters, result and errors are those of `max_pool2d`.
-
-    Raises
-    ------
-    TypeError
-        If ``x`` is not of a floating-point dtype.
     """
     images = as_tensor(x)
     a = images.array

@@ -84,11 +84,6 @@ def conv2d_transpose(
     -------
     Tensor
         An array of ``output_shape``.
-
-    Raises
-    ------
-    ValueError
-        If the convolution of images of that shape does not have the shape of ``input``.
     """
     images, kernel = as_tensor(input), as_tensor(filters)
     steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")

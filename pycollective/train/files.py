@@ -170,13 +170,7 @@ def is_bare_name(name: object) -> bool:
 
 
 def parse_json(path: str, raw: bytes) -> Any:
-    """Return the parsed JSON of a file.
-
-    Raises
-    ------
-    CheckpointError
-        If it is no JSON, or nested too deeply.
-    """
+    """Return the parsed JSON of a file."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:

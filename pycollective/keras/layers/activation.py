@@ -27,13 +27,7 @@ class Activation(SameShape):
 
 
 class ReLU(SameShape):
-    """`activations.relu`, with its parameters.
-
-    Raises
-    ------
-    ValueError
-        If one of them is negative.
-    """
+    """`activations.relu`, with its parameters."""
 
     _config_names = ("max_value", "negative_slope", "threshold")
 
@@ -54,13 +48,7 @@ class ReLU(SameShape):
 
 
 class LeakyReLU(SameShape):
-    """``x`` where it is positive, else ``negative_slope * x``.
-
-    Raises
-    ------
-    ValueError
-        If the slope is negative.
-    """
+    """``x`` where it is positive, else ``negative_slope * x``."""
 
     _config_names = ("negative_slope",)
 
@@ -81,8 +69,6 @@ class PReLU(SameShape):
         For the variable ``alpha``, of the shape of an example.
     shared_axes
         Axes along which there is one ``alpha`` for all places, such as ``[1, 2]`` for images.
-    **options
-        As for `Layer`.
     """
 
     _config_names = ("alpha_initializer", "alpha_regularizer", "alpha_constraint", "shared_axes")

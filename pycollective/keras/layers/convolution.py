@@ -131,13 +131,6 @@ class Conv2D(_Convolution):
         Penalties on them, and on the result.
     kernel_constraint, bias_constraint
         What they are held to.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; in a call, if the input's shape does not fit.
     """
 
     _config_names = tuple(
@@ -240,13 +233,6 @@ class DepthwiseConv2D(_Convolution):
         For the variable ``bias`` ``[channels * depth_multiplier]``.
     activity_regularizer
         A penalty on the result.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; in a call, if the input's shape does not fit.
     """
 
     _config_names = tuple(
@@ -341,13 +327,6 @@ class Conv2DTranspose(_Convolution):
         For the variable ``bias`` ``[filters]``.
     activity_regularizer
         A penalty on the result.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; in a call, if the input's shape does not fit.
     """
 
     _config_names = tuple(

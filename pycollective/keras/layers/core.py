@@ -35,11 +35,6 @@ class Dense(Layer):
         What they are held to.
     **options
         As for `Layer`; ``input_dim=n`` means ``input_shape=(n,)``.
-
-    Raises
-    ------
-    ValueError
-        If ``units`` is not positive; in a call, if the last axis does not fit the kernel.
     """
 
     takes_one_tensor = True
@@ -135,15 +130,6 @@ class Embedding(Layer):
         Only False: there are no masks here.
     weights
         The table, or a list with it.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
-    IndexError
-        In a call, if an integer is no row of the table.
     """
 
     takes_one_tensor = True

@@ -88,13 +88,7 @@ class Described(CopiedByConfig):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make a layer of what `get_config` returned, here or in Keras.
-
-        Raises
-        ------
-        ValueError
-            If Keras was told something that is not here.
-        """
+        """Make a layer of what `get_config` returned, here or in Keras."""
         given = dict(config)
         for name, only in cls._fixed:
             value = given.pop(name, only)

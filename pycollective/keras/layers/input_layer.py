@@ -34,12 +34,6 @@ class InputLayer(SameShape):
         The older name of ``shape``.
     sparse, ragged, optional
         Only False: there are no such tensors here, and no input may be missing.
-
-    Raises
-    ------
-    ValueError
-        If there is no shape or two, or the replicas of the strategy in force cannot share a batch
-        equally.
     """
 
     def __init__(

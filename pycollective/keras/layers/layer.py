@@ -489,13 +489,7 @@ class Layer(Described, Holder):
 
     @property
     def input(self) -> Any:
-        """The symbolic tensors that the layer was first called on.
-
-        Raises
-        ------
-        AttributeError
-            If it never was called on any.
-        """
+        """The symbolic tensors that the layer was first called on."""
         args = self._first_node("input").args
         return args[0] if args else self.output
 
@@ -518,13 +512,7 @@ class Layer(Described, Holder):
 
     @property
     def output_shape(self) -> Any:
-        """The shape of the result of the first call, with None for the batch.
-
-        Raises
-        ------
-        AttributeError
-            If the layer was never called or built by a model.
-        """
+        """The shape of the result of the first call, with None for the batch."""
         if self._output_shape is None:
             raise AttributeError(f"layer {self._name!r} was never called: it has no output shape")
         return self._output_shape

@@ -81,8 +81,6 @@ class BatchNormalization(_Normalization):
         Penalties on them, and what they are held to.
     synchronized
         Whether the batch is that of all replicas, or each replica's own.
-    **options
-        As for `Layer`.
 
     Raises
     ------
@@ -258,15 +256,6 @@ class LayerNormalization(_Normalization):
         Whether ``beta`` is added, and ``gamma`` multiplied with; they have the lengths of ``axis``.
     beta_initializer, gamma_initializer, beta_regularizer, gamma_regularizer, beta_constraint, gamma_constraint
         For these variables.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    TypeError
-        If ``axis`` is neither an int nor a list of ints.
-    ValueError
-        In a call, if the input's shape does not fit.
     """  # noqa: E501
 
     _config_names = tuple(

@@ -59,8 +59,6 @@ class MaxPooling2D(_Pooling):
         ``"valid"``: windows stay inside the image. ``"same"``: they may reach beyond it.
     data_format
         Only ``"channels_last"``.
-    **options
-        As for `Layer`.
     """
 
     def call(self, inputs: Tensor) -> Tensor:
@@ -90,8 +88,6 @@ class _GlobalPooling(ImageLayer):
         Only ``"channels_last"``.
     keepdims
         Whether height and width stay, with length 1.
-    **options
-        As for `Layer`.
     """
 
     _config_names = ("data_format", "keepdims")

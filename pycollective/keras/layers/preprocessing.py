@@ -28,8 +28,6 @@ class Rescaling(Layer):
     ----------
     scale, offset
         Numbers, or arrays that broadcast against the inputs.
-    **options
-        As for `Layer`.
     """
 
     takes_one_tensor = True
@@ -72,13 +70,6 @@ class Normalization(SameShape):
         What is known of the data. Without them, `adapt` finds out; before, nothing is changed.
     invert
         Whether the layer goes back: ``mean + inputs * sqrt(variance)``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If only one of mean and variance is given; in a call, if the input's shape does not fit.
     """
 
     _config_names = ("axis", "invert")
@@ -138,11 +129,6 @@ class Normalization(SameShape):
         ----------
         data
             An array, or batches of inputs (a `Dataset`, say); of tuples the first part counts.
-
-        Raises
-        ------
-        ValueError
-            If the layer was made with mean and variance, or there is no data.
         """
         if self.input_mean is not None:
             raise ValueError(
@@ -218,13 +204,6 @@ class RandomFlip(Seeded, ImageLayer):
         Where the random numbers start; each replica draws its own.
     data_format
         Only ``"channels_last"``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If the mode is unknown; in a call, if the input is not images.
     """
 
     _config_names = ("data_format", "seed", "mode")
@@ -269,13 +248,6 @@ class RandomCrop(Seeded, ImageLayer):
         Where the random numbers start; each replica draws its own.
     data_format
         Only ``"channels_last"``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If a size is not positive; in a call, if the input is not images.
     """
 
     _config_names = ("data_format", "height", "width", "seed")

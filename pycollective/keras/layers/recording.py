@@ -19,11 +19,6 @@ def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: 
 
     The layer says what shape comes out; one that does not is called on zeros, a batch of one
     example.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit the layer.
     """
     if training is not None:
         kwargs = {**kwargs, "training": training}

@@ -29,14 +29,6 @@ class Dropout(Seeded):
     seed
         Where the random numbers start. Each replica draws its own, which follow from the seed and
         the replica's number, so that a run can be repeated.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If ``rate`` is not in 0 to 1, without 1, or ``noise_shape`` has other numbers than positive
-        ones; in a call, if it does not fit the input.
     """
 
     _config_names = ("rate", "seed", "noise_shape")

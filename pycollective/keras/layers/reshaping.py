@@ -46,8 +46,6 @@ class Reshape(Layer):
     ----------
     target_shape
         The shape of an example; one length may be -1 and follows from the others.
-    **options
-        As for `Layer`.
     """
 
     takes_one_tensor = True
@@ -95,13 +93,6 @@ class Permute(Layer):
     ----------
     dims
         The axes, counted from 1.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If ``dims`` is not a permutation; in a call, if the input has another number of axes.
     """
 
     takes_one_tensor = True
@@ -135,13 +126,6 @@ class ZeroPadding2D(ImageLayer):
         An int, (height, width), or ((top, bottom), (left, right)).
     data_format
         Only ``"channels_last"``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If ``padding`` is none of these, or negative; in a call, if the input is not images.
     """
 
     _keeps_dtype = True
@@ -187,13 +171,6 @@ class UpSampling2D(ImageLayer):
         Only ``"channels_last"``.
     interpolation
         ``"nearest"``: pixels are repeated; or ``"bilinear"``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; in a call, if the input is not images.
     """
 
     _config_names = ("size", "data_format", "interpolation")

@@ -21,8 +21,6 @@ class Seeded(SameShape):
     ----------
     seed
         Where the random numbers start. Without one, it comes from the default generator.
-    **options
-        As for `Layer`.
     """
 
     def __init__(self, seed: int | None = None, **options: Any) -> None:

@@ -176,13 +176,7 @@ _USE_SUM_OR_NONE = (
 
 
 def broadcast_weights(sample_weight: Any, values: Tensor) -> Tensor:
-    """Return weights in the dtype and rank of values: one for each, or one for each example.
-
-    Raises
-    ------
-    ValueError
-        If they do not fit.
-    """
+    """Return weights in the dtype and rank of values: one for each, or one for each example."""
     weights = as_tensor(sample_weight, like=values)
     if weights.dtype != values.dtype:
         weights = ops.cast(weights, values.dtype)
@@ -232,11 +226,6 @@ def matched(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
     """Return both as tensors of one floating-point dtype and shape.
 
     A last axis of length 1 that only one has does not count.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ; broadcasting would pair examples with the answers of others.
     """
     predicted = as_tensor(y_pred)
     if predicted.dtype.kind not in "fV":

@@ -68,11 +68,6 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
         Class numbers, of the shape of ``y_pred`` without its last axis (or with 1 there).
     y_pred
         ``[..., classes]``.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit.
     """
     labels, predicted = _labelled(y_true, y_pred)
     return _as_floats(predicted.argmax(axis=-1) == labels)

@@ -300,11 +300,6 @@ class AUC(Metric):
         By label: with ``multi_label`` of its area, else of its predictions.
     from_logits
         Whether predictions are logits; otherwise they are probabilities.
-
-    Raises
-    ------
-    ValueError
-        For an unknown curve or method, fewer than 2 thresholds, or thresholds outside of 0 to 1.
     """
 
     direction = "up"

@@ -156,13 +156,7 @@ class Metric(CopiedByConfig, Trackable):
         return self.result()
 
     def _parts(self) -> list[Variable | Metric]:
-        """Return the variables and metrics directly inside, each once.
-
-        Raises
-        ------
-        ValueError
-            If the replicas would count in a variable of which only the first copy is read.
-        """
+        """Return the variables and metrics directly inside, each once."""
         found = {id(part): part for part in parts_of(self)}
         parts = [part for part in found.values() if isinstance(part, (Variable, Metric))]
         for part in parts:

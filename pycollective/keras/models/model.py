@@ -175,13 +175,7 @@ class Model(Trainer):
         return list(self._sublayers()) if self._graph is None else self._graph.layers
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """Return a layer by its name or its place.
-
-        Raises
-        ------
-        ValueError
-            If there is none, or neither or both are given.
-        """
+        """Return a layer by its name or its place."""
         layers = self.layers
         if (name is None) == (index is None):
             raise ValueError("get_layer() needs either a name or an index")

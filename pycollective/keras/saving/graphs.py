@@ -90,13 +90,7 @@ def is_graph_config(config: Mapping[str, Any]) -> bool:
 
 
 def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Make the layers of a config, call them as it says, and return inputs and outputs.
-
-    Raises
-    ------
-    ValueError
-        If it refers to layers or calls that are not there.
-    """
+    """Make the layers of a config, call them as it says, and return inputs and outputs."""
     layers: dict[str, Any] = {}
     waiting: dict[str, list[Any]] = {}
     for stored in config["layers"]:

@@ -300,13 +300,7 @@ def _weights(sample_weight: Any, values: Tensor) -> Tensor:
 
 
 def metric_of(identifier: Any) -> Metric | None:
-    """Return a metric by its name, of a function of (y_true, y_pred), or as it is.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name.
-    """
+    """Return a metric by its name, of a function of (y_true, y_pred), or as it is."""
     if isinstance(identifier, str) and identifier.lower() in ("accuracy", "acc"):
         return MeanMetricWrapper(accuracy_by_shape, identifier)
     found = metrics.get(identifier)

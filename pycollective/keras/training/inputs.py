@@ -203,13 +203,7 @@ def _holds_arrays(value: Any) -> bool:
 def split_off(
     x: Any, y: Any, sample_weight: Any, share: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, ...]]:
-    """Return the first part of arrays for training, and the last for validation.
-
-    Raises
-    ------
-    ValueError
-        If the share is not between 0 and 1, a part would be empty, or the input has no arrays.
-    """
+    """Return the first part of arrays for training, and the last for validation."""
     if _makes_batches(x):
         raise ValueError(
             "`validation_split` is only supported for Tensors or NumPy arrays, found "
@@ -247,11 +241,6 @@ def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]
     """Return what multiplies the weight of each example of a batch by that of its class.
 
     Classes that are not named have the weight 1, as in Keras 3.
-
-    Raises
-    ------
-    ValueError
-        If a key is no class number; later, for a batch without labels.
     """
     wrong = [k for k in class_weight if not (isinstance(k, (int, np.integer)) and k >= 0)]
     if wrong:

@@ -241,13 +241,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 @differentiable
 def reshape(tensor: Any, shape: Any) -> Tensor:
-    """Return the elements in another shape; one length may be -1, for what is left.
-
-    Raises
-    ------
-    ValueError
-        If the number of elements does not fit.
-    """
+    """Return the elements in another shape; one length may be -1, for what is left."""
     x = as_tensor(tensor)
     a = x.array
     target = shape_of(shape)
