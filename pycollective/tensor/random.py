@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..array_backend import Array
 from ..dtypes import as_dtype, float32
 from .ops.arrays import shape_of
 from .tape import record
@@ -124,9 +125,9 @@ def truncated_normal(
     return Tensor((draw * np.asarray(stddev) + np.asarray(mean)).astype(kind))
 
 
-def truncated(generator: np.random.Generator, shape: tuple[int, ...]) -> Any:
+def truncated(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Return an array of normally distributed numbers, drawn again until none is beyond 2."""
-    draw = np.asarray(generator.standard_normal(shape))
+    draw: Array = np.asarray(generator.standard_normal(shape))
     outside = np.abs(draw) > 2
     while outside.any():
         draw[outside] = generator.standard_normal(int(outside.sum()))

@@ -8,15 +8,16 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..array_backend import Array, array_module, asarray, beside, copy, to_numpy
+from ..array_backend import Array, asarray, beside, copy, to_numpy
 from ..errors import InvalidArgumentError
+from .creators import creator_scope, creators, set_creators
 from .indexed_slices import IndexedSlices
 from .ops.arrays import cast, identity
+from .scattering import SCATTER
 from .shape import TensorShape
 from .tape import new_key, thread_state
 from .tensor import Operators, Tensor, as_tensor
@@ -49,50 +50,6 @@ class VariableAggregation(enum.Enum):
     ONLY_FIRST_REPLICA = 3
 
 
-class _Creators(threading.local):
-    """The creators of this thread, innermost last."""
-
-    stack: tuple[Callable[..., Any], ...] = ()
-
-
-_creators = _Creators()
-
-
-@contextmanager
-def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """Let ``creator(next_creator, **kwargs)`` make the variables of this thread inside the block.
-
-    ``kwargs`` are the arguments of `Variable` by name. ``next_creator(**kwargs)`` calls the creator
-    of the block outside of this one, and in the end makes a plain `Variable`. Subclasses of
-    `Variable` are made directly. As ``tf.variable_creator_scope``.
-
-    Raises
-    ------
-    RuntimeError
-        At the end of the block, if scopes were not left in the opposite order of their entry.
-    """
-    before = _creators.stack
-    inside = _creators.stack = (*before, creator)
-    try:
-        yield
-    finally:
-        found = _creators.stack
-        # Whatever is left inside this scope ends with it.
-        _creators.stack = found if len(found) < len(inside) else before
-        if found is not inside:
-            raise RuntimeError("Exiting variable_creator_scope without proper nesting.")
-
-
-def creators() -> tuple[Callable[..., Any], ...]:
-    """Return the creators of this thread, innermost last."""
-    return _creators.stack
-
-
-def set_creators(stack: tuple[Callable[..., Any], ...]) -> None:
-    """Replace the creators of this thread."""
-    _creators.stack = stack
-
-
 _T = TypeVar("_T")
 
 
@@ -100,7 +57,7 @@ class _VariableMeta(type):
     """Sends ``Variable(...)`` through the creators."""
 
     def __call__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
-        if cls is not Variable or not _creators.stack:
+        if cls is not Variable or not creators():
             plain: _T = type.__call__(cls, *args, **kwargs)
             return plain
         named = _SIGNATURE.bind(None, *args, **kwargs).arguments
@@ -109,7 +66,7 @@ class _VariableMeta(type):
         def make(**final: Any) -> Any:
             return type.__call__(cls, **final)
 
-        for creator in _creators.stack:
+        for creator in creators():
             make = _chain(creator, make)
         made: _T = make(**named)
         return made
@@ -404,7 +361,7 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     def _scatter(self, method: str, slices: Any) -> Variable:
         index, rows = self._checked_rows(slices, method)
-        self.update_inplace(lambda own: _SCATTER[method](own, index, rows))
+        self.update_inplace(lambda own: SCATTER[method](own, index, rows))
         return self
 
     def _checked_rows(self, slices: Any, method: str) -> tuple[Array, Array]:
@@ -517,51 +474,6 @@ class Variable(Operators, metaclass=_VariableMeta):
             f"<tf.Variable '{self._name}' shape={value.shape} dtype={value.dtype}, "
             f"numpy={value.numpy()!r}>"
         )
-
-
-def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
-    """Return what applies a function to some rows in place, once for each index."""
-
-    def apply(own: Array, index: Array, rows: Array) -> None:
-        getattr(array_module(own), ufunc).at(own, index, rows)
-
-    return apply
-
-
-_divide_floats = _at("divide")
-
-
-def _divide(own: Array, index: Array, rows: Array) -> None:
-    """Divide rows; integers are rounded towards zero, by magnitudes and signs."""
-    if own.dtype.kind not in "iu":
-        _divide_floats(own, index, rows)
-        return
-    module = array_module(own)
-    places, back = module.unique(index, return_inverse=True)
-    parts = own[places]
-    signs = module.sign(parts)
-    module.multiply.at(signs, back, module.sign(rows))
-    unsigned = np.dtype(
-        f"u{own.itemsize}"
-    )  # the magnitude of the least integer is none of its dtype
-    sizes = module.abs(parts).astype(unsigned)
-    module.floor_divide.at(sizes, back, module.abs(rows).astype(unsigned))
-    own[places] = sizes.astype(own.dtype) * signs
-
-
-def _set_rows(own: Array, index: Array, rows: Array) -> None:
-    own[index] = rows
-
-
-_SCATTER: dict[str, Callable[[Array, Array, Array], Any]] = {
-    "scatter_add": _at("add"),
-    "scatter_sub": _at("subtract"),
-    "scatter_mul": _at("multiply"),
-    "scatter_div": _divide,
-    "scatter_min": _at("minimum"),
-    "scatter_max": _at("maximum"),
-    "scatter_update": _set_rows,
-}
 
 
 def update_together(variables: Sequence[Variable], update: Callable[[list[Array]], Any]) -> None:
