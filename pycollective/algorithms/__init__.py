@@ -24,7 +24,7 @@ from pycollective._core import (
     verify_many,
 )
 from pycollective.algorithms.clusters import CLUSTERS, Cluster, Link
-from pycollective.algorithms.drawing import draw_rounds, table_of_rounds, text_of, title_of
+from pycollective.algorithms.drawing import draw_rounds, table_of_rounds
 from pycollective.algorithms.simulation import (
     Progress,
     Simulation,
@@ -34,6 +34,7 @@ from pycollective.algorithms.simulation import (
     simulate,
     watching,
 )
+from pycollective.algorithms.text import text_of, title_of
 from pycollective.algorithms.writing import (
     PROVED_RANKS,
     Algorithm,

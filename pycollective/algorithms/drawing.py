@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pycollective._core import Schedule, Step
+from pycollective._core import Step
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_rounds", "table_of_rounds", "text_of", "title_of"]
+__all__ = ["draw_rounds", "table_of_rounds"]
 
 _COLORS = {True: "#c0392b", False: "#2471a3"}
 _NAMES = {True: "received and reduced", False: "received"}
@@ -132,16 +132,3 @@ def draw_rounds(steps: list[list[Step]], title: str, file: str | Path | None) ->
     if file is not None:
         figure.savefig(file)
     return figure
-
-
-def title_of(name: str, made: Schedule) -> str:
-    """Return a line that names an algorithm and says how large its schedule is."""
-    return f"{name} {made.collective.name}: {len(made.steps)} ranks, {made.chunks} chunks"
-
-
-def text_of(name: str, made: Schedule) -> str:
-    """Return the steps of every rank as text, a line each."""
-    lines = [title_of(name, made)]
-    for rank, steps in enumerate(made.steps):
-        lines += [f"rank {rank}:"] + [f"  {k:3d}  {step}" for k, step in enumerate(steps)]
-    return "\n".join(lines)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pycollective import _core
 from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb
 from pycollective.algorithms.clusters import Cluster
-from pycollective.algorithms.drawing import text_of
 from pycollective.algorithms.simulation import Simulation, simulate
+from pycollective.algorithms.text import text_of
 from pycollective.arguments import whole
 
 #: Up to so many ranks proofs are exact, and schedules of one's own run.

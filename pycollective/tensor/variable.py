@@ -14,7 +14,6 @@ import numpy as np
 
 from ..array_backend import Array, asarray, beside, copy, to_numpy
 from ..errors import InvalidArgumentError
-from .creators import creator_scope, creators, set_creators
 from .indexed_slices import IndexedSlices
 from .ops.arrays import cast, identity
 from .scattering import SCATTER
@@ -50,6 +49,50 @@ class VariableAggregation(enum.Enum):
     ONLY_FIRST_REPLICA = 3
 
 
+class _Creators(threading.local):
+    """The creators of this thread, innermost last."""
+
+    stack: tuple[Callable[..., Any], ...] = ()
+
+
+_creators = _Creators()
+
+
+@contextmanager
+def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
+    """Let ``creator(next_creator, **kwargs)`` make the variables of this thread inside the block.
+
+    ``kwargs`` are the arguments of `Variable` by name. ``next_creator(**kwargs)`` calls the creator
+    of the block outside of this one, and in the end makes a plain `Variable`. Subclasses of
+    `Variable` are made directly. As ``tf.variable_creator_scope``.
+
+    Raises
+    ------
+    RuntimeError
+        At the end of the block, if scopes were not left in the opposite order of their entry.
+    """
+    before = _creators.stack
+    inside = _creators.stack = (*before, creator)
+    try:
+        yield
+    finally:
+        found = _creators.stack
+        # Whatever is left inside this scope ends with it.
+        _creators.stack = found if len(found) < len(inside) else before
+        if found is not inside:
+            raise RuntimeError("Exiting variable_creator_scope without proper nesting.")
+
+
+def creators() -> tuple[Callable[..., Any], ...]:
+    """Return the creators of this thread, innermost last."""
+    return _creators.stack
+
+
+def set_creators(stack: tuple[Callable[..., Any], ...]) -> None:
+    """Replace the creators of this thread."""
+    _creators.stack = stack
+
+
 _T = TypeVar("_T")
 
 
@@ -57,7 +100,7 @@ class _VariableMeta(type):
     """Sends ``Variable(...)`` through the creators."""
 
     def __call__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
-        if cls is not Variable or not creators():
+        if cls is not Variable or not _creators.stack:
             plain: _T = type.__call__(cls, *args, **kwargs)
             return plain
         named = _SIGNATURE.bind(None, *args, **kwargs).arguments
@@ -66,7 +109,7 @@ class _VariableMeta(type):
         def make(**final: Any) -> Any:
             return type.__call__(cls, **final)
 
-        for creator in creators():
+        for creator in _creators.stack:
             make = _chain(creator, make)
         made: _T = make(**named)
         return made

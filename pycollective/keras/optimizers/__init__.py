@@ -16,6 +16,9 @@ from pycollective.keras.optimizers.rmsprop import RMSprop
 from pycollective.keras.optimizers.sgd import SGD
 from pycollective.keras.registration import publish
 
+publish("keras.optimizers", globals(), [name for name in globals() if name[0].isupper()])
+publish("keras.optimizers.schedules", vars(schedules), schedules.__all__)
+
 __all__ = [
     "SGD",
     "Adadelta",
@@ -77,7 +80,3 @@ def get(identifier: Any) -> Optimizer | None:
     if isinstance(identifier, (str, Mapping)):
         return deserialize(identifier)
     raise ValueError(f"{identifier!r} is no optimizer; give a name or an Optimizer")
-
-
-publish("keras.optimizers", globals(), __all__)
-publish("keras.optimizers.schedules", vars(schedules), schedules.__all__)
