@@ -117,9 +117,7 @@ def write_weights(model: Layer) -> bytes:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def read_weights(
-    model: Layer, data: bytes, where: str, skip_mismatch: bool = False, optimizer: bool = True
-) -> None:
+def read_weights(model: Layer, data: bytes, where: str, skip_mismatch: bool = False) -> None:
     """Give a built model the weights of a file, and its optimizer the variables; messages say ``where``.
 
     Layers that do not fit are left as they are, with a warning, if ``skip_mismatch``. Else, and for a
@@ -136,8 +134,7 @@ def read_weights(
                 stored = _group(h5py, file, _joined(path, "vars"), where)
                 taken.add(path)
                 if isinstance(owner, Optimizer):
-                    if optimizer:
-                        pairs += _optimizer_pairs(h5py, owner, stored, path, where)
+                    pairs += _optimizer_pairs(h5py, owner, stored, path, where)
                     continue
                 if type(owner).load_own_variables is not Layer.load_own_variables:
                     own.append((owner, _all_values(h5py, stored, where, len(data))))
