@@ -8,8 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["OpName", "op_name", "own_ufunc", "rank_number", "seconds", "sizes", "switch", "whole"]
-
 OpName: TypeAlias = Literal["sum", "prod", "min", "max", "mean", "and", "or", "xor"]
 
 _OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")

@@ -24,27 +24,6 @@ import numpy.typing as npt
 from pycollective.dlpack import AsBits, is_bfloat16
 from pycollective.dtypes import bfloat16
 
-__all__ = [
-    "Array",
-    "address",
-    "array_module",
-    "as_bits",
-    "asarray",
-    "assign",
-    "beside",
-    "copy",
-    "device_of",
-    "empty",
-    "empty_on_gpu",
-    "gpu_array",
-    "is_array",
-    "is_on_gpu",
-    "on_host",
-    "placed",
-    "scatter_add",
-    "to_numpy",
-]
-
 #: A NumPy array, or a CuPy array in the same role.
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from .array_backend import Array
 
-__all__ = ["SMALLEST_RESULT", "Workspace", "workspace"]
-
 _Bytes = npt.NDArray[np.uint8]
 _ALIGNMENT = 64
 # Smaller results come from memory that the allocator has at hand anyway.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pycollective._core import Schedule
 
-__all__ = ["text_of", "title_of"]
-
 
 def title_of(name: str, made: Schedule) -> str:
     """Return a line that names an algorithm and says how large its schedule is."""

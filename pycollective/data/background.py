@@ -13,8 +13,6 @@ import numpy as np
 
 from pycollective.tensor import random
 
-__all__ = ["Prefetcher"]
-
 _END = object()
 
 

@@ -22,8 +22,6 @@ from pycollective.data.transformed import Transformed, at_least
 from pycollective.dtypes import string
 from pycollective.errors import DataLossError, InvalidArgumentError
 
-__all__ = ["Batch", "PaddedBatch", "Rebatch", "RebatchByBatch", "Unbatch"]
-
 # Taking so many bytes of rows out of memory takes some 50 µs, as handing a batch over does.
 _AT_HAND_BYTES = 512 << 10
 

@@ -20,8 +20,6 @@ from pycollective.data.transformed import Transformed
 from pycollective.dtypes import as_dtype, string
 from pycollective.errors import DataLossError, InvalidArgumentError
 
-__all__ = ["Cache", "FileCache"]
-
 _log = logging.getLogger("pycollective")
 
 

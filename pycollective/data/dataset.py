@@ -24,8 +24,6 @@ from pycollective.dtypes import string
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, TensorShape, as_tensor
 
-__all__ = ["Dataset", "DatasetIterator", "as_element", "as_tensors", "kind"]
-
 
 def as_element(value: Any, own: bool = False) -> Any:
     """Return a nest of values as a nest of arrays; lists are values, tuples and dicts structure.

@@ -16,8 +16,6 @@ from pycollective.dtypes import string
 from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor
 
-__all__ = ["TextLineDataset", "matching_files"]
-
 
 @kind
 def matching_files(patterns: Any) -> TensorSlices:

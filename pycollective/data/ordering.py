@@ -17,8 +17,6 @@ from pycollective.data.transformed import Transformed, at_least
 from pycollective.errors import FailedPreconditionError, InvalidArgumentError
 from pycollective.tensor import random
 
-__all__ = ["Ordered", "Repeat", "Shard", "Shuffle", "Skip", "Take"]
-
 
 class Ordered(Transformed):
     """Base of those that only choose and order elements: rows in memory are then numbers."""

@@ -16,8 +16,6 @@ from pycollective.array_backend import array_module
 from pycollective.data.spec import component_names
 from pycollective.errors import InvalidArgumentError
 
-__all__ = ["Rows", "cut_anew", "number_of_rows", "regroup", "shuffled"]
-
 Indices = Any
 
 _DRAWS = 4096  # random numbers drawn at a time

@@ -39,15 +39,6 @@ from pycollective.data.transformations import AssertCardinality, Prefetch, WithO
 from pycollective.dtypes import string
 from pycollective.errors import InvalidArgumentError, NotFoundError
 
-__all__ = [
-    "Share",
-    "batch_size_of",
-    "batch_sizes_for_worker",
-    "describe",
-    "share_of_worker",
-    "starving",
-]
-
 _log = logging.getLogger("pycollective")
 
 _ADVICE = (

@@ -16,8 +16,6 @@ from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec, component_names, sp
 from pycollective.dtypes import as_dtype, string
 from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["Generated", "Range", "SingleElement", "TensorSlices"]
-
 
 @kind
 class TensorSlices(Dataset):

@@ -11,17 +11,6 @@ from pycollective import nest
 from pycollective.dtypes import as_dtype, float32, string
 from pycollective.tensor import TensorShape
 
-__all__ = [
-    "AUTOTUNE",
-    "INFINITE_CARDINALITY",
-    "UNKNOWN_CARDINALITY",
-    "UNKNOWN_SPEC",
-    "TensorSpec",
-    "common_spec",
-    "component_names",
-    "spec_of",
-]
-
 #: In place of a number: choose one.
 AUTOTUNE = -1
 

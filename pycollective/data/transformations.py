@@ -23,8 +23,6 @@ from pycollective.data.spec import (
 from pycollective.data.transformed import Transformed, at_least
 from pycollective.errors import FailedPreconditionError
 
-__all__ = ["AssertCardinality", "Concatenate", "Enumerate", "Prefetch", "WithOptions", "Zip"]
-
 
 @kind
 class Prefetch(Transformed):

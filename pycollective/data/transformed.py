@@ -15,8 +15,6 @@ from pycollective.data.dataset import Dataset, as_tensors
 from pycollective.data.spec import AUTOTUNE
 from pycollective.errors import InvalidArgumentError
 
-__all__ = ["Transformed", "at_least", "called", "checked_function", "number_or_auto"]
-
 
 def at_least(value: Any, least: int, name: str) -> int:
     """Return an argument as an int: an int, or an integer tensor, variable or array without axes.

@@ -11,8 +11,6 @@ from pycollective.data.dataset import Dataset, kind
 from pycollective.data.spec import UNKNOWN_SPEC, common_spec, spec_of
 from pycollective.data.transformed import Transformed, at_least
 
-__all__ = ["Window"]
-
 
 class _Kept(Dataset):
     """One component of the elements of a window."""

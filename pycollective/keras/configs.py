@@ -13,17 +13,6 @@ from pycollective.keras.registration import CustomObjectScope, get_registered_ob
 from pycollective.keras.serialization import deserialize_keras_object, serialize_keras_object
 from pycollective.tensor import Tensor
 
-__all__ = [
-    "Configured",
-    "Kind",
-    "array_or_number",
-    "by_name",
-    "deserialize",
-    "deserialize_any",
-    "plain",
-    "serialize",
-]
-
 serialize = serialize_keras_object
 deserialize_any = deserialize_keras_object
 

@@ -11,8 +11,6 @@ from pycollective.train.files import Contents
 from pycollective.train.restoration import Restoration, variables_of
 from pycollective.train.trackable import Trackable
 
-__all__ = ["CopiedByConfig"]
-
 
 class CopiedByConfig(Trackable):
     """Base of objects that are pickled and copied as their configs and the values of their variables.

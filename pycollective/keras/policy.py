@@ -11,8 +11,6 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx
 from pycollective.keras.registration import public
 
-__all__ = ["DTypePolicy", "dtype_policy", "policy_of", "set_dtype_policy"]
-
 _MIXED = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 

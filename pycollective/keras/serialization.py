@@ -26,16 +26,6 @@ from pycollective.keras.registration import (
 )
 from pycollective.tensor import Tensor
 
-__all__ = [
-    "StoredSymbol",
-    "deserialize_keras_object",
-    "serialize_keras_object",
-    "serialize_shared",
-    "serialize_with_own",
-    "sharing",
-    "stored_symbol",
-]
-
 _PLAIN = (str, int, float, bool)
 #: What Keras's `compile` does not take stands beside what it does, where Keras does not look.
 _COMPILE_BESIDE = "pycollective_compile_config"

@@ -9,8 +9,6 @@ from ..array_backend import Array
 from ..workspace import workspace
 from .window import Window
 
-__all__ = ["Blocks", "Gradients"]
-
 # Patches of one block take about so many bytes: with its product and the filters they stay in the
 # second-level cache.
 _BLOCK_BYTES = 1 << 20

@@ -42,8 +42,6 @@ from .window import (
     windows,
 )
 
-__all__ = ["conv2d", "conv2d_relu_max_pool"]
-
 # Where the kernel without patches beats im2col and BLAS (measured): with few numbers in a patch
 # and, given the widest registers, as long as the filters stay in the first-level cache.
 _DIRECT_PATCH = 32

@@ -9,8 +9,6 @@ from ..array_backend import Array
 from ..workspace import workspace
 from .window import compiled, native
 
-__all__ = ["forward"]
-
 
 def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array | None]:
     """Return the loss of each row of logits ``[rows, classes]``, and its derivative if asked for.

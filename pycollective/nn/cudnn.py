@@ -23,8 +23,6 @@ import numpy as np
 from ..array_backend import Array, array_module
 from .window import Window, behind
 
-__all__ = ["forward", "gradients", "library_version"]
-
 _log = logging.getLogger("pycollective")
 
 #: By the names of the arrays' types.

@@ -17,8 +17,6 @@ from .activations import bias_add
 from .activations import relu as relu_of
 from .window import FLOAT32, compiled, native
 
-__all__ = ["dense"]
-
 # Factors with more numbers do not stay in caches: BLAS, which cuts products into blocks both ways,
 # is faster there.
 _LARGEST = 1 << 20

@@ -15,8 +15,6 @@ from .conv import conv2d
 from .halves import in_float32
 from .window import Pair, Window, checked_window, padded, padded_zeros, taps, unpadded
 
-__all__ = ["depthwise_conv2d", "grouped_conv2d"]
-
 
 def _forward(x: Array, w: Array, window: Window) -> Array:
     n, channels, multiplier = x.shape[0], w.shape[2], w.shape[3]

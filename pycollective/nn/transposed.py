@@ -13,8 +13,6 @@ from .conv import conv2d
 from .halves import in_float32
 from .window import Pair, is_same, pair
 
-__all__ = ["conv2d_transpose", "spread_conv2d"]
-
 #: Rows above and below, or columns left and right.
 Sides = tuple[int, int]
 

@@ -15,8 +15,6 @@ from ..array_backend import Array, array_module, on_host
 from . import together
 from .window import compiled, native
 
-__all__ = ["adagrad_update", "adam_update", "multiply", "rmsprop_update", "sgd_update"]
-
 
 def _check(param: Array, **others: Array | None) -> None:
     for name, array in others.items():

@@ -14,25 +14,6 @@ import numpy as np
 from .. import _nn as kernels
 from ..array_backend import Array, array_module
 
-__all__ = [
-    "FLOAT32",
-    "Pair",
-    "Window",
-    "add_windows",
-    "behind",
-    "checked_window",
-    "compiled",
-    "is_same",
-    "make_window",
-    "native",
-    "padded",
-    "padded_zeros",
-    "pair",
-    "taps",
-    "unpadded",
-    "windows",
-]
-
 Window: TypeAlias = kernels.Window
 #: A size for height and width.
 Pair: TypeAlias = "int | Sequence[int]"

@@ -11,8 +11,6 @@ from ..array_backend import array_module, scatter_add, to_numpy
 from .shape import TensorShape
 from .tensor import Tensor, as_tensor
 
-__all__ = ["IndexedSlices", "concatenated_slices"]
-
 
 class IndexedSlices:
     """Rows of a large tensor that is zero elsewhere, such as the gradient of an embedding.

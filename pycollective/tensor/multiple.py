@@ -11,8 +11,6 @@ from .. import _nn as kernels
 from ..array_backend import Array
 from ..workspace import SMALLEST_RESULT, workspace
 
-__all__ = ["Multiple", "add_to", "compute"]
-
 # What is smaller is added sooner than other threads are told about it.
 _LARGE = 64 << 10
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from ..array_backend import Array, array_module
 
-__all__ = ["SCATTER"]
-
 
 def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
     """Return what applies a function to some rows in place, once for each index."""

@@ -22,8 +22,6 @@ from ..array_backend import Array, array_module, asarray, copy, filled
 from .multiple import Multiple, add_to, compute
 from .tensor import Tensor, as_tensor
 
-__all__ = ["GradientTape", "Vjp", "paused", "record", "record_many", "recording"]
-
 #: ``vjp(g, need)`` returns, for each input, the gradient of ``sum(g * output)`` by that input, or
 #: None where ``need`` says that nobody asks for it.
 Vjp: TypeAlias = Callable[[Array, tuple[bool, ...]], Sequence[Any]]

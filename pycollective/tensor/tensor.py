@@ -11,8 +11,6 @@ from ..array_backend import Array, asarray, is_array, to_numpy
 from ..dtypes import as_dtype, is_supported
 from .shape import TensorShape, shape_of_array
 
-__all__ = ["Operators", "Tensor", "as_tensor"]
-
 
 class Operators:
     """The operators of tensors, for each class that stands for one.

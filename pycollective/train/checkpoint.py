@@ -19,15 +19,6 @@ from pycollective.train.restoration import Restoration, listed, variables_of
 from pycollective.train.state import add_to_state, get_checkpoint_state
 from pycollective.train.trackable import Trackable, children_of, is_trackable
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointMismatchError",
-    "CheckpointStatus",
-    "contents_of",
-    "require_same",
-    "workers_of",
-]
-
 
 class CheckpointMismatchError(CheckpointError, AssertionError):
     """A checkpoint and the objects that it was restored to do not have the same parts."""

@@ -30,17 +30,6 @@ from pycollective.array_backend import Array
 from pycollective.atomic_files import write_atomically
 from pycollective.errors import CheckpointError
 
-__all__ = [
-    "Contents",
-    "Node",
-    "is_bare_name",
-    "is_complete",
-    "parse_json",
-    "read_files",
-    "remove_files",
-    "write_files",
-]
-
 DATA_SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".index.json"
 _FORMAT = "pycollective checkpoint"

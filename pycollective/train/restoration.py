@@ -17,8 +17,6 @@ from pycollective.tensor import Variable
 from pycollective.train.files import Contents, Node
 from pycollective.train.trackable import Trackable, children_of
 
-__all__ = ["Plan", "Restoration", "listed", "variables_of"]
-
 _log = logging.getLogger(__name__)
 
 

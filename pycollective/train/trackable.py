@@ -12,18 +12,6 @@ from pycollective.tensor import Variable
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "Restore",
-    "Trackable",
-    "attributes_of",
-    "children_of",
-    "containers_of",
-    "is_trackable",
-    "parts_of",
-    "structure_changed",
-    "structure_stamp",
-]
-
 
 class Restore(Protocol):
     """What a restored checkpoint offers to objects that are completed later."""

@@ -19,9 +19,8 @@ def public_classes():
         except ImportError as error:
             assert error.name in OPTIONAL
             continue
-        for name in getattr(module, "__all__", ()):
-            value = getattr(module, name)
-            if inspect.isclass(value) and value.__module__ == found.name:
+        for name, value in vars(module).items():
+            if name[0] != "_" and inspect.isclass(value) and value.__module__ == found.name:
                 yield value
 
 

@@ -13,14 +13,6 @@ import numpy as np
 from pycollective.keras.callbacks.base import Callback
 from pycollective.keras.metrics import direction_of
 
-__all__ = [
-    "EarlyStopping",
-    "LearningRateScheduler",
-    "Monitor",
-    "ReduceLROnPlateau",
-    "TerminateOnNaN",
-]
-
 Logs = dict[str, Any]
 
 

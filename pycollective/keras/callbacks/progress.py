@@ -8,8 +8,6 @@ from typing import Any
 
 from pycollective.keras.callbacks.base import Callback
 
-__all__ = ["ProgbarLogger"]
-
 Logs = dict[str, Any]
 
 #: Seconds between two live lines.

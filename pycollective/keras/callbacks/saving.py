@@ -20,8 +20,6 @@ from pycollective.train.files import remove_files
 from pycollective.train.manager import CheckpointManager
 from pycollective.train.state import STATE_FILE
 
-__all__ = ["BackupAndRestore", "ModelCheckpoint"]
-
 Logs = dict[str, Any]
 
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from pycollective.keras.callbacks.base import Callback
 
-__all__ = ["CSVLogger"]
-
 Logs = dict[str, Any]
 
 

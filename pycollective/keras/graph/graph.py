@@ -21,8 +21,6 @@ from pycollective.keras.layers import Input, Layer
 from pycollective.keras.layers.fusion import steps_of
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = ["Graph", "as_declared"]
-
 
 class Graph:
     """The calls of layers between symbolic ``inputs`` and ``outputs``, which may be nests.

@@ -24,22 +24,6 @@ from pycollective.keras.graph.symbols import (
 from pycollective.keras.registration import public
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = [
-    "Absolute",
-    "Add",
-    "FloorDivide",
-    "GetItem",
-    "Matmul",
-    "Mod",
-    "Multiply",
-    "Negative",
-    "Operation",
-    "Power",
-    "Subtract",
-    "TrueDivide",
-]
-
-
 _operation = functools.partial(public, MODULE, registered=True)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, symbols_in
 
-__all__ = ["nodes_between", "operations_of", "with_inputs_of_its_own"]
-
 
 def nodes_between(
     inputs: Sequence[KerasTensor], outputs: Sequence[KerasTensor]

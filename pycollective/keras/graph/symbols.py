@@ -12,18 +12,6 @@ from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import unique_name
 from pycollective.keras.registration import class_named
 
-__all__ = [
-    "MODULE",
-    "History",
-    "KerasTensor",
-    "Node",
-    "has_symbols",
-    "leaves_of",
-    "map_symbols",
-    "shape_of",
-    "symbols_in",
-]
-
 Shape = tuple[int | None, ...]
 #: The module that files name for operations.
 MODULE = "keras.src.ops.numpy"

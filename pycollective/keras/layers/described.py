@@ -14,8 +14,6 @@ from pycollective.keras.policy import DTypePolicy
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Described"]
-
 #: The package of a setting by the end of the setting's name.
 _PACKAGES: dict[str, Any] = {
     "activation": activations,

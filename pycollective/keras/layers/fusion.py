@@ -22,8 +22,6 @@ from pycollective.keras.layers import (
 from pycollective.nn.conv import conv2d_relu_max_pool
 from pycollective.tensor import Tensor
 
-__all__ = ["ConvReluPool", "WithRelu", "steps_of"]
-
 
 def _is_relu(layer: Layer) -> bool:
     """Whether a layer does nothing but cut off what is negative."""

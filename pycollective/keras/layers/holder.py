@@ -14,8 +14,6 @@ from pycollective.keras.metrics.metric import Metric
 from pycollective.tensor import Tensor, Variable, as_tensor
 from pycollective.train.trackable import Trackable, containers_of, parts_of, structure_stamp
 
-__all__ = ["Holder", "any_added_loss", "variables_in"]
-
 #: Set by the first add_loss of the process: until then no call looks for values to forget.
 _any_added_loss = False
 

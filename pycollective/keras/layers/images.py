@@ -7,8 +7,6 @@ from typing import Any
 from pycollective.keras.layers.layer import Layer
 from pycollective.keras.layers.shapes import Shape
 
-__all__ = ["IMAGES", "ImageLayer", "data_format_of", "padding_of", "places"]
-
 IMAGES = "images of shape [n, height, width, channels]"
 
 

@@ -35,8 +35,6 @@ from pycollective.tensor import (
 from pycollective.tensor.tape import thread_state
 from pycollective.train.trackable import is_trackable, structure_changed
 
-__all__ = ["Layer", "SameShape"]
-
 
 class _Calls(threading.local):
     """What holds in the calls of layers that this thread is in."""

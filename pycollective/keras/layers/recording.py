@@ -11,8 +11,6 @@ from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, sym
 from pycollective.keras.layers.shapes import is_shape, map_shapes, shapes_of, without_batch
 from pycollective.tensor import Tensor
 
-__all__ = ["record"]
-
 
 def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Any:
     """Build a layer for symbolic inputs, note the call, and return what describes the result.

@@ -11,8 +11,6 @@ from pycollective.distribute.context import current_mode
 from pycollective.keras.layers.layer import SameShape
 from pycollective.tensor.random import default_generator, generator_scope
 
-__all__ = ["Seeded"]
-
 
 class Seeded(SameShape):
     """A layer with a seed, from which each replica's own random numbers follow.

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Shape", "is_shape", "map_shapes", "shapes_of", "without_batch"]
-
 Shape = tuple[int | None, ...]
 
 

@@ -17,18 +17,6 @@ from pycollective.keras.backend import floatx, name_of_class, unique_name
 from pycollective.keras.configs import Kind
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = [
-    "LOSSES",
-    "Loss",
-    "Reduction",
-    "averages_of_replicas",
-    "broadcast_weights",
-    "in_loss_dtype",
-    "matched",
-    "same_rank",
-]
-
-
 #: The losses by name: the package adds them.
 LOSSES = Kind("loss", {}, "a callable(y_true, y_pred)")
 

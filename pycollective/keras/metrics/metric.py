@@ -28,17 +28,6 @@ from pycollective.tensor import (
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable, parts_of
 
-__all__ = [
-    "METRICS",
-    "Mean",
-    "MeanMetricWrapper",
-    "MeanOf",
-    "Metric",
-    "Sum",
-    "add_to_sums",
-    "ratio",
-]
-
 #: The metrics, and functions that are taken for metrics, by name: the package adds them.
 METRICS = Kind("metric", {}, "a Metric")
 

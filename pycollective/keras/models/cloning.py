@@ -13,8 +13,6 @@ from pycollective.keras.models.model import Model
 from pycollective.keras.models.sequential import Sequential
 from pycollective.keras.optimizers import Optimizer
 
-__all__ = ["clone_model"]
-
 
 def clone_model(
     model: Model,

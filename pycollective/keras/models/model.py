@@ -30,8 +30,6 @@ from pycollective.train.trackable import structure_changed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Functional", "Model"]
-
 
 @public("keras.models")
 @public("keras")

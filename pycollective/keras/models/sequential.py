@@ -19,8 +19,6 @@ from pycollective.keras.registration import CustomObjectScope, public
 from pycollective.keras.serialization import deserialize_keras_object, serialize_keras_object
 from pycollective.train.trackable import structure_changed
 
-__all__ = ["Sequential"]
-
 
 @public("keras.models")
 @public("keras")

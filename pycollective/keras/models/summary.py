@@ -13,8 +13,6 @@ import numpy as np
 
 from pycollective.keras.layers.layer import Layer
 
-__all__ = ["summary_lines"]
-
 _CONTENT = 3  # what a column's border and its two spaces take
 
 

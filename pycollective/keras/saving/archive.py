@@ -13,8 +13,6 @@ from typing import Any, BinaryIO, NamedTuple
 from pycollective._core import __version__
 from pycollective.errors import CheckpointError
 
-__all__ = ["Parts", "pack", "unpack"]
-
 _METADATA = "metadata.json"
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"

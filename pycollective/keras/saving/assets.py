@@ -11,8 +11,6 @@ from pycollective.errors import CheckpointError
 from pycollective.keras.layers import Layer
 from pycollective.keras.saving.weights import owners_of
 
-__all__ = ["read_assets", "write_assets"]
-
 
 def write_assets(model: Layer) -> dict[str, bytes]:
     """Return the files that the parts of a model with ``save_assets`` write, by their paths."""

@@ -11,8 +11,6 @@ from pycollective.train.files import Contents, read_files
 from pycollective.train.restoration import Plan, Restoration
 from pycollective.train.trackable import children_of
 
-__all__ = ["read_checkpoint", "write_checkpoint"]
-
 
 def write_checkpoint(model: Learner, path: str) -> None:
     """Write a checkpoint of a model and its optimizer, which is the latest of its folder then."""

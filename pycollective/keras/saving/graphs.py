@@ -17,8 +17,6 @@ from pycollective.keras.serialization import (
 )
 from pycollective.keras.training.learner import Learner
 
-__all__ = ["graph_config", "is_graph_config", "tensors_of"]
-
 _PARTS = ("layers", "input_layers", "output_layers")
 
 

@@ -27,8 +27,6 @@ from pycollective.keras.training.learner import Learner
 from pycollective.train.checkpoint import require_same
 from pycollective.train.files import INDEX_SUFFIX, read_files
 
-__all__ = ["load_model", "load_weights", "model_from_json", "save_model", "save_weights"]
-
 _Path = str | os.PathLike[str]
 
 

@@ -23,8 +23,6 @@ from pycollective.keras.optimizers import Optimizer
 from pycollective.tensor import Variable
 from pycollective.train.trackable import Trackable, attributes_of
 
-__all__ = ["owners_of", "read_weights", "write_weights"]
-
 #: What Keras stores besides weights and optimizer, or stored once: nothing here takes it.
 _ELSEWHERE = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
 _MOST_NAMED = 10  # of the differences in a message

@@ -29,8 +29,6 @@ from pycollective.keras.training.outputs import names_of, parts_of, with_gaps
 from pycollective.keras.training.share import current_share, share_of
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = ["Compiled", "LossTracker"]
-
 
 class LossTracker(Mean):
     """The mean of a loss over all examples of an epoch, fed with each replica's summand of it."""

@@ -24,15 +24,6 @@ from pycollective.keras.utils.experimental import DatasetCreator
 from pycollective.keras.utils.py_dataset import PyDataset
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = [
-    "batches_of",
-    "dealt_by_rows",
-    "share_of_element",
-    "split_off",
-    "values_of",
-    "weighted_by_class",
-]
-
 #: Examples in a batch of arrays unless told otherwise, as in Keras.
 _BATCH_SIZE = 32
 

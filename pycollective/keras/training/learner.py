@@ -20,8 +20,6 @@ from pycollective.keras.training.share import reports, share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, ops
 
-__all__ = ["Learner", "Logs"]
-
 #: Numbers by name.
 Logs = dict[str, Any]
 

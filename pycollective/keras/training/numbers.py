@@ -13,8 +13,6 @@ from pycollective.array_backend import Array, on_host
 from pycollective.distribute.values import DistributedValues
 from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["LossWatch", "DeviceLogs", "numbers_of"]
-
 #: So many losses on a device are kept before they are looked at.
 _WAITING = 1000
 

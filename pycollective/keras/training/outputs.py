@@ -7,8 +7,6 @@ from typing import Any
 
 from pycollective import nest
 
-__all__ = ["names_of", "parts_of", "with_gaps"]
-
 
 def names_of(outputs: Any, known: Any = None) -> Any:
     """Return a name for each output, in the structure of the outputs.

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from pycollective.distribute.context import get_strategy
 from pycollective.tensor import Tensor, ops
 
-__all__ = ["StepShare", "current_share", "held", "reports", "share_of"]
-
 
 class StepShare(NamedTuple):
     """A replica's part of a step: its own examples, perhaps none, and those of all replicas.

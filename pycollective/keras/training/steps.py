@@ -9,8 +9,6 @@ from typing import Any
 
 from pycollective.data import INFINITE_CARDINALITY
 
-__all__ = ["Steps"]
-
 
 class Steps:
     """The steps of one epoch after the other, of a dataset or distributed dataset.

@@ -24,8 +24,6 @@ from pycollective.keras.training.share import StepShare, held
 from pycollective.keras.training.steps import Steps
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 
-__all__ = ["Trainer"]
-
 
 class Trainer(Learner):
     """What `Model` has beyond a `Layer`: `compile`, `fit`, `evaluate`, `predict`.

@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Layout", "layout"]
-
 _LANE = 12.0  # pixels, the width of a place for a line
 _SWEEPS = 12
 #: How much a place wants to stand below another (boxes below boxes, and lanes straight), and how firm

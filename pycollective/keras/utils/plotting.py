@@ -14,8 +14,6 @@ from pycollective.atomic_files import write_atomically
 from pycollective.keras.layers import Layer
 from pycollective.keras.utils.layering import layout
 
-__all__ = ["model_to_dot", "plot_model"]
-
 _LETTER = 7.5  # pixels, the width of a letter of 13 pixels in a font like Helvetica
 _LINE = 18  # pixels
 _GAP = 36.0  # pixels between boxes

@@ -13,8 +13,6 @@ import numpy as np
 
 from pycollective.array_backend import Array
 
-__all__ = ["INTERPOLATIONS", "cropped", "padded", "resized"]
-
 
 def _bilinear(x: Array) -> Array:
     weight: Array = np.maximum(1 - abs(x), 0)

@@ -12,8 +12,6 @@ from ..multiple import compute
 from ..tape import record, thread_state
 from ..tensor import Tensor, as_tensor
 
-__all__ = ["DIFFERENTIABLE", "binary", "differentiable", "operands", "sum_to_shape", "unary"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Every operation that gradients flow through, by name; the tests check each one.
