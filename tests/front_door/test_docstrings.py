@@ -12,7 +12,7 @@ OPTIONAL = ("mpi4py", "ray", "torch")
 
 def public_classes():
     for found in pkgutil.walk_packages(pycollective.__path__, "pycollective."):
-        if found.name.endswith("__main__"):
+        if found.name.rsplit(".", 1)[1] in ("__main__", "_core", "_nn"):
             continue
         try:
             module = importlib.import_module(found.name)
