@@ -103,7 +103,7 @@ def decay(epoch):
 
 
 class PrintLR(tf.keras.callbacks.Callback):  # noqa: D101
-    def on_epoch_end(self, epoch, logs=None):  # noqa: D102
+    def on_epoch_end(self, epoch, logs=None):
         print(f"\nLearning rate for epoch {epoch + 1} is {float(model.optimizer.lr)}")
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from pycollective.tensor import *  # noqa: F403
     from pycollective.tensor.ops.arrays import *  # noqa: F403
     from pycollective.tensor.ops.elementwise import *  # noqa: F403
+    from pycollective.tensor.ops.joining import *  # noqa: F403
     from pycollective.tensor.ops.reductions import *  # noqa: F403
 
     bool = dtypes.bool_

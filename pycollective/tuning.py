@@ -98,16 +98,8 @@ def host() -> dict[str, Any]:
 def rows(transport: str, size: int, environment: Mapping[str, str] = os.environ) -> Rows:
     """Return the rows for a group, none where nothing was measured for it.
 
-    A group of a size that was not measured gets the rows of the next larger one that was.
-
-    Parameters
-    ----------
-    transport : str
-        What moves the bytes, as ``Group.transport`` says.
-    size : int
-        Number of ranks.
-    environment : mapping
-        Instead of ``os.environ``.
+    A group of a size that was not measured gets the rows of the next larger one that was. ``transport``
+    is that of ``Group.transport``; ``environment`` stands in for ``os.environ``.
     """
     measured = _found(environment).tables.get(_KEYS.get(transport, ""), {})
     fitting = [ranks for ranks in measured if ranks >= size]
@@ -157,13 +149,7 @@ def checked_tables(found: Any) -> Tables:
 
 
 def checked(found: Any) -> Rows:
-    """Return what JSON says as rows.
-
-    Raises
-    ------
-    ValueError
-        If it is something else, or names what is not there.
-    """
+    """Return what JSON says as rows."""
     if not isinstance(found, list) or len(found) > MAX_ROWS:
         raise ValueError(f"not a list of at most {MAX_ROWS} rows")
     result: Rows = []
@@ -241,13 +227,7 @@ def save(
 
 
 def prepare(file: Path, version: str) -> None:
-    """Make sure that the file is there, and can be written: with what it holds for this machine.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+    """Make sure that the file is there, and can be written: with what it holds for this machine."""
     _write(file, _kept(file), version)
 
 

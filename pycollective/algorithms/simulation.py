@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pycollective import _core
 from pycollective._core import Schedule
 from pycollective.algorithms.clusters import Cluster
-from pycollective.algorithms.writing import Algorithm
 from pycollective.arguments import whole
 from pycollective.plots import mark, mark_seconds, panels, show_legend, size_text
 
@@ -30,6 +29,16 @@ ROOTED = ("reduce", "broadcast", "gather", "scatter")
 
 #: Told now and then which share of a long work is done.
 Progress = Callable[[float], None]
+
+
+@runtime_checkable
+class Written(Protocol):
+    """An algorithm of one's own, as `pycollective.algorithms.algorithm` makes it."""
+
+    name: str
+
+    def schedule(self, size: int) -> Schedule:
+        """Return the steps of every rank."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ def _seconds(value: float) -> str:
 
 
 def simulate(
-    what: str | Algorithm | Schedule,
+    what: str | Written | Schedule,
     size_or_cluster: int | Cluster,
     bytes: int,
     collective: str = "all_reduce",
@@ -163,7 +172,7 @@ def simulate(
         cluster = Cluster.ethernet_10g(whole("size_or_cluster", cluster))
     bytes, root = whole("bytes", bytes, 0, sys.maxsize), whole("root", root)
     made: str | Schedule
-    if isinstance(what, Algorithm):
+    if isinstance(what, Written):
         name, made = what.name, what.schedule(cluster.ranks)
         kind = made.collective
     elif isinstance(what, Schedule):
@@ -241,7 +250,7 @@ def watching(progress: Progress | bool, what: str) -> Iterator[Progress | None]:
 
 
 def plot(
-    algorithms: Sequence[str | Algorithm],
+    algorithms: Sequence[str | Written],
     cluster: Callable[[int], Cluster],
     *,
     ranks: Sequence[int],

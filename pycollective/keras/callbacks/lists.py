@@ -215,9 +215,10 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.set_model(model)
 
-    def _abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
+        """End what the callback has begun: training ends with this error."""
         for callback in self.callbacks:
-            callback._abandon(error)
+            callback.abandon(error)
 
     def __iter__(self) -> Any:
         return iter(self.callbacks)

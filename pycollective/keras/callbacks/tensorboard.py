@@ -212,7 +212,7 @@ def _nodes(model: Any) -> list[tuple[str, str, list[str], dict[str, str]]]:
             inputs += [tensor.history.operation.name for tensor in node.input_tensors]
     nodes = []
     for layer, inputs in sources.values():
-        shape = getattr(layer, "_output_shape", None)
+        shape = getattr(layer, "output_shape", None)
         texts = {} if shape is None else {"output_shape": str(shape)}
         nodes.append((layer.name, type(layer).__name__, inputs, texts))
     return nodes
