@@ -13,6 +13,8 @@ COMPILED = ("_core", "_nn")
 LONG_CIRCLES = ("communicator", "distribute", "nccl", "observe", "rendezvous")
 #: Packages whose functions still import other modules of the package.
 INNER_IMPORTS = (*LONG_CIRCLES, "cluster", "keras.optimizers", "array_backend")
+#: A module that imports another one in a function because that one needs an extra at its top.
+FOR_EXTRAS = ("keras.callbacks.tensorboard",)
 
 
 def modules():
@@ -100,4 +102,4 @@ def test_circles_of_a_graph_are_found(names):
 
 def test_functions_import_no_module_of_the_package():
     inner = {name: found for name, found in INNER.items() if found}
-    assert not {name for name in inner if not is_among(name, INNER_IMPORTS)}
+    assert not {name for name in inner if not is_among(name, (*INNER_IMPORTS, *FOR_EXTRAS))}
