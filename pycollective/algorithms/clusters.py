@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import pycollective._core as _core
+from pycollective import _core
 
 __all__ = ["CLUSTERS", "Cluster", "Link"]
 
@@ -135,6 +135,13 @@ class Cluster:
         return cls.of_hosts(
             place, within, between, reduce_rate=reduce_rate, copy_rate=copy_rate, name=name
         )
+
+    @property
+    def hosts(self) -> list[int]:
+        """Each rank's host, numbered from 0: its innermost place, or one of its own."""
+        numbers: dict[int, int] = {}
+        places = self.places[0] if self.places else range(self.ranks)
+        return [numbers.setdefault(place, len(numbers)) for place in places]
 
     def changed(
         self,

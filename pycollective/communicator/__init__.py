@@ -7,8 +7,7 @@ from typing import Literal, overload
 
 import numpy as np
 
-import pycollective._core as _core
-from pycollective import observe, tuning
+from pycollective import _core, observe, tuning
 from pycollective.arguments import seconds, switch, whole
 from pycollective.communicator import gpu
 from pycollective.communicator.arrays import Array
@@ -18,6 +17,7 @@ from pycollective.communicator.extremes import Extremes, Located
 from pycollective.communicator.member import GpuEngines
 from pycollective.communicator.mpi import MPIGroup, join
 from pycollective.communicator.objects import Objects
+from pycollective.communicator.persistent import Persistent
 from pycollective.communicator.prefixes import Prefixes
 from pycollective.communicator.reductions import DEFAULT_ALGORITHM, all_reduce_together
 from pycollective.communicator.shared_arrays import shared_arrays
@@ -33,6 +33,7 @@ __all__ = [
     "Cart",
     "Communicator",
     "Located",
+    "Persistent",
     "Work",
     "all_reduce_together",
     "local_group",

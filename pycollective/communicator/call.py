@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-import pycollective._core as _core
+from pycollective import _core
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.work import Task, Work
 
@@ -172,8 +172,8 @@ class HostEngine(Engine, Protocol):
     def select(self, collective: _core.Collective, bytes: int) -> str:
         """Return the algorithm that "auto" means."""
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array | None:
-        """Make an array that the ranks of the host reach; None where an ordinary one does as well."""
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """Make an array that the ranks of the host reach, if that saves a copy."""
 
     def run_later(self, call: Callable[[], object]) -> Task:
         """Call a function of Python's in a thread of the engine's, after the calls under way."""

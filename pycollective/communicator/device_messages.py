@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import pycollective._core as _core
-from pycollective import array_backend
+from pycollective import _core, array_backend
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.call import Call, present
 from pycollective.communicator.member import Member

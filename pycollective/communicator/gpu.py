@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-import pycollective._core as _core
-from pycollective import array_backend, nccl
+from pycollective import _core, array_backend, nccl
 from pycollective.communicator import on_device
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.call import About, Call, Engine, GpuEngine, present

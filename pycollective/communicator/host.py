@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pycollective._core as _core
+from pycollective import _core
 from pycollective.communicator.call import About, Call, Rows, present
 from pycollective.communicator.work import DONE, Work
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, over
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-import pycollective._core as _core
-from pycollective import arguments, array_backend, tuning
+from pycollective import _core, arguments, array_backend, tuning
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
 from pycollective.communicator import tracing
@@ -86,6 +85,7 @@ class Member(_core.CommunicatorBase):
         live.add(self)
         if isinstance(group, _core.Group):
             _core.use_arena(group)
+            tuning.use_copies()
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
@@ -156,8 +156,7 @@ class Member(_core.CommunicatorBase):
             raise MemoryError(f"no memory has room for {lengths} of {kind} from each rank")
         if device == "gpu":
             return self._empty_on_gpu(lengths, kind, self._seconds(timeout))
-        shared = self._core.empty(lengths, kind)
-        return np.empty(lengths, kind) if shared is None else shared
+        return self._core.empty(lengths, kind)
 
     def _empty_on_gpu(self, sizes: Sequence[int], kind: np.dtype[Any], seconds: float) -> Array:
         like = array_backend.empty_on_gpu(0, np.uint8)

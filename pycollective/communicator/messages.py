@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-import pycollective._core as _core
-from pycollective import array_backend
+from pycollective import _core, array_backend
 from pycollective.arguments import rank_number, sizes, switch, whole
 from pycollective.communicator.arrays import Array, apart, as_input, as_output, output_for
 from pycollective.communicator.call import Call

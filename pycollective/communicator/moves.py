@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import pycollective._core as _core
+from pycollective import _core
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import rank_number, switch
 from pycollective.communicator.arrays import (

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-import pycollective._core as _core
+from pycollective import _core
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.call import About, Call, Rows, present
 from pycollective.communicator.work import DONE, Work
@@ -271,9 +271,9 @@ class MPICore:
         """Return the words for traces of a call."""
         return About("MPI")
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array | None:
-        """Return None: the array is an ordinary one."""
-        return None
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """Make an ordinary array."""
+        return np.empty(shape, dtype)
 
     @property
     def outstanding(self) -> int:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pycollective._core as _core
-from pycollective import array_backend
+from pycollective import _core, array_backend
 from pycollective.communicator.call import About, Call, present
 from pycollective.communicator.device_messages import DeviceMessages, Kept, Parcels
 from pycollective.communicator.host import HostCore

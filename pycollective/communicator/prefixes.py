@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import pycollective._core as _core
-from pycollective import array_backend
+from pycollective import _core, array_backend
 from pycollective.algorithms import Algorithm
 from pycollective.arguments import switch
 from pycollective.communicator.arrays import Array, deliver, input_and_output

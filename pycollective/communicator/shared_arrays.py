@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pycollective._core as _core
+from pycollective import _core
 
 __all__ = ["shared_arrays"]
 

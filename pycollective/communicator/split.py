@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-import pycollective._core as _core
+from pycollective import _core
 from pycollective.errors import CollectiveError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import pycollective._core as _core
+from pycollective import _core
 
 if TYPE_CHECKING:
     from typing_extensions import Self

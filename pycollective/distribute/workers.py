@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-import pycollective._core as _core
-from pycollective import array_backend
+from pycollective import _core, array_backend
 from pycollective.array_backend import Array
 from pycollective.communicator import Communicator
 from pycollective.distribute.cross_device_ops import finished, work_dtype

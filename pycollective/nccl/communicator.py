@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import pycollective._core as _core
+from pycollective import _core
 from pycollective.errors import (
     AbortedError,
     CollectiveError,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pycollective._core as _core
+from pycollective import _core
 from pycollective.errors import NcclNotFoundError
 
 __all__ = ["VARIABLE", "cuda_major", "library", "may_share_gpus", "require_cuda"]

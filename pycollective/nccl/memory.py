@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import pycollective._core as _core
+from pycollective import _core
 from pycollective.nccl import device
 
 __all__ = ["SINCE", "Block", "Registered"]

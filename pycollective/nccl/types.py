@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-import pycollective._core as _core
+from pycollective import _core
 
 __all__ = ["BYTES", "count_and_type", "reduction_of"]
 

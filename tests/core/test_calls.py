@@ -1,8 +1,6 @@
-"""Calls as values: the short way of plain arrays, the engines' way of all others, and their works."""
+"""Calls as values, engines and works; test_short_way.py has the calls that are no values."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pytest
@@ -11,34 +9,6 @@ import pycollective as pc
 from pycollective.communicator.call import About, Call, present
 from pycollective.communicator.tracing import Traced, Tracer
 from pycollective.communicator.work import DONE, Work
-
-CALLS = {
-    "all_reduce": lambda c, x: c.all_reduce(x, out=x),
-    "all_reduce, async_op": lambda c, x: c.all_reduce(x, async_op=True),
-    "all_reduce_many": lambda c, x: c.all_reduce_many([x, x]),
-    "reduce": lambda c, x: c.reduce(x),
-    "reduce_scatter": lambda c, x: c.reduce_scatter(x),
-    "broadcast": lambda c, x: c.broadcast(x),
-    "gather": lambda c, x: c.gather(x),
-    "all_gather": lambda c, x: c.all_gather(x),
-    "scatter": lambda c, x: c.scatter(x),
-    "all_to_all": lambda c, x: c.all_to_all(x),
-    "barrier": lambda c, x: c.barrier(),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_call_of_plain_arrays_makes_no_call_in_python(name):
-    (comm,) = pc.local_group(1)
-    x, call, made = np.ones(4, np.float32), CALLS[name], []
-    call(comm, x)
-    sys.setprofile(lambda frame, event, _: made.append(frame.f_code) if event == "call" else None)
-    try:
-        call(comm, x)
-    finally:
-        sys.setprofile(None)
-    assert made == [call.__code__]
-    comm.close()
 
 
 @pytest.mark.parametrize(
