@@ -13,24 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from pycollective import array_backend
 from pycollective.arguments import whole
 
-__all__ = [
-    "Array",
-    "Place",
-    "apart",
-    "as_input",
-    "as_output",
-    "check_counts",
-    "check_one_place",
-    "check_out",
-    "deliver",
-    "input_and_output",
-    "is_fit",
-    "num_rows",
-    "output_for",
-    "part_shape",
-    "target_in",
-]
-
 Array: TypeAlias = NDArray[Any]
 
 

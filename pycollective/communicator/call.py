@@ -12,8 +12,6 @@ from pycollective import _core
 from pycollective.communicator.arrays import Array
 from pycollective.communicator.work import Task, Work
 
-__all__ = ["About", "Call", "Engine", "GpuEngine", "HostEngine", "How", "Rows", "present"]
-
 How: TypeAlias = "str | _core.Algorithm"
 """An algorithm: its name, or a schedule of the program's own."""
 

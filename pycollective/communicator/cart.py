@@ -16,8 +16,6 @@ from pycollective.communicator.work import Work
 if TYPE_CHECKING:
     from pycollective.communicator import Communicator
 
-__all__ = ["Cart", "dims_create"]
-
 
 class Cart:
     """The ranks of a group in a grid; the last coordinate counts fastest, as in MPI and NumPy.

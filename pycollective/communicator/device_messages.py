@@ -26,8 +26,6 @@ from pycollective.communicator.work import DONE, Work
 from pycollective.errors import MismatchError
 from pycollective.nccl import device
 
-__all__ = ["DeviceMessages", "Kept", "Parcels"]
-
 #: Tells a rank with a host array what this one has.
 _LABEL = "a GPU array"
 

@@ -17,8 +17,6 @@ from pycollective.communicator.work import Work
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Extremes", "Located"]
-
 _BEYOND = np.iinfo(np.int64).max
 
 

@@ -42,8 +42,6 @@ from pycollective.nccl import device
 from pycollective.nccl.loading import may_share_gpus, require_cuda
 from pycollective.nccl.types import BYTES, count_and_type, reduction_of
 
-__all__ = ["Engines", "Nccl", "engines_for"]
-
 _log = logging.getLogger("pycollective")
 _REMEMBERED = 4096
 """Kinds of calls that are known to be the same on all ranks."""

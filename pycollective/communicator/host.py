@@ -8,8 +8,6 @@ from pycollective import _core
 from pycollective.communicator.call import About, Call, Rows, present
 from pycollective.communicator.work import DONE, Work
 
-__all__ = ["HostCore"]
-
 
 class HostCore(_core.Communicator):
     """One rank's end of the compiled core. Plain arrays reach the core without a call in Python."""

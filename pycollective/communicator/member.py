@@ -31,8 +31,6 @@ from pycollective.errors import CollectiveError, MismatchError
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["GpuEngines", "Member", "live"]
-
 R = TypeVar("R")
 
 live: weakref.WeakSet[Member] = weakref.WeakSet()

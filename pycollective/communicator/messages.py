@@ -18,8 +18,6 @@ from pycollective.communicator.work import Work
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Messages"]
-
 
 class Messages(Member):
     """The calls of a `Communicator` in which two ranks alone take part."""

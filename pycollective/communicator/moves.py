@@ -41,8 +41,6 @@ from pycollective.communicator.work import Work
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Moves"]
-
 
 class Moves(Member):
     """The calls of a `Communicator` that give arrays from rank to rank as they are."""

@@ -33,8 +33,6 @@ from pycollective.errors import (
     PeerLostError,
 )
 
-__all__ = ["MPICore", "MPIGroup", "join"]
-
 _LOOKS = 200
 _PAUSE = 50e-6
 _GRACE = 2.0

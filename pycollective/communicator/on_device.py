@@ -25,8 +25,6 @@ from pycollective.communicator.work import Work
 from pycollective.errors import CollectiveError
 from pycollective.nccl import DeviceTask, device
 
-__all__ = ["DeviceExecutor", "is_possible", "runtime", "why_not"]
-
 _PAUSE = 50e-6
 _CLOSING_SECONDS = 60.0
 """For devices to come to the end of calls that all ranks have made."""

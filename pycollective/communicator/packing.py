@@ -15,8 +15,6 @@ from pycollective.communicator.work import Work
 from pycollective.nccl import device
 from pycollective.workspace import workspace
 
-__all__ = ["PackedReduction", "join", "joined", "packs", "split", "spread"]
-
 #: ``begin(source, target, last)`` all-reduces a flat array into another, which may be the same one,
 #: and returns the calls that are under way: none, if they are done.
 Begin = Callable[[Array, Array, bool], Sequence[Work[Any]]]

@@ -20,8 +20,6 @@ from pycollective.communicator.work import Work
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Prefixes"]
-
 
 class Prefixes(Member):
     """The calls of a `Communicator` that reduce the arrays of the ranks up to this one."""

@@ -44,8 +44,6 @@ from pycollective.communicator.work import Work
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DEFAULT_ALGORITHM", "Reductions", "all_reduce_together"]
-
 DEFAULT_ALGORITHM = "auto"
 
 

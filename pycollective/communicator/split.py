@@ -17,8 +17,6 @@ from pycollective.errors import CollectiveError
 if TYPE_CHECKING:
     from pycollective.communicator.member import Member
 
-__all__ = ["Family", "SharedMemory", "Threads", "split_groups"]
-
 _OFFER_BYTES = 256
 _REASON_BYTES = 512
 

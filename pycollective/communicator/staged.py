@@ -10,8 +10,6 @@ from pycollective import array_backend
 from pycollective.communicator.call import About, Call, HostEngine
 from pycollective.communicator.work import DONE, Work
 
-__all__ = ["Staged"]
-
 
 class Staged:
     """Carries calls on GPU arrays out by another engine, on copies in the host's memory."""

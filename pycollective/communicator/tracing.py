@@ -25,8 +25,6 @@ from pycollective.nccl.device_task import DeviceTask
 from pycollective.observe.log import LOG, TIMELINE, TRACE, Member, settings
 from pycollective.observe.trace_events import Record, Timeline
 
-__all__ = ["Traced", "Tracer", "ignore", "join", "leave", "timeline", "together"]
-
 REMEMBERED = 32
 """Calls of a rank that are told of when one of them fails."""
 

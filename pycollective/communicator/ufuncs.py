@@ -18,8 +18,6 @@ from pycollective.communicator.call import About, Call, present
 from pycollective.communicator.member import Member
 from pycollective.communicator.work import DONE, Work
 
-__all__ = ["ByFunction", "operation"]
-
 
 def operation(op: object, dtype: np.dtype[Any]) -> tuple[str, np.ufunc | None]:
     """Return the name of an operation, or else a function of NumPy's that the core does not know."""

@@ -17,8 +17,6 @@ from pycollective.communicator.member import Member
 from pycollective.communicator.work import Work
 from pycollective.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 
-__all__ = ["Watch"]
-
 
 class Watch:
     """What a rank hears of the others beside NCCL: each second they tell how many calls each has made.

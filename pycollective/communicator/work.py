@@ -11,8 +11,6 @@ from pycollective import _core
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DONE", "Task", "Work"]
-
 _FOR_EVER = 1e9  # seconds
 
 R = TypeVar("R", covariant=True)

@@ -28,8 +28,6 @@ from pycollective.nccl import device
 from pycollective.nccl.device_task import DeviceTask
 from pycollective.nccl.memory import SINCE, Block, Registered
 
-__all__ = ["NcclCommunicator", "Operation", "Peers"]
-
 _log = logging.getLogger("pycollective")
 
 _SYSTEM_ERROR, _REMOTE_ERROR = 2, 6

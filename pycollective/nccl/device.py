@@ -12,24 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "PER_THREAD",
-    "Fetch",
-    "Upload",
-    "array",
-    "description",
-    "driver_version",
-    "event",
-    "identity",
-    "library_version",
-    "on",
-    "present_stream",
-    "seconds_between",
-    "stream",
-    "stream_on",
-    "stream_wait",
-]
-
 PER_THREAD = 2
 """The stream that is another one in each thread (``cudaStreamPerThread``)."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["DeviceTask"]
-
 _PAUSE = 50e-6
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from pycollective import _core
 from pycollective.errors import NcclNotFoundError
 
-__all__ = ["VARIABLE", "cuda_major", "library", "may_share_gpus", "require_cuda"]
-
 VARIABLE = "PYCOLLECTIVE_NCCL_LIBRARY"
 """Path of the library to use."""
 

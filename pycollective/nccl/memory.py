@@ -10,8 +10,6 @@ from typing import Any
 from pycollective import _core
 from pycollective.nccl import device
 
-__all__ = ["SINCE", "Block", "Registered"]
-
 SINCE = 21900
 """The version of NCCL that brought it."""
 

@@ -11,8 +11,6 @@ from typing import NamedTuple, Protocol
 
 from pycollective.errors import RendezvousError
 
-__all__ = ["DEBUG", "LOG", "Member", "TIMELINE", "TRACE", "WARN_AFTER", "group_made", "settings"]
-
 DEBUG = "PYCOLLECTIVE_DEBUG"
 TIMELINE = "PYCOLLECTIVE_TIMELINE"
 WARN_AFTER = "PYCOLLECTIVE_WARN_AFTER"

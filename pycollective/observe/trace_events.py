@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from pycollective.atomic_files import write_atomically
 
-__all__ = ["Record", "Timeline", "merge"]
-
 MOST_CALLS = 100_000
 """Calls that a timeline keeps: the last ones."""
 _ASYNC = 0  # the row of calls that were made with async_op
