@@ -15,7 +15,7 @@ from pycollective.communicator.call import Call, Engine
 from pycollective.communicator.cart import Cart
 from pycollective.communicator.extremes import Extremes, Located
 from pycollective.communicator.member import GpuEngines
-from pycollective.communicator.mpi import MPIGroup, join
+from pycollective.communicator.mpi_group import MPIGroup, join
 from pycollective.communicator.objects import Objects
 from pycollective.communicator.persistent import Persistent
 from pycollective.communicator.prefixes import Prefixes

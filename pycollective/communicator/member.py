@@ -22,7 +22,8 @@ from pycollective.communicator import tracing
 from pycollective.communicator.arrays import Array, Place, deliver
 from pycollective.communicator.call import Call, Engine, GpuEngine, HostEngine, How
 from pycollective.communicator.host import HostCore
-from pycollective.communicator.mpi import MPICore, MPIGroup
+from pycollective.communicator.mpi import MPICore
+from pycollective.communicator.mpi_group import MPIGroup
 from pycollective.communicator.signatures import DTypeOf, Later, Now, Options, S
 from pycollective.communicator.split import Family
 from pycollective.communicator.work import Work

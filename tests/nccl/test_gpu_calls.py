@@ -520,12 +520,12 @@ def test_without_nccl_it_goes_over_the_host(gpus, on_gpus, caplog, monkeypatch, 
 def test_several_versions_are_refused(gpus, on_gpus, monkeypatch):
     from pycollective.communicator import gpu
 
-    true = gpu._exchange
+    true = gpu.exchange
 
     def differ(member, text, what):
         return [t.replace("22803", str(22800 + r)) for r, t in enumerate(true(member, text, what))]
 
-    monkeypatch.setattr(gpu, "_exchange", differ)
+    monkeypatch.setattr(gpu, "exchange", differ)
     found = on_gpus(local_group(2, timeout=20), lambda c: c.all_reduce(gpus.asarray(np.ones(2))))
     for error in found:
         assert "several versions of NCCL" in str(error) and "rank 1 has 22801" in str(error)

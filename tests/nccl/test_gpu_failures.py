@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pycollective import local_group
-from pycollective.communicator import gpu
+from pycollective.communicator import gpu, watch
 from pycollective.errors import AbortedError, CollectiveError, NcclError, PeerLostError
 from pycollective.nccl import communicator as watching
 
@@ -27,8 +27,8 @@ def soon(monkeypatch):
     gc.collect()  # communicators of earlier tests, whose end is none of these tests' business
     monkeypatch.setattr(watching, "_WATCH_SECONDS", 0.01)
     monkeypatch.setattr(watching, "_NEWS_SECONDS", 0.1)
-    monkeypatch.setattr(gpu.Watch, "SECONDS", 0.02)
-    monkeypatch.setattr(gpu.Watch, "GRACE", 0.1)
+    monkeypatch.setattr(watch.Watch, "SECONDS", 0.02)
+    monkeypatch.setattr(watch.Watch, "GRACE", 0.1)
 
 
 class Part:
@@ -340,11 +340,11 @@ sys.path[:0] = {paths!r}
 import fake_gpus, numpy as np, pytest
 gpus = fake_gpus.make_gpus(pytest.MonkeyPatch(), {library!r})
 import pycollective as pc
-from pycollective.communicator import gpu
+from pycollective.communicator import watch
 """
 
 DIES = """
-gpu.Watch.GRACE = 0.2
+watch.Watch.GRACE = 0.2
 comm = pc.init(timeout=60)
 with gpus.cuda.Device(comm.rank):
     if comm.rank == 1:

@@ -18,11 +18,11 @@ BODY = """
 import time
 import fake_gpus, pytest
 from pycollective import array_backend
-from pycollective.communicator import gpu
+from pycollective.communicator import watch
 from pycollective.tensor import Tensor
 d = tf.distribute
 T = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-gpu.Watch.SECONDS = 0.05
+watch.Watch.SECONDS = 0.05
 gpus = fake_gpus.make_gpus(pytest.MonkeyPatch(), os.environ["FAKE"], devices=2 * R)
 array_backend.gpu_count = lambda: (2 * R, "")
 DEVICES = [f"gpu:{T * R + i}" for i in range(R)]
