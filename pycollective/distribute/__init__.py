@@ -6,6 +6,7 @@ from pycollective.distribute import cluster_resolver, coordinator, experimental
 from pycollective.distribute.all_reduce_ops import (
     HierarchicalCopyAllReduce,
     NcclAllReduce,
+    ReductionToOneDevice,
     RingAllReduce,
 )
 from pycollective.distribute.context import (
@@ -16,7 +17,7 @@ from pycollective.distribute.context import (
     has_strategy,
     in_cross_replica_context,
 )
-from pycollective.distribute.cross_device_ops import CrossDeviceOps, ReductionToOneDevice
+from pycollective.distribute.cross_device_ops import CrossDeviceOps
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.input import (
     DistributedDataset,

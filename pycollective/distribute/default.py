@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
 from pycollective.distribute.context import Scope, get_strategy, has_strategy, mixing_message
-from pycollective.distribute.cross_device_ops import ReductionToOneDevice
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.replica_context import ReplicaContext

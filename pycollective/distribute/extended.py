@@ -14,6 +14,7 @@ import numpy as np
 from pycollective import array_backend
 from pycollective.array_backend import Array
 from pycollective.distribute.blas_threads import shared_among
+from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.context import (
     Mode,
     entered,
@@ -22,9 +23,7 @@ from pycollective.distribute.context import (
     require_cross_replica,
 )
 from pycollective.distribute.cross_device_ops import (
-    CommunicationOptions,
     CrossDeviceOps,
-    ReplicaReduction,
     check_not_empty,
     checked_pairs,
     component_of,
@@ -32,6 +31,7 @@ from pycollective.distribute.cross_device_ops import (
 )
 from pycollective.distribute.devices import Device
 from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reducer import Reduction
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.replica_threads import ReplicaRun, ReplicaThreads
 from pycollective.distribute.values import (
@@ -101,9 +101,23 @@ class StrategyExtended:
         # Weak: a cycle would keep the replicas' threads until the garbage collector finds it.
         self._strategy: weakref.ref[Strategy] | None = None
         self._timeout = DEFAULT_TIMEOUT
-        #: The processes that train together.
-        self.workers = Workers()
         self.start_afresh()
+        self.train_with(Workers())
+
+    def train_with(self, workers: Workers) -> None:
+        """Train together with other processes, or alone, from now on.
+
+        Parameters
+        ----------
+        workers : Workers
+            The processes that train together.
+        """
+        self.workers = workers
+        #: How many replicas this process runs, and all processes together.
+        self.num_local_replicas = len(self._devices)
+        self.num_replicas_in_sync = self.num_local_replicas * workers.count
+        #: The number of this process's first replica among all.
+        self.first_replica = self.num_local_replicas * workers.index
 
     def start_afresh(self) -> None:
         """Make what belongs to this object alone, also when it is a copy, or in a forked process."""
@@ -143,17 +157,27 @@ class StrategyExtended:
     def begin_run(self) -> None:
         """Get ready for a run of several replicas."""
 
-    def all_reduce_in_replica(
+    def reduce_in_replica(
         self,
         context: ReplicaContext,
         reduce_op: ReduceOp,
-        arrays: list[Any],
+        arrays: list[Array],
         options: CommunicationOptions,
-    ) -> list[Any]:
+    ) -> list[Array]:
         """Do one replica's part of an all-reduce; with one replica, the arrays are the result."""
         return arrays
 
-    def all_reduce_slices_in_replica(
+    def begin_reduction(
+        self,
+        context: ReplicaContext,
+        likes: Sequence[Array],
+        reduce_op: ReduceOp,
+        options: CommunicationOptions,
+    ) -> Reduction | None:
+        """Begin an all-reduce whose arrays come one by one; None where that is of no use."""
+        return None
+
+    def reduce_slices_in_replica(
         self,
         context: ReplicaContext,
         reduce_op: ReduceOp,
@@ -188,7 +212,7 @@ class StrategyExtended:
         )
         return result
 
-    def all_gather_in_replica(
+    def gather_in_replica(
         self,
         context: ReplicaContext,
         arrays: Sequence[Array],
@@ -224,16 +248,6 @@ class StrategyExtended:
             "all_gather", gather, *arrays, timeout=options.timeout_seconds
         )
         return result
-
-    def begin_all_reduce(
-        self,
-        context: ReplicaContext,
-        reduce_op: ReduceOp,
-        likes: Sequence[Any],
-        options: CommunicationOptions,
-    ) -> ReplicaReduction | None:
-        """Begin an all-reduce whose arrays come one by one; None where that is not possible."""
-        return None
 
     def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
         """Return what reduces a value in cross-replica context, or gathers it."""
@@ -295,21 +309,6 @@ class StrategyExtended:
             raise ValueError(f"timeout must be a positive number of seconds, not {seconds!r}")
         self._timeout = float(seconds)
         self.workers.wait_at_most(self._timeout)
-
-    @property
-    def num_local_replicas(self) -> int:
-        """How many replicas this process runs."""
-        return len(self._devices)
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas all processes run together."""
-        return self.num_local_replicas * self.workers.count
-
-    @property
-    def first_replica(self) -> int:
-        """The number of this process's first replica among all."""
-        return self.num_local_replicas * self.workers.index
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import Array
+from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.context import Mode, entered, get_replica_context
-from pycollective.distribute.cross_device_ops import CommunicationOptions
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_threads import ReplicaRun
 from pycollective.distribute.values import check_gather_axis, regroup, select_replica
@@ -137,18 +137,18 @@ class ReplicaContext:
         sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices)]
         dense = [i for i in range(len(leaves)) if i not in sparse]
         inputs = [as_tensor(leaves[i]) for i in dense]
-        reduced = extended.all_reduce_in_replica(self, op, [t.array for t in inputs], options)
+        reduced = extended.reduce_in_replica(self, op, [t.array for t in inputs], options)
 
         # The gradient of a sum over the replicas is the sum of their gradients.
         def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
-            return extended.all_reduce_in_replica(here, op, gradients, options)
+            return extended.reduce_in_replica(here, op, gradients, options)
 
         results: list[Any] = list(leaves)
         for i, result in zip(dense, self._recorded(reduced, inputs, backward), strict=True):
             results[i] = result
         if sparse:
             slices = [leaves[i] for i in sparse]
-            summed = extended.all_reduce_slices_in_replica(self, op, slices, options)
+            summed = extended.reduce_slices_in_replica(self, op, slices, options)
             for i, rows in zip(sparse, summed, strict=True):
                 results[i] = rows
         return nest.pack_as(value, results)
@@ -190,7 +190,7 @@ class ReplicaContext:
             check_gather_axis(axis, tensor.ndim)
         extended = self._strategy.extended
         options = options or CommunicationOptions()
-        gathered = extended.all_gather_in_replica(self, [t.array for t in inputs], axis, options)
+        gathered = extended.gather_in_replica(self, [t.array for t in inputs], axis, options)
         places = {
             i: (slice(None),) * (axis % t.ndim) + (slice(begin, begin + t.shape[axis]),)
             for i, (t, (_, begin)) in enumerate(zip(inputs, gathered, strict=True))
@@ -199,7 +199,7 @@ class ReplicaContext:
 
         # Every replica's result depends on this one's value; its own part of their sum is its own.
         def backward(here: ReplicaContext, gradients: list[Array]) -> list[Array]:
-            sums = extended.all_reduce_in_replica(here, ReduceOp.SUM, gradients, options)
+            sums = extended.reduce_in_replica(here, ReduceOp.SUM, gradients, options)
             return [total[places[i]] for i, total in zip(floats, sums, strict=True)]
 
         results = self._recorded([whole for whole, _ in gathered], inputs, backward)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pycollective import array_backend, nest
 from pycollective.distribute.context import Scope, require_cross_replica
-from pycollective.distribute.cross_device_ops import on_device
+from pycollective.distribute.cross_device_ops import placed_on
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
@@ -185,7 +185,7 @@ class Strategy:
         if not isinstance(reduced, IndexedSlices):
             reduced = as_tensor(reduced)
         # A strategy of several replicas may happen to have one, on a GPU.
-        return on_device(reduced, _HOST) if self._extended.groups_values else reduced
+        return placed_on(reduced, _HOST) if self._extended.groups_values else reduced
 
     def gather(self, value: Any, axis: int) -> Any:
         """Join the replicas' values along an axis, in replica order, to a plain tensor.

@@ -22,8 +22,7 @@ import numpy as np
 from pycollective import array_backend
 from pycollective.array_backend import Array
 from pycollective.communicator import Communicator
-from pycollective.distribute.cross_device_ops import finished, work_dtype
-from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reduce_op import ReduceOp, finished, work_dtype
 from pycollective.errors import (
     AbortedError,
     CheckpointError,

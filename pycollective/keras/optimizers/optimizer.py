@@ -428,7 +428,7 @@ class Optimizer(CopiedByConfig, Trackable):
                 context.merge_call(self._update_once, args=(tensors, variables, aggregate))
                 return self._iterations
             if aggregate:
-                gradients = extended.all_reduce_in_replica(
+                gradients = extended.reduce_in_replica(
                     context, ReduceOp.SUM, gradients, extended.gradient_options
                 )
         self._step(gradients, variables)
