@@ -44,6 +44,8 @@ __all__ = [
     "RingAllReduce",
     "ScheduledOps",
     "default_cross_device_ops",
+    "log_place",
+    "sum_in_order",
 ]
 
 
@@ -92,14 +94,14 @@ class ReductionToOneDevice(CrossDeviceOps):
         values = per_replica_value.values
         devices = devices_of(destinations)
         here = devices[0] if self.reduce_to_device is None else parse_device(self.reduce_to_device)
-        _log_where(here, destinations)
+        log_place(here, destinations)
         total: Any
         if any(isinstance(v, IndexedSlices) for v in values):
             return on_destinations(joined_slices(values, reduce_op), destinations)
         with here.in_use():
             tensors = [placed_on(as_tensor(v), here) for v in values]
             if self.accumulation_fn is None:
-                total = Tensor(_sum_in_order([t.array for t in tensors], reduce_op))
+                total = Tensor(sum_in_order([t.array for t in tensors], reduce_op))
             else:
                 total = as_tensor(self.accumulation_fn(tensors))
                 if reduce_op is ReduceOp.MEAN:
@@ -149,7 +151,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         if self._between_gpus is None:
             self._between_gpus = ToOneGpu()
         for _, destinations in pairs:
-            _log_where(devices_of(destinations)[0], destinations)
+            log_place(devices_of(destinations)[0], destinations)
         return self._between_gpus.batch_reduce_implementation(reduce_op, pairs, options)
 
     def describe(self) -> str:
@@ -561,12 +563,16 @@ def _buckets_from_the_end(likes: Sequence[Array], bytes_per_pack: int) -> list[l
     return [sorted([last - i for i in pack]) for pack in packs(likes[::-1], bytes_per_pack)]
 
 
-def _log_where(here: Device, destinations: Any) -> None:
-    """Say where values are reduced, in TensorFlow's words."""
-    log_few("Reduce to %s then broadcast to %r.", here, tuple(map(str, devices_of(destinations))))
+def log_place(here: Device, destinations: Any) -> None:
+    """Write to the log where values are reduced, in TensorFlow's words."""
+    log_few(
+        "Reduce to %s then broadcast to %r.",
+        here,
+        lambda: tuple(map(str, devices_of(destinations))),
+    )
 
 
-def _sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
+def sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
     """Return the sum or mean of equal arrays of one device, added in replica order."""
     check_alike(arrays)
     dtype = arrays[0].dtype

@@ -349,6 +349,6 @@ _logged: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def log_few(message: str, *args: Any, level: int = logging.INFO, times: int = 10) -> None:
-    """Log the first few times."""
+    """Log the first few times; functions among the arguments are called for it."""
     if next(_logged[message]) < times:
-        _log.log(level, message, *args)
+        _log.log(level, message, *[arg() if callable(arg) else arg for arg in args])

@@ -69,7 +69,7 @@ class _DefaultStrategy(Strategy):
 
     def scope(self) -> Scope:
         """Return a scope that changes nothing, but in which no other strategy makes variables."""
-        return Scope(self, self._extended.create_variable, changes_mode=False)
+        return Scope(self, self.extended.create_variable, changes_mode=False)
 
     def __deepcopy__(self, memo: object) -> Strategy:
         raise RuntimeError(_SINGLE)

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,7 +52,7 @@ from pycollective.tensor import (
     as_tensor,
 )
 from pycollective.tensor.tape import paused
-from pycollective.tensor.variable import creators, set_creators
+from pycollective.tensor.variable import creators
 
 if TYPE_CHECKING:
     from pycollective.distribute.strategy import Strategy
@@ -354,10 +354,6 @@ class StrategyExtended:
         """Whether this process writes summaries."""
         return True
 
-    def replica_device(self, replica: int) -> AbstractContextManager[Any]:
-        """Return the context in which a replica's arrays are made."""
-        return self._devices[replica].in_use()
-
     # Running ------------------------------------------------------------------------------------
 
     def call_for_each_replica(
@@ -367,57 +363,49 @@ class StrategyExtended:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a function once for each replica at the same time, and group the results."""
-        require_cross_replica(self.strategy)
-        args, kwargs = tuple(args), dict(kwargs or {})
+        strategy = self.strategy
+        require_cross_replica(strategy)
+        makers = None if has_strategy() else (*creators(), self.create_variable)
         if self.num_local_replicas == 1:
-            return self._call(0, None, fn, args, kwargs)
+            return self._call(strategy, 0, None, makers, fn, args, kwargs)
         if self._process != os.getpid():  # a forked process has the strategy, and not its threads
             self.start_afresh()
-        with self.strategy.scope():
-            with self._run_lock:  # runs of several user threads come one after the other
-                if self._runs:
-                    raise RuntimeError(
-                        "strategy.run() was called while this thread runs it already, in a merge "
-                        "function: the replicas wait for that function to end"
-                    )
-                self._runs = True
-                try:
-                    return self._run(fn, args, kwargs)
-                finally:
-                    self._runs = False
+        if makers is None:
+            makers = creators()
+        with self._run_lock:  # runs of several user threads come one after the other
+            if self._runs:
+                raise RuntimeError(
+                    "strategy.run() was called while this thread runs it already, in a merge "
+                    "function: the replicas wait for that function to end"
+                )
+            self._runs = True
+            self.begin_run()
+            threads = self._threads
+            if threads is None or not threads.usable:
+                threads = self._threads = ReplicaThreads(self.num_local_replicas)
 
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function in a thread for each replica."""
-        size = self.num_local_replicas
-        self.begin_run()
-        if self._threads is None or not self._threads.usable:
-            self._threads = ReplicaThreads(size)
-        inside = creators()
+            def replica(number: int, run: ReplicaRun) -> Any:
+                return self._call(strategy, number, run, makers, fn, args, kwargs)
 
-        def replica(number: int, run: ReplicaRun) -> Any:
-            before = creators()
-            set_creators(inside)
             try:
-                return self._call(number, run, fn, args, kwargs)
+                with shared_among(self.num_local_replicas):
+                    return regroup(threads.run(replica, self.abort_collectives, self._timeout))
             finally:
-                set_creators(before)
-
-        with shared_among(size):
-            return regroup(self._threads.run(replica, self.abort_collectives, self.timeout))
+                self._runs = False
 
     def _call(
         self,
+        strategy: Strategy,
         replica: int,
         run: ReplicaRun | None,
+        makers: tuple[Callable[..., Any], ...] | None,
         fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None,
     ) -> Any:
-        """Run a function for one replica in this thread."""
-        mode = Mode(self.strategy, ReplicaContext(self.strategy, replica, run), replica)
-        # Running in this thread, outside the strategy's scope, is being in it.
-        creator = self.create_variable if run is None and not has_strategy() else None
-        with entered(mode, creator), self.replica_device(replica):
+        """Run a function for one replica in this thread, whose variables ``makers`` create."""
+        mode = Mode(strategy, ReplicaContext(strategy, replica, run), replica)
+        with entered(mode, makers), self._devices[replica].in_use():
             args = select_replica(replica, args)
             return fn(*args, **select_replica(replica, kwargs)) if kwargs else fn(*args)
 
@@ -467,6 +455,10 @@ class StrategyExtended:
             return self._over_workers(op, self._reduce_plain(op, value))
         ops = self.cross_device_ops_for(value, destinations)
         return self._over_workers(op, ops.reduce(op, value, destinations, options))
+
+    def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
+        """Return what `reduce_to` gives for the host, by a short way; None where there is none."""
+        return None
 
     def _over_workers(self, op: ReduceOp, reduced: Any) -> Any:
         """Reduce what this process's replicas were reduced to over all processes."""
@@ -614,7 +606,7 @@ class StrategyExtended:
         """Call a function in the update context of each replica, with the arguments for it."""
         results = []
         for replica, args in enumerate(calls):
-            with entered(Mode(self.strategy, None, replica)), self.replica_device(replica):
+            with entered(Mode(self.strategy, None, replica)), self._devices[replica].in_use():
                 results.append(
                     fn(*select_replica(replica, args), **select_replica(replica, kwargs))
                 )

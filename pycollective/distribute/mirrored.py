@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core
+from pycollective import _core, array_backend
 from pycollective.array_backend import Array
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.communicator import Communicator, local_group
@@ -18,6 +18,8 @@ from pycollective.distribute.all_reduce_ops import (
     ReductionToOneDevice,
     ScheduledOps,
     default_cross_device_ops,
+    log_place,
+    sum_in_order,
 )
 from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.cross_device_ops import CrossDeviceOps, devices_of
@@ -27,13 +29,14 @@ from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.reducer import GradientReducer, Reduction
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.values import DistributedValues
+from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.distribute.variables import mirrored_creator
 from pycollective.distribute.workers import Workers
 from pycollective.tensor import Tensor, Variable, as_tensor
 
 __all__ = ["MirroredStrategy"]
 
+_HOST = Device("CPU", 0)
 _log = logging.getLogger("pycollective")
 
 
@@ -121,6 +124,21 @@ class MirroredExtended(StrategyExtended):
         if destinations is not None and devices_of(destinations) != devices_of(value):
             return self._one_device
         return self.cross_device_ops
+
+    def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
+        """Return the sum or mean of the replicas' arrays, if they lie on the host.
+
+        They lie on other devices than the one, so that no operation that was given to the strategy is
+        asked.
+        """
+        if value.__class__ is not PerReplica or len(value.values) < 2:
+            return None
+        arrays = [component.array for component in value.values if component.__class__ is Tensor]
+        if len(arrays) < len(value.values) or not all(map(array_backend.on_host, arrays)):
+            return None
+        log_place(_HOST, "cpu:0")
+        total = self._over_workers(op, Tensor(sum_in_order(arrays, op)))
+        return as_tensor(total)
 
     def reduce_in_replica(
         self,

@@ -19,14 +19,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from pycollective import _core
 from pycollective._core import Arrivals
 from pycollective.errors import AbortedError, CollectiveTimeoutError
 
-__all__ = ["ReplicaRun", "ReplicaThreads"]
+__all__ = ["Collective", "ReplicaRun", "ReplicaThreads"]
 
 _log = logging.getLogger("pycollective")
 
@@ -128,10 +127,6 @@ class ReplicaRun:
             del error
 
     # Meetings -----------------------------------------------------------------------------------
-
-    def collective(self, replica: int) -> AbstractContextManager[None]:
-        """Bracket one collective call of a replica."""
-        return _Collective(self, replica)
 
     def merge(
         self,
@@ -263,6 +258,11 @@ class ReplicaRun:
         if problem and state is not _State.FINISHED:
             raise self._error or RuntimeError(problem)
 
+    def _waits(self) -> bool:
+        """Return True if a replica waits for others, or has finished, and is not in a collective."""
+        states = self._states
+        return states.count(_State.RUNNING) + states.count(_State.COLLECTIVE) < self.size
+
     def _stuck(self) -> str:
         """Say why replicas wait for each other for ever, or return nothing."""
         states = self._states
@@ -290,7 +290,7 @@ class ReplicaRun:
         return ""
 
 
-class _Collective:
+class Collective:
     """One collective call of a replica, from its beginning to its end."""
 
     __slots__ = ("_begin", "_replica", "_run")
@@ -302,9 +302,12 @@ class _Collective:
     def __enter__(self) -> None:
         run, replica = self._run, self._replica
         with run._changed:
-            run._check_alive()
+            if run._error is not None:
+                run._check_alive()
             run._collectives[replica] += 1
-            run._enter(replica, _State.COLLECTIVE)
+            run._states[replica] = _State.COLLECTIVE
+            if run._waits():
+                run._enter(replica, _State.COLLECTIVE)
         self._begin = time.monotonic()
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
@@ -393,13 +396,14 @@ class ReplicaThreads:
         try:
             if self._ended is not None:
                 self._ended.spin_until(self._runs * len(self._jobs))
-            if not run.wait_for_ends():
+            if not (all(run._ended) or run.wait_for_ends()):
                 self.close()
         except BaseException as error:  # Ctrl-C, while others still work
             run.fail(error)
             self.close()
             raise
-        run.raise_error()
+        if run._error is not None:
+            run.raise_error()
         return results
 
 

@@ -41,23 +41,19 @@ class Strategy:
     """
 
     def __init__(self, extended: StrategyExtended) -> None:
-        self._extended = extended
+        #: The lower-level methods.
+        self.extended = extended
         extended.belong_to(self)
-
-    @property
-    def extended(self) -> StrategyExtended:
-        """The lower-level methods."""
-        return self._extended
 
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas over which gradients are aggregated."""
-        return self._extended.num_replicas_in_sync
+        return self.extended.num_replicas_in_sync
 
     @property
     def cluster_resolver(self) -> Any:
         """The description of the cluster, or None where there is no cluster."""
-        return getattr(self._extended, "_cluster_resolver", None)
+        return getattr(self.extended, "_cluster_resolver", None)
 
     def scope(self) -> Scope:
         """Return a context manager that makes this the strategy in force.
@@ -71,7 +67,7 @@ class Strategy:
             On entry inside another strategy's scope or in a replica function; on exit if scopes were
             not left in the opposite order of their entry.
         """
-        return Scope(self, self._extended.create_variable)
+        return Scope(self, self.extended.create_variable)
 
     def __copy__(self) -> Strategy:
         raise RuntimeError("Must only deepcopy DistributionStrategy.")
@@ -80,8 +76,8 @@ class Strategy:
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         # Cross-device operations are shared: they hold nothing that belongs to a strategy.
-        copied.__dict__.update(self.__dict__, _extended=copy.deepcopy(self._extended, memo))
-        copied._extended.belong_to(copied)
+        copied.__dict__.update(self.__dict__, extended=copy.deepcopy(self.extended, memo))
+        copied.extended.belong_to(copied)
         return copied
 
     def run(
@@ -125,7 +121,7 @@ class Strategy:
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
-        return self._extended.call_for_each_replica(fn, args, kwargs)
+        return self.extended.call_for_each_replica(fn, args, kwargs)
 
     def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
         """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
@@ -161,7 +157,9 @@ class Strategy:
         require_cross_replica(self)
         op = ReduceOp.of(reduce_op)
         axes = _check_axis(axis)
-        return _map_values(lambda v: self._reduce_one(op, v, axes), value)
+        if nest.is_nested(value):
+            return nest.map_structure(lambda v: self._reduce_one(op, v, axes), value)
+        return self._reduce_one(op, value, axes)
 
     def _reduce_one(self, op: ReduceOp, value: Any, axes: tuple[int, ...] | None) -> Any:
         if axes is None:
@@ -173,7 +171,7 @@ class Strategy:
         total = self._reduce_across(ReduceOp.SUM, _per_replica([s for s, _ in locally]))
         if op is ReduceOp.SUM:
             return total
-        count = self._extended.workers.total(sum(n for _, n in locally))
+        count = self.extended.workers.total(sum(n for _, n in locally))
         with (
             array_backend.beside(total.array),
             np.errstate(invalid="ignore", divide="ignore"),  # the mean of nothing is NaN
@@ -181,11 +179,14 @@ class Strategy:
             return Tensor(array_backend.asarray(total.array / total.dtype.type(count)))
 
     def _reduce_across(self, op: ReduceOp, value: Any) -> Any:
-        reduced = self._extended.reduce_to(op, value, "cpu:0")
+        summed = self.extended.reduced_on_host(op, value)
+        if summed is not None:
+            return summed
+        reduced = self.extended.reduce_to(op, value, "cpu:0")
         if not isinstance(reduced, IndexedSlices):
             reduced = as_tensor(reduced)
         # A strategy of several replicas may happen to have one, on a GPU.
-        return placed_on(reduced, _HOST) if self._extended.groups_values else reduced
+        return placed_on(reduced, _HOST) if self.extended.groups_values else reduced
 
     def gather(self, value: Any, axis: int) -> Any:
         """Join the replicas' values along an axis, in replica order, to a plain tensor.
@@ -218,7 +219,9 @@ class Strategy:
             "tf.distribute.Strategy.gather method requires cross-replica context, use "
             "get_replica_context().all_gather() instead",
         )
-        return _map_values(lambda v: self._gather_one(v, axis), value)
+        if nest.is_nested(value):
+            return nest.map_structure(lambda v: self._gather_one(v, axis), value)
+        return self._gather_one(value, axis)
 
     def _gather_one(self, value: Any, axis: int) -> Tensor:
         components = value.values if isinstance(value, DistributedValues) else (value,)
@@ -227,9 +230,9 @@ class Strategy:
         if len(components) == 1:
             joined = concatenated([as_tensor(components[0]).array], axis)
         else:
-            how = self._extended.cross_device_ops_for(value)
+            how = self.extended.cross_device_ops_for(value)
             joined = how.gather(PerReplica(components), "cpu:0", axis).array
-        return Tensor(self._extended.workers.gather(joined, axis)[0])
+        return Tensor(self.extended.workers.gather(joined, axis)[0])
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value, one for each local replica.
@@ -237,14 +240,14 @@ class Strategy:
         A plain value gives ``(value,)``; a nest with distributed values in it a tuple of nests. A
         strategy on one device by nature (the default one, `OneDeviceStrategy`) gives ``(value,)``.
         """
-        if not self._extended.groups_values:
+        if not self.extended.groups_values:
             return (value,)
         if isinstance(value, DistributedValues):
             return value.values
         if nest.is_nested(value) and any(
             isinstance(v, DistributedValues) for v in nest.flatten(value)
         ):
-            replicas = range(self._extended.num_local_replicas)
+            replicas = range(self.extended.num_local_replicas)
             return tuple(_components(r, value) for r in replicas)
         return (value,)
 
@@ -324,13 +327,13 @@ class Strategy:
         nest of PerReplica
             Also where the values are equal. On a strategy of one device by nature the bare value.
         """
-        size = self._extended.num_local_replicas
-        first, replicas = self._extended.first_replica, self.num_replicas_in_sync
+        size = self.extended.num_local_replicas
+        first, replicas = self.extended.first_replica, self.num_replicas_in_sync
         values = []
         for r in range(size):
-            with self._extended.replica_device(r):
+            with self.extended._devices[r].in_use():
                 values.append(value_fn(ValueContext(first + r, replicas)))
-        if not self._extended.groups_values:
+        if not self.extended.groups_values:
             return values[0]
         return regroup(values, always_wrap=True)
 
@@ -345,7 +348,7 @@ class Strategy:
         return self.experimental_local_results(value)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} on {', '.join(self._extended.worker_devices)}>"
+        return f"<{type(self).__name__} on {', '.join(self.extended.worker_devices)}>"
 
 
 def _check_axis(axis: Any) -> tuple[int, ...] | None:
@@ -386,9 +389,3 @@ def _components(replica: int, value: Any) -> Any:
         return leaf.values[replica] if isinstance(leaf, DistributedValues) else leaf
 
     return nest.map_structure(component, value)
-
-
-def _map_values(function: Callable[[Any], Any], value: Any) -> Any:
-    if nest.is_nested(value):
-        return nest.map_structure(function, value)
-    return function(value)

@@ -18,6 +18,7 @@ from pycollective.distribute.context import (
     in_variable_sync_on_read_context,
     is_creating_once,
     mixing_message,
+    state,
 )
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.values import DistributedValues, Mirrored, PerReplica
@@ -147,13 +148,13 @@ class DistributedVariable(Variable, DistributedValues):
         return context
 
     def _local(self) -> Variable:
-        values = self._values
-        found: Variable = values[0]
-        if len(values) > 1:
+        values, modes, place = self._values, state.modes, 0
+        if modes and len(values) > 1:
             # As `_replica`, which would be half of what reading a variable takes.
-            mode = current_mode()
-            if mode is not None and mode.replica and mode.strategy is self._distribute_strategy:
-                found = values[mode.replica]
+            mode = modes[-1]
+            if mode.replica and mode.strategy is self._distribute_strategy:
+                place = mode.replica
+        found: Variable = values[place]
         return found
 
     def _current(self) -> Tensor:
