@@ -150,14 +150,15 @@ class MirroredExtended(StrategyExtended):
         """Take part in an all-reduce from this replica's thread, or meet and let one reduce."""
         if self.num_replicas_in_sync == 1 or not arrays:
             return arrays
-        if self.workers.count > 1 or not (self._has_own_hooks or _int32(arrays)):
+        has_ints = np.int32 in [array.dtype for array in arrays]
+        if self.workers.count > 1 or not (self._has_own_hooks or has_ints):
             with context.collective():
                 reducer = self._reducer_of(context)
                 return reducer.all_reduce(arrays, reduce_op, options, context.meet)
-        ints = set(_int32(arrays))
         results: list[Any] = [None] * len(arrays)
-        others = [i for i in range(len(arrays)) if i not in ints]
-        for ops, places in ((self._one_device, sorted(ints)), (self.cross_device_ops, others)):
+        ints = [i for i, array in enumerate(arrays) if array.dtype == np.int32]
+        others = [i for i, array in enumerate(arrays) if array.dtype != np.int32]
+        for ops, places in ((self._one_device, ints), (self.cross_device_ops, others)):
             if places:
                 mine = [arrays[i] for i in places]
                 reduced = self._reduce_by(ops, context, reduce_op, mine, options)
@@ -204,18 +205,18 @@ class MirroredExtended(StrategyExtended):
             return None
         if not alone:
             early = self._can_sum_early() if self.sums_early is None else self.sums_early
-            if not early or self._mixed or self._has_own_hooks or _int32(likes):
+            if (
+                not early
+                or self._mixed
+                or self._has_own_hooks
+                or any(like.dtype == np.int32 for like in likes)
+            ):
                 return None
         return self._reducer_of(context).begin(likes, reduce_op, options, context.meet)
 
     def _can_sum_early(self) -> bool:
         on_cpus = sum([device.kind == "CPU" for device in self._devices])
         return on_cpus < self.num_local_replicas or on_cpus < _core.usable_cores()
-
-
-def _int32(arrays: Sequence[Array]) -> list[int]:
-    """Return the places of arrays that are always reduced on one device."""
-    return [i for i, array in enumerate(arrays) if array.dtype == np.int32]
 
 
 def check_cross_device_ops(cross_device_ops: Any) -> None:

@@ -30,7 +30,7 @@ from pycollective.keras.optimizers.copies import (
     require_copies,
     with_arrays,
 )
-from pycollective.keras.optimizers.gathering import current_gathering
+from pycollective.keras.optimizers.gathering import this_thread
 from pycollective.keras.optimizers.overlap import summed_gradients
 from pycollective.keras.optimizers.schedules import LearningRateSchedule
 from pycollective.nn.update import multiply
@@ -154,8 +154,8 @@ class Optimizer(CopiedByConfig, Trackable):
         self._stepped: dict[
             int | None, tuple[tuple[int, ...], Strategy | None, list[Sequence[Variable]]]
         ] = {}
-        #: Of the last step: each variable, and its gradient's shape and dtype.
-        self._before: list[tuple[Variable, tuple[int, ...], Any]] = []
+        #: Of the last step: the strategy, and each variable with its gradient's shape and dtype.
+        self._before: tuple[Strategy | None, list[tuple[Variable, tuple[int, ...], Any]]] = None, []
         self._warned: set[tuple[str, ...]] = set()
         self._rate: Any = None
         self._creation = build_scope_of_new()
@@ -404,25 +404,30 @@ class Optimizer(CopiedByConfig, Trackable):
             Names the variables without a gradient.
         """
         mode = current_mode()
-        replicas = 1 if mode is None else int(mode.strategy.num_replicas_in_sync)
-        if mode is not None and mode.replica_context is None and replicas > 1:
-            raise RuntimeError(
-                "`apply_gradients() cannot be called in cross-replica context. Use "
-                "`tf.distribute.Strategy.run` to enter replica context."
-            )
+        extended = None if mode is None else mode.strategy.extended
+        if extended is None or extended.num_replicas_in_sync == 1:
+            context = strategy = None
+        else:
+            assert mode is not None
+            context, strategy = mode.replica_context, mode.strategy
+            if context is None:
+                raise RuntimeError(
+                    "`apply_gradients() cannot be called in cross-replica context. Use "
+                    "`tf.distribute.Strategy.run` to enter replica context."
+                )
         pairs = list(grads_and_vars)
-        gathering = current_gathering()
+        gathering = this_thread.gathering
         if gathering is not None:
             joined = gathering.joined(self, pairs)
             if joined is None:
                 return self._iterations
             pairs = joined
-        gradients, variables = self._checked(pairs)
-        aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        if mode is not None and replicas > 1:
-            context, extended = mode.replica_context, mode.strategy.extended
-            assert context is not None
-            require_copies(mode, [*variables, self._iterations])
+        gradients = self._as_before(pairs, strategy)
+        if gradients is None:
+            gradients, pairs = self._checked(pairs, strategy)
+        variables = [variable for _, variable in pairs]
+        if context is not None and extended is not None:
+            aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
             if extended.updates_variables_once:
                 tensors = [Tensor(g) for g in gradients]
                 context.merge_call(self._update_once, args=(tensors, variables, aggregate))
@@ -453,7 +458,7 @@ class Optimizer(CopiedByConfig, Trackable):
             gradients = [g / g.dtype.type(self.loss_scale_factor) for g in gradients]
         steps = self.gradient_accumulation_steps
         if not steps:
-            self._update(self._within_limits(gradients), variables)
+            self._update(gradients, variables)
         elif (int(self._iterations) + 1) % steps:
             for gradient, variable in zip(gradients, variables, strict=True):
                 with_arrays([self._slot(variable, "gradient_accumulator")], adder(gradient))
@@ -462,7 +467,7 @@ class Optimizer(CopiedByConfig, Trackable):
                 (g + self._slot(v, "gradient_accumulator")._local()._current().array) / steps
                 for g, v in zip(gradients, variables, strict=True)
             ]
-            self._update(self._within_limits(means), variables)
+            self._update(means, variables)
             for _, slots in self._slots.values():
                 with_arrays([slots["gradient_accumulator"]], lambda arrays: arrays[0].fill(0))
         if self.use_ema:
@@ -578,7 +583,7 @@ class Optimizer(CopiedByConfig, Trackable):
         scale = self._scale_of(loss)
         # That a scale is too large is seen in the gradients.
         with nullcontext() if scale is None else np.errstate(over="ignore", invalid="ignore"):
-            if mode is None or mode.replica_context is None or current_gathering() is not None:
+            if mode is None or mode.replica_context is None or this_thread.gathering is not None:
                 gradients, summed = tape.gradient(loss, variables, scale), False
             else:
                 gradients, summed = summed_gradients(
@@ -586,11 +591,10 @@ class Optimizer(CopiedByConfig, Trackable):
                 )
         return self.apply_gradients(zip(gradients, variables, strict=True), summed)
 
-    def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:
-        """Return gradients and variables, without the pairs that have no gradient."""
-        gradients, variables = self._as_before(pairs)
-        if variables:
-            return gradients, variables
+    def _checked(
+        self, pairs: list[tuple[Any, Variable]], strategy: Strategy | None
+    ) -> tuple[list[Array], list[tuple[Any, Variable]]]:
+        """Return the gradients as arrays, and the pairs that have one."""
         if None in [gradient if gradient is None else 0 for gradient, _ in pairs]:
             missing = tuple(variable.name for gradient, variable in pairs if gradient is None)
             pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
@@ -609,6 +613,7 @@ class Optimizer(CopiedByConfig, Trackable):
                 )
         if not pairs:
             raise ValueError("No gradients provided for any variable: apply_gradients got no pairs")
+        gradients: list[Array] = []
         for gradient, variable in pairs:
             tensor = as_tensor(gradient)
             current = variable._local()._current()
@@ -620,39 +625,37 @@ class Optimizer(CopiedByConfig, Trackable):
                     f"{current.dtype}"
                 )
             gradients.append(cast(tensor, current.dtype).array)
-            variables.append(variable)
+        variables = [variable for _, variable in pairs]
         if len({id(variable) for variable in variables}) != len(variables):
             names = [variable.name for variable in variables]
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"{self.name}: variables {twice} are there more than once")
-        self._before = [
-            (variable, array.shape, array.dtype)
-            for variable, array in zip(variables, gradients, strict=True)
-        ]
-        return gradients, variables
+        if strategy is not None:
+            require_copies(strategy, [*variables, self._iterations])
+        rows = zip(variables, gradients, strict=True)
+        self._before = strategy, [(variable, g.shape, g.dtype) for variable, g in rows]
+        return gradients, pairs
 
-    def _as_before(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Array], list[Variable]]:
-        """Return gradients and variables if they fit each other as in the step before, or nothing."""
+    def _as_before(
+        self, pairs: list[tuple[Any, Variable]], strategy: Strategy | None
+    ) -> list[Array] | None:
+        """Return the gradients as arrays, if all is as `_checked` found it in the step before."""
+        known_strategy, before = self._before
+        if not pairs or known_strategy is not strategy or len(pairs) != len(before):
+            return None
         gradients: list[Array] = []
-        if len(pairs) == len(self._before):
-            for (gradient, variable), (known, shape, dtype) in zip(
-                pairs, self._before, strict=True
-            ):
-                if variable is not known or gradient.__class__ is not Tensor:
-                    break
-                array = gradient.array
-                if array.shape != shape or array.dtype != dtype:
-                    break
-                gradients.append(array)
-            else:
-                return gradients, [variable for _, variable in pairs]
-        return [], []
-
-    def _within_limits(self, gradients: list[Array]) -> list[Array]:
-        return clipped(gradients, self.clipvalue, self.clipnorm, self.global_clipnorm)
+        for (gradient, variable), (known, shape, dtype) in zip(pairs, before, strict=True):
+            if variable is not known or gradient.__class__ is not Tensor:
+                return None
+            array = gradient.array
+            if array.shape != shape or array.dtype != dtype:
+                return None
+            gradients.append(array)
+        return gradients
 
     def _update(self, gradients: list[Array], variables: list[Variable]) -> None:
-        """Update this replica's copies."""
+        """Update this replica's copies by gradients within their limits."""
+        gradients = clipped(gradients, self.clipvalue, self.clipnorm, self.global_clipnorm)
         rate = self._rate
         learning_rate = float(
             rate(self._iterations) if isinstance(rate, LearningRateSchedule) else self.learning_rate
