@@ -458,7 +458,8 @@ class StrategyExtended:
 
     def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
         """Return what `reduce_to` gives for the host, by a short way; None where there is none."""
-        return None
+        alone = self.num_replicas_in_sync == 1 and value.__class__ is Tensor
+        return value if alone and array_backend.on_host(value.array) else None
 
     def _over_workers(self, op: ReduceOp, reduced: Any) -> Any:
         """Reduce what this process's replicas were reduced to over all processes."""

@@ -131,14 +131,15 @@ class MirroredExtended(StrategyExtended):
         They lie on other devices than the one, so that no operation that was given to the strategy is
         asked.
         """
-        if value.__class__ is not PerReplica or len(value.values) < 2:
-            return None
-        arrays = [component.array for component in value.values if component.__class__ is Tensor]
-        if len(arrays) < len(value.values) or not all(map(array_backend.on_host, arrays)):
+        if value.__class__ is not PerReplica:
+            return super().reduced_on_host(op, value)
+        components = value.values
+        arrays = [v.array for v in components if v.__class__ is Tensor]
+        if not 2 <= len(components) == len(arrays) or not all(map(array_backend.on_host, arrays)):
             return None
         log_place(_HOST, "cpu:0")
-        total = self._over_workers(op, Tensor(sum_in_order(arrays, op)))
-        return as_tensor(total)
+        total = Tensor(sum_in_order(arrays, op))
+        return total if self.workers.count == 1 else as_tensor(self._over_workers(op, total))
 
     def reduce_in_replica(
         self,

@@ -161,7 +161,9 @@ class DistributedVariable(Variable, DistributedValues):
         return self._local()._current()
 
     def _read(self) -> Tensor:
-        return self._local()._read()
+        values = self._values
+        own: Variable = values[0] if len(values) == 1 else self._local()
+        return own._read()
 
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
         """Update the replica's component, or all components, in place."""
