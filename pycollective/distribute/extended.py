@@ -21,6 +21,7 @@ from pycollective.distribute.context import (
     get_replica_context,
     has_strategy,
     require_cross_replica,
+    state,
 )
 from pycollective.distribute.cross_device_ops import (
     CrossDeviceOps,
@@ -363,9 +364,21 @@ class StrategyExtended:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a function once for each replica at the same time, and group the results."""
-        strategy = self.strategy
-        require_cross_replica(strategy)
-        makers = None if has_strategy() else (*creators(), self.create_variable)
+        return self.run(self.strategy, fn, args, kwargs)
+
+    def run(
+        self,
+        strategy: Strategy,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None,
+    ) -> Any:
+        """Do what `Strategy.run` describes."""
+        makers = None
+        if state.modes:
+            require_cross_replica(strategy)
+        if not (state.modes and has_strategy()):
+            makers = (*creators(), self.create_variable)
         if self.num_local_replicas == 1:
             return self._call(strategy, 0, None, makers, fn, args, kwargs)
         if self._process != os.getpid():  # a forked process has the strategy, and not its threads
@@ -405,9 +418,14 @@ class StrategyExtended:
     ) -> Any:
         """Run a function for one replica in this thread, whose variables ``makers`` create."""
         mode = Mode(strategy, ReplicaContext(strategy, replica, run), replica)
-        with entered(mode, makers), self._devices[replica].in_use():
+        device = self._devices[replica]
+        with entered(mode, makers):
             args = select_replica(replica, args)
-            return fn(*args, **select_replica(replica, kwargs)) if kwargs else fn(*args)
+            kwargs = select_replica(replica, kwargs) if kwargs else {}
+            if device.kind == "CPU":
+                return fn(*args, **kwargs)
+            with device.in_use():
+                return fn(*args, **kwargs)
 
     # Reducing, in cross-replica context ---------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from pycollective.data import INFINITE_CARDINALITY, Dataset, TensorSpec
 from pycollective.data.background import Prefetcher
 from pycollective.data.optional import NextElements
 from pycollective.data.sharding import describe, share_of_worker, starving
-from pycollective.distribute.context import get_replica_context, has_strategy
+from pycollective.distribute.context import get_replica_context, has_strategy, state
 from pycollective.distribute.devices import Device, Uploads
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import Tensor
@@ -254,7 +254,7 @@ class _Parts:
         count = self.extended.num_local_replicas // len(sources)
         if self.extended.num_local_replicas == 1:
             for part in sources[0]:
-                yield [self.place(0, part, how)]
+                yield [self.place(0, part, how) if self._copies else part]
             return
         while True:
             parts: list[Any] = []
@@ -263,7 +263,9 @@ class _Parts:
                 parts += taken + [None] * (count - len(taken))
             if all(part is None for part in parts):
                 return
-            yield [self.place(replica, part, how) for replica, part in enumerate(parts)]
+            if self._copies:
+                parts = [self.place(replica, part, how) for replica, part in enumerate(parts)]
+            yield parts
 
 
 def _is_static(spec: Any) -> bool:
@@ -332,7 +334,7 @@ class DistributedIterator(NextElements):
         ValueError
             In a replica function.
         """
-        if has_strategy() and get_replica_context() is not None:
+        if state.modes and has_strategy() and get_replica_context() is not None:
             raise ValueError(
                 "next(iterator) should be called from outside of replica_fn. e.g. "
                 "strategy.run(replica_fn, args=(next(iterator),))"
@@ -347,17 +349,18 @@ class DistributedIterator(NextElements):
             # The others wait for this worker's count, which will not come.
             self._parts.extended.workers.abort(f"its input failed: {type(error).__name__}: {error}")
             raise
-        have = len([part for part in parts if part is not None])
+        given = [part for part in parts if part is not None]
+        have = len(given)
         if self._parts.fills_up:
             have = self._parts.extended.sum_over_workers(have)
         if have == 0 or (have < size and not self._parts.fills_up):
             self.close()
             self._after_pass(*self._counts)
             raise StopIteration
-        return self._element(parts)
+        return self._element(parts, given)
 
-    def _element(self, parts: list[Any]) -> Any:
-        given = [part for part in parts if part is not None]
+    def _element(self, parts: list[Any], given: list[Any]) -> Any:
+        """Return what `Strategy.run` takes, made of mini-batches in replica order."""
         if self._parts.across_workers:
             self._counts[0] += 1
             self._counts[1] += sum(map(_rows, given))
@@ -371,12 +374,20 @@ class DistributedIterator(NextElements):
                     empty = _empty(specs[place // count], self._like)
                     parts[place] = self._parts.place(place, empty, Device.place)
         if len(parts) == 1 and not self._parts.across_workers:
-            return nest.map_structure(Tensor, parts[0])
-        return nest.map_structure(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), *parts)
+            return _mapped(Tensor, parts)
+        return _mapped(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), parts)
 
     def close(self) -> None:
         """End the pass."""
         self._steps = None
+
+
+def _mapped(function: Callable[..., Any], parts: Sequence[Any]) -> Any:
+    """Return ``nest.map_structure(function, *parts)``, soon for tuples of arrays."""
+    first = parts[0]
+    if first.__class__ is tuple and all([leaf.__class__ is np.ndarray for leaf in first]):
+        return tuple([function(*leaves) for leaves in zip(*parts, strict=True)])
+    return nest.map_structure(function, *parts)
 
 
 def _rows(part: Any) -> int:

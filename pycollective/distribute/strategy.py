@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import array_backend, nest
-from pycollective.distribute.context import Scope, require_cross_replica
+from pycollective.distribute.context import Scope, require_cross_replica, state
 from pycollective.distribute.cross_device_ops import placed_on
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
@@ -121,7 +121,7 @@ class Strategy:
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
-        return self.extended.call_for_each_replica(fn, args, kwargs)
+        return self.extended.run(self, fn, args, kwargs)
 
     def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
         """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
@@ -154,9 +154,10 @@ class Strategy:
         ValueError
             If an axis is out of range or the replicas' shapes differ.
         """
-        require_cross_replica(self)
+        if state.modes:
+            require_cross_replica(self)
         op = ReduceOp.of(reduce_op)
-        axes = _check_axis(axis)
+        axes = None if axis is None else _check_axis(axis)
         if nest.is_nested(value):
             return nest.map_structure(lambda v: self._reduce_one(op, v, axes), value)
         return self._reduce_one(op, value, axes)
@@ -351,9 +352,7 @@ class Strategy:
         return f"<{type(self).__name__} on {', '.join(self.extended.worker_devices)}>"
 
 
-def _check_axis(axis: Any) -> tuple[int, ...] | None:
-    if axis is None:
-        return None
+def _check_axis(axis: Any) -> tuple[int, ...]:
     axes = axis if isinstance(axis, (list, tuple)) else (axis,)
     for a in axes:
         if isinstance(a, bool) or not isinstance(a, (int, np.integer)):

@@ -169,7 +169,7 @@ def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def select_replica(replica: int, structure: Any) -> Any:
     """Return ``structure`` with distributed values replaced by one replica's components."""
-    if nest.is_nested(structure):
+    if structure.__class__ is tuple or nest.is_nested(structure):
         children = structure.values() if isinstance(structure, Mapping) else structure
         # The kinds of nearly all arguments are decided here, without a call for each.
         chosen = [
