@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycollective.tensor.variable import creators, set_creators
+from pycollective.tensor.variable import creators
 
 if TYPE_CHECKING:
     from pycollective.distribute.replica_context import ReplicaContext
@@ -124,9 +124,9 @@ class entered:
     def __enter__(self) -> None:
         modes = state.modes
         self._depth, self._scopes = len(modes), len(state.entries)
-        self._before = creators()
+        self._before = creators.stack
         if self._inside is not None:
-            set_creators(self._inside)
+            creators.stack = self._inside
         modes.append(self._mode)
 
     def __exit__(self, *exc_info: object) -> None:
@@ -135,8 +135,8 @@ class entered:
         del modes[self._depth :]
         if proper and self._inside is None:
             return
-        same = creators() is self._inside
-        set_creators(self._before)
+        same = creators.stack is self._inside
+        creators.stack = self._before
         if not proper:  # a scope was entered in the block and not left
             del state.entries[self._scopes :]
             raise RuntimeError(_nesting_message("Device"))
@@ -175,7 +175,7 @@ class Scope:
 
     def __enter__(self) -> Strategy:
         mode = None
-        before = inside = creators()
+        before = inside = creators.stack
         if not self._changes_mode:
             if has_strategy():
                 raise RuntimeError("Must not nest tf.distribute.Strategy scopes.")
@@ -189,7 +189,7 @@ class Scope:
         state.entries.append(_Entry(self, mode, len(state.modes), before, inside))
         if mode is not None:
             state.modes.append(mode)
-        set_creators(inside)
+        creators.stack = inside
         return self._strategy
 
     def __exit__(self, *exc_info: object) -> None:
@@ -207,9 +207,9 @@ class Scope:
         if entry.mode is not None and modes[-1] is not entry.mode:
             # Inside a function of a run that began in this scope: it stays in force.
             raise RuntimeError(_nesting_message("Device"))
-        proper = creators() is entry.creators_inside
+        proper = creators.stack is entry.creators_inside
         del modes[entry.depth :]
-        set_creators(entry.creators_before)
+        creators.stack = entry.creators_before
         if proper:
             del entries[mine[-1]]
             return

@@ -378,13 +378,13 @@ class StrategyExtended:
         if state.modes:
             require_cross_replica(strategy)
         if not (state.modes and has_strategy()):
-            makers = (*creators(), self.create_variable)
+            makers = (*creators.stack, self.create_variable)
         if self.num_local_replicas == 1:
             return self._call(strategy, 0, None, makers, fn, args, kwargs)
         if self._process != os.getpid():  # a forked process has the strategy, and not its threads
             self.start_afresh()
         if makers is None:
-            makers = creators()
+            makers = creators.stack
         with self._run_lock:  # runs of several user threads come one after the other
             if self._runs:
                 raise RuntimeError(
@@ -476,8 +476,9 @@ class StrategyExtended:
 
     def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
         """Return what `reduce_to` gives for the host, by a short way; None where there is none."""
-        alone = self.num_replicas_in_sync == 1 and value.__class__ is Tensor
-        return value if alone and array_backend.on_host(value.array) else None
+        if value.__class__ is Tensor and self.num_replicas_in_sync == 1:
+            return value if value.array.__class__ is np.ndarray else None
+        return None
 
     def _over_workers(self, op: ReduceOp, reduced: Any) -> Any:
         """Reduce what this process's replicas were reduced to over all processes."""

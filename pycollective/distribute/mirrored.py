@@ -131,8 +131,10 @@ class MirroredExtended(StrategyExtended):
         They lie on other devices than the one, so that no operation that was given to the strategy is
         asked.
         """
+        if value.__class__ is Tensor and self.num_replicas_in_sync == 1:
+            return value if value.array.__class__ is np.ndarray else None
         if value.__class__ is not PerReplica:
-            return super().reduced_on_host(op, value)
+            return None
         components = value.values
         arrays = [v.array for v in components if v.__class__ is Tensor]
         if not 2 <= len(components) == len(arrays) or not all(map(array_backend.on_host, arrays)):

@@ -157,6 +157,8 @@ class Strategy:
         if state.modes:
             require_cross_replica(self)
         op = ReduceOp.of(reduce_op)
+        if axis is None and (total := self.extended.reduced_on_host(op, value)) is not None:
+            return total
         axes = None if axis is None else _check_axis(axis)
         if nest.is_nested(value):
             return nest.map_structure(lambda v: self._reduce_one(op, v, axes), value)
@@ -164,7 +166,8 @@ class Strategy:
 
     def _reduce_one(self, op: ReduceOp, value: Any, axes: tuple[int, ...] | None) -> Any:
         if axes is None:
-            return self._reduce_across(op, value)
+            total = self.extended.reduced_on_host(op, value)
+            return self._reduce_across(op, value) if total is None else total
         if isinstance(value, (Mirrored, MirroredVariable)) and op is ReduceOp.SUM:
             return self._reduce_across(op, value)  # raises
         components = value.values if isinstance(value, DistributedValues) else (value,)
@@ -180,9 +183,6 @@ class Strategy:
             return Tensor(array_backend.asarray(total.array / total.dtype.type(count)))
 
     def _reduce_across(self, op: ReduceOp, value: Any) -> Any:
-        summed = self.extended.reduced_on_host(op, value)
-        if summed is not None:
-            return summed
         reduced = self.extended.reduce_to(op, value, "cpu:0")
         if not isinstance(reduced, IndexedSlices):
             reduced = as_tensor(reduced)
