@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pycollective.distribute import cluster_resolver, coordinator, experimental
+from pycollective.distribute import (
+    cluster_resolver,
+    coordinator,
+    experimental,
+)
+from pycollective.distribute import (
+    default as _default,  # noqa: F401  # provides the default strategy
+)
 from pycollective.distribute.all_reduce_ops import (
     HierarchicalCopyAllReduce,
     NcclAllReduce,

@@ -63,10 +63,13 @@ class _ThreadState(threading.local):
 state = _ThreadState()
 
 
-def _default() -> Strategy:
-    from pycollective.distribute.default import default_strategy
+_default: Callable[[], Strategy]
 
-    return default_strategy()
+
+def provide_default(make: Callable[[], Strategy]) -> None:
+    """Let a function say what is in force outside every scope; the default strategy's module does."""
+    global _default
+    _default = make
 
 
 def get_strategy() -> Strategy:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycollective.distribute.all_reduce_ops import ReductionToOneDevice
-from pycollective.distribute.context import Scope, get_strategy, has_strategy, mixing_message
+from pycollective.distribute.context import (
+    Scope,
+    get_strategy,
+    has_strategy,
+    mixing_message,
+    provide_default,
+)
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.replica_context import ReplicaContext
@@ -86,3 +92,6 @@ def default_strategy() -> Strategy:
             if _instance is None:
                 _instance = _DefaultStrategy()
     return _instance
+
+
+provide_default(default_strategy)

@@ -95,6 +95,11 @@ class StrategyExtended:
     input_per_replica = False
     #: Whether replicas that have run out of data get batches without rows while others have some.
     enable_partial_batch_handling = True
+    #: Whether each worker runs the program by itself, as several workers do.
+    experimental_between_graph = False
+    #: Whether this process initialises variables, and whether shapes must not change between steps.
+    experimental_should_init = True
+    experimental_require_static_shapes = False
 
     def __init__(self, devices: Sequence[Device], cross_device_ops: CrossDeviceOps) -> None:
         self._devices = tuple(devices)
@@ -119,6 +124,8 @@ class StrategyExtended:
         self.num_replicas_in_sync = self.num_local_replicas * workers.count
         #: The number of this process's first replica among all.
         self.first_replica = self.num_local_replicas * workers.index
+        #: Whether this process writes checkpoints and summaries: the chief does.
+        self.should_checkpoint = self.should_save_summary = workers.index == 0
 
     def start_afresh(self) -> None:
         """Make what belongs to this object alone, also when it is a copy, or in a forked process."""
@@ -188,17 +195,11 @@ class StrategyExtended:
         """Do one replica's part of an all-reduce of `IndexedSlices`: all replicas' rows, in order."""
 
         def gather(all_slices: list[tuple[IndexedSlices, ...]]) -> list[list[IndexedSlices]]:
-            if len({len(slices) for slices in all_slices}) > 1:
-                counts = [len(slices) for slices in all_slices]
-                raise MismatchError(f"all_reduce: the replicas reduce {counts} IndexedSlices")
-            values = [PerReplica(of_one) for of_one in zip(*all_slices, strict=True)]
-            try:
-                with self._for_all_replicas():
-                    sums = self.cross_device_ops.batch_reduce(
-                        reduce_op, [(value, value) for value in values], options
-                    )
-            except ValueError as error:
-                raise MismatchError(f"all_reduce of IndexedSlices: {error}") from error
+            values = _by_value(all_slices, "all_reduce: the replicas reduce", "IndexedSlices")
+            with self._for_all_replicas("all_reduce of IndexedSlices"):
+                sums = self.cross_device_ops.batch_reduce(
+                    reduce_op, [(value, value) for value in values], options
+                )
             sums = [self._over_workers(reduce_op, total) for total in sums]
             return [
                 [
@@ -227,22 +228,16 @@ class StrategyExtended:
         """
 
         def gather(all_arrays: list[tuple[Array, ...]]) -> list[list[tuple[Array, int]]]:
-            if len({len(arrays) for arrays in all_arrays}) > 1:
-                counts = [len(arrays) for arrays in all_arrays]
-                raise MismatchError(f"all_gather: the replicas gather {counts} tensors")
+            tensors = [tuple(map(Tensor, arrays)) for arrays in all_arrays]
             results: list[list[tuple[Array, int]]] = [[] for _ in all_arrays]
-            for of_one in zip(*all_arrays, strict=True):
-                value = PerReplica([Tensor(array) for array in of_one])
+            for value in _by_value(tensors, "all_gather: the replicas gather", "tensors"):
                 ops = self.cross_device_ops_for(value)
-                try:
-                    with self._for_all_replicas():
-                        joined = component_of(ops.gather(value, value, axis, options), 0).array
-                except ValueError as error:
-                    raise MismatchError(f"all_gather: {error}") from error
+                with self._for_all_replicas("all_gather"):
+                    joined = component_of(ops.gather(value, value, axis, options), 0).array
                 whole, begin = self.workers.gather(joined, axis)
-                for array, result in zip(of_one, results, strict=True):
-                    result.append((array_backend.asarray(whole, like=array), begin))
-                    begin += array.shape[axis]
+                for own, result in zip(value.values, results, strict=True):
+                    result.append((array_backend.asarray(whole, like=own.array), begin))
+                    begin += own.shape[axis]
             return results
 
         result: list[tuple[Array, int]] = context.meet(
@@ -255,10 +250,13 @@ class StrategyExtended:
         return self.cross_device_ops
 
     @contextmanager
-    def _for_all_replicas(self) -> Iterator[None]:
-        """Be in cross-replica context, where no tape records."""
-        with entered(Mode(self.strategy, None)), paused():
-            yield
+    def _for_all_replicas(self, what: str) -> Iterator[None]:
+        """Be in cross-replica context, where no tape records; values that differ are a mismatch."""
+        try:
+            with entered(Mode(self.strategy, None)), paused():
+                yield
+        except ValueError as error:
+            raise MismatchError(f"{what}: {error}") from error
 
     def abort_collectives(self, reason: str) -> None:
         """Wake replicas that are in a collective, because another one has failed."""
@@ -322,21 +320,6 @@ class StrategyExtended:
         return self.worker_devices
 
     @property
-    def experimental_between_graph(self) -> bool:
-        """Whether each worker runs the program by itself."""
-        return False
-
-    @property
-    def experimental_should_init(self) -> bool:
-        """Whether this process initialises variables."""
-        return True
-
-    @property
-    def experimental_require_static_shapes(self) -> bool:
-        """Whether shapes must not change between steps."""
-        return False
-
-    @property
     def experimental_enable_get_next_as_optional(self) -> bool:
         """The older name of `enable_partial_batch_handling`."""
         return self.enable_partial_batch_handling
@@ -344,16 +327,6 @@ class StrategyExtended:
     @experimental_enable_get_next_as_optional.setter
     def experimental_enable_get_next_as_optional(self, enable: bool) -> None:
         self.enable_partial_batch_handling = enable
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
-        return True
-
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
-        return True
 
     # Running ------------------------------------------------------------------------------------
 
@@ -665,6 +638,14 @@ class StrategyExtended:
     def variable_created_in_scope(self, v: Any) -> bool:
         """Whether a variable was created under this strategy."""
         return getattr(v, "_distribute_strategy", None) is self.strategy
+
+
+def _by_value(replicas: Sequence[tuple[Any, ...]], what: str, kind: str) -> list[PerReplica]:
+    """Return the replicas' values grouped by value; raise if they have different numbers of them."""
+    counts = [len(values) for values in replicas]
+    if len(set(counts)) > 1:
+        raise MismatchError(f"{what} {counts} {kind}")
+    return [PerReplica(of_one) for of_one in zip(*replicas, strict=True)]
 
 
 def _check_destinations(destinations: Any) -> None:

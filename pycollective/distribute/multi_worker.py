@@ -52,6 +52,7 @@ class MultiWorkerExtended(MirroredExtended):
     """The replicas of this process as those of `MirroredStrategy`, and the other workers beyond."""
 
     input_per_replica = False
+    experimental_between_graph = True
 
     def __init__(
         self,
@@ -70,21 +71,6 @@ class MultiWorkerExtended(MirroredExtended):
         if self.workers.count > 1:
             raise ValueError("MultiWorkerMirroredStrategy cannot be deep copied in eager mode.")
         return super().__deepcopy__(memo)
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        """Whether each worker runs the program by itself: it does."""
-        return True
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints: the chief does."""
-        return self.workers.index == 0
-
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this process writes summaries: the chief does."""
-        return self.workers.index == 0
 
 
 class MultiWorkerMirroredStrategy(Strategy):

@@ -12,8 +12,10 @@ import numpy as np
 from pycollective import array_backend, nest
 from pycollective.distribute.context import Scope, require_cross_replica, state
 from pycollective.distribute.cross_device_ops import placed_on
+from pycollective.distribute.describe import describe
 from pycollective.distribute.devices import Device
 from pycollective.distribute.extended import StrategyExtended
+from pycollective.distribute.input import distribute_dataset, distribute_from_function
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.replica_context import ValueContext
 from pycollective.distribute.values import (
@@ -24,6 +26,7 @@ from pycollective.distribute.values import (
     regroup,
 )
 from pycollective.distribute.variables import MirroredVariable
+from pycollective.distribute.verify import verify_equivalence
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 
 __all__ = ["Strategy"]
@@ -125,8 +128,6 @@ class Strategy:
 
     def verify_equivalence(self, model: Any, batch: Any, loss: Any = None, **options: Any) -> Any:
         """Compare this strategy's gradients with those of one replica; see `verify_equivalence`."""
-        from pycollective.distribute.verify import verify_equivalence
-
         return verify_equivalence(model, batch, loss, strategy=self, **options)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
@@ -275,8 +276,6 @@ class Strategy:
         NotImplementedError
             If the options ask for a dataset for each replica.
         """
-        from pycollective.distribute.input import distribute_dataset
-
         return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
@@ -297,8 +296,6 @@ class Strategy:
         DistributedDataset
             Each step takes as many elements as there are replicas.
         """
-        from pycollective.distribute.input import distribute_from_function
-
         return distribute_from_function(self, dataset_fn, options)
 
     def experimental_distribute_datasets_from_function(
@@ -340,8 +337,6 @@ class Strategy:
 
     def describe(self) -> str:
         """Return a line for each replica: device, threads, and how values are reduced, and why so."""
-        from pycollective.distribute.describe import describe
-
         return describe(self)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from pycollective import nest
 from pycollective.array_backend import to_numpy
 from pycollective.distribute.context import get_replica_context, get_strategy
 from pycollective.distribute.loss_scaling import compute_average_loss
-from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import PerReplica
 from pycollective.tensor import GradientTape, Tensor, as_tensor
 from pycollective.tensor import ops as tensor_ops
+
+if TYPE_CHECKING:
+    from pycollective.distribute.strategy import Strategy
 
 __all__ = ["EquivalenceError", "EquivalenceReport", "verify_equivalence"]
 

@@ -42,6 +42,19 @@ from pycollective.train.trackable import Trackable
 __all__ = ["Optimizer"]
 
 
+_COMMON_SETTINGS = (
+    "weight_decay",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
 class Optimizer(CopiedByConfig, Trackable):
     """Base class of optimizers.
 
@@ -168,6 +181,9 @@ class Optimizer(CopiedByConfig, Trackable):
 
     _untracked = frozenset({"_slots", "_stepped", "_before"})
 
+    #: The arguments of a subclass's constructor that are attributes of the same name.
+    _settings: tuple[str, ...] = ()
+
     # What an optimizer is --------------------------------------------------------------------
 
     def slot_names(self) -> tuple[str, ...]:
@@ -212,7 +228,9 @@ class Optimizer(CopiedByConfig, Trackable):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "update_step" in cls.__dict__ and "_update_steps" not in cls.__dict__:
+        if "_update_steps" in cls.__dict__:
+            type.__setattr__(cls, "update_step", _one_step_of(cls))
+        elif "update_step" in cls.__dict__:
             try:
                 inspect.signature(cls.update_step).bind(*(None,) * 6)
             except TypeError:
@@ -232,7 +250,10 @@ class Optimizer(CopiedByConfig, Trackable):
         learning_rate: float,
         step: int,
     ) -> None:
-        """Do what `update_step` does, for all variables: ``slots`` has an array for each."""
+        """Do what `update_step` does, for all variables: ``slots`` has an array for each.
+
+        A class overrides this one or `update_step`; the other one then follows from it.
+        """
         for k, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             kept = {name: arrays[k] for name, arrays in slots.items()}
             self.update_step(parameter, gradient, kept, learning_rate, step)
@@ -712,17 +733,7 @@ class Optimizer(CopiedByConfig, Trackable):
                 f"{self.name}: the learning rate is the function {rate!r}, which cannot be stored; "
                 "make it a LearningRateSchedule"
             )
-        names = (
-            "weight_decay",
-            "clipnorm",
-            "global_clipnorm",
-            "clipvalue",
-            "use_ema",
-            "ema_momentum",
-            "ema_overwrite_frequency",
-            "loss_scale_factor",
-            "gradient_accumulation_steps",
-        )
+        names = (*_COMMON_SETTINGS, *self._settings)
         return {
             "name": self.name,
             "learning_rate": rate,
@@ -765,3 +776,22 @@ class Optimizer(CopiedByConfig, Trackable):
             )
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value.astype(variable.dtype))
+
+
+def _one_step_of(cls: type[Optimizer]) -> Callable[..., None]:
+    """Return the method that updates one variable as a class's ``_update_steps`` does several."""
+    together = cls._update_steps
+
+    def update_step(
+        self: Optimizer,
+        parameter: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        learning_rate: float,
+        step: int,
+    ) -> None:
+        """Update one parameter in place."""
+        kept = {name: [array] for name, array in slots.items()}
+        together(self, [parameter], [gradient], kept, learning_rate, step)
+
+    return update_step
