@@ -8,14 +8,16 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from pycollective import array_backend
 from pycollective.array_backend import Array
 from pycollective.distribute.communication import CommunicationOptions
 from pycollective.distribute.devices import Device, in_memory_of, parse_device
-from pycollective.distribute.reduce_op import ReduceOp
+from pycollective.distribute.reduce_op import ReduceOp, finished, work_dtype
 from pycollective.distribute.values import (
     DistributedValues,
     Mirrored,
@@ -218,6 +220,42 @@ class CrossDeviceOps:
         return type(self).__name__
 
 
+def reduced_on(
+    here: Device,
+    reduce_op: ReduceOp,
+    values: Sequence[Any],
+    destinations: Any,
+    accumulation_fn: Callable[[list[Tensor]], Any] | None = None,
+) -> Any:
+    """Reduce the replicas' values on one device, and return the result on its destinations."""
+    log_place(here, destinations)
+    if any(isinstance(v, IndexedSlices) for v in values):
+        return on_destinations(joined_slices(values, reduce_op), destinations)
+    with here.in_use():
+        tensors = [placed_on(as_tensor(v), here) for v in values]
+        if accumulation_fn is None:
+            total = Tensor(sum_in_order([t.array for t in tensors], reduce_op))
+        else:
+            total = as_tensor(accumulation_fn(tensors))
+            if reduce_op is ReduceOp.MEAN:
+                total = as_tensor(total / len(values))
+    return on_destinations(total, destinations)
+
+
+def sum_in_order(arrays: list[Array], reduce_op: ReduceOp) -> Array:
+    """Return the sum or mean of equal arrays of one device, added in replica order."""
+    check_alike(arrays)
+    dtype = arrays[0].dtype
+    work = work_dtype(dtype, reduce_op)
+    total = np.add(*arrays[:2], dtype=work) if len(arrays) > 1 else arrays[0].astype(work)
+    total = array_backend.asarray(total)
+    for array in arrays[2:]:
+        np.add(total, array, out=total)
+    if reduce_op is ReduceOp.MEAN and dtype.kind not in "iub":
+        total /= len(arrays)
+    return finished(total, dtype, reduce_op, len(arrays))
+
+
 def joined_slices(values: Sequence[Any], reduce_op: ReduceOp) -> IndexedSlices:
     """Return the replicas' slices one after the other; equal indices stay as they are."""
     if not all(isinstance(v, IndexedSlices) for v in values):
@@ -352,3 +390,12 @@ def log_few(message: str, *args: Any, level: int = logging.INFO, times: int = 10
     """Log the first few times; functions among the arguments are called for it."""
     if next(_logged[message]) < times:
         _log.log(level, message, *[arg() if callable(arg) else arg for arg in args])
+
+
+def log_place(here: Device, destinations: Any) -> None:
+    """Write to the log where values are reduced, in TensorFlow's words."""
+    log_few(
+        "Reduce to %s then broadcast to %r.",
+        here,
+        lambda: tuple(map(str, devices_of(destinations))),
+    )

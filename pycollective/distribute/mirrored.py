@@ -16,18 +16,21 @@ from pycollective.communicator import Communicator, local_group
 from pycollective.distribute.all_reduce_ops import (
     CollectiveAllReduce,
     ReductionToOneDevice,
-    ScheduledOps,
     default_cross_device_ops,
+)
+from pycollective.distribute.communication import CommunicationOptions
+from pycollective.distribute.cross_device_ops import (
+    CrossDeviceOps,
+    devices_of,
     log_place,
     sum_in_order,
 )
-from pycollective.distribute.communication import CommunicationOptions
-from pycollective.distribute.cross_device_ops import CrossDeviceOps, devices_of
 from pycollective.distribute.devices import Device, parse_devices
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
 from pycollective.distribute.reducer import GradientReducer, Reduction
 from pycollective.distribute.replica_context import ReplicaContext
+from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.distribute.variables import mirrored_creator
