@@ -112,7 +112,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return results
 
     def _goes_between_gpus(self, value: PerReplica, destinations: Any) -> bool:
-        """Whether the core's device executor can do it: from GPUs to the same ones, by one of them."""
+        """Return True if the device executor can reduce it: from GPUs to the same ones, by one of them."""
         if self.accumulation_fn is not None or len(value.values) < 2 or on_device.runtime() is None:
             return False
         devices = devices_of(value)
@@ -331,6 +331,6 @@ def _is_ring(options: CommunicationOptions) -> bool:
 
 
 def _buckets_from_the_end(likes: Sequence[Array], bytes_per_pack: int) -> list[list[int]]:
-    """Return buckets of so many bytes, made from the end: the last gradients are ready first."""
+    """Return buckets of a size in bytes, made from the end: the last gradients are ready first."""
     last = len(likes) - 1
     return [sorted([last - i for i in pack]) for pack in packs(likes[::-1], bytes_per_pack)]

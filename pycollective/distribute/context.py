@@ -50,7 +50,7 @@ class _Entry(NamedTuple):
 
 
 class _ThreadState(threading.local):
-    """What holds in each thread."""
+    """Modes and scopes of each thread."""
 
     def __init__(self) -> None:
         self.modes: list[Mode] = []

@@ -32,7 +32,7 @@ from pycollective.distribute.cross_device_ops import (
 )
 from pycollective.distribute.devices import Device
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.reducer import Reduction
+from pycollective.distribute.reducer import GradientReduction
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.replica_threads import ReplicaRun, ReplicaThreads
 from pycollective.distribute.values import (
@@ -181,7 +181,7 @@ class StrategyExtended:
         likes: Sequence[Array],
         reduce_op: ReduceOp,
         options: CommunicationOptions,
-    ) -> Reduction | None:
+    ) -> GradientReduction | None:
         """Begin an all-reduce whose arrays come one by one; None where that is of no use."""
         return None
 
@@ -448,7 +448,7 @@ class StrategyExtended:
         return self._over_workers(op, ops.reduce(op, value, destinations, options))
 
     def reduced_on_host(self, op: ReduceOp, value: Any) -> Tensor | None:
-        """Return what `reduce_to` gives for the host, by a short way; None where there is none."""
+        """Return the result of `reduce_to` for the host, by a short way; None where there is none."""
         if value.__class__ is Tensor and self.num_replicas_in_sync == 1:
             return value if value.array.__class__ is np.ndarray else None
         return None

@@ -360,7 +360,7 @@ class DistributedIterator(NextElements):
         return self._element(parts, given)
 
     def _element(self, parts: list[Any], given: list[Any]) -> Any:
-        """Return what `Strategy.run` takes, made of mini-batches in replica order."""
+        """Return the arguments for `Strategy.run`, made of mini-batches in replica order."""
         if self._parts.across_workers:
             self._counts[0] += 1
             self._counts[1] += sum(map(_rows, given))

@@ -28,7 +28,7 @@ from pycollective.distribute.cross_device_ops import (
 from pycollective.distribute.devices import Device, parse_devices
 from pycollective.distribute.extended import StrategyExtended
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.reducer import GradientReducer, Reduction
+from pycollective.distribute.reducer import GradientReducer, GradientReduction
 from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.distribute.strategy import Strategy
@@ -90,7 +90,7 @@ class MirroredExtended(StrategyExtended):
             communicator.timeout = self._timeout
 
     def _reducer(self, replicas: Communicator | None) -> GradientReducer:
-        """Return what reduces for one replica, given its rank among those of this process."""
+        """Return the reducer of a replica, given its rank among those of this process."""
         own = self.cross_device_ops
         rules = own if isinstance(own, ScheduledOps) else CollectiveAllReduce()
         workers = self.workers.communicator
@@ -201,7 +201,7 @@ class MirroredExtended(StrategyExtended):
         likes: Sequence[Array],
         reduce_op: ReduceOp,
         options: CommunicationOptions,
-    ) -> Reduction | None:
+    ) -> GradientReduction | None:
         """Begin an all-reduce whose arrays come one by one, if it can begin before all are there.
 
         With several replicas, only where the sums gain by it, and no replica has its arrays elsewhere.

@@ -38,13 +38,13 @@ from pycollective.distribute.reduce_op import ReduceOp, finished, work_dtype
 from pycollective.nccl import device
 from pycollective.workspace import workspace
 
-__all__ = ["Bucket", "GradientReducer", "Plan", "Reduction", "Rules", "parts_of"]
+__all__ = ["Bucket", "GradientReducer", "BucketPlan", "GradientReduction", "Rules", "parts_of"]
 
 _PLANS = 16
 
 
 class Rules(Protocol):
-    """What cross-device operations say of buckets."""
+    """The part of cross-device operations that a reducer asks about buckets."""
 
     @property
     def num_packs(self) -> int:
@@ -142,7 +142,7 @@ class Bucket:
 
 
 def parts_of(size: int, count: int) -> list[tuple[int, int]]:
-    """Return where each of ``count`` equal parts begins and ends; the last takes the rest."""
+    """Return the beginning and end of each of ``count`` equal parts; the last takes the rest."""
     bounds = [size // count * k for k in range(count)] + [size]
     return [(a, b) for a, b in itertools.pairwise(bounds) if b > a] or [(0, size)]
 
@@ -160,8 +160,8 @@ def empty_like(flat: Array) -> Array:
     return array_backend.empty(flat.shape, flat.dtype, flat)
 
 
-class Plan:
-    """How arrays of given shapes and dtypes are reduced: on every rank alike.
+class BucketPlan:
+    """The buckets for arrays of given shapes and dtypes, alike on every rank.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ class GradientReducer:
         self._ranks = first.size * (1 if self._second is None else self._second.size)
         self._options = options
         self._mixed = mixed
-        self._known: list[tuple[ReduceOp, tuple[Any, ...], tuple[Any, ...], Plan]] = []
+        self._known: list[tuple[ReduceOp, tuple[Any, ...], tuple[Any, ...], BucketPlan]] = []
         self._streams: dict[int, Any] = {}  # of GPUs: in which sums of the two levels wait
         #: Whether a bucket of the step has been begun among the workers, on the second level.
         self.has_reached_workers = False
@@ -271,7 +271,9 @@ class GradientReducer:
         meet: Callable[..., Any],
     ) -> list[Array]:
         """Reduce arrays that are all there; arguments and results as of `begin` and `finish`."""
-        reduction = Reduction(self, self._plan(arrays, op, options), arrays, meet, early=False)
+        reduction = GradientReduction(
+            self, self._plan(arrays, op, options), arrays, meet, early=False
+        )
         reduction.add_all(arrays)
         return reduction.finish()
 
@@ -281,7 +283,7 @@ class GradientReducer:
         op: ReduceOp,
         options: CommunicationOptions,
         meet: Callable[..., Any],
-    ) -> Reduction | None:
+    ) -> GradientReduction | None:
         """Begin an all-reduce whose arrays come one by one, and are reduced as they come.
 
         Parameters
@@ -298,23 +300,25 @@ class GradientReducer:
 
         Returns
         -------
-        Reduction or None
+        GradientReduction or None
             None if nothing can begin before all arrays are there.
         """
         plan = self._plan(likes, op, options)
         if len(plan.buckets) < 2 or (plan.on_gpu and not self._follows_streams(options)):
             return None
-        return Reduction(self, plan, likes, meet, early=True)
+        return GradientReduction(self, plan, likes, meet, early=True)
 
-    def _plan(self, likes: Sequence[Array], op: ReduceOp, options: CommunicationOptions) -> Plan:
-        """Return how such arrays are reduced, remembered from the steps before."""
+    def _plan(
+        self, likes: Sequence[Array], op: ReduceOp, options: CommunicationOptions
+    ) -> BucketPlan:
+        """Return the buckets for such arrays, remembered from the steps before."""
         arrays = tuple([(x.shape, x.dtype, x.__class__) for x in likes])
         hints = (options.bytes_per_pack, options.timeout_seconds, options.implementation)
         for known_op, known_hints, known_arrays, plan in self._known:
             if known_op is op and known_hints == hints and known_arrays == arrays:
                 return plan
         merged = self._options.merge(options)
-        plan = Plan(self._rules, likes, op, merged, self._first, self._ranks, self._mixed)
+        plan = BucketPlan(self._rules, likes, op, merged, self._first, self._ranks, self._mixed)
         self._known = [(op, hints, arrays, plan), *self._known[: _PLANS - 1]]
         return plan
 
@@ -347,13 +351,13 @@ class GradientReducer:
                 yield
 
 
-class Reduction:
+class GradientReduction:
     """One all-reduce of one rank: `add` every array, in any order, then `finish`."""
 
     def __init__(
         self,
         reducer: GradientReducer,
-        plan: Plan,
+        plan: BucketPlan,
         likes: Sequence[Array],
         meet: Callable[..., Any],
         early: bool,

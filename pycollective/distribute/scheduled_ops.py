@@ -24,7 +24,7 @@ from pycollective.distribute.cross_device_ops import (
     reduced_on,
 )
 from pycollective.distribute.reduce_op import ReduceOp
-from pycollective.distribute.reducer import Bucket, Plan, parts_of
+from pycollective.distribute.reducer import Bucket, BucketPlan, parts_of
 from pycollective.distribute.values import Mirrored, PerReplica
 from pycollective.tensor import IndexedSlices, Tensor, as_tensor
 
@@ -49,7 +49,7 @@ class ScheduledOps(CrossDeviceOps):
         self._groups: dict[int, list[Communicator]] = {}
         self._groups_lock = threading.Lock()
 
-    # What a reducer asks ------------------------------------------------------------------------
+    # Rules for a reducer ------------------------------------------------------------------------
 
     def takes_part_from_replicas(self) -> bool:
         """Return True unless a subclass has its own hooks, which must then be called."""
@@ -167,7 +167,7 @@ class ScheduledOps(CrossDeviceOps):
             group = self._groups.get(replicas)
             if group is None:
                 group = self._groups[replicas] = local_group(replicas)
-            plan = Plan(self, likes, reduce_op, options, group[0], replicas, mixed)
+            plan = BucketPlan(self, likes, reduce_op, options, group[0], replicas, mixed)
             for bucket in plan.buckets:
                 flats = []
                 for r in range(replicas):

@@ -45,7 +45,7 @@ class Worker:
 
 
 def reduce_everywhere(workers, size, arrays_of, op, options, way):
-    """Return what each replica of each worker gets for ``arrays_of(number)``."""
+    """Return the results of each replica of each worker for ``arrays_of(number)``."""
     among = pc.local_group(workers, timeout=20) if workers > 1 else [None]
 
     def replica(worker, number, place):
@@ -117,7 +117,7 @@ def test_nothing_begins_early_with_one_bucket():
     assert reducer.begin(likes, d.ReduceOp.SUM, CommunicationOptions(1), None) is not None
 
 
-# How few calls ----------------------------------------------------------------------------------
+# Number of calls ----------------------------------------------------------------------------------
 
 
 def test_apply_gradients_reaches_the_core_in_forty_calls(monkeypatch):
