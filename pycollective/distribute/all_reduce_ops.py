@@ -112,7 +112,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return results
 
     def _goes_between_gpus(self, value: PerReplica, destinations: Any) -> bool:
-        """Return True if the device executor can reduce it: from GPUs to the same ones, by one of them."""
+        """Return True if the device executor can do it: from GPUs to the same ones, by one of them."""
         if self.accumulation_fn is not None or len(value.values) < 2 or on_device.runtime() is None:
             return False
         devices = devices_of(value)
