@@ -26,7 +26,7 @@ from pycollective.distribute.communication import (
 from pycollective.distribute.devices import Device, parse_devices
 from pycollective.distribute.mirrored import MirroredExtended
 from pycollective.distribute.strategy import Strategy
-from pycollective.distribute.workers import JoinedWorkers, Workers
+from pycollective.distribute.workers import Workers
 from pycollective.errors import (
     AbortedError,
     CollectiveError,
@@ -406,7 +406,7 @@ def _joined(
     names = member.names if all_came else ("a worker",) * communicator.size
     watched = member.source != "MPI"  # whose launcher watches over its processes
     try:
-        workers = JoinedWorkers(
+        workers = Workers(
             communicator, names, member.addresses if all_came else (), watched=watched
         )
     except BaseException as error:  # the others wait for this one
