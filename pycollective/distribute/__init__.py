@@ -26,9 +26,8 @@ from pycollective.distribute.context import (
 )
 from pycollective.distribute.cross_device_ops import CrossDeviceOps
 from pycollective.distribute.extended import StrategyExtended
-from pycollective.distribute.input import (
-    DistributedDataset,
-    DistributedIterator,
+from pycollective.distribute.input import DistributedDataset, DistributedIterator
+from pycollective.distribute.input_options import (
     InputContext,
     InputOptions,
     InputReplicationMode,

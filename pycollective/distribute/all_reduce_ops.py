@@ -235,12 +235,7 @@ class HierarchicalCopyAllReduce(_OfDevices):
     Parameters
     ----------
     num_packs : int
-        Into how many packs the arrays of one call are joined; 0: none are joined.
-
-    Raises
-    ------
-    ValueError
-        If ``num_packs`` is negative.
+        As of `RingAllReduce`.
     """
 
     algorithm = "hierarchical_copy"

@@ -19,6 +19,7 @@ from pycollective.distribute.all_reduce_ops import (
     default_cross_device_ops,
 )
 from pycollective.distribute.communication import CommunicationOptions
+from pycollective.distribute.creation import mirrored_creator
 from pycollective.distribute.cross_device_ops import (
     CrossDeviceOps,
     devices_of,
@@ -33,7 +34,6 @@ from pycollective.distribute.replica_context import ReplicaContext
 from pycollective.distribute.scheduled_ops import ScheduledOps
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
-from pycollective.distribute.variables import mirrored_creator
 from pycollective.distribute.workers import Workers
 from pycollective.tensor import Tensor, Variable, as_tensor
 
