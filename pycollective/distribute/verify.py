@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["EquivalenceError", "EquivalenceReport", "verify_equivalence"]
 Loss = Callable[[Any, Any], Any]
 
 
+@dataclass(eq=False)
 class EquivalenceReport:
     """How far the gradients of N replicas are from those of one.
 
@@ -37,12 +39,9 @@ class EquivalenceReport:
         What was allowed.
     """
 
-    def __init__(
-        self, replicas: int, differences: Mapping[str, float], tolerances: Mapping[str, float]
-    ) -> None:
-        self.replicas = replicas
-        self.differences = dict(differences)
-        self.tolerances = dict(tolerances)
+    replicas: int
+    differences: dict[str, float]
+    tolerances: dict[str, float]
 
     @property
     def ok(self) -> bool:
