@@ -233,7 +233,7 @@ class DistributedIterator(NextElements):
                     parts[place] = self._parts.place(place, empty, Device.place)
         if len(parts) == 1 and not self._parts.across_workers:
             return _mapped(Tensor, parts)
-        return _mapped(lambda *leaves: PerReplica([Tensor(a) for a in leaves]), parts)
+        return _mapped(lambda *leaves: PerReplica(tuple(map(Tensor, leaves))), parts)
 
     def close(self) -> None:
         """End the pass."""

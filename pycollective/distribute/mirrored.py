@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core, array_backend
+from pycollective import _core
 from pycollective.array_backend import Array
 from pycollective.cluster.tf_config import TFConfigClusterResolver
 from pycollective.communicator import Communicator, local_group
@@ -138,9 +138,8 @@ class MirroredExtended(StrategyExtended):
             return value if value.array.__class__ is np.ndarray else None
         if value.__class__ is not PerReplica:
             return None
-        components = value.values
-        arrays = [v.array for v in components if v.__class__ is Tensor]
-        if not 2 <= len(components) == len(arrays) or not all(map(array_backend.on_host, arrays)):
+        arrays: list[Any] = [getattr(part, "array", None) for part in value._values]
+        if len(arrays) < 2 or any([array.__class__ is not np.ndarray for array in arrays]):
             return None
         log_place(_HOST, "cpu:0")
         total = Tensor(sum_in_order(arrays, op))

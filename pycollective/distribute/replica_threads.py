@@ -90,7 +90,11 @@ class ReplicaRun:
     def finish(self, replica: int) -> None:
         """Record that a replica's function has returned."""
         with self._changed:
-            self._enter(replica, _ReplicaState.FINISHED)
+            states = self._states
+            states[replica] = _ReplicaState.FINISHED
+            ended = states.count(_ReplicaState.FINISHED)
+            if ended + states.count(_ReplicaState.RUNNING) < self.size:
+                self._enter(replica, _ReplicaState.FINISHED)
 
     def end(self, replica: int) -> None:
         """Record that a replica's thread is free again."""

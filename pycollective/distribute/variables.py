@@ -159,8 +159,13 @@ class DistributedVariable(Variable, DistributedValues):
         return self._local()._current()
 
     def _read(self) -> Tensor:
-        values = self._values
-        own: Variable = values[0] if len(values) == 1 else self._local()
+        # As `_local`, which would be a call for each variable in each step.
+        values, modes = self._values, state.modes
+        own: Variable = values[0]
+        if modes and len(values) > 1:
+            mode = modes[-1]
+            if mode.replica and mode.strategy is self._distribute_strategy:
+                own = values[mode.replica]
         return own._read()
 
     def update_inplace(self, update: Callable[[Array], Any]) -> None:
