@@ -52,13 +52,7 @@ def make_distributed(
     synchronization: VariableSynchronization = VariableSynchronization.AUTO,
     aggregation: VariableAggregation = VariableAggregation.NONE,
 ) -> DistributedVariable:
-    """Make a variable with a component for each replica; the initial value is evaluated once.
-
-    Raises
-    ------
-    ValueError
-        For synchronization NONE, and for a mean of ints.
-    """
+    """Make a variable with a component for each replica; the initial value is evaluated once."""
     name = "Variable" if name is None else name
     if synchronization is VariableSynchronization.NONE:
         raise ValueError(

@@ -307,13 +307,7 @@ def devices_of(value: Any) -> tuple[Device, ...]:
 
 
 def checked_pairs(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Return pairs of a value and its destinations.
-
-    Raises
-    ------
-    ValueError
-        If something else is among them.
-    """
+    """Return pairs of a value and its destinations; raise a ValueError for anything else."""
     pairs = list(pairs)
     for pair in pairs:
         if not isinstance(pair, tuple):
@@ -358,13 +352,7 @@ def _check_destinations(destinations: Any) -> None:
 
 
 def check_not_empty(destinations: Any) -> None:
-    """Raise if destinations name no device.
-
-    Raises
-    ------
-    ValueError
-        For an empty string, and for distributed values without components.
-    """
+    """Raise a ValueError if destinations name no device."""
     values = destinations.values if isinstance(destinations, DistributedValues) else destinations
     if isinstance(values, (str, tuple)) and not values:
         raise ValueError(

@@ -43,7 +43,7 @@ __all__ = ["StrategyExtended"]
 
 
 class StrategyExtended(Replicas):
-    """What differs between strategies, and the lower-level methods of `Strategy`."""
+    """The differences between strategies, and the lower-level methods of `Strategy`."""
 
     # Reducing, in cross-replica context ---------------------------------------------------------
 

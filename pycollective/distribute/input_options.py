@@ -59,7 +59,7 @@ class InputContext:
 
 
 class InputReplicationMode(enum.Enum):
-    """How often the function of `distribute_datasets_from_function` is called.
+    """The number of calls of the function of `distribute_datasets_from_function`.
 
     PER_WORKER: once in each process. PER_REPLICA: once for each replica.
     """
@@ -127,7 +127,7 @@ class RunOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class PerReplicaSpec:
-    """What the components of a `PerReplica` look like.
+    """Specs of the components of a `PerReplica`.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class PerReplicaSpec:
 
 
 def steps_ahead(options: InputOptions | None) -> int:
-    """Return how many steps are made ahead for the replicas."""
+    """Return the number of steps that are made ahead for the replicas."""
     options = options or InputOptions()
     fetched = options.experimental_fetch_to_device
     return options.experimental_per_replica_buffer_size if fetched else 0

@@ -134,7 +134,7 @@ class Replicas:
         memo[id(self)] = copied
         return copied
 
-    # What a strategy may override ---------------------------------------------------------------
+    # Hooks of strategies ------------------------------------------------------------------------
 
     def create_variable(self, next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         """Make a variable of this strategy; a plain one unless overridden."""
@@ -250,7 +250,7 @@ class Replicas:
         return Tensor(self.workers.reduce(op, as_tensor(reduced).array))
 
     def cross_device_ops_for(self, value: Any, destinations: Any = None) -> CrossDeviceOps:
-        """Return what reduces a value in cross-replica context, or gathers it."""
+        """Return the operations that reduce a value in cross-replica context, or gather it."""
         return self.cross_device_ops
 
     @contextmanager
@@ -303,7 +303,7 @@ class Replicas:
 
     @property
     def timeout(self) -> float:
-        """How many seconds replicas wait for each other before the missing one is reported."""
+        """The seconds that replicas wait for each other before the missing one is reported."""
         return self._timeout
 
     @timeout.setter

@@ -126,17 +126,8 @@ def regroup(
     """Group the replicas' results into one structure of distributed values.
 
     Containers are grouped element by element and keep their type; what is one and the same object on
-    every replica stays as it is; the components of one distributed variable become that variable;
-    everything else is wrapped.
-
-    Parameters
-    ----------
-    values : sequence
-        One result for each replica, in replica order.
-    wrap : callable
-        Makes a distributed value from the components.
-    always_wrap : bool
-        Wrap also what is one and the same object on every replica.
+    every replica stays as it is, unless ``always_wrap``; the components of one distributed variable
+    become that variable; everything else is wrapped.
 
     Raises
     ------
@@ -187,15 +178,7 @@ def select_replica(replica: int, structure: Any) -> Any:
 
 
 def check_gather_axis(axis: Any, rank: int) -> None:
-    """Raise unless values with so many axes can be joined along ``axis``.
-
-    Raises
-    ------
-    TypeError
-        If it is no int.
-    ValueError
-        If there is no such axis.
-    """
+    """Raise unless values with ``rank`` axes can be joined along ``axis``."""
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"axis must be an int, not {axis!r}")
     if not -rank <= axis < rank:
@@ -213,15 +196,7 @@ def _why_not_joined(first: Array, other: Array, axis: int) -> str:
 
 
 def concatenated(arrays: Sequence[Array], axis: int) -> Array:
-    """Return the replicas' arrays joined along an axis, on the host.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `check_gather_axis`.
-    InvalidArgumentError
-        If dtypes, numbers of axes, or lengths of another axis differ.
-    """
+    """Return the replicas' arrays joined along an axis, on the host; raise if they do not fit."""
     first = arrays[0]
     check_gather_axis(axis, first.ndim)
     for replica, other in enumerate(arrays):

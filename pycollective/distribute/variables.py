@@ -45,13 +45,7 @@ __all__ = [
 
 
 class AggregateInitialValue:
-    """An initial value that a variable shall read as a whole, whatever its components then are.
-
-    Parameters
-    ----------
-    value : array
-        Such as a restored checkpoint has it.
-    """
+    """An initial value, such as a checkpoint's, that a variable reads as a whole from its components."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -248,13 +242,7 @@ class MirroredVariable(DistributedVariable):
 
 
 def check_rows_in_replica(method: str, aggregation: VariableAggregation) -> None:
-    """Raise if an assignment of rows in a replica cannot be aggregated.
-
-    Raises
-    ------
-    NotImplementedError
-        If it can only be made with one replica's rows, and the aggregation takes those of all.
-    """
+    """Raise if an assignment of rows takes one replica's rows, and the aggregation those of all."""
     if method in _SCATTER_OF_ONE and aggregation not in _OF_ONE:
         raise NotImplementedError(
             f"{method} is only supported for mirrored variable (variable created within certain "
@@ -266,25 +254,9 @@ def check_rows_in_replica(method: str, aggregation: VariableAggregation) -> None
 def aggregated(
     strategy: Strategy, variable: Variable, components: Sequence[Variable], method: str, value: Any
 ) -> Any:
-    """Return what is to be assigned to a variable, of what its replicas assign, in a merge point.
+    """Return the value to assign to a variable, given its replicas' values, grouped.
 
-    Parameters
-    ----------
-    strategy : Strategy
-        Whose replicas they are.
-    variable : Variable
-        Says how to aggregate.
-    components : sequence of Variable
-        What each replica assigns to.
-    method : str
-        The assignment.
-    value : PerReplica or any value
-        The replicas' values, grouped.
-
-    Raises
-    ------
-    ValueError
-        If a value does not fit, is the same on all replicas and to be summed, or a mean of ints.
+    Each replica has a component, or all replicas share the one there is.
     """
     workers = strategy.extended.workers
     if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:

@@ -272,15 +272,6 @@ class _Pulse:
     Who stops, or is cut off, was last heard of at most one second before, is missed after the
     silence, and found by the next look: within 8.5 seconds, if nothing else is set. Nobody waits for
     anybody here, so who is missed is the one that is silent, and not one that waits for it.
-
-    Parameters
-    ----------
-    communicator : Communicator
-        Of the workers; it fails when one of them is silent.
-    silence : float
-        Seconds after which somebody is lost.
-    over : Event
-        Ends this.
     """
 
     def __init__(self, communicator: Communicator, silence: float, over: threading.Event) -> None:

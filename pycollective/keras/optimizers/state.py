@@ -131,7 +131,7 @@ class OptimizerState(CopiedByConfig, Trackable):
         return [self.slot_names()]
 
     def _slot_start(self, name: str) -> float:
-        """Return what a slot starts from."""
+        """Return the first value of a slot."""
         return 0.0
 
     def _make(self, name: str, start: Callable[[], Any], dtype: Any, shape: Any = ()) -> Variable:
@@ -147,7 +147,7 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def iterations(self) -> Any:
-        """How many steps were made: an int64 scalar."""
+        """The number of steps that were made: an int64 scalar."""
         steps = self.gradient_accumulation_steps
         return self._iterations // steps if steps else self._iterations
 
@@ -165,7 +165,7 @@ class OptimizerState(CopiedByConfig, Trackable):
 
     @property
     def built(self) -> bool:
-        """Whether there is a slot for any variable yet."""
+        """True once there is a slot for a variable."""
         return bool(self._slots)
 
     @property
@@ -232,7 +232,7 @@ class OptimizerState(CopiedByConfig, Trackable):
         var_list: Iterable[Variable] | None = None,
         var_names: Iterable[str] | None = None,
     ) -> None:
-        """Say which variables have no weight decay; before the first step.
+        """Exclude variables from weight decay; before the first step.
 
         Parameters
         ----------
