@@ -211,10 +211,6 @@ class CrossDeviceOps:
         """
         raise NotImplementedError(f"{type(self).__name__} must override _all_reduce")
 
-    def takes_part_from_replicas(self) -> bool:
-        """Return True if a `GradientReducer` does what the hooks do, in each replica's own thread."""
-        return False
-
     def describe(self) -> str:
         """Say in a few words what this does, for `Strategy.describe`."""
         return type(self).__name__

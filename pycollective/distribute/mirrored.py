@@ -60,7 +60,9 @@ class MirroredExtended(StrategyExtended):
             chosen, why = cross_device_ops, "given to the strategy"
         super().__init__(devices, chosen)
         self.why_these_ops = why
-        self._has_own_hooks = not chosen.takes_part_from_replicas()
+        #: What a reducer follows; where the operations have hooks of their own, only among workers.
+        self._rules = chosen if isinstance(chosen, ScheduledOps) else CollectiveAllReduce()
+        self._has_own_hooks = self._rules is not chosen or self._rules.has_own_hooks()
         self._options = communication_options or CommunicationOptions()
         self.gradient_options = self.gradient_options.merge(communication_options)
         self._one_device = ReductionToOneDevice()
@@ -91,10 +93,8 @@ class MirroredExtended(StrategyExtended):
 
     def _reducer(self, replicas: Communicator | None) -> GradientReducer:
         """Return the reducer of a replica, given its rank among those of this process."""
-        own = self.cross_device_ops
-        rules = own if isinstance(own, ScheduledOps) else CollectiveAllReduce()
         workers = self.workers.communicator
-        return GradientReducer(rules, replicas, workers, self._options, self._mixed)
+        return GradientReducer(self._rules, replicas, workers, self._options, self._mixed)
 
     def _reducer_of(self, context: ReplicaContext) -> GradientReducer:
         if not self._reducers:

@@ -51,10 +51,10 @@ class ScheduledOps(CrossDeviceOps):
 
     # Rules for a reducer ------------------------------------------------------------------------
 
-    def takes_part_from_replicas(self) -> bool:
-        """Return True unless a subclass has its own hooks, which must then be called."""
+    def has_own_hooks(self) -> bool:
+        """Return True if a subclass has hooks of its own: they must be called, and no reducer."""
         mine, base = type(self), ScheduledOps
-        return (
+        return not (
             mine.reduce_implementation is base.reduce_implementation
             and mine.batch_reduce_implementation is base.batch_reduce_implementation
             and mine._all_reduce is base._all_reduce
