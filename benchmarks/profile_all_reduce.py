@@ -42,9 +42,9 @@ from pathlib import Path
 import numpy as np
 
 import pycollective as pc
-from pycollective.benchmark.report import size_text
 from pycollective.cli.options import size as size_of
 from pycollective.communicator import Communicator
+from pycollective.plots import size_text
 
 CHUNK = 128 << 10
 """Bytes that the library moves at once for each rank (`csrc/support/tuning.h`)."""

@@ -3,7 +3,7 @@
     python examples/keras_fit.py [--replicas 2] [--epochs 5] [--data DIR]
 
 A strategy's scope around model and compile, a dataset that is scaled, cached, shuffled and batched,
-callbacks (TensorBoard, ModelCheckpoint, a schedule of the learning rate, one that prints it), evaluate,
+callbacks (ModelCheckpoint, a schedule of the learning rate, one that prints it, TensorBoard), evaluate,
 and the model as a file that is loaded with and without a strategy. Without MNIST (in --data, the
 cache or by download) the digits of scikit-learn are used. Two things differ: the model has two more
 convolutions and a dropout, which give 99 % of MNIST's test images after five epochs, and the random
@@ -24,7 +24,7 @@ parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--examples", type=int, help="train on so many examples only")
 parser.add_argument("--data", help="folder of the MNIST files; 'digits': those of scikit-learn")
 parser.add_argument("--seed", type=int, default=1, help="of the weights, the order, the dropout")
-parser.add_argument("--logs", help="where TensorBoard's files go; else they are not kept")
+parser.add_argument("--logs", help="write TensorBoard's files there; needs the extra 'tensorboard'")
 args = parser.parse_args()
 tf.keras.utils.set_random_seed(args.seed)
 
@@ -103,7 +103,7 @@ def decay(epoch):
 
 
 class PrintLR(tf.keras.callbacks.Callback):  # noqa: D101
-    def on_epoch_end(self, epoch, logs=None):  # noqa: D102
+    def on_epoch_end(self, epoch, logs=None):
         print(f"\nLearning rate for epoch {epoch + 1} is {float(model.optimizer.lr)}")
 
 
@@ -112,11 +112,12 @@ with tempfile.TemporaryDirectory() as folder:
     checkpoint_dir = os.path.join(folder, "training_checkpoints")
     checkpoint_prefix = os.path.join(checkpoint_dir, "ckpt_{epoch}")
     callbacks = [
-        tf.keras.callbacks.TensorBoard(log_dir=args.logs or os.path.join(folder, "logs")),
         tf.keras.callbacks.ModelCheckpoint(checkpoint_prefix, save_weights_only=True),
         tf.keras.callbacks.LearningRateScheduler(decay),
         PrintLR(),
     ]
+    if args.logs:
+        callbacks.append(tf.keras.callbacks.TensorBoard(log_dir=args.logs))
 
     model.fit(train_dataset, epochs=args.epochs, callbacks=callbacks)
 

@@ -19,7 +19,13 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from pycollective._core import __version__
-from pycollective.communicator import Communicator, Work, local_group, shared_arrays
+from pycollective.communicator import (
+    Communicator,
+    Persistent,
+    Work,
+    local_group,
+    shared_arrays,
+)
 from pycollective.errors import (
     AbortedError,
     CheckpointError,
@@ -53,6 +59,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from pycollective.tensor import *  # noqa: F403
     from pycollective.tensor.ops.arrays import *  # noqa: F403
     from pycollective.tensor.ops.elementwise import *  # noqa: F403
+    from pycollective.tensor.ops.joining import *  # noqa: F403
     from pycollective.tensor.ops.reductions import *  # noqa: F403
 
     bool = dtypes.bool_
@@ -66,6 +73,7 @@ __all__ = [
     "DataError",
     "MismatchError",
     "PeerLostError",
+    "Persistent",
     "RankError",
     "Work",
     "__version__",

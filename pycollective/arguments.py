@@ -8,8 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["OpName", "op_name", "own_ufunc", "rank_number", "seconds", "sizes", "switch", "whole"]
-
 OpName: TypeAlias = Literal["sum", "prod", "min", "max", "mean", "and", "or", "xor"]
 
 _OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
@@ -33,13 +31,7 @@ _FUNCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amin": "min", "amax
 
 
 def own_ufunc(op: Any, dtype: np.dtype[Any]) -> np.ufunc | None:
-    """Return the function if it is one of NumPy's for which there is no operation by name.
-
-    Raises
-    ------
-    TypeError
-        Such a function does not make one array of two arrays of the dtype.
-    """
+    """Return the function if it is one of NumPy's for which there is no operation by name."""
     if not isinstance(op, np.ufunc):
         return None
     if op in _UFUNCS and (op not in _LOGICAL or dtype.kind == "b"):
@@ -56,13 +48,7 @@ def own_ufunc(op: Any, dtype: np.dtype[Any]) -> np.ufunc | None:
 
 
 def op_name(op: Any, dtype: Any = None) -> OpName:
-    """Return the name of a reduction: of "sum", `numpy.add`, `numpy.sum` or ``ReduceOp.SUM``.
-
-    Raises
-    ------
-    TypeError
-        It is none of these.
-    """
+    """Return the name of a reduction: of "sum", `numpy.add`, `numpy.sum` or ``ReduceOp.SUM``."""
     name: Any = None
     if type(op) is str:
         name = op  # the core refuses what is no name

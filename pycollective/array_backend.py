@@ -24,27 +24,6 @@ import numpy.typing as npt
 from pycollective.dlpack import AsBits, is_bfloat16
 from pycollective.dtypes import bfloat16
 
-__all__ = [
-    "Array",
-    "address",
-    "array_module",
-    "as_bits",
-    "asarray",
-    "assign",
-    "beside",
-    "copy",
-    "device_of",
-    "empty",
-    "empty_on_gpu",
-    "gpu_array",
-    "is_array",
-    "is_on_gpu",
-    "on_host",
-    "placed",
-    "scatter_add",
-    "to_numpy",
-]
-
 #: A NumPy array, or a CuPy array in the same role.
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -89,15 +68,8 @@ def to_numpy(array: Any) -> Array:
 def asarray(value: Any, dtype: npt.DTypeLike | None = None, like: Any = None) -> Array:
     """Return ``value`` as an array, copied only if its type, device or dtype must change.
 
-    Parameters
-    ----------
-    value
-        An array, a NumPy scalar or anything ``numpy.asarray`` takes.
-    dtype
-        The dtype of the result; by default that of ``value``.
-    like
-        An array whose library the result shall belong to, and on whose device it shall lie; by
-        default those of ``value``.
+    ``value`` is an array, a NumPy scalar or anything ``numpy.asarray`` takes. The result is of the
+    library, and on the device, of ``like``; by default of those of ``value``.
     """
     if "cupy" not in sys.modules:
         return np.asarray(value, dtype=dtype)

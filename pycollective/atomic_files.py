@@ -17,8 +17,6 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["locked", "replacing", "write_atomically"]
-
 _TEMPORARY_SUFFIX = ".unfinished"
 _TEMPORARY = re.compile(rf"\.[0-9a-f]{{16}}{re.escape(_TEMPORARY_SUFFIX)}$")
 #: Without locks, a temporary file that nobody has changed for this long is abandoned.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["AsBits", "is_bfloat16"]
-
 _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
 
 

@@ -13,17 +13,6 @@ from typing import Any
 
 from pycollective import _core
 
-__all__ = [
-    "MAX_RANKS",
-    "VARIABLES",
-    "arena_bytes",
-    "check",
-    "enumerated",
-    "is_number",
-    "number",
-    "shown",
-]
-
 _log = logging.getLogger("pycollective")
 
 MAX_RANKS = 1024

@@ -65,6 +65,11 @@ class OpError(Exception):
 
     error_code: ClassVar[int] = 2
 
+    def __init_subclass__(cls, code: int | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if code is not None:
+            cls.error_code = code
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         given = args if len(args) == 3 else (None, None, *args[:1])
@@ -75,94 +80,64 @@ class OpError(Exception):
         return self.message
 
 
-class CancelledError(OpError, _FutureCancelledError):
+class CancelledError(OpError, _FutureCancelledError, code=1):
     """The call was cancelled."""
 
-    error_code = 1
 
-
-class UnknownError(OpError, RuntimeError):
+class UnknownError(OpError, RuntimeError, code=2):
     """Something failed, and nothing says what it was."""
 
-    error_code = 2
 
-
-class InvalidArgumentError(OpError, ValueError):
+class InvalidArgumentError(OpError, ValueError, code=3):
     """An argument has a value that it cannot have."""
 
-    error_code = 3
 
-
-class DeadlineExceededError(OpError, TimeoutError):
+class DeadlineExceededError(OpError, TimeoutError, code=4):
     """The deadline came first."""
 
-    error_code = 4
 
-
-class NotFoundError(OpError, LookupError):
+class NotFoundError(OpError, LookupError, code=5):
     """What was asked for is not there."""
 
-    error_code = 5
 
-
-class AlreadyExistsError(OpError, RuntimeError):
+class AlreadyExistsError(OpError, RuntimeError, code=6):
     """What was to be made is there already."""
 
-    error_code = 6
 
-
-class PermissionDeniedError(OpError, RuntimeError):
+class PermissionDeniedError(OpError, RuntimeError, code=7):
     """The caller may not do this."""
 
-    error_code = 7
 
-
-class ResourceExhaustedError(OpError, MemoryError):
+class ResourceExhaustedError(OpError, MemoryError, code=8):
     """There is not enough memory, or of something else."""
 
-    error_code = 8
 
-
-class FailedPreconditionError(OpError, RuntimeError):
+class FailedPreconditionError(OpError, RuntimeError, code=9):
     """The call is not possible in the present state."""
 
-    error_code = 9
 
-
-class OutOfRangeError(OpError, StopIteration):
+class OutOfRangeError(OpError, StopIteration, code=11):
     """An iterator has come to its end."""
 
-    error_code = 11
 
-
-class UnimplementedError(OpError, NotImplementedError):
+class UnimplementedError(OpError, NotImplementedError, code=12):
     """The call is not supported."""
 
-    error_code = 12
+
+class InternalError(OpError, RuntimeError, code=13):
+    """An internal invariant was violated; this is a bug in pycollective."""
 
 
-class InternalError(OpError, RuntimeError):
-    """Something that always holds did not."""
-
-    error_code = 13
-
-
-class UnavailableError(OpError, RuntimeError):
+class UnavailableError(OpError, RuntimeError, code=14):
     """A task cannot be reached."""
 
-    error_code = 14
 
-
-class DataLossError(OpError, RuntimeError):
+class DataLossError(OpError, RuntimeError, code=15):
     """Data are lost or corrupt."""
 
-    error_code = 15
 
-
-class UnauthenticatedError(OpError, RuntimeError):
+class UnauthenticatedError(OpError, RuntimeError, code=16):
     """The caller has not shown who it is."""
-
-    error_code = 16
 
 
 class NotAvailableError(UnimplementedError):

@@ -2,7 +2,8 @@
 
 The file is JSON: for each transport and number of ranks, rows of (collective, most bytes, algorithm),
 of which the first that fits counts. It is read when a group is made. All ranks of a group use the same
-rows: threads share them, `pycollective run` hands them down, and over TCP they are rank 0's.
+rows: threads share them, `pycollective run` hands them down, and over TCP they are rank 0's. The file
+also says from how many bytes on copies go past the caches, which each process takes for itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ __all__ = [
     "rows",
     "save",
     "tables",
+    "use_copies",
 ]
 
 TUNING = "PYCOLLECTIVE_TUNING"
@@ -54,6 +57,16 @@ Rows = list[tuple[_core.Collective, int, str]]
 Tables = dict[str, Rows]
 """By what moves the bytes, as `Group.transport` says."""
 
+
+@dataclass(frozen=True)
+class _File:
+    """What a file says: by transport and number of ranks, and for copies, where 0 says nothing."""
+
+    tables: dict[str, dict[int, Rows]]
+    past_cache_from: int
+
+
+_NOTHING = _File({}, 0)
 _log = logging.getLogger("pycollective")
 
 
@@ -85,29 +98,32 @@ def host() -> dict[str, Any]:
 def rows(transport: str, size: int, environment: Mapping[str, str] = os.environ) -> Rows:
     """Return the rows for a group, none where nothing was measured for it.
 
-    A group of a size that was not measured gets the rows of the next larger one that was.
-
-    Parameters
-    ----------
-    transport : str
-        What moves the bytes, as ``Group.transport`` says.
-    size : int
-        Number of ranks.
-    environment : mapping
-        Instead of ``os.environ``.
+    A group of a size that was not measured gets the rows of the next larger one that was. ``transport``
+    is that of ``Group.transport``; ``environment`` stands in for ``os.environ``.
     """
+    measured = _found(environment).tables.get(_KEYS.get(transport, ""), {})
+    fitting = [ranks for ranks in measured if ranks >= size]
+    return measured[min(fitting)] if fitting else []
+
+
+def use_copies() -> None:
+    """Let copies of this process go past the caches from the size on that the file says, if it does."""
+    measured = _found(os.environ).past_cache_from
+    if measured:
+        _core.set_past_cache_from(measured)
+
+
+def _found(environment: Mapping[str, str]) -> _File:
     file = path(environment)
     if file is None:
-        return []
+        return _NOTHING
     try:
         found = file.stat()
     except OSError as error:
         if environment.get(TUNING):
             _missing(str(file), str(error))
-        return []
-    measured = _read(str(file), found.st_mtime_ns, found.st_size).get(_KEYS.get(transport, ""), {})
-    fitting = [ranks for ranks in measured if ranks >= size]
-    return measured[min(fitting)] if fitting else []
+        return _NOTHING
+    return _read(str(file), found.st_mtime_ns, found.st_size)
 
 
 def given(environment: Mapping[str, str], transport: str, size: int) -> Rows:
@@ -133,13 +149,7 @@ def checked_tables(found: Any) -> Tables:
 
 
 def checked(found: Any) -> Rows:
-    """Return what JSON says as rows.
-
-    Raises
-    ------
-    ValueError
-        If it is something else, or names what is not there.
-    """
+    """Return what JSON says as rows."""
     if not isinstance(found, list) or len(found) > MAX_ROWS:
         raise ValueError(f"not a list of at most {MAX_ROWS} rows")
     result: Rows = []
@@ -174,18 +184,22 @@ def _missing(file: str, error: str) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _read(file: str, changed: int, length: int) -> dict[str, dict[int, Rows]]:
-    """Return the tables of a file in this state; one warning where it is of no use."""
+def _read(file: str, changed: int, length: int) -> _File:
+    """Return what a file in this state says; one warning where it is of no use."""
     try:
         content = json.loads(Path(file).read_bytes())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"not a table of format {FORMAT}")
         if content.get("host") != host():
             raise ValueError(f"measured on another machine, {content.get('host')}")
-        return {
+        copies = content.get("past_cache_from", 0)
+        if type(copies) is not int or not 0 <= copies < 1 << 63:
+            raise ValueError(f"not a number of bytes: {copies!r}")
+        tables = {
             str(transport): {int(ranks): checked(found) for ranks, found in sizes.items()}
             for transport, sizes in content["tables"].items()
         }
+        return _File(tables, copies)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _log.warning(
             "the table of algorithms in %s is not used, but the built-in one: %s. "
@@ -193,39 +207,44 @@ def _read(file: str, changed: int, length: int) -> dict[str, dict[int, Rows]]:
             file,
             error,
         )
-        return {}
+        return _NOTHING
 
 
-def save(file: Path, transport: str, size: int, found: Rows, version: str) -> None:
-    """Write the rows of a group into the file, beside what it holds for others on this machine."""
+def save(
+    file: Path,
+    transport: str,
+    size: int,
+    found: Rows,
+    version: str,
+    past_cache_from: int | None = None,
+) -> None:
+    """Write what was measured of a group, beside what the file holds for others on this machine."""
     kept = _kept(file)
-    kept.setdefault(_KEYS[transport], {})[str(size)] = as_json(found)
+    kept["tables"].setdefault(_KEYS[transport], {})[str(size)] = as_json(found)
+    if past_cache_from is not None:
+        kept["past_cache_from"] = past_cache_from
     _write(file, kept, version)
 
 
 def prepare(file: Path, version: str) -> None:
-    """Make sure that the file is there, and can be written: with what it holds for this machine.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+    """Make sure that the file is there, and can be written: with what it holds for this machine."""
     _write(file, _kept(file), version)
 
 
 def _kept(file: Path) -> dict[str, Any]:
-    """Return the tables of a file that are worth keeping, as JSON."""
+    """Return what of a file is worth keeping, as JSON."""
+    kept: dict[str, Any] = {"tables": {}}
     try:
         content = json.loads(file.read_bytes())
         if content["format"] == FORMAT and content["host"] == host():
-            return {name: dict(sizes) for name, sizes in content["tables"].items()}
+            kept = {"tables": {name: dict(sizes) for name, sizes in content["tables"].items()}}
+            kept["past_cache_from"] = int(content.get("past_cache_from", 0))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    return {}
+    return kept
 
 
 def _write(file: Path, kept: dict[str, Any], version: str) -> None:
-    content = {"format": FORMAT, "version": version, "host": host(), "tables": kept}
+    content = {"format": FORMAT, "version": version, "host": host(), **kept}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(str(file), (json.dumps(content, indent=1) + "\n").encode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,10 @@ import numpy.typing as npt
 
 from .array_backend import Array
 
-__all__ = ["Workspace", "workspace"]
-
 _Bytes = npt.NDArray[np.uint8]
 _ALIGNMENT = 64
 # Smaller results come from memory that the allocator has at hand anyway.
-_SMALLEST_RESULT = 64 << 10
+SMALLEST_RESULT = 64 << 10
 _RESULTS_LIMIT = 256 << 20
 # Blocks are cut from pieces of memory for which NumPy asks for huge pages: with small ones every
 # kernel would throw the interpreter's out of the tables of the processor.
@@ -47,11 +45,8 @@ _IDLE = next(_references([object()]))
 class Workspace(threading.local):
     """The kept memory of one thread; every thread that looks sees its own.
 
-    Parameters
-    ----------
-    limit
-        How many bytes of results a thread keeps at most, in use or idle. What is asked for beyond
-        that is ordinary memory.
+    A thread keeps ``limit`` bytes of results at most, in use or idle. What is asked for beyond that is
+    ordinary memory.
     """
 
     def __init__(self, limit: int = _RESULTS_LIMIT) -> None:
@@ -87,7 +82,7 @@ class Workspace(threading.local):
         view of it, exists.
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        if size < _SMALLEST_RESULT:
+        if size < SMALLEST_RESULT:
             return np.empty(shape, dtype)
         blocks = self._results.get(size)
         if blocks is None:
@@ -104,33 +99,13 @@ class Workspace(threading.local):
         self._kept += size
         return _shaped(blocks[-1], shape, dtype)
 
-    def compute(self, function: Callable[..., Array], a: Array, b: Array) -> Array:
-        """Return ``function(a, b)``; large results of one kind of number in memory used before."""
-        if (
-            a.__class__ is np.ndarray is b.__class__
-            and a.nbytes >= _SMALLEST_RESULT
-            and a.shape == b.shape
-            and a.dtype == b.dtype
-            and a.dtype.kind == "f"
-            and a.flags.c_contiguous
-        ):
-            result = self.empty(a.shape, a.dtype)
-            if function is np.add and a.dtype.itemsize in (4, 8) and b.flags.c_contiguous:
-                from . import _nn as kernels  # here: collectives use this module without kernels
-
-                # The kernel uses several threads, and releases the GIL.
-                kernels.add_multiple(a, 1.0, b, result)
-                return result
-            return function(a, b, out=result)
-        return function(a, b)
-
     def matmul(self, a: Array, b: Array) -> Array:
         """Return ``a @ b``; large products of two matrices in memory used before."""
         if (
             a.__class__ is np.ndarray is b.__class__
             and a.ndim == b.ndim == 2
             and a.dtype == b.dtype
-            and a.shape[0] * b.shape[1] * a.dtype.itemsize >= _SMALLEST_RESULT
+            and a.shape[0] * b.shape[1] * a.dtype.itemsize >= SMALLEST_RESULT
         ):
             product: Array = np.matmul(a, b, out=self.empty((a.shape[0], b.shape[1]), a.dtype))
             return product

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "support/lasting.h"
 #include "support/tuning.h"
@@ -29,9 +30,12 @@ struct Current {
   }
 };
 
+// The arena of the array that new_array() makes at this moment.
+thread_local const std::shared_ptr<Arena>* chosen = nullptr;
+
 std::byte* allocate(std::size_t bytes, bool* is_zero) noexcept {
-  if (bytes < kSharedFrom) return nullptr;
-  std::shared_ptr<Arena> arena = lasting<Current>().get();
+  if (!chosen && bytes < kSharedFrom) return nullptr;
+  const std::shared_ptr<Arena> arena = chosen ? *chosen : lasting<Current>().get();
   return arena ? arena->allocate(bytes, is_zero) : nullptr;
 }
 
@@ -107,23 +111,60 @@ SetHandler find_set_handler() {
   return reinterpret_cast<SetHandler>(functions[kSetHandler]);
 }
 
-py::object set_handler(const py::object& capsule) {
+// `capsule`: nullptr for NumPy's own handler.
+py::object set_handler(PyObject* capsule) {
   static const SetHandler set = find_set_handler();
-  PyObject* before = set(capsule.is_none() ? nullptr : capsule.ptr());
+  PyObject* before = set(capsule);
   if (!before) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(before);
 }
 
+// The capsule of our handler, which stays for ever.
+PyObject* arena_handler() {
+  static PyObject* const capsule = py::capsule(&handler, "mem_handler").release().ptr();
+  return capsule;
+}
+
 }  // namespace
+
+py::object new_array(const std::shared_ptr<Arena>& arena, PyObject* descr, int dims,
+                     const Py_intptr_t* shape, std::size_t from) {
+  auto make = [&] {
+    auto& api = py::detail::npy_api::get();
+    Py_INCREF(descr);
+    return py::reinterpret_steal<py::object>(api.PyArray_NewFromDescr_(
+        api.PyArray_Type_, descr, dims, shape, nullptr, nullptr, 0, nullptr));
+  };
+  py::object array;
+  auto bytes = static_cast<std::size_t>(py::reinterpret_borrow<py::dtype>(descr).itemsize());
+  for (int i = 0; i < dims; ++i) bytes *= static_cast<std::size_t>(shape[i]);
+  if (!arena || bytes < from) {
+    array = make();
+  } else {
+    const py::object before = set_handler(arena_handler());
+    chosen = &arena;
+    array = make();
+    chosen = nullptr;
+    const py::error_scope kept;  // the error that there is no memory
+    set_handler(before.ptr());
+  }
+  if (!array) throw py::error_already_set();
+  return array;
+}
 
 void bind_arena(py::module_& m) {
   m.attr("ARENA_BYTES") = kArenaBytes;
   m.def(
-      "share_arrays", [] { return set_handler(py::capsule(&handler, "mem_handler")); },
+      "share_arrays", [] { return set_handler(arena_handler()); },
       "NumPy's arrays of this thread are made in the arena from now on. Returns what made them "
       "before, for set_handler().");
-  m.def("set_handler", &set_handler, py::arg("handler"),
-        "What makes NumPy's arrays of this thread; returns what made them before.");
+  m.def(
+      "set_handler",
+      [](const py::object& handler) {
+        return set_handler(handler.is_none() ? nullptr : handler.ptr());
+      },
+      py::arg("handler"),
+      "Set what makes NumPy's arrays of this thread; return what made them before.");
   m.def(
       "use_arena",
       [](Group& group) {

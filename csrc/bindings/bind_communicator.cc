@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "algorithms/algorithms.h"
+#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/communicator.h"
 #include "bindings/dtypes.h"
@@ -24,7 +25,6 @@
 #include "schedule/tabulated.h"
 #include "support/interpreter_release.h"
 #include "support/lasting.h"
-#include "transport/arena.h"
 
 namespace py = pybind11;
 
@@ -528,26 +528,14 @@ void bind_communicator(py::module_& m) {
           py::arg("shape"), py::arg("timeout"), py::arg("async_op") = false)
       .def(
           "empty",
-          [](Communicator& self, const std::vector<py::ssize_t>& shape,
-             const py::dtype& dtype) -> std::optional<py::array> {
-            auto bytes = static_cast<std::size_t>(dtype.itemsize());
-            for (py::ssize_t items : shape) bytes *= static_cast<std::size_t>(items);
-            struct Owner {
-              std::shared_ptr<Arena> arena;
-              std::byte* data;
-              ~Owner() { arena->free(data); }
-            };
-            std::shared_ptr<Arena> arena = self.group().arena();
-            std::byte* data = arena ? arena->allocate(bytes) : nullptr;
-            if (!data) return {};
-            std::unique_ptr<Owner> owner(new Owner{std::move(arena), data});
-            py::capsule keeper(owner.get(), [](void* kept) { delete static_cast<Owner*>(kept); });
-            owner.release();
-            return py::array(dtype, shape, data, keeper);
+          [](Communicator& self, const std::vector<py::ssize_t>& shape, const py::dtype& dtype,
+             bool result) {
+            return new_array(self.group().arena(), dtype.ptr(), static_cast<int>(shape.size()),
+                             shape.data(), result ? kSharedResultFrom : 0);
           },
-          py::arg("shape"), py::arg("dtype"),
-          "An array that all ranks of a host reach, or None where there is nothing to gain, or no "
-          "room.")
+          py::arg("shape"), py::arg("dtype"), py::arg("result") = false,
+          "An array that all ranks of a host reach, if there is something to gain and room; "
+          "`result`: only if it is long enough for a call's result.")
       .def(
           "barrier",
           [](Communicator& self, double timeout, bool async_op) {

@@ -2,9 +2,9 @@
 //
 // A call of some hundred nanoseconds has no time for pybind11's conversions, nor for Python's own
 // statements. `fast_call(collective)(method)` makes a method that looks at the arguments itself:
-// plain NumPy arrays that need no preparation, in a group that shares a board, go to the core at
-// once; all else goes to the method in Python, which is right for everything. What a program
-// repeats (shape, dtype, op, root) is kept prepared.
+// plain NumPy arrays that need no preparation go to the core at once; all else goes to the method
+// in Python, which is right for everything. What a program repeats (shape, dtype, op, root) is kept
+// prepared.
 #include "bindings/fast_calls.h"
 
 #include <pybind11/numpy.h>
@@ -20,9 +20,11 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/dtypes.h"
 #include "bindings/errors.h"
+#include "executor/call_shape.h"
 #include "executor/communicator.h"
 #include "support/interpreter_release.h"
 #include "support/tuning.h"
@@ -122,21 +124,13 @@ const Known* find(State& state, const Kind& kind, const Request& request, const 
   return nullptr;
 }
 
-std::size_t items_of(const std::vector<std::int64_t>& shape) {
-  std::size_t items = 1;
-  for (std::int64_t length : shape) items *= static_cast<std::size_t>(length);
-  return items;
-}
-
 // nullptr where the call is none for the short way: the general method does it, or says why not.
 // Throws what Python raises. `x` is the input; on a scatter's other ranks, the output.
 const Known* learn(State& state, const Kind& kind, const Request& request, const ArrayStruct& x) {
   constexpr std::uint64_t kHasObject = 1;  // NPY_ITEM_REFCOUNT
   Communicator& communicator = *state.communicator;
-  const int size = communicator.size(), rank = communicator.rank();
-  const bool is_root = rank == request.root;
+  const int size = communicator.size();
   auto dtype = py::reinterpret_borrow<py::dtype>(x.descr);
-  std::vector<std::int64_t> shape(x.dimensions, x.dimensions + x.nd);
   Array array;
   try {
     if (static_cast<std::uint64_t>(dtype.flags()) & kHasObject) return nullptr;
@@ -150,74 +144,31 @@ const Known* learn(State& state, const Kind& kind, const Request& request, const
     } else {
       array.type = py::str(dtype);
     }
-    const std::size_t items = items_of(shape);
-    if (items == 0 || array.item == 0) return nullptr;
-    std::vector<std::int64_t> part = shape, whole = shape;
-    if (in_parts(kind.collective)) {
-      if (shape.empty()) return nullptr;
-      whole[0] *= size;
-      if (shape[0] % size == 0) part[0] /= size;
-    }
-    const bool cuts = kind.collective == Collective::reduce_scatter ||
-                      kind.collective == Collective::all_to_all ||
-                      (kind.collective == Collective::scatter && is_root);
-    if (cuts && shape[0] % size != 0) return nullptr;
-    array.shape = shape;
-    array.count = items;
-    std::size_t inputs = items, outputs = items;
-    std::vector<std::int64_t> result = shape;
-    switch (kind.collective) {
-      case Collective::reduce:
-        if (!is_root) outputs = 0;
-        break;
-      case Collective::broadcast:
-        if (!is_root) inputs = 0;
-        break;
-      case Collective::reduce_scatter:
-        array.count = outputs = items / static_cast<std::size_t>(size);
-        result = part;
-        break;
-      case Collective::scatter:
-        if (is_root) {
-          array.shape = result = part;
-          array.count = outputs = items / static_cast<std::size_t>(size);
-        } else {
-          inputs = 0;
-        }
-        // The output may lack the first axis if it has one row.
-        while (!array.shape.empty() && array.shape[0] == 1) array.shape.erase(array.shape.begin());
-        break;
-      case Collective::gather:
-      case Collective::all_gather:
-        outputs = kind.collective == Collective::gather && !is_root
-                      ? 0
-                      : items * static_cast<std::size_t>(size);
-        result = whole;
-        break;
-      case Collective::all_to_all:
-        array.count = items / static_cast<std::size_t>(size);
-        break;
-      default:
-        break;
-    }
+    const auto shape = call_shape(kind.collective, {x.dimensions, x.dimensions + x.nd},
+                                  communicator.rank(), size, request.root);
+    if (!shape || array.item == 0) return nullptr;
+    array.shape = shape->agreed;
+    array.count = shape->count;
     Known& known = state.known[state.oldest];
     known.kind = nullptr;
-    const Algorithm& direct = direct_algorithm(kind.collective);
-    known.prepared =
-        communicator.prepare(direct, array, request.root, reducing ? &*reducing : nullptr);
     const std::size_t bytes =
         array.count * array.item * (in_parts(kind.collective) ? static_cast<std::size_t>(size) : 1);
-    known.automatic = &communicator.select(kind.collective, bytes) == &direct;
+    const Algorithm& selected = communicator.select(kind.collective, bytes);
+    const Algorithm& algorithm = state.board ? direct_algorithm(kind.collective) : selected;
+    known.prepared =
+        communicator.prepare(algorithm, array, request.root, reducing ? &*reducing : nullptr);
+    known.direct = state.board;
+    known.automatic = &selected == &algorithm;
     known.descr = dtype;
     known.op = py::reinterpret_borrow<py::object>(request.op);
     known.root = request.root;
     known.dims = x.nd;
-    std::copy(shape.begin(), shape.end(), known.shape.begin());
-    known.inputs = inputs;
-    known.outputs = outputs;
+    std::copy_n(x.dimensions, x.nd, known.shape.begin());
+    known.inputs = shape->inputs;
+    known.outputs = shape->outputs;
     known.item = array.item;
-    known.output_dims = static_cast<int>(result.size());
-    std::copy(result.begin(), result.end(), known.output_shape.begin());
+    known.output_dims = static_cast<int>(shape->result.size());
+    std::copy(shape->result.begin(), shape->result.end(), known.output_shape.begin());
     known.kind = &kind;
     state.last = state.oldest;
     state.oldest = (state.oldest + 1) % state.known.size();
@@ -259,8 +210,7 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
   State& state = *self.state;
   Communicator& communicator = *state.communicator;
   if (communicator.has_calls_under_way()) return Py_NotImplemented;  // which must be over first
-  static const PreparedCall kBarrier = communicator.prepare_barrier();
-  const PreparedCall* prepared = &kBarrier;
+  const PreparedCall* prepared = &state.barrier;
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t bytes = 0;
@@ -278,7 +228,9 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
     if (!x) return Py_NotImplemented;
     const Known* known = find(state, kind, request, *x);
     if (!known) known = learn(state, kind, request, *x);
-    if (!known || (request.automatic && !known->automatic)) return Py_NotImplemented;
+    if (!known || !(request.automatic ? known->automatic : known->direct)) {
+      return Py_NotImplemented;
+    }
     bytes = known->bytes();
     prepared = &known->prepared;
     if (!by_output) input = x->data;
@@ -293,18 +245,12 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
       }
       result = py::reinterpret_borrow<py::object>(request.out);
     } else {
-      Py_INCREF(x->descr);
-      auto& api = npy_api::get();
-      result = py::reinterpret_steal<py::object>(
-          api.PyArray_NewFromDescr_(api.PyArray_Type_, x->descr, known->output_dims,
-                                    known->output_shape.data(), nullptr, nullptr, 0, nullptr));
-      if (!result) return nullptr;
+      result = new_array(communicator.group().arena(), x->descr, known->output_dims,
+                         known->output_shape.data(), kSharedResultFrom);
     }
     if (known->outputs) output = py::detail::array_proxy(result.ptr())->data;
     kept = py::reinterpret_borrow<py::object>(given);
   }
-  // While the interpreter is kept, peers that are threads cannot come.
-  if (!state.threads) state.spins = communicator.group().in_crowd() ? kCrowdedSpins : kHeldSpins;
   bool brief = bytes <= (state.threads ? kOneShotBytes : kHeldBytes);
   const double timeout = self.timeout;
   if (request.later) {
@@ -312,11 +258,11 @@ PyObject* make_call(Base& self, const Kind& kind, const Request& request) {
     communicator.start_tasks();  // before anything is posted: the call can be repeated
     using Kept = std::pair<py::object, py::object>;
     auto under_way =
-        communicator.submit_begun(*prepared, input, output, state.spins, duration_of(timeout),
+        communicator.submit_begun(*prepared, input, output, state.spins(), duration_of(timeout),
                                   [&] { return std::make_shared<Kept>(kept, result); });
     return new_work(under_way, result);
   }
-  if (!brief || !communicator.begin(*prepared, input, output, state.spins)) {
+  if (!brief || !communicator.begin(*prepared, input, output, state.spins())) {
     std::shared_ptr<Communicator> kept_communicator = state.communicator;
     PreparedCall copy = *prepared;  // another thread may use the place
     Waiting waiting = waiting_for(timeout);
@@ -437,10 +383,10 @@ PyObject* attach(PyObject* self, PyObject* core) {
     auto communicator = py::cast<std::shared_ptr<Communicator>>(py::handle(core));
     auto state = std::make_unique<State>();
     state->threads = communicator->group().transport() == "threads";
-    // Without a board there is no short way.
-    bool direct = communicator->has_board();
+    state->board = communicator->has_board();
+    state->barrier = communicator->prepare_barrier();
     state->communicator = std::move(communicator);
-    delete std::exchange(base->state, direct ? state.release() : nullptr);
+    delete std::exchange(base->state, state.release());
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -529,6 +475,11 @@ bool read_number(PyObject* value, int most, int& found) {
   if (overflow || number < 0 || number > most) return false;
   found = static_cast<int>(number);
   return true;
+}
+
+int State::spins() const {
+  if (threads || !board) return 1;
+  return communicator->group().in_crowd() ? kCrowdedSpins : kHeldSpins;
 }
 
 PyObject* default_op() { return name_sum; }

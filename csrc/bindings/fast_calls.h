@@ -73,7 +73,8 @@ struct Known {
   pybind11::object descr, op;  // compared by identity, so they are kept
   int root = 0, dims = 0;
   std::array<Py_intptr_t, CallRecord::kMaxDims> shape{};  // of the input, or of a scatter's output
-  bool automatic = false;                                 // "auto" means "direct" for it
+  // Whether it goes by the direct path, and whether it does what "auto" means.
+  bool direct = false, automatic = false;
   // What it needs of this rank: items of the input, of the output; their bytes, and how many move.
   std::size_t inputs = 0, outputs = 0, item = 1;
   std::size_t bytes() const { return std::max(inputs, outputs) * item; }
@@ -98,8 +99,11 @@ struct KnownPack {
 // The base of a Communicator in Python: its end of the core.
 struct State {
   std::shared_ptr<Communicator> communicator;
-  bool threads = false;
-  int spins = 1;  // for the peers, while the interpreter is kept
+  bool threads = false, board = false;
+  PreparedCall barrier;
+  // How often a short call polls for its peers while the interpreter is kept. Peers that are
+  // threads cannot come meanwhile; those on other hosts come later.
+  int spins() const;
   std::array<Known, 16> known;
   std::size_t last = 0, oldest = 0;
   std::array<KnownMessage, 8> messages;

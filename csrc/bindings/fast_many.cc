@@ -50,10 +50,9 @@ const KnownPack* find_or_learn(State& state, PyObject* op, PyObject* descr,
     array.shape = shapes;
     array.count = items;
     if (items == 0 || array.item == 0) return nullptr;
-    const Algorithm& direct = direct_all_reduce();
-    if (&communicator.select(Collective::all_reduce, items * array.item) != &direct) return nullptr;
     const Reducing reducing{type, which};
-    known.prepared = communicator.prepare(direct, array, 0, &reducing);
+    known.prepared = communicator.prepare(
+        communicator.select(Collective::all_reduce, items * array.item), array, 0, &reducing);
     known.op = py::reinterpret_borrow<py::object>(op);
     known.shapes = shapes;
     known.descr = dtype;
@@ -134,10 +133,7 @@ PyObject* reduce_many(Base& self, const Kind*, const Arguments& arguments) {
   // While the interpreter is released, another thread may close the communicator or use `known`.
   const std::shared_ptr<Communicator> communicator = state.communicator;
   const PreparedCall prepared = known->prepared;
-  const int spins = state.threads                      ? 1
-                    : communicator->group().in_crowd() ? kCrowdedSpins
-                                                       : kHeldSpins;
-  if (!communicator->begin(prepared, pack.get(), pack.get(), spins)) {
+  if (!communicator->begin(prepared, pack.get(), pack.get(), state.spins())) {
     const Waiting waiting = waiting_for(self.timeout);
     InterpreterRelease release;
     communicator->finish(prepared, waiting);

@@ -189,26 +189,24 @@ std::vector<int> Communicator::awaited() const {
 }
 
 bool Communicator::begin(const PreparedCall& prepared, int spins) {
-  if (!prepared.plan) {
-    return begin(prepared, prepared.direct.input, prepared.direct.output, spins);
-  }
-  enter(endpoint(), prepared.record);
-  try {
-    begun_.emplace<Execution>(*prepared.plan, prepared.buffers, endpoint());
-    return poll(spins);
-  } catch (...) {
-    abandon(endpoint(), prepared.record);
-    throw;
-  }
+  return prepared.plan ? begin(prepared, prepared.buffers.input, prepared.buffers.output, spins)
+                       : begin(prepared, prepared.direct.input, prepared.direct.output, spins);
 }
 
 bool Communicator::begin(const PreparedCall& prepared, const void* input, void* output, int spins) {
   enter(endpoint(), prepared.record);
   try {
-    DirectCall call = prepared.direct;
-    call.input = static_cast<const std::byte*>(input);
-    call.output = static_cast<std::byte*>(output);
-    begun_.emplace<DirectExecution>(endpoint(), call);
+    if (prepared.plan) {
+      Buffers buffers = prepared.buffers;
+      buffers.input = static_cast<const std::byte*>(input);
+      buffers.output = static_cast<std::byte*>(output);
+      begun_.emplace<Execution>(*prepared.plan, buffers, endpoint());
+    } else {
+      DirectCall call = prepared.direct;
+      call.input = static_cast<const std::byte*>(input);
+      call.output = static_cast<std::byte*>(output);
+      begun_.emplace<DirectExecution>(endpoint(), call);
+    }
     return poll(spins);
   } catch (...) {
     abandon(endpoint(), prepared.record);

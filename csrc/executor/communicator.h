@@ -80,14 +80,14 @@ class Communicator {
   void run(const PreparedCall& prepared, const Waiting& waiting);
   bool begin(const PreparedCall& prepared, int spins);
   void finish(const PreparedCall& prepared, const Waiting& waiting);
-  // Begins a call by the direct path that was prepared without arrays.
+  // Begins a call that was prepared without arrays.
   bool begin(const PreparedCall& prepared, const void* input, void* output, int spins);
   // Makes a call while the caller does something else, within `limit` from its beginning on. Calls
   // are made one after the other. Whoever makes a call at once settles these first.
   std::shared_ptr<Task> submit(PreparedCall prepared, Clock::duration limit,
                                std::shared_ptr<void> kept);
-  // The same of a call by the direct path, which begins at once: no other may be under way. Returns
-  // nullptr if it is over. start_tasks() comes before.
+  // The same of a call that was prepared without arrays and begins at once: no other may be under
+  // way. Returns nullptr if it is over. start_tasks() comes before.
   std::shared_ptr<Task> submit_begun(const PreparedCall& prepared, const void* input, void* output,
                                      int spins, Clock::duration limit,
                                      const std::function<std::shared_ptr<void>()>& keep);

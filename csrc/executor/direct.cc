@@ -5,7 +5,6 @@
 #include <iterator>
 
 #include "support/copy.h"
-#include "support/cores.h"
 #include "support/round_up.h"
 #include "support/tuning.h"
 
@@ -273,7 +272,7 @@ bool DirectExecution::post() {
     mode_ = Mode::blocks;
     std::size_t moved = 0;
     for (int r = 0; r < board_.size(); ++r) moved += input_bytes(r) + output_bytes(r);
-    is_past_cache_ = moved >= last_level_cache();
+    is_past_cache_ = moved >= past_cache_from();
     input_begin_ = board_.input_position;
     output_begin_ = board_.output_position;
     const std::size_t in = input_bytes(rank), out = output_bytes(rank);

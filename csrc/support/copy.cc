@@ -1,5 +1,9 @@
 #include "support/copy.h"
 
+#include <atomic>
+
+#include "support/cores.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -34,7 +38,18 @@ bool has_fast_string_instruction() {
 
 #endif
 
+std::atomic<std::size_t> tuned_past_cache_from{0};
+
 }  // namespace
+
+std::size_t past_cache_from() {
+  const std::size_t tuned = tuned_past_cache_from.load(std::memory_order_relaxed);
+  return tuned ? tuned : last_level_cache();
+}
+
+void set_past_cache_from(std::size_t bytes) {
+  tuned_past_cache_from.store(bytes, std::memory_order_relaxed);
+}
 
 void copy_long(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__x86_64__)

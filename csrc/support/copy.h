@@ -39,6 +39,11 @@ inline void copy_to_peer(std::byte* to, const std::byte* from, std::size_t bytes
   }
 }
 
+// From how many bytes on, of all ranks' arrays together, a call's copies go past the caches: what
+// `bench --tune` has measured on this processor, else the size of the last cache level.
+std::size_t past_cache_from();
+void set_past_cache_from(std::size_t bytes);  // 0: the size of the last cache level
+
 // For a target that is not read soon. What is in the caches stays there, and the target's lines are
 // not read first. As with memcpy, others see the copy before what this thread does after it.
 inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {

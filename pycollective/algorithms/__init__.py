@@ -34,6 +34,7 @@ from pycollective.algorithms.simulation import (
     simulate,
     watching,
 )
+from pycollective.algorithms.text import text_of, title_of
 from pycollective.algorithms.writing import (
     PROVED_RANKS,
     Algorithm,
@@ -186,11 +187,7 @@ def verify(
 
 def show(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
     """Return the steps of every rank as text, a line each."""
-    made = schedule(what, size, collective)
-    lines = [_title(what, made)]
-    for rank, steps in enumerate(made.steps):
-        lines += [f"rank {rank}:"] + [f"  {k:3d}  {step}" for k, step in enumerate(steps)]
-    return "\n".join(lines)
+    return text_of(_name(what), schedule(what, size, collective))
 
 
 def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> str:
@@ -202,7 +199,7 @@ def rounds(what: str | Algorithm, size: int, collective: str = "all_reduce") -> 
     are counted on behind the last one: of 4 ranks' parts ``3:5`` are the last and the first.
     """
     made = schedule(what, size, collective)
-    return f"{_title(what, made)}\n{table_of_rounds(made.steps)}"
+    return f"{title_of(_name(what), made)}\n{table_of_rounds(made.steps)}"
 
 
 def draw(
@@ -240,10 +237,8 @@ def draw(
         There is no such algorithm, or none for this number of ranks.
     """
     made = schedule(what, size, collective)
-    return draw_rounds(made.steps, _title(what, made), file)
+    return draw_rounds(made.steps, title_of(_name(what), made), file)
 
 
-def _title(what: str | Algorithm, made: Schedule) -> str:
-    name = what if isinstance(what, str) else what.name
-    ranks, chunks = len(made.steps), made.chunks
-    return f"{name} {made.collective.name}: {ranks} ranks, {chunks} chunks"
+def _name(what: str | Algorithm) -> str:
+    return what if isinstance(what, str) else what.name

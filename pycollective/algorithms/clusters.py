@@ -136,6 +136,13 @@ class Cluster:
             place, within, between, reduce_rate=reduce_rate, copy_rate=copy_rate, name=name
         )
 
+    @property
+    def hosts(self) -> list[int]:
+        """Each rank's host, numbered from 0: its innermost place, or one of its own."""
+        numbers: dict[int, int] = {}
+        places = self.places[0] if self.places else range(self.ranks)
+        return [numbers.setdefault(place, len(numbers)) for place in places]
+
     def changed(
         self,
         *,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycollective._core import Step
+from pycollective.plots import new_figure, show_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,16 +87,9 @@ def table_of_rounds(steps: list[list[Step]]) -> str:
 
 def draw_rounds(steps: list[list[Step]], title: str, file: str | Path | None) -> Figure:
     """Draw the messages as arrows between the ranks' lines."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-    except ImportError:
-        raise ImportError(
-            "pictures need matplotlib: pip install 'pycollective[plot]', or pip install matplotlib"
-        ) from None
     size, messages = len(steps), _messages(steps)
     last = max((m.round for m in messages), default=0)
-    figure = Figure(figsize=(2 + 1.1 * size, 1.6 + 0.8 * last), layout="constrained")
+    figure = new_figure(2 + 1.1 * size, 1.6 + 0.8 * last)
     axes = figure.subplots()
     for rank in range(size):
         axes.plot([rank, rank], [0, last], color="0.75", linewidth=1, zorder=0)
@@ -125,10 +119,8 @@ def draw_rounds(steps: list[list[Step]], title: str, file: str | Path | None) ->
     axes.set(ylabel="round", title=title, xlim=(-0.4, size - 0.3), ylim=(last + 0.3, -0.3))
     axes.xaxis.tick_top()
     kinds = sorted({m.reduces for m in messages}, reverse=True)
-    if kinds:
-        lines = [Line2D([], [], color=_COLORS[kind]) for kind in kinds]
-        names = [_NAMES[kind] for kind in kinds]
-        figure.legend(lines, names, loc="outside lower center", ncols=2, frameon=False)
+    lines = [axes.plot([], [], color=_COLORS[kind])[0] for kind in kinds]
+    show_legend(figure, lines, [_NAMES[kind] for kind in kinds])
     if file is not None:
         figure.savefig(file)
     return figure

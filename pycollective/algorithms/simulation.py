@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +16,29 @@ from numpy.typing import NDArray
 from pycollective import _core
 from pycollective._core import Schedule
 from pycollective.algorithms.clusters import Cluster
-from pycollective.algorithms.writing import Algorithm
 from pycollective.arguments import whole
+from pycollective.plots import mark, mark_seconds, panels, show_legend, size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ROOTED", "Simulation", "plot", "simulate"]
+__all__ = ["ROOTED", "Simulation", "draw_times", "plot", "simulate"]
 
 #: The collectives that have a root.
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 
 #: Told now and then which share of a long work is done.
 Progress = Callable[[float], None]
+
+
+@runtime_checkable
+class Written(Protocol):
+    """An algorithm of one's own, as `pycollective.algorithms.algorithm` makes it."""
+
+    name: str
+
+    def schedule(self, size: int) -> Schedule:
+        """Return the steps of every rank."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ def _seconds(value: float) -> str:
 
 
 def simulate(
-    what: str | Algorithm | Schedule,
+    what: str | Written | Schedule,
     size_or_cluster: int | Cluster,
     bytes: int,
     collective: str = "all_reduce",
@@ -126,7 +136,8 @@ def simulate(
     Parameters
     ----------
     what : str, Algorithm or Schedule
-        The name of an algorithm, one of one's own, or a schedule.
+        The name of an algorithm, also "hierarchical" for the cluster's hosts; one of one's own; or a
+        schedule.
     size_or_cluster : int or Cluster
         Where; a number means so many hosts of `Cluster.ethernet_10g`.
     bytes : int
@@ -161,13 +172,15 @@ def simulate(
         cluster = Cluster.ethernet_10g(whole("size_or_cluster", cluster))
     bytes, root = whole("bytes", bytes, 0, sys.maxsize), whole("root", root)
     made: str | Schedule
-    if isinstance(what, Algorithm):
+    if isinstance(what, Written):
         name, made = what.name, what.schedule(cluster.ranks)
         kind = made.collective
     elif isinstance(what, Schedule):
         name, made, kind = "schedule", what, what.collective
     else:
         name, made, kind = what, checked_name(what), collective_of(collective)
+        if (name, kind) == ("hierarchical", _core.Collective.all_reduce):
+            made = _core.make_hierarchical(cluster.hosts)
     if kind == _core.Collective.barrier:
         bytes = 0
     if root and kind.name not in ROOTED:
@@ -237,7 +250,7 @@ def watching(progress: Progress | bool, what: str) -> Iterator[Progress | None]:
 
 
 def plot(
-    algorithms: Sequence[str | Algorithm],
+    algorithms: Sequence[str | Written],
     cluster: Callable[[int], Cluster],
     *,
     ranks: Sequence[int],
@@ -267,34 +280,46 @@ def plot(
     -------
     matplotlib.figure.Figure
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            "plots need matplotlib: pip install 'pycollective[plot]', or pip install matplotlib"
-        ) from None
     if not algorithms or not ranks or not sizes:
         raise ValueError("plot needs at least one algorithm, one number of ranks and one size")
-    panels: list[tuple[str, Sequence[int], Callable[[int], tuple[int, int]]]] = []
-    if len(sizes) > 1 or len(ranks) == 1:
-        panels.append(("bytes", sizes, lambda size: (ranks[-1], size)))
-    if len(ranks) > 1:
-        panels.append(("ranks", ranks, lambda count: (count, sizes[-1])))
-    figure = Figure(figsize=(6.4 * len(panels), 4.8), layout="constrained")
-    for axes, (label, values, point) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-    ):
-        for what in algorithms:
-            made = [
-                simulate(what, cluster(n), size, collective, progress=False).seconds
-                for n, size in map(point, values)
-            ]
-            axes.plot(values, made, marker=".", label=what if isinstance(what, str) else what.name)
-        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="seconds")
-        fixed = f"{ranks[-1]:,} ranks" if label == "bytes" else f"{sizes[-1]:,} bytes"
-        axes.set_title(f"{collective}, {cluster(ranks[-1]).name}, {fixed}")
-        axes.grid(True, which="both", alpha=0.3)
-        axes.legend()
+    points = [(n, sizes[-1]) for n in ranks[:-1]] + [(ranks[-1], size) for size in sizes]
+    curves = [
+        [simulate(what, cluster(n), size, collective, progress=False) for n, size in points]
+        for what in algorithms
+    ]
+    return draw_times(curves, file)
+
+
+def draw_times(curves: Sequence[Sequence[Simulation]], file: str | Path | None) -> Figure:
+    """Draw simulated times, a line for each curve, as `plot` says."""
+    every = [each for curve in curves for each in curve]
+    ranks = {each.cluster.ranks for each in every}
+    sizes = {each.bytes for each in every} - {0}  # a barrier has none
+    most = max(ranks)
+    parts: list[tuple[str, str, list[list[tuple[int, float]]]]] = []
+    if len(sizes) > 1 or (sizes and len(ranks) == 1):
+        found = [
+            [(s.bytes, s.seconds) for s in c if s.bytes and s.cluster.ranks == most] for c in curves
+        ]
+        parts.append(("bytes", f"{most:,} ranks", found))
+    if len(ranks) > 1 or not sizes:
+        largest = max(sizes, default=0)
+        found = [
+            [(s.cluster.ranks, s.seconds) for s in c if s.bytes in (0, largest)] for c in curves
+        ]
+        parts.append(("ranks", size_text(largest), found))
+    figure, every_axes = panels(len(parts), 6.4, 4.8)
+    collectives = {curve[0].collective for curve in curves}
+    for axes, (label, fixed, lines) in zip(every_axes, parts, strict=True):
+        for curve, line in zip(curves, lines, strict=True):
+            name = curve[0].algorithm
+            if len(collectives) > 1:
+                name = f"{curve[0].collective}, {name}"
+            axes.plot([x for x, _ in line], [y for _, y in line], marker=".", label=name)
+        axes.set_title(f"{', '.join(sorted(collectives))}, {every[0].cluster.name}, {fixed}")
+        mark(axes, label, [value for line in lines for value, _ in line])
+        mark_seconds(axes)
+    show_legend(figure, *every_axes[0].get_legend_handles_labels())
     if file is not None:
         figure.savefig(file)
     return figure

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from pycollective import _core
 from pycollective._core import Buffer, Collective, Schedule, Span, Step, Verb
+from pycollective.algorithms.clusters import Cluster
+from pycollective.algorithms.simulation import Simulation, simulate
+from pycollective.algorithms.text import text_of
 from pycollective.arguments import whole
-
-if TYPE_CHECKING:
-    from pycollective.algorithms.clusters import Cluster
-    from pycollective.algorithms.simulation import Simulation
 
 #: Up to so many ranks proofs are exact, and schedules of one's own run.
 PROVED_RANKS = 64
@@ -165,9 +163,7 @@ class Algorithm:
 
     def show(self, size: int) -> str:
         """Return the steps of every rank as text; see `pycollective.algorithms.rounds` for a picture."""
-        from pycollective.algorithms import show
-
-        return show(self, size)
+        return text_of(self.name, self.schedule(size))
 
     def simulate(
         self, cluster: int | Cluster, bytes: int = 1 << 20, *, root: int = 0
@@ -185,8 +181,6 @@ class Algorithm:
         root : int
             The root, where there is one.
         """
-        from pycollective.algorithms.simulation import simulate
-
         return simulate(self, cluster, bytes, root=root)
 
     def for_ranks(self, size: int) -> _core.Algorithm:

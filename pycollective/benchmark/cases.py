@@ -18,14 +18,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective import algorithms, array_backend
+from pycollective import algorithms, array_backend, dtypes
+from pycollective.algorithms import Algorithm
 from pycollective.algorithms.simulation import ROOTED
 from pycollective.communicator import Communicator
 from pycollective.nccl.device import present_stream
 
 __all__ = [
     "COLLECTIVES", "PARTS", "REDUCING", "ROOTED", "Arrays", "Case", "algorithms_of", "has_choice",
-    "kind_of", "place",
+    "kind_of", "place", "takes",
 ]  # fmt: skip
 
 COLLECTIVES = (
@@ -58,30 +59,22 @@ def algorithms_of(collective: str) -> list[str]:
     """Return the algorithms of one of `COLLECTIVES`; "-" where there are none."""
     if collective == "send_recv":
         return ["-"]
-    same = "all_reduce" if collective == "all_reduce_many" else collective.removesuffix(_RAGGED)
-    return algorithms.names(same)
+    return algorithms.names(_of_algorithms(collective))
+
+
+def _of_algorithms(collective: str) -> str:
+    """Return the collective whose algorithms one of `COLLECTIVES` takes."""
+    return "all_reduce" if collective == "all_reduce_many" else collective.removesuffix(_RAGGED)
+
+
+def takes(collective: str, algorithm: Algorithm) -> bool:
+    """Return True if one of `COLLECTIVES` can be made by an algorithm of a user's own."""
+    return has_choice(collective) and algorithm.collective == _of_algorithms(collective)
 
 
 def kind_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name; bfloat16 is of ``ml_dtypes``.
-
-    Raises
-    ------
-    ImportError
-        If ``ml_dtypes`` is needed and not there.
-    TypeError
-        If there is no such dtype.
-    """
-    if name == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise ImportError(
-                "bfloat16 needs ml_dtypes: pip install 'pycollective[bf16]'"
-            ) from None
-        name = ml_dtypes.bfloat16
-    kind: np.dtype[Any] = np.dtype(name)
-    return kind
+    """Return the dtype of a name; raises TypeError if there is none."""
+    return dtypes.as_dtype(name) if name == "bfloat16" else np.dtype(name)
 
 
 def place(comm: Communicator, device: str) -> tuple[str, int]:
@@ -104,7 +97,7 @@ class Case:
         Bytes that are asked for; `bytes` are those that can be had.
     ranks : int
         Number of ranks.
-    dtype, op, algorithm : str
+    dtype, op, algorithm
         As the collective takes them; those that it does not take are not looked at.
     in_place : bool
         Whether the result replaces the input where the collective can do that.
@@ -119,10 +112,15 @@ class Case:
     ranks: int
     dtype: str = "float32"
     op: str = "sum"
-    algorithm: str = "auto"
+    algorithm: str | Algorithm = "auto"
     in_place: bool = True
     registered: bool = False
     device: Literal["cpu", "gpu"] = "cpu"
+
+    @property
+    def algorithm_name(self) -> str:
+        """The algorithm in the table."""
+        return self.algorithm if isinstance(self.algorithm, str) else self.algorithm.name
 
     @property
     def kind(self) -> str:

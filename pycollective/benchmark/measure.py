@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pycollective.benchmark.cases import ROOTED, Arrays, Case
+from pycollective import array_backend
+from pycollective.benchmark.cases import ROOTED, Arrays, Case, place
 from pycollective.communicator import Communicator
 
-__all__ = ["SMALLEST_LIMIT", "Row", "measure", "memory_rate"]
+__all__ = ["Row", "measure", "measure_all", "memory_rate"]
 
-SMALLEST_LIMIT = 64 << 10
+_SMALLEST_LIMIT = 64 << 10
 """Bytes of an array below which calls cost more than memory: no limit is given."""
 
 _MOST_ITERATIONS = 20_000
@@ -66,10 +67,6 @@ class Row:
     wrong: int
     registered: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 def _slowest(comm: Communicator, seconds: Any) -> Any:
     return comm.all_reduce(np.asarray(seconds, np.float64), "max")
@@ -107,6 +104,18 @@ def memory_rate(comm: Communicator, size: int) -> float:
         seconds_of(lambda: np.invert(source, out=source)),
     )
     return 2 * source.nbytes * comm.size / fastest
+
+
+def measure_all(comm: Communicator, cases: Sequence[Case], **how: Any) -> Iterator[Row]:
+    """Measure one case after the other, with the same settings of `measure`."""
+    limits: dict[int, float] = {}
+    # Sizes that the ranks' parts round to the same one are one case.
+    for case in dict.fromkeys(replace(case, size=case.bytes) for case in cases):
+        size = case.bytes
+        if size >= _SMALLEST_LIMIT and size not in limits and case.device == "cpu":
+            limits[size] = memory_rate(comm, size)
+        with array_backend.on_device(*place(comm, case.device)):
+            yield measure(comm, case, limit=limits.get(size), **how)
 
 
 def measure(
@@ -159,8 +168,8 @@ def measure(
         iterations = max(5, min(_MOST_ITERATIONS, int(seconds / estimate)))
     if comm.rank == 0 and estimate * iterations > _LONG:
         on_wait(
-            f"{case.collective} ({case.algorithm}) of {case.bytes} bytes, {iterations} times, takes "
-            f"about {estimate * iterations:.0f} s"
+            f"{case.collective} ({case.algorithm_name}) of {case.bytes} bytes, {iterations} times, "
+            f"takes about {estimate * iterations:.0f} s"
         )
     times = np.empty(iterations)
     growing = arrays.growing
@@ -181,7 +190,7 @@ def measure(
     slowest = _slowest(comm, times)
     p50 = float(np.median(slowest))
     of_limit = rate = None
-    if limit and case.traffic and case.bytes >= SMALLEST_LIMIT:
+    if limit and case.traffic and case.bytes >= _SMALLEST_LIMIT:
         of_limit, rate = 100 * case.traffic / limit / p50, limit / 1e9
     return Row(
         collective=case.collective,
@@ -189,7 +198,7 @@ def measure(
         count=case.count,
         type=case.dtype if case.collective != "barrier" else "-",
         op=case.op if "reduce" in case.collective else "-",
-        algorithm=case.algorithm,
+        algorithm=case.algorithm_name,
         in_place=case.placed,
         ranks=case.ranks,
         iterations=iterations,

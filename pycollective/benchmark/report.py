@@ -1,4 +1,4 @@
-"""What ``pycollective bench`` prints, writes and draws."""
+"""Tables, reports and pictures of ``pycollective bench`` and ``simulate``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,41 @@ from typing import Any
 
 from pycollective import __version__
 from pycollective.benchmark.measure import Row
+from pycollective.plots import mark, mark_seconds, panels, show_legend
 
-__all__ = ["draw", "header", "line", "need_plot", "size_text", "write"]
+__all__ = ["COLLECTIVE", "Table", "bench_table", "draw", "line", "write"]
 
 _COLUMNS = (
     ("bytes", "", 11), ("count", "", 11), ("type", "", 10), ("op", "", 5),
     ("algorithm", "", 17), ("p50", "µs", 10), ("p99", "µs", 10), ("algbw", "GB/s", 8),
     ("busbw", "GB/s", 8), ("limit", "%", 6), ("errors", "", 7),
 )  # fmt: skip
-_COLLECTIVE = ("collective", "", 14)
+COLLECTIVE = ("collective", "", 14)
+_MOST_BANDS = 3
+"""Bands of more curves than these cover each other."""
 
 
-def header(many: bool) -> str:
-    """Return the two lines over the table; ``many``: with a column for the collective."""
-    columns = (_COLLECTIVE, *_COLUMNS) if many else _COLUMNS
-    names = " ".join(f"{name:>{width}}" for name, _, width in columns)
-    units = " ".join(f"{unit:>{width}}" for _, unit, width in columns)
-    return f"#{names[1:]}\n#{units[1:].rstrip()}"
+class Table:
+    """Columns of a table as text: the name, the unit and the width of each."""
+
+    def __init__(self, *columns: tuple[str, str, int]) -> None:
+        self._columns = columns
+
+    def header(self) -> str:
+        """Return the two lines over the table."""
+        names = self.line([name for name, _, _ in self._columns])
+        units = self.line([unit for _, unit, _ in self._columns])
+        return f"#{names[1:]}\n#{units[1:].rstrip()}"
+
+    def line(self, cells: Sequence[Any]) -> str:
+        """Return a line of the table."""
+        pairs = zip(cells, self._columns, strict=True)
+        return " ".join(f"{cell:>{width}}" for cell, (_, _, width) in pairs)
+
+
+def bench_table(many: bool) -> Table:
+    """Return the columns of ``pycollective bench``; ``many``: with one for the collective."""
+    return Table(*([COLLECTIVE] if many else []), *_COLUMNS)
 
 
 def line(row: Row, many: bool) -> str:
@@ -37,67 +55,49 @@ def line(row: Row, many: bool) -> str:
         row.bytes, row.count, row.type, row.op, row.algorithm, f"{row.p50_us:.2f}",
         f"{row.p99_us:.2f}", f"{row.algbw_gb_s:.3f}", f"{row.busbw_gb_s:.3f}", limit, row.wrong,
     ]  # fmt: skip
-    if many:
-        cells.insert(0, row.collective)
-    widths = [width for _, _, width in ((_COLLECTIVE, *_COLUMNS) if many else _COLUMNS)]
-    return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return bench_table(many).line([row.collective, *cells] if many else cells)
 
 
-def size_text(size: int) -> str:
-    """Return a number of bytes for people: 64 KiB."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} B"
-
-
-def write(path: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:
-    """Write the rows as JSON."""
+def write(path: Path, command: str, about: dict[str, Any], results: Sequence[Any]) -> None:
+    """Write what a command found as JSON."""
     report = {
-        "command": "pycollective bench",
+        "command": f"pycollective {command}",
         "version": __version__,
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **about,
-        "results": [row.as_dict() for row in rows],
+        "results": results,
     }
     path.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def need_plot() -> None:
-    """Raise ImportError, with what to do, when nothing can be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install 'pycollective[plot]'") from None
+    print(f"# written to {path}")
 
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     """Draw time and bus bandwidth over size, a line for each algorithm; the name says the format."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    times, rates = figure.subplots(1, 2)
+    figure, (times, rates) = panels(2, 5.5, 4.5)
     curves: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.bytes:
             curves.setdefault((row.collective, row.algorithm), []).append(row)
+    many = len({collective for collective, _ in curves}) > 1
     for (collective, algorithm), found in curves.items():
-        name = f"{collective}, {algorithm}"
         sizes = [row.bytes for row in found]
-        (drawn,) = times.plot(sizes, [row.p50_us for row in found], marker="o", label=name)
-        low, high = [row.min_us for row in found], [row.p99_us for row in found]
-        times.fill_between(sizes, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+        (drawn,) = times.plot(sizes, [row.p50_us / 1e6 for row in found], marker="o")
+        if len(curves) <= _MOST_BANDS:
+            low = [row.min_us / 1e6 for row in found]
+            high = [row.p99_us / 1e6 for row in found]
+            times.fill_between(sizes, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+        name = f"{collective}, {algorithm}" if many else algorithm
         rates.plot(sizes, [row.busbw_gb_s for row in found], marker="o", label=name)
-    times.set_ylabel("µs of the slowest rank: median, fastest to 99th percentile")
-    rates.set_ylabel("bus bandwidth, GB/s")
-    for axes in (times, rates):
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("bytes")
-        axes.grid(True, alpha=0.3)
-    times.set_yscale("log")
-    if curves:
-        times.legend()
-    figure.suptitle(title)
+    band = ", fastest to 99th percentile" if len(curves) <= _MOST_BANDS else ""
+    times.set_title(f"slowest rank: median{band}")
+    rates.set_title("bus bandwidth")
+    mark_seconds(times)
+    rates.set(ylabel="GB/s", ylim=(0, None))
+    for axes in (times, rates) if curves else ():
+        mark(axes, "bytes", [row.bytes for found in curves.values() for row in found])
+    show_legend(figure, *rates.get_legend_handles_labels())
+    figure.suptitle(title, wrap=True)
     figure.savefig(path)
+    print(f"# drawn to {path}")

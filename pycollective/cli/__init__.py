@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 
 from pycollective import __version__, _core, environment
+from pycollective.cli.options import WrongOptionError
 from pycollective.errors import CheckpointError, CollectiveError, DataError
 
 __all__ = ["main"]
 
-_COMMANDS = ("train", "bench", "simulate", "run", "doctor", "timeline")
+_COMMANDS = ("train", "bench", "simulate", "run", "doctor", "timeline", "completion")
 
 _EPILOG = """\
 examples:
@@ -24,6 +25,7 @@ examples:
   pycollective simulate --ranks 256           time every all-reduce on a cluster that need not be there
   pycollective run -n 4 script.py             start the processes of a group on this host
   pycollective doctor                         say which cluster this process belongs to, test its links
+  eval "$(pycollective completion bash)"      let the Tab key complete all of these
 'pycollective COMMAND --help' tells more about a command.
 """
 
@@ -53,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
     What a user can mend (a file that cannot be read or written, a device that is not there, a wrong
-    option, a misspelt environment variable) is said in a line and gives status 2; everything else is a
-    traceback.
+    option, a misspelt environment variable) is said in a line and gives status 2, before the work
+    begins where it can be known; everything else is a traceback.
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     words = list(sys.argv[1:] if argv is None else argv)
@@ -69,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return int(args.function(args))
+    except WrongOptionError as error:
+        args.parser.error(str(error))
+        raise  # mypy does not know that the line above ends the program
     except BrokenPipeError:  # the reader of our output has gone: `pycollective bench | head`
         sys.stderr.close()
         return 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from pycollective import __version__, array_backend, init, local_group, rendezvous, tuning
-from pycollective.algorithms import Collective
-from pycollective.benchmark import report
+from pycollective import __version__, array_backend, init, local_group, rendezvous, spawn, tuning
+from pycollective.algorithms import Algorithm, Collective
+from pycollective.benchmark import load, report
 from pycollective.benchmark.cases import (
     COLLECTIVES,
     REDUCING,
@@ -19,11 +20,13 @@ from pycollective.benchmark.cases import (
     algorithms_of,
     has_choice,
     kind_of,
+    takes,
 )  # fmt: skip
-from pycollective.benchmark.measure import Row
-from pycollective.benchmark.session import Session, on_threads, sizes
-from pycollective.benchmark.tune import choose
+from pycollective.benchmark.measure import Row, measure_all
+from pycollective.benchmark.tune import choose, past_cache_from
 from pycollective.cli import options
+from pycollective.communicator import Communicator
+from pycollective.plots import size_text
 from pycollective.rendezvous import RANK, launcher
 
 __all__ = ["add_parser"]
@@ -53,6 +56,8 @@ With --device gpu each call's time is that until the GPU is done, where nccl-tes
 many calls; there is no limit. "auto" is NCCL where each rank has a GPU of its own. Other algorithms,
 and ranks that share a GPU, which NCCL refuses, are run by the core among threads, or go over the host
 if it was built without CUDA.
+
+The last lines say how many results were wrong, and whether other programs kept the machine busy.
 """
 
 _EPILOG = """\
@@ -61,6 +66,7 @@ examples:
   pycollective bench --transport shm -n 4 -a all           every algorithm, among 4 processes
   pycollective bench --transport tcp -c all -b 64K -e 4M   every collective, over TCP
   pycollective bench -c broadcast -a tree chain -f 2       two algorithms side by side
+  pycollective bench -a ring mine.py:line                  one that a program of one's own defines
   pycollective bench -d float64 -o max --no-in-place
   pycollective bench --transport shm --registered -b 1M    memory that ranks reach without a copy
   pycollective bench --device gpu -n 2 -b 1M -e 1G         NCCL between two GPUs; also --registered
@@ -81,28 +87,22 @@ _TUNING_TURNS = 3
 
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
-    p = commands.add_parser(
-        "bench",
-        help="time collectives",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = options.command(
+        commands, "bench", run, help="time collectives", description=_DESCRIPTION, epilog=_EPILOG
     )
     add = p.add_argument
+    add("-n", "--ranks", type=options.ranks, default=2, metavar="N", help="ranks (2)")
+    add("-c", "--collective", **options.several(options.one_of([*COLLECTIVES, "all"])),
+        metavar="NAME", help=f"one or several of {', '.join(COLLECTIVES)}, all (all_reduce)",
+    )  # fmt: skip
+    add("-a", "--algorithm", **options.several(options.algorithm), default=["auto"],
+        metavar="NAME", help="one or several, timed side by side; FILE.py:NAME for one of your own; "
+        "all; a wrong one gets a list (auto)")  # fmt: skip
+    options.add_sizes(p, 8, 16 << 20, 4)
     add("--transport", choices=["thread", "shm", "tcp"],
         help="what the ranks are and talk through: threads, processes and shared memory, processes "
         "and TCP (default: the group that this process is in, else what PYCOLLECTIVE_TRANSPORT "
         "says, else thread)")  # fmt: skip
-    add("-n", "--ranks", type=options.ranks, default=2, metavar="N", help="ranks (2)")
-    add("-c", "--collective", nargs="+", choices=[*COLLECTIVES, "all"],
-        metavar="NAME", help=f"one or several of {', '.join(COLLECTIVES)}, all (all_reduce)",
-    )  # fmt: skip
-    add("-a", "--algorithm", nargs="+", default=["auto"], metavar="NAME",
-        help="one or several, timed side by side; all; a wrong one gets a list (auto)")  # fmt: skip
-    add("-b", "--begin", type=options.size, default=8, metavar="SIZE", help="first size (8)")
-    add("-e", "--end", type=options.size, default=16 << 20, metavar="SIZE", help="last size (16M)")
-    add("-f", "--factor", type=options.positive, default=4, metavar="N",
-        help="from size to size (4)")  # fmt: skip
     add("-d", "--dtype", default="float32", metavar="TYPE",
         help="element type, also bfloat16 (float32)")  # fmt: skip
     add("-o", "--op", default="sum",
@@ -116,16 +116,14 @@ def add_parser(commands: Any) -> None:
         help="time memory of Communicator.empty, where all ranks' arrays have one length")  # fmt: skip
     add("-i", "--iterations", type=options.positive, metavar="N",
         help="timed calls (default: as many as take --seconds, at least 5)")  # fmt: skip
-    add("--seconds", type=options.seconds, default=0.3, metavar="S",
+    add("--seconds", type=options.real(1e-3, 1e6), default=0.3, metavar="S",
         help="about how long each line takes (0.3)")  # fmt: skip
     add("-w", "--warmup", type=options.positive, default=5, metavar="N",
         help="calls before the timed ones (5)")  # fmt: skip
-    add("--json", type=options.file, metavar="FILE", help="write the results there too")
-    add("--plot", type=options.picture, metavar="FILE",
-        help="draw them there: .svg, .png or .pdf; needs the extra 'plot'")  # fmt: skip
+    options.add_json(p)
+    options.add_plot(p)
     add("--tune", action="store_true",
         help="time all algorithms, and let 'auto' mean the fastest from now on")  # fmt: skip
-    p.set_defaults(function=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -135,21 +133,19 @@ def run(args: argparse.Namespace) -> int:
         transport = args.transport or (
             "group" if launched else rendezvous.forced(os.environ) or "thread"
         )
-        _check(args)
+        _check(args, args.ranks if transport != "group" else None)
         if transport in ("shm", "tcp") and not launched:
             return launcher.run(options.this_program(*args.words), args.ranks, "never", transport)
-        if transport == "thread":
-            return _bench(args, args.ranks, "threads", True, None)
-        comm = init()
-        try:
-            return _bench(args, comm.size, comm._group.transport, comm.rank == 0, comm)
-        finally:
-            comm.close()
+        comm = None if transport == "thread" else init()
     except (TypeError, ValueError) as error:
-        raise SystemExit(f"pycollective bench: {error}") from None
+        raise options.WrongOptionError(error) from None
+    if comm is None:
+        return _bench(args, args.ranks, "threads", True, None)
+    with comm:
+        return _bench(args, comm.size, comm._group.transport, comm.rank == 0, comm)
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check(args: argparse.Namespace, ranks: int | None) -> None:
     """Raise ValueError, or what the library says, for what cannot be timed."""
     if args.device == "gpu":
         count, why = array_backend.gpu_count()
@@ -157,13 +153,7 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--device gpu: there is no GPU ({why})")
         if args.tune:
             raise ValueError("--device gpu has no --tune: NCCL chooses")
-    if args.factor < 2:
-        raise ValueError("--factor must be at least 2")
-    item = kind_of(args.dtype).itemsize
-    if args.begin < item or args.end < args.begin:
-        raise ValueError(
-            f"sizes must grow from at least {item} bytes, not from {args.begin} to {args.end}"
-        )
+    options.sizes(args, kind_of(args.dtype).itemsize)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if args.device == "cpu" and args.end > memory:
         raise ValueError(
@@ -181,8 +171,9 @@ def _check(args: argparse.Namespace) -> None:
         (alone,) = local_group(1)
         alone.all_reduce(np.zeros(1, kind_of(args.dtype)), args.op)
     _algorithms(args)
-    if args.plot:
-        report.need_plot()
+    for algorithm in args.algorithm:
+        if ranks and isinstance(algorithm, Algorithm):
+            algorithm.verify(ranks)
 
 
 def _collectives(args: argparse.Namespace) -> list[str]:
@@ -200,26 +191,33 @@ def _collectives(args: argparse.Namespace) -> list[str]:
     return list(COLLECTIVES) if "all" in args.collective else list(dict.fromkeys(args.collective))
 
 
-def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list[str]]:
+def _algorithms(args: argparse.Namespace, transport: str = "") -> dict[str, list[str | Algorithm]]:
     """Return which algorithms of each collective are timed over a transport, as a group names it."""
     known = {what: algorithms_of(what) for what in _collectives(args)}
     if "hierarchical" in args.algorithm or transport == "shared memory and TCP":
         for what in known.keys() & {"all_reduce"}:
             known[what] = tuning.candidates(what)
-    for name in args.algorithm:
-        if name not in ("auto", "all") and not any(name in names for names in known.values()):
+    for asked in args.algorithm:
+        if isinstance(asked, Algorithm):
+            if not any(takes(what, asked) for what in known):
+                raise ValueError(
+                    f"{asked.name} is an algorithm of {asked.collective}: give it as -c"
+                )
+        elif asked not in ("auto", "all") and not any(asked in names for names in known.values()):
             lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in known.items())
-            raise ValueError(f"no algorithm is called {name!r} here ({lists}; auto; all)")
-    chosen: dict[str, list[str]] = {}
+            raise ValueError(f"no algorithm is called {asked!r} here ({lists}; auto; all)")
+    chosen: dict[str, list[str | Algorithm]] = {}
     for what, names in known.items():
+        wanted: list[str | Algorithm] = []
+        for asked in ["all"] if args.tune else args.algorithm:
+            if isinstance(asked, Algorithm):
+                wanted += [asked] if takes(what, asked) else []
+            elif has_choice(what) and len(names) > 1:
+                wanted += names if asked == "all" else [asked] if asked in [*names, "auto"] else []
         if not has_choice(what) or len(names) == 1:
-            chosen[what] = names[:1]
-            continue
-        asked = ["all"] if args.tune else args.algorithm
-        wanted = [n for name in asked for n in (names if name == "all" else [name])]
-        found = [name for name in dict.fromkeys(wanted) if name in names or name == "auto"]
-        if found:
-            chosen[what] = found
+            wanted = wanted or [names[0]]
+        if wanted:
+            chosen[what] = list(dict.fromkeys(wanted))
     return chosen
 
 
@@ -237,15 +235,15 @@ def _cases(args: argparse.Namespace, ranks: int, transport: str) -> list[Case]:
             args.device,
         )
         for what, names in _algorithms(args, transport).items()
-        for size in (sizes(args.begin, args.end, args.factor) if what != "barrier" else [0])
+        for size in (options.sizes(args) if what != "barrier" else [0])
         for algorithm in names
     ]
 
 
 def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, comm: Any) -> int:
     """Time everything as the ranks of one group; ``comm``: this process's one."""
-    session = Session(_cases(args, ranks, transport), args.iterations, args.seconds, args.warmup)
-    many = len({case.collective for case in session.cases}) > 1
+    cases = _cases(args, ranks, transport)
+    many = len({case.collective for case in cases}) > 1
     place = "in place" if args.in_place else "out of place"
     title = ", ".join(_collectives(args))
     if args.registered:
@@ -254,50 +252,68 @@ def _bench(args: argparse.Namespace, ranks: int, transport: str, speaks: bool, c
         place += ", GPU arrays"
     title = f"pycollective {__version__} {title}: {ranks} ranks ({transport}), {place}"
     if speaks:
-        print(f"# {title}, {len(session.cases)} lines\n{report.header(many)}", flush=True)
-
-    def on_row(row: Row) -> None:
-        print(report.line(row, many), flush=True)
+        header = report.bench_table(many).header()
+        print(f"# {title}, {len(cases)} lines\n{header}", flush=True)
 
     def on_wait(text: str) -> None:
         print(f"# {text}", file=sys.stderr, flush=True)
 
-    rows = []
+    def timed(comm: Communicator) -> tuple[list[Row], float | None]:
+        """Time all cases as one rank; return the rows, and the cores that other programs used."""
+        other_load = load.OtherLoad(comm)
+        found = []
+        for row in measure_all(comm, cases, **how, on_wait=on_wait):
+            found.append(row)
+            if comm.rank == 0:
+                print(report.line(row, many), flush=True)
+        return found, other_load.cores()
+
+    how = {"iterations": args.iterations, "seconds": args.seconds, "warmup": args.warmup}
+    rows: list[Row] = []
+    others: list[float] = []
     for _ in range(_TUNING_TURNS if args.tune else 1):
-        if comm is None:
-            rows += on_threads(session, ranks, on_row, on_wait)
-        else:
-            rows += session.run(comm, on_row, on_wait)
+        found, busy = spawn(timed, ranks, threads=True)[0] if comm is None else timed(comm)
+        rows += found
+        others += [] if busy is None else [busy]
     wrong = sum(row.wrong for row in rows)
-    if speaks:
-        print(f"# errors: {wrong} {'OK' if wrong == 0 else 'FAILED'}")
-        if args.tune:
-            _remember(rows, transport, ranks, wrong)
-        if args.json:
-            about = {
-                "transport": transport,
-                "ranks": ranks,
-                "in_place": args.in_place,
-                "registered": args.registered,
-                "device": args.device,
-            }
-            report.write(args.json, rows, about)
-            print(f"# written to {args.json}")
-        if args.plot:
-            report.draw(args.plot, rows, title)
-            print(f"# drawn to {args.plot}")
+    copies = None
+    if args.tune and transport in ("threads", "shared memory"):
+        copies = past_cache_from(comm) if comm else spawn(past_cache_from, ranks, threads=True)[0]
+    if not speaks:
+        return 1 if wrong else 0
+    most = max(others, default=None)
+    print(f"# errors: {wrong} {'OK' if wrong == 0 else 'FAILED'}")
+    if text := load.warning(most):
+        print(f"# WARNING: {text}")
+    if args.tune:
+        _remember(rows, transport, ranks, wrong, copies)
+    if args.json:
+        about = {
+            "transport": transport,
+            "ranks": ranks,
+            "in_place": args.in_place,
+            "registered": args.registered,
+            "device": args.device,
+            "cores_of_other_programs": most,
+        }
+        report.write(args.json, "bench", about, [asdict(row) for row in rows])
+    if args.plot:
+        report.draw(args.plot, rows, title)
     return 1 if wrong else 0
 
 
-def _remember(rows: list[Row], transport: str, ranks: int, wrong: int) -> None:
+def _remember(rows: list[Row], transport: str, ranks: int, wrong: int, copies: int | None) -> None:
     """Write the table, and show what is in it."""
     file = tuning.path()
     if wrong or file is None:
         print("# no table is written: there were errors")
         return
     found = choose(rows)
-    tuning.save(file, transport, ranks, found, __version__)
+    tuning.save(file, transport, ranks, found, __version__, copies)
     for collective, most_bytes, name in found:
-        limit = "above" if most_bytes > 1 << 60 else f"to {report.size_text(most_bytes)}"
+        limit = "above" if most_bytes > 1 << 60 else f"to {size_text(most_bytes)}"
         print(f"# auto: {collective.name} {limit}: {name}")
+    if copies is not None:
+        never = copies > 1 << 60
+        print(f"# copies past the caches: {'never' if never else f'from {size_text(copies)} on'}")
     print(f"# for groups of {ranks} ranks ({transport}) on this machine: {file}")

@@ -48,7 +48,8 @@ examples:
 
 _OF_EXTRAS = (
     "numpy", "threadpoolctl", "tqdm", "safetensors", "scikit-learn", "cupy-cuda12x", "cupy-cuda13x",
-    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml_dtypes", "matplotlib", "h5py", "pillow", "ray", "mpi4py",
+    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml_dtypes", "matplotlib", "h5py", "pillow",
+    "tensorboard", "shtab", "ray", "mpi4py",
 )  # fmt: skip
 _PINGS = 200
 _BULK = 4 << 20
@@ -60,27 +61,17 @@ _MEETING_SECONDS = 10.0
 
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
-    p = commands.add_parser(
+    p = options.command(
+        commands,
         "doctor",
+        run,
         help="say which cluster this process belongs to, and test its links",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "--timeout",
-        type=options.seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="how long to wait for the other workers (default: %(default)g)",
-    )
-    p.add_argument(
-        "--json",
-        type=options.file,
-        metavar="FILE",
-        help="write versions, extras and findings there too, for a bug report",
-    )
-    p.set_defaults(function=run)
+    p.add_argument("--timeout", type=options.real(1e-3, 1e6), default=30.0, metavar="SECONDS",
+        help="how long to wait for the other workers (30)")  # fmt: skip
+    options.add_json(p, "versions, extras and findings")
 
 
 def run(args: argparse.Namespace) -> int:

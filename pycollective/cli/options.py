@@ -1,4 +1,4 @@
-"""Kinds of values that options of several commands take."""
+"""The parts that commands share: parsers, options of several commands, kinds of values."""
 
 from __future__ import annotations
 
@@ -6,29 +6,153 @@ import argparse
 import math
 import os
 import re
+import runpy
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+from pycollective.algorithms import Algorithm
 from pycollective.environment import MAX_RANKS, is_number
 from pycollective.errors import DataError
+from pycollective.plots import new_figure, size_text
 
 __all__ = [
+    "WrongOptionError",
+    "add_json",
+    "add_plot",
+    "add_sizes",
+    "algorithm",
+    "command",
     "file",
     "need_folder",
-    "picture",
+    "one_of",
     "positive",
-    "positive_real",
     "ranks",
-    "seconds",
+    "real",
+    "several",
     "size",
+    "sizes",
     "this_program",
     "whole",
 ]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _PICTURES = (".png", ".svg", ".pdf")
+
+T = TypeVar("T")
+
+
+class WrongOptionError(Exception):
+    """Options that do not fit together. The command line prints the text with the command's usage."""
+
+
+def command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    """Add a command to the command line."""
+    p: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.set_defaults(function=run, parser=p)
+    return p
+
+
+# Options of several commands ----------------------------------------------------------------------
+
+
+def add_sizes(p: argparse.ArgumentParser, begin: int, end: int, factor: int) -> None:
+    """Add the options that say which sizes of arrays."""
+    add = p.add_argument
+    add("-b", "--begin", type=size, default=begin, metavar="SIZE",
+        help=f"first size ({size_text(begin)})")  # fmt: skip
+    add("-e", "--end", type=size, default=end, metavar="SIZE", help=f"last size ({size_text(end)})")
+    add("-f", "--factor", type=whole(2, 1 << 30), default=factor, metavar="N",
+        help=f"from size to size ({factor})")  # fmt: skip
+
+
+def sizes(args: argparse.Namespace, least: int = 1) -> list[int]:
+    """Return the sizes that the options of `add_sizes` name."""
+    if args.begin < least or args.end < args.begin:
+        raise WrongOptionError(
+            f"sizes must grow from at least {least} bytes, not from {args.begin} to {args.end}"
+        )
+    found = [args.begin]
+    while found[-1] * args.factor <= args.end:
+        found.append(found[-1] * args.factor)
+    return found
+
+
+def add_json(p: argparse.ArgumentParser, what: str = "the results") -> None:
+    """Add the option of a report for programs."""
+    p.add_argument("--json", type=file, metavar="FILE", help=f"write {what} there too")
+
+
+def add_plot(p: argparse.ArgumentParser) -> None:
+    """Add the option of a picture."""
+    p.add_argument("--plot", type=_picture, metavar="FILE",
+        help="draw the results there: .svg, .png or .pdf; needs the extra 'plot'")  # fmt: skip
+
+
+# Kinds of values ----------------------------------------------------------------------------------
+
+
+def several(one: Callable[[str], T]) -> dict[str, Any]:
+    """Return the settings of an option that takes one or several values, by spaces or commas."""
+
+    class Joined(argparse.Action):
+        def __call__(
+            self, _parser: Any, namespace: argparse.Namespace, values: Any, _option: Any = None
+        ) -> None:
+            found = [each for value in values for each in value]
+            setattr(namespace, self.dest, list(dict.fromkeys(found)))
+
+    def convert(text: str) -> list[T]:
+        return [one(part) for part in text.split(",")]
+
+    return {"nargs": "+", "action": Joined, "type": convert}
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """Return the type of an option that takes one of these names."""
+
+    def convert(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return convert
+
+
+def algorithm(text: str) -> str | Algorithm:
+    """Return the name of an algorithm, or with ``FILE.py:NAME`` the one that a program defines."""
+    path, _, name = text.rpartition(":")
+    if not path.endswith(".py"):
+        return text
+    try:
+        found = runpy.run_path(path)
+    except Exception as error:  # the program is the user's
+        raise argparse.ArgumentTypeError(
+            f"{path} cannot be run: {type(error).__name__}: {error}"
+        ) from None
+    made = found.get(name)
+    if not isinstance(made, Algorithm):
+        known = [each for each, value in found.items() if isinstance(value, Algorithm)]
+        raise argparse.ArgumentTypeError(
+            f"{path} defines no algorithm {name!r}; it defines {', '.join(known) or 'none'}"
+        )
+    return made
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
@@ -43,24 +167,23 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 ranks = whole(1, MAX_RANKS)
+positive = whole(1, 1 << 53)
 
 
-def positive(text: str) -> int:
-    """Return a whole number of at least 1."""
-    if not is_number(text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"not a positive number: {text!r}")
-    return int(text)
+def real(least: float = 0.0, most: float = math.inf) -> Callable[[str], float]:
+    """Return the type of an option that takes a number from ``least`` to ``most``."""
 
+    def convert(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            limits = f"from {least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"not a number {limits}: {text!r}")
+        return number
 
-def positive_real(text: str) -> float:
-    """Return a finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"not a positive number: {text!r}")
-    return number
+    return convert
 
 
 def file(text: str) -> Path:
@@ -74,13 +197,25 @@ def file(text: str) -> Path:
     return path
 
 
-def picture(text: str) -> Path:
-    """Return the path of a picture that can be written."""
+def _picture(text: str) -> Path:
+    """Return the path of a picture that can be drawn and written."""
     if Path(text).suffix.lower() not in _PICTURES:
         raise argparse.ArgumentTypeError(
             f"{text!r}: the name of a picture ends with {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]}"
         )
+    try:
+        new_figure(1, 1)
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return file(text)
+
+
+def size(text: str) -> int:
+    """Return a number of bytes: 8, 64K, 16M, 1GiB."""
+    match = re.fullmatch(r"([0-9]{1,15})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r} (write 8, 64K, 16M or 1G)")
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def need_folder(path: Path) -> None:
@@ -90,25 +225,6 @@ def need_folder(path: Path) -> None:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise DataError(f"no file can be written to the folder {path}: {error.strerror}") from None
-
-
-def seconds(text: str) -> float:
-    """Return a positive number of seconds."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"not a number of seconds: {text!r}")
-    return number
-
-
-def size(text: str) -> int:
-    """Return a number of bytes: 8, 64K, 16M, 1GiB."""
-    match = re.fullmatch(r"([0-9]{1,15})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise argparse.ArgumentTypeError(f"not a size: {text!r} (write 8, 64K, 16M or 1G)")
-    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def this_program(*words: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -35,47 +36,30 @@ examples:
 
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
-    p = commands.add_parser(
+    p = options.command(
+        commands,
         "run",
+        run,
         help="start the processes of a group on this host",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "-n", "--ranks", type=options.ranks, required=True, metavar="N", help="processes"
-    )
-    p.add_argument(
-        "--transport",
-        choices=["shm", "tcp"],
+    add = p.add_argument
+    add("-n", "--ranks", type=options.ranks, required=True, metavar="N", help="ranks")
+    add("--transport", choices=["shm", "tcp"],
         help="what the ranks talk through (default: what PYCOLLECTIVE_TRANSPORT says, else shm)",
-    )
-    p.add_argument(
-        "--bind",
-        choices=["cores", "none"],
-        default="cores",
+    )  # fmt: skip
+    add("--bind", choices=["cores", "none"], default="cores",
         help="cores: each rank has an equal share of the cores to itself, where there are as many "
         "cores as ranks (default); none: the system chooses for every rank among all cores",
-    )
-    p.add_argument(
-        "--prefix",
-        choices=["auto", "always", "never"],
-        default="auto",
-        help="begin each line of output with its rank (auto: on a terminal)",
-    )
-    p.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar="MODULE",
-        help="run a Python module, with what follows as its options",
-    )
-    p.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
+    )  # fmt: skip
+    add("--prefix", choices=["auto", "always", "never"], default="auto",
+        help="begin each line of output with its rank (auto: on a terminal)")  # fmt: skip
+    add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
+        help="run a Python module, with what follows as its options")  # fmt: skip
+    add("command", nargs=argparse.REMAINDER,
         help="a Python script (its name ends with .py) or any program, with its options",
-    )
-    p.set_defaults(function=run)
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,15 +67,16 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if args.module:
         command = [sys.executable, "-m", *args.module]
-    elif command and command[0].endswith(".py"):
+    elif not command:
+        raise options.WrongOptionError("give a script: pycollective run -n 2 script.py")
+    elif command[0].endswith(".py"):
+        if not os.path.isfile(command[0]):
+            raise options.WrongOptionError(f"there is no script {command[0]!r}")
         command = [sys.executable, *command]
-    if not command:
-        raise SystemExit("pycollective run: give a script: pycollective run -n 2 script.py")
     try:
         transport = launcher.transport_of_processes(args.transport)
-    except ValueError as error:
-        raise SystemExit(f"pycollective run: {error}") from None
-    try:
         return launcher.run(command, args.ranks, args.prefix, transport, args.bind)
+    except ValueError as error:
+        raise options.WrongOptionError(error) from None
     except OSError as error:
-        raise SystemExit(f"pycollective run: cannot start {command[0]!r}: {error}") from None
+        raise options.WrongOptionError(f"cannot start {command[0]!r}: {error}") from None

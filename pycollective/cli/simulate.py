@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from pycollective import __version__, algorithms
-from pycollective.algorithms import CLUSTERS, Cluster, Simulation
-from pycollective.benchmark import report
+from pycollective import __version__, algorithms, tuning
+from pycollective.algorithms import CLUSTERS, Algorithm, Cluster, Simulation
+from pycollective.algorithms.simulation import ROOTED, draw_times
+from pycollective.algorithms.writing import PROVED_RANKS
+from pycollective.benchmark.report import COLLECTIVE, Table, write
 from pycollective.cli import options
 
 __all__ = ["add_parser"]
@@ -21,7 +22,7 @@ both ends, a latency, and its bytes over the bandwidth of the ports that it pass
 share the host's port. docs/algorithms.md says what is in the model and what is not.
 """
 
-_CLUSTERS = """\
+_EPILOG = """\
 clusters:
   ethernet-10g        CPU hosts on 10 Gb/s Ethernet, 25 µs
   infiniband-nvlink   hosts of 8 GPUs: NVLink 3 within, one 100 Gb/s InfiniBand adapter each
@@ -30,169 +31,148 @@ clusters:
 
 examples:
   pycollective simulate                                     every all-reduce among 16 hosts
-  pycollective simulate --cluster infiniband-nvlink --ranks 64,256,1024 --plot scaling.png
-  pycollective simulate --ranks 10000 --algorithm ring -b 1G -e 1G --verify
-  pycollective simulate --collective broadcast --latency 1e-6 --bandwidth 12.5e9
+  pycollective simulate --cluster infiniband-nvlink -n 64 256 1024 --plot scaling.png
+  pycollective simulate -n 64 --ranks-per-host 8 -a hierarchical ring
+  pycollective simulate -n 10000 -a ring -b 1G -e 1G --verify
+  pycollective simulate -c broadcast --latency 1e-6 --bandwidth 12.5e9
+  pycollective simulate -n 8 -a ring mine.py:line           one that a program of one's own defines
 """
 
-
-_number_of_ranks = options.whole(1, 1_000_000)
-
-
-def _numbers(text: str) -> list[int]:
-    return [_number_of_ranks(part) for part in text.split(",")]
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"not 0 or more seconds: {text!r}")
-    return value
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"not a rate in bytes a second: {text!r}")
-    return value
+_COLUMNS = (
+    ("ranks", "", 8), ("bytes", "", 12), ("algorithm", "", 17), ("time", "µs", 14),
+    ("algbw", "GB/s", 9), ("busbw", "GB/s", 9), ("messages", "", 12),
+)  # fmt: skip
+_COLLECTIVES = list(algorithms.Collective.__members__)
+_MOST_RANKS = 1_000_000
+_MOST_THREADS = 64
 
 
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
-    p = commands.add_parser(
+    p = options.command(
+        commands,
         "simulate",
+        run,
         help="time algorithms on a described cluster",
         description=_DESCRIPTION,
-        epilog=_CLUSTERS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EPILOG,
     )
-    size = {"type": options.size, "metavar": "SIZE"}
-    p.add_argument("-b", "--min-bytes", default=1 << 10, help="first size (1K)", **size)
-    p.add_argument("-e", "--max-bytes", default=64 << 20, help="last size (64M)", **size)
-    p.add_argument(
-        "-f", "--factor", type=options.positive, default=16, metavar="N", help="to the next (16)"
-    )
-    p.add_argument(
-        "--ranks", type=_numbers, default=[16], metavar="N,…", help="numbers of ranks (16)"
-    )
-    p.add_argument("--collective", default="all_reduce", help="which collective (all_reduce)")
-    p.add_argument(
-        "--root",
-        type=options.whole(0, 1_000_000),
-        default=0,
-        metavar="RANK",
-        help="where there is one (0)",
-    )
-    p.add_argument("--algorithm", default="all", metavar="NAME,…", help="which schedules (all)")
-    p.add_argument(
-        "--cluster",
-        default="ethernet-10g",
-        choices=[*CLUSTERS, "this-machine"],
-        help="where (ethernet-10g)",
-    )
-    p.add_argument(
-        "--ranks-per-host", type=options.positive, metavar="N", help="as the cluster has them"
-    )
-    p.add_argument("--latency", type=_seconds, metavar="S", help="seconds between hosts")
-    p.add_argument("--bandwidth", type=_rate, metavar="RATE", help="bytes a second between hosts")
-    p.add_argument("--overhead", type=_seconds, metavar="S", help="seconds a message at each end")
-    p.add_argument("--reduce-rate", type=_rate, metavar="RATE", help="bytes a second of a rank")
-    p.add_argument("--copy-rate", type=_rate, metavar="RATE", help="bytes a second of a rank")
-    p.add_argument("--verify", action="store_true", help="prove the schedules first")
-    p.add_argument("--plot", type=options.picture, metavar="FILE", help="draw .png, .svg or .pdf")
-    p.add_argument("--json", type=options.file, metavar="FILE", help="write the results there too")
-    p.set_defaults(function=run)
+    add = p.add_argument
+    seconds, rate = options.real(0, 1e6), options.real(1)
+    add("-n", "--ranks", **options.several(options.whole(1, _MOST_RANKS)), default=[16],
+        metavar="N", help="one or several numbers of ranks (16)")  # fmt: skip
+    add("-c", "--collective", **options.several(options.one_of(_COLLECTIVES)),
+        default=["all_reduce"], metavar="NAME",
+        help=f"one or several of {', '.join(_COLLECTIVES)} (all_reduce)")  # fmt: skip
+    add("-a", "--algorithm", **options.several(options.algorithm), default=["all"], metavar="NAME",
+        help="one or several; FILE.py:NAME for one of your own; 'hierarchical' needs several ranks "
+        "on a host (all)")  # fmt: skip
+    options.add_sizes(p, 1 << 10, 64 << 20, 16)
+    add("--root", type=options.whole(0, _MOST_RANKS), default=0, metavar="RANK",
+        help="where there is one (0)")  # fmt: skip
+    add("--cluster", default="ethernet-10g", choices=[*CLUSTERS, "this-machine"],
+        help="where (ethernet-10g)")  # fmt: skip
+    add("--ranks-per-host", type=options.positive, metavar="N", help="as the cluster has them")
+    add("--latency", type=seconds, metavar="S", help="seconds between hosts")
+    add("--bandwidth", type=rate, metavar="RATE", help="bytes a second between hosts")
+    add("--overhead", type=seconds, metavar="S", help="seconds a message at each end")
+    add("--reduce-rate", type=rate, metavar="RATE", help="bytes a second of a rank")
+    add("--copy-rate", type=rate, metavar="RATE", help="bytes a second of a rank")
+    add("--verify", action="store_true", help="prove the schedules first")
+    options.add_json(p)
+    options.add_plot(p)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; what makes no sense is said in a line."""
-    if args.factor < 2:
-        raise SystemExit("pycollective simulate: -f must be at least 2")
-    if args.max_bytes < args.min_bytes or args.min_bytes < 1:
-        raise SystemExit(
-            f"pycollective simulate: sizes must grow, not from {args.min_bytes} to {args.max_bytes}"
-        )
     try:
-        return _run(args)
-    except (ValueError, MemoryError) as error:
-        raise SystemExit(f"pycollective simulate: {error}") from None
+        curves = _run(args)
+    except (TypeError, ValueError, MemoryError) as error:
+        raise options.WrongOptionError(error) from None
+    if args.json:
+        every = [found for curve in curves for found in curve]
+        every.sort(key=lambda found: (found.cluster.ranks, found.bytes))
+        write(args.json, "simulate", {"cluster": args.cluster}, [_row(found) for found in every])
+    if args.plot:
+        draw_times(curves, args.plot)
+        print(f"# drawn to {args.plot}")
+    return 0
 
 
-def _run(args: argparse.Namespace) -> int:
-    known = algorithms.names(args.collective)
-    chosen = known if args.algorithm == "all" else args.algorithm.split(",")
-    for name in chosen:
-        if name not in known:
-            raise ValueError(
-                f"no {args.collective} algorithm is called {name!r}; there are {', '.join(known)}"
-            )
-    sizes = [args.min_bytes]
-    while sizes[-1] * args.factor <= args.max_bytes:
-        sizes.append(sizes[-1] * args.factor)
-    if args.collective == "barrier":  # it has no size
-        del sizes[1:]
-    counts = sorted(set(args.ranks))
+def _run(args: argparse.Namespace) -> list[list[Simulation]]:
+    """Simulate, and return a list for each algorithm."""
+    sizes, counts = options.sizes(args), sorted(args.ranks)
     if args.root >= counts[0]:
         raise ValueError(f"root {args.root} is not among the {counts[0]} ranks")
-    if args.plot:
-        report.need_plot()
+    if args.root and not any(what in ROOTED for what in args.collective):
+        raise ValueError(f"{', '.join(args.collective)} has no root")
+    clusters = {ranks: _cluster(args, ranks, sizes[-1]) for ranks in counts}
+    chosen = _algorithms(args, list(clusters.values()))
     if args.verify:
-        for ranks in counts:
-            for name in chosen:
-                algorithms.verify(name, ranks, args.collective)
-                how = "exactly" if ranks <= 64 else "by fingerprints"
-                print(f"# verified {how}: {name}, {ranks} ranks")
-    made = {ranks: _cluster(args, ranks, sizes[-1]) for ranks in counts}
-    print(f"# pycollective {__version__} {args.collective}, simulated on {args.cluster}")
-    print(
-        f"# {'ranks':>8} {'size':>12} {'algorithm':>17} {'time':>14} {'algbw':>9} {'busbw':>9} "
-        f"{'messages':>12}"
-    )
-    print(f"# {'':>8} {'(B)':>12} {'':>17} {'(us)':>14} {'(GB/s)':>9} {'(GB/s)':>9} {'':>12}")
-    rows = []
-    for ranks in counts:
+        for cluster in clusters.values():
+            for what, algorithm in chosen:
+                _verify(what, algorithm, cluster)
+    many = len(args.collective) > 1
+    table = Table(*([COLLECTIVE] if many else []), *_COLUMNS)
+    names = ", ".join(args.collective)
+    print(f"# pycollective {__version__} {names}, simulated on {args.cluster}\n{table.header()}")
+    curves: dict[tuple[str, str | Algorithm], list[Simulation]] = {each: [] for each in chosen}
+    for ranks, cluster in clusters.items():
         for size in sizes:
-            for name in chosen:
-                result = algorithms.simulate(
-                    name, made[ranks], size, args.collective, root=args.root
-                )
-                rows.append(_row(result))
-                print(
-                    f"  {ranks:>8} {result.bytes:>12} {name:>17} {result.seconds * 1e6:>14.2f} "
-                    f"{result.algorithm_bandwidth / 1e9:>9.3f} {result.bus_bandwidth / 1e9:>9.3f} "
-                    f"{result.messages:>12}",
-                    flush=True,
-                )
-    if args.json:
-        written = {
-            "command": "pycollective simulate",
-            "version": __version__,
-            "cluster": args.cluster,
-            "results": rows,
-        }
-        args.json.write_text(json.dumps(written, indent=1) + "\n")
-        print(f"# written to {args.json}")
-    if args.plot:
-        algorithms.plot(
-            chosen,
-            made.__getitem__,
-            ranks=counts,
-            sizes=sizes,
-            collective=args.collective,
-            file=args.plot,
-        )
-        print(f"# drawn in {args.plot}")
-    return 0
+            for what, algorithm in chosen:
+                if what == "barrier" and size > sizes[0]:  # it has no size
+                    continue
+                root = args.root if what in ROOTED else 0
+                found = algorithms.simulate(algorithm, cluster, size, what, root=root)
+                curves[what, algorithm].append(found)
+                cells = [
+                    ranks, found.bytes, found.algorithm, f"{found.seconds * 1e6:.2f}",
+                    f"{found.algorithm_bandwidth / 1e9:.3f}", f"{found.bus_bandwidth / 1e9:.3f}",
+                    found.messages,
+                ]  # fmt: skip
+                print(table.line([what, *cells] if many else cells), flush=True)
+    return [*curves.values()]
+
+
+def _algorithms(
+    args: argparse.Namespace, clusters: list[Cluster]
+) -> list[tuple[str, str | Algorithm]]:
+    """Return the collectives with the algorithms that are simulated of each."""
+    levels = any(1 < len(set(cluster.hosts)) < cluster.ranks for cluster in clusters)
+    chosen: list[tuple[str, str | Algorithm]] = []
+    for asked in args.algorithm:
+        found: list[tuple[str, str | Algorithm]] = []
+        lists = []
+        for what in args.collective:
+            named = "hierarchical" in args.algorithm
+            names = tuning.candidates(what) if levels or named else algorithms.names(what)
+            lists.append(f"{what}: {', '.join(names)}")
+            if isinstance(asked, Algorithm):
+                found += [(what, asked)] if asked.collective == what else []
+            else:
+                found += [(what, name) for name in names if asked in (name, "all")]
+        if not found and isinstance(asked, Algorithm):
+            raise ValueError(f"{asked.name} is an algorithm of {asked.collective}: give it as -c")
+        if not found:
+            raise ValueError(f"no algorithm is called {asked!r} here ({'; '.join(lists)}; all)")
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+def _verify(what: str, algorithm: str | Algorithm, cluster: Cluster) -> None:
+    """Prove an algorithm for the ranks of a cluster."""
+    name = algorithm if isinstance(algorithm, str) else algorithm.name
+    if (what, algorithm) == ("all_reduce", "hierarchical"):
+        algorithms.verify(algorithms.hierarchical(cluster.hosts))
+    else:
+        algorithms.verify(algorithm, cluster.ranks, what)
+    how = "exactly" if cluster.ranks <= PROVED_RANKS else "by fingerprints"
+    print(f"# verified {how}: {name}, {cluster.ranks} ranks")
 
 
 def _row(result: Simulation) -> dict[str, Any]:
     return {
+        "collective": result.collective,
         "ranks": result.cluster.ranks,
         "size": result.bytes,
         "algorithm": result.algorithm,
@@ -205,10 +185,12 @@ def _row(result: Simulation) -> dict[str, Any]:
 
 
 def _cluster(args: argparse.Namespace, ranks: int, most_bytes: int) -> Cluster:
-    """What the options describe."""
+    """Return the cluster that the options describe."""
     if args.cluster == "this-machine":
-        if ranks > 64:
-            raise ValueError(f"this machine is measured with at most 64 threads, not {ranks}")
+        if ranks > _MOST_THREADS:
+            raise ValueError(
+                f"this machine is measured with at most {_MOST_THREADS} threads, not {ranks}"
+            )
         made = Cluster.this_machine(ranks, most_bytes)
     elif args.ranks_per_host:
         made = CLUSTERS[args.cluster](ranks, args.ranks_per_host)

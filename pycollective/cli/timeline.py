@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from pycollective.cli import options
 from pycollective.errors import DataError
 from pycollective.observe.trace_events import merge
 
@@ -26,19 +27,18 @@ example:
 
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
-    p = commands.add_parser(
+    p = options.command(
+        commands,
         "timeline",
+        run,
         help="join the timelines of several processes",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("action", choices=["merge"])
-    p.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a timeline of one process")
-    p.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="the joined one"
-    )
-    p.set_defaults(function=run)
+    add = p.add_argument
+    add("action", choices=["merge"])
+    add("files", nargs="+", type=Path, metavar="FILE", help="a timeline of one process")
+    add("-o", "--output", type=options.file, required=True, metavar="FILE", help="the joined one")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from pycollective import _core, data, distribute, keras, nn, tensor
 from pycollective import train as checkpoints
+from pycollective.benchmark import report
 from pycollective.cli import options
 from pycollective.errors import DataError
 
@@ -36,7 +37,8 @@ data: auto           MNIST from $PYCOLLECTIVE_DATA or the cache, or downloaded; 
       FOLDER         where the MNIST files (idx.gz or mnist.npz) are
 
 examples:
-  pycollective train --replicas 4 --epochs 3 --cross-device-ops hierarchical_copy
+  pycollective train -n 4 --epochs 3 --cross-device-ops hierarchical_copy
+  pycollective train --epochs 10 --resume                 go on where the last run ended
   pycollective train --data fashion_mnist --batch-size 256 --checkpoint-dir runs/fashion
 """
 
@@ -76,74 +78,38 @@ class Epoch:
 
 def add_parser(commands: Any) -> None:
     """Add this command to the command line."""
-    p = commands.add_parser(
+    p = options.command(
+        commands,
         "train",
+        run,
         help="train a CNN on handwritten digits",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "--strategy",
-        choices=["mirrored", "one_device", "default"],
-        default="mirrored",
-        help="how the model is replicated (mirrored)",
-    )
-    p.add_argument(
-        "--replicas",
-        type=options.whole(1, max(16, _core.usable_cores())),
-        metavar="N",
-        help="replicas of the mirrored strategy, at most 16 or one for each core (2)",
-    )
-    p.add_argument(
-        "--cross-device-ops",
-        choices=list(_OPS),
-        default="ring",
-        help="how gradients are reduced (ring)",
-    )
-    p.add_argument("--data", default="auto", metavar="DATA", help="see below (auto)")
-    p.add_argument("--epochs", type=options.positive, default=3, metavar="N", help="passes (3)")
-    p.add_argument(
-        "--batch-size",
-        type=options.positive,
-        default=128,
-        metavar="N",
-        help="examples of a step, all replicas together (128)",
-    )
-    p.add_argument(
-        "--learning-rate",
-        type=options.positive_real,
-        default=2e-3,
-        metavar="X",
-        help="Adam's at the start; it falls to 0 along a cosine (0.002)",
-    )
-    p.add_argument(
-        "--seed",
-        type=options.whole(0, 2**32 - 1),
-        default=0,
-        metavar="N",
-        help="of weights and order (0)",
-    )
-    p.add_argument(
-        "--checkpoint-dir",
-        type=Path,
-        default=Path("training_checkpoints"),
-        metavar="DIR",
-        help="where checkpoints go (training_checkpoints)",
-    )
-    p.add_argument(
-        "--max-to-keep",
-        type=options.positive,
-        metavar="N",
+    add = p.add_argument
+    add("-n", "--replicas", type=options.whole(1, max(16, _core.usable_cores())), metavar="N",
+        help="replicas of the mirrored strategy, at most 16 or one for each core (2)")  # fmt: skip
+    add("--strategy", choices=["mirrored", "one_device", "default"], default="mirrored",
+        help="how the model is replicated (mirrored)")  # fmt: skip
+    add("--cross-device-ops", choices=list(_OPS), default="ring",
+        help="how gradients are reduced (ring)")  # fmt: skip
+    add("--data", default="auto", metavar="DATA", help="see below (auto)")
+    add("--epochs", type=options.positive, default=3, metavar="N", help="passes (3)")
+    add("--batch-size", type=options.positive, default=128, metavar="N",
+        help="examples of a step, all replicas together (128)")  # fmt: skip
+    add("--learning-rate", type=options.real(1e-12, 1e12), default=2e-3, metavar="X",
+        help="Adam's at the start; it falls to 0 along a cosine (0.002)")  # fmt: skip
+    add("--seed", type=options.whole(0, 2**32 - 1), default=0, metavar="N",
+        help="of weights and order (0)")  # fmt: skip
+    add("--checkpoint-dir", type=Path, default=Path("training_checkpoints"), metavar="DIR",
+        help="where checkpoints go (training_checkpoints)")  # fmt: skip
+    add("--max-to-keep", type=options.positive, metavar="N",
         help="keep the last N checkpoints of the folder, and delete older ones (all are kept)",
-    )
-    p.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the folder's last checkpoint, with the other options as before: the result is "
-        "that of a run that was not interrupted",
-    )
-    p.set_defaults(function=run)
+    )  # fmt: skip
+    add("--resume", action="store_true",
+        help="go on from the folder's last checkpoint, with the other options as before: the "
+        "result is that of a run that was not interrupted")  # fmt: skip
+    options.add_json(p, "the epochs")
 
 
 def load_digits(name: str) -> tuple[str, Arrays, Arrays]:
@@ -211,7 +177,6 @@ def train_cnn(
     checkpoint_dir: Path | None = None,
     max_to_keep: int | None = None,
     resume: bool = False,
-    progress: Callable[[Iterable[Any], int, int], Iterable[Any]] | None = None,
     keep: dict[str, Any] | None = None,
 ) -> Iterator[Epoch]:
     """Train the CNN, an epoch at each step of the iterator.
@@ -230,8 +195,6 @@ def train_cnn(
         The number of checkpoints that stay in the folder.
     resume : bool
         Begin after the epoch of the folder's last checkpoint.
-    progress : callable, optional
-        ``progress(batches, epoch, steps)`` wraps the batches of an epoch in a progress bar.
     keep : dict, optional
         Gets the ``model`` and the ``optimizer``.
     """
@@ -278,8 +241,7 @@ def train_cnn(
         weighted = 0.0
         accuracy.reset_state()
         begin = time.perf_counter()
-        shown = progress(distributed, number, len(batches)) if progress else distributed
-        for images, labels in shown:
+        for images, labels in _bar(distributed, number, len(batches)):
             # The size of the whole batch, so that each example weighs the same on every replica.
             examples = sum(len(part) for part in strategy.experimental_local_results(labels))
             losses = strategy.run(step, args=(images, labels, examples))
@@ -293,6 +255,18 @@ def train_cnn(
         if manager is not None:
             manager.save()
         yield epoch
+
+
+def _bar(batches: Iterable[Any], epoch: int, steps: int) -> Iterable[Any]:
+    """Show the batches of an epoch as a bar, on a terminal."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return batches
+    hidden = not sys.stderr.isatty()
+    title = f"epoch {epoch + 1}"
+    bar: Iterable[Any] = tqdm(batches, title, steps, leave=False, unit="step", disable=hidden)
+    return bar
 
 
 def evaluate(
@@ -325,35 +299,18 @@ def _strategy(args: argparse.Namespace) -> distribute.Strategy:
             [f"cpu:{i}" for i in range(replicas)], _OPS[args.cross_device_ops]()
         )
     if args.replicas not in (None, 1):
-        raise SystemExit(f"pycollective train: --strategy {args.strategy} has one replica")
+        raise options.WrongOptionError(f"--strategy {args.strategy} has one replica")
     if args.strategy == "one_device":
         return distribute.OneDeviceStrategy("cpu:0")
     return distribute.get_strategy()
 
 
-def _bar(batches: Iterable[Any], epoch: int, steps: int) -> Iterable[Any]:
-    """Show the batches of an epoch as a bar on a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return batches
-    bar: Iterable[Any] = tqdm(
-        batches,
-        total=steps,
-        desc=f"epoch {epoch + 1}",
-        unit="step",
-        leave=False,
-        disable=not sys.stderr.isatty(),
-    )
-    return bar
-
-
 def run(args: argparse.Namespace) -> int:
     """Train, print a line for each epoch, and check the checkpoint."""
     if args.batch_size < (args.replicas or 1):
-        raise SystemExit(
-            f"pycollective train: --batch-size {args.batch_size} leaves some of the {args.replicas} "
-            "replicas without examples"
+        raise options.WrongOptionError(
+            f"--batch-size {args.batch_size} leaves some of the {args.replicas} replicas without "
+            "examples"
         )
     options.need_folder(args.checkpoint_dir)
     strategy = _strategy(args)
@@ -375,16 +332,20 @@ def run(args: argparse.Namespace) -> int:
         checkpoint_dir=args.checkpoint_dir,
         max_to_keep=args.max_to_keep,
         resume=args.resume,
-        progress=_bar,
     )
     epoch = None
+    found = []
     for epoch in epochs:
+        found.append(asdict(epoch))
         print(
             f"epoch {epoch.number}/{args.epochs}: loss {epoch.loss:.4f}, accuracy {epoch.accuracy:.2%}, "
             f"test loss {epoch.test_loss:.4f}, test accuracy {epoch.test_accuracy:.2%}, "
             f"{len(training[0]) / epoch.seconds:,.0f} samples/s",
             flush=True,
         )
+    if args.json:
+        about = {"data": what, "replicas": strategy.num_replicas_in_sync}
+        report.write(args.json, "train", about, found)
     path = checkpoints.latest_checkpoint(str(args.checkpoint_dir))
     if epoch is None:
         print(f"{path} is of the last of the {args.epochs} epochs: give more --epochs to go on")

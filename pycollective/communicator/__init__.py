@@ -13,6 +13,7 @@ from pycollective.communicator.cart import Cart
 from pycollective.communicator.located import Located, located
 from pycollective.communicator.mpi import MPIGroup, join
 from pycollective.communicator.objects import Objects
+from pycollective.communicator.persistent import Persistent
 from pycollective.communicator.prefixes import Prefixes
 from pycollective.communicator.reductions import (
     DEFAULT_ALGORITHM,
@@ -33,6 +34,7 @@ __all__ = [
     "Cart",
     "Communicator",
     "Located",
+    "Persistent",
     "Work",
     "all_reduce_together",
     "local_group",

@@ -68,6 +68,7 @@ class Member(_core.CommunicatorBase):
         live.add(self)
         if isinstance(group, _core.Group):
             _core.use_arena(group)
+            tuning.use_copies()
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self._group.transport}>"
@@ -138,8 +139,8 @@ class Member(_core.CommunicatorBase):
             raise MemoryError(f"no memory has room for {lengths} of {kind} from each rank")
         if device == "gpu":
             return self._empty_on_gpu(lengths, kind, self._seconds(timeout))
-        shared: Array | None = self._core.empty(lengths, kind)
-        return np.empty(lengths, kind) if shared is None else shared
+        made: Array = self._core.empty(lengths, kind)
+        return made
 
     def _empty_on_gpu(self, sizes: Sequence[int], kind: np.dtype[Any], seconds: float) -> Array:
         like = array_backend.empty_on_gpu(0, np.uint8)

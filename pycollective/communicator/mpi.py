@@ -536,9 +536,9 @@ class MPICore:
         what = f"all_to_all({source.dtype}{list(shape)}, ragged)"
         return self._call(what, call, seconds, async_op)
 
-    def empty(self, shape: Sequence[int], dtype: Any) -> Array | None:
-        """Return None: the array is an ordinary one."""
-        return None
+    def empty(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Make an ordinary array."""
+        return np.empty(shape, dtype)
 
     def barrier(self, seconds: float, async_op: bool = False) -> _Task | None:
         """Meet."""

@@ -13,8 +13,6 @@ import numpy as np
 
 from pycollective.tensor import random
 
-__all__ = ["Prefetcher"]
-
 _END = object()
 
 
@@ -59,19 +57,12 @@ def _produce(source: Iterator[Any], shared: _Shared, generator: np.random.Genera
 
 
 class Prefetcher:
-    """Elements of an iterator, made ahead of time in a thread.
+    """Elements of the iterator that ``make()`` returns, ``size`` of them made ahead of time in a thread.
 
     The thread ends when the elements are exhausted, when the iterator raises (the error arrives in
     the consumer), when `close` is called, or when this object is dropped. What is random in it draws
     from a generator of its own, which follows from the default one: so neither its numbers nor the
     consumer's depend on which thread is faster, or on whether there is one.
-
-    Parameters
-    ----------
-    make : callable
-        Returns the iterator.
-    size : int
-        How many elements are kept ready.
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]], size: int) -> None:

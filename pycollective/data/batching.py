@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.data.dataset import Dataset
+from pycollective.data.dataset import Dataset, kind
 from pycollective.data.rows import Rows, cut_anew, number_of_rows, regroup
 from pycollective.data.spec import (
     INFINITE_CARDINALITY,
@@ -18,16 +18,15 @@ from pycollective.data.spec import (
     TensorSpec,
     component_names,
 )
-from pycollective.data.transformations import Transformed, at_least
+from pycollective.data.transformed import Transformed, at_least
 from pycollective.dtypes import string
 from pycollective.errors import DataLossError, InvalidArgumentError
-
-__all__ = ["Batch", "PaddedBatch", "Rebatch", "RebatchByBatch", "Unbatch"]
 
 # Taking so many bytes of rows out of memory takes some 50 µs, as handing a batch over does.
 _AT_HAND_BYTES = 512 << 10
 
 
+@kind
 class Batch(Transformed):
     """Several elements joined along a new first axis."""
 
@@ -58,7 +57,6 @@ class Batch(Transformed):
             yield nest.map_structure(_stack, component_names(batch[0]), *batch)
 
     def cardinality(self) -> int:
-        """Return the number of batches."""
         return _number_of_batches(self._source.cardinality(), self._size, self._drop)
 
     def _make_spec(self) -> Any:
@@ -113,6 +111,7 @@ def _check_alike(name: str, one: Any, other: Any) -> None:
         )
 
 
+@kind
 class PaddedBatch(Transformed):
     """Several elements, filled up to one shape, joined along a new first axis."""
 
@@ -163,7 +162,6 @@ class PaddedBatch(Transformed):
         return out if wanted else np.stack(arrays)
 
     def cardinality(self) -> int:
-        """Return the number of batches."""
         return _number_of_batches(self._source.cardinality(), self._size, self._drop)
 
     def _make_spec(self) -> Any:
@@ -239,6 +237,7 @@ def _padding_value(name: str, value: Any, dtype: Any) -> Any:
     return made
 
 
+@kind
 class Rebatch(Transformed):
     """The rows of batches in batches of other sizes, which take turns."""
 
@@ -265,7 +264,6 @@ class Rebatch(Transformed):
         return cut_anew(self._source._iter(), itertools.cycle(self._sizes), self._drop)
 
     def cardinality(self) -> int:
-        """Return that it is unknown, or infinite."""
         count = self._source.cardinality()
         return count if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
@@ -318,7 +316,6 @@ class RebatchByBatch(Transformed):
         return array[part * size : (part + 1) * size]
 
     def cardinality(self) -> int:
-        """Return the number of mini-batches."""
         count = self._source.cardinality()
         return count if count < 0 else count * self._parts
 
@@ -336,6 +333,7 @@ class RebatchByBatch(Transformed):
         return None
 
 
+@kind
 class Unbatch(Transformed):
     """The rows of every element."""
 
@@ -364,7 +362,6 @@ class Unbatch(Transformed):
                 yield nest.map_structure(lambda a, i=i: a[i, ...], batch)
 
     def cardinality(self) -> int:
-        """Return the number of rows, where batches are known to be full."""
         count = self._source.cardinality()
         if count <= 0:
             return count

@@ -14,17 +14,16 @@ import numpy as np
 from pycollective import nest
 from pycollective.array_backend import to_numpy
 from pycollective.atomic_files import replacing
-from pycollective.data.dataset import Dataset
+from pycollective.data.dataset import Dataset, kind
 from pycollective.data.rows import Rows
-from pycollective.data.transformations import Transformed
+from pycollective.data.transformed import Transformed
 from pycollective.dtypes import as_dtype, string
 from pycollective.errors import DataLossError, InvalidArgumentError
-
-__all__ = ["Cache", "FileCache"]
 
 _log = logging.getLogger("pycollective")
 
 
+@kind
 class Cache(Transformed):
     """Elements that are kept in memory."""
 
@@ -59,6 +58,7 @@ class Cache(Transformed):
         yield from self._kept
 
 
+@kind
 class FileCache(Transformed):
     """Elements that are kept in a file, which outlives the program.
 

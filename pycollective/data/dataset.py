@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy as copies
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,11 +14,15 @@ from pycollective.array_backend import copy, is_array
 from pycollective.data.optional import NextElements
 from pycollective.data.options import Options
 from pycollective.data.rows import Rows
-from pycollective.data.spec import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from pycollective.data.spec import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    component_names,
+    signature_of,
+)
 from pycollective.dtypes import string
+from pycollective.errors import InvalidArgumentError
 from pycollective.tensor import Tensor, TensorShape, as_tensor
-
-__all__ = ["Dataset", "DatasetIterator", "as_element", "as_tensors"]
 
 
 def as_element(value: Any, own: bool = False) -> Any:
@@ -64,6 +68,22 @@ def as_tensors(element: Any) -> Any:
     return nest.map_structure(lambda a: a if isinstance(a, Dataset) else Tensor(a), element)
 
 
+#: The kinds of datasets by name. The methods of `Dataset` find them here: its subclasses are
+#: defined in modules that import this one.
+_kinds: dict[str, Callable[..., Dataset]] = {}
+_Kind = TypeVar("_Kind", bound=Callable[..., Any])
+
+
+def kind(maker: _Kind) -> _Kind:
+    """Let the methods of `Dataset` find a subclass, or a function that returns a dataset."""
+    _kinds[maker.__name__] = maker
+    return maker
+
+
+def _made(name: str, *args: Any) -> Dataset:
+    return _kinds[name](*args)
+
+
 class DatasetIterator(NextElements):
     """One pass over a dataset; `close`, or dropping it, ends the threads that work for it."""
 
@@ -79,7 +99,6 @@ class DatasetIterator(NextElements):
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset."""
         return self._dataset.element_spec
 
     def close(self) -> None:
@@ -94,7 +113,7 @@ class Dataset:
     `from_tensors`, `from_generator` or `range`; every transformation returns a new dataset and
     leaves this one as it was.
 
-    A new transformation is a class in ``transformations.py`` with two methods.
+    A new transformation is a subclass of `Transformed` with two methods.
     """
 
     # What a kind of dataset writes --------------------------------------------------------------
@@ -159,7 +178,24 @@ class Dataset:
         TypeError
             If it changes the dtype of the state.
         """
-        return transformations.reduced(self, initial_state, reduce_func)
+        state = nest.map_structure(as_tensor, initial_state)
+        for element in self:
+            new = nest.map_structure(as_tensor, reduce_func(state, element))
+            one, two = nest.flatten(state), nest.flatten(new)
+            if len(one) != len(two):
+                raise InvalidArgumentError(
+                    "The number of components of the initial state and the reduce function output does "
+                    f"not match. (initial_state={len(one)}, output={len(two)})."
+                )
+            for name, before, after in zip(
+                nest.flatten(component_names(state, "state")), one, two, strict=True
+            ):
+                if before.dtype != after.dtype:
+                    raise TypeError(
+                        f"reduce: {name} was {before.dtype}, and reduce_func made it {after.dtype}"
+                    )
+            state = new
+        return state
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
         """Return what a function makes of this dataset."""
@@ -212,18 +248,13 @@ class Dataset:
         """Return a dataset whose elements are the rows of arrays, along their first axis.
 
         The arrays are shared, not copied: do not write to them as long as the dataset is in use.
-
-        Raises
-        ------
-        ValueError
-            If an array has no axis, or the arrays differ in length.
         """
-        return sources.TensorSlices(tensors)
+        return _made("TensorSlices", tensors)
 
     @staticmethod
     def from_tensors(tensors: Any) -> Dataset:
         """Return a dataset of one element."""
-        return sources.SingleElement(tensors)
+        return _made("SingleElement", tensors)
 
     @staticmethod
     def from_generator(
@@ -240,13 +271,13 @@ class Dataset:
         ``output_types`` and ``output_shapes`` instead. Without any of them elements are taken as they
         come. Arrays are copied; tensors among ``args`` are handed over as NumPy arrays.
         """
-        signature = sources.signature_of(output_types, output_shapes, output_signature)
-        return sources.Generated(generator, signature, args or ())
+        signature = signature_of(output_types, output_shapes, output_signature)
+        return _made("Generated", generator, signature, args or ())
 
     @staticmethod
     def range(*args: int, output_type: Any = "int64") -> Dataset:
         """Return a dataset of the numbers of Python's ``range(*args)``."""
-        return sources.Numbers(args, output_type)
+        return _made("Range", args, output_type)
 
     @staticmethod
     def list_files(
@@ -263,13 +294,8 @@ class Dataset:
             then they are sorted.
         seed : int, optional
             As in `shuffle`. Workers that are to agree on the order need one.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If no file matches.
         """
-        names = files.matching_files(file_pattern)
+        names = _made("matching_files", file_pattern)
         return names if shuffle is False else names.shuffle(len(names), seed)
 
     @staticmethod
@@ -282,7 +308,7 @@ class Dataset:
             raise TypeError("Both `*args` and `datasets` cannot be set.")
         if datasets is None:
             datasets = args[0] if len(args) == 1 else args
-        return transformations.Zip(datasets)
+        return _made("Zip", datasets)
 
     # Transformations ----------------------------------------------------------------------------
 
@@ -299,7 +325,7 @@ class Dataset:
         ``reshuffle_each_iteration`` is False; equal seeds give equal orders.
         """
         again = reshuffle_each_iteration is None or reshuffle_each_iteration
-        return transformations.Shuffle(self, buffer_size, seed, again)
+        return _made("Shuffle", self, buffer_size, seed, again)
 
     def batch(
         self,
@@ -309,7 +335,7 @@ class Dataset:
         deterministic: bool | None = None,
     ) -> Dataset:
         """Join ``batch_size`` elements at a time along a new first axis."""
-        return batching.Batch(self, batch_size, drop_remainder)
+        return _made("Batch", self, batch_size, drop_remainder)
 
     def padded_batch(
         self,
@@ -340,22 +366,22 @@ class Dataset:
         TypeError
             If a padding value cannot be of the elements' dtype.
         """
-        return batching.PaddedBatch(self, batch_size, padded_shapes, padding_values, drop_remainder)
+        return _made("PaddedBatch", self, batch_size, padded_shapes, padding_values, drop_remainder)
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False) -> Dataset:
         """Cut the rows of batches anew, into batches of another number of rows.
 
         ``batch_size`` may be a list of numbers, which are used in turn; 0 gives an empty batch.
         """
-        return batching.Rebatch(self, batch_size, drop_remainder)
+        return _made("Rebatch", self, batch_size, drop_remainder)
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Return the dataset ``count`` times over; None or -1: for ever."""
-        return transformations.Repeat(self, count)
+        return _made("Repeat", self, count)
 
     def prefetch(self, buffer_size: int) -> Dataset:
         """Make elements ahead in a thread, ``buffer_size`` of them (-1: two)."""
-        return transformations.Prefetch(self, buffer_size)
+        return _made("Prefetch", self, buffer_size)
 
     def map(
         self,
@@ -369,11 +395,11 @@ class Dataset:
         A list that the function returns is a tuple of components, as in TensorFlow. Arrays that the
         function returns are copied. `element_spec` calls it with zeros.
         """
-        return transformations.Map(self, map_func, num_parallel_calls)
+        return _made("Map", self, map_func, num_parallel_calls)
 
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
         """Return the elements of the dataset that a function makes of each element."""
-        return transformations.Interleave(self, map_func, 1, 1, None)
+        return _made("Interleave", self, map_func, 1, 1, None)
 
     def interleave(
         self,
@@ -398,17 +424,15 @@ class Dataset:
         deterministic : bool, optional
             Accepted for TensorFlow's sake: the order never depends on timing.
         """
-        return transformations.Interleave(
-            self, map_func, cycle_length, block_length, num_parallel_calls
-        )
+        return _made("Interleave", self, map_func, cycle_length, block_length, num_parallel_calls)
 
     def with_options(self, options: Options) -> Dataset:
         """Return the same elements with options, which are put over those there are."""
-        return transformations.WithOptions(self, options)
+        return _made("WithOptions", self, options)
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Keep the elements for which ``predicate`` is true."""
-        return transformations.Filter(self, predicate)
+        return _made("Filter", self, predicate)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
         """Keep the elements when they have been made once.
@@ -424,30 +448,30 @@ class Dataset:
         DataLossError, InvalidArgumentError
             When the elements are read: if the file is not whole, or is another dataset's.
         """
-        return cache.FileCache(self, filename) if filename else cache.Cache(self)
+        return _made("FileCache", self, filename) if filename else _made("Cache", self)
 
     def take(self, count: int) -> Dataset:
         """Return the first ``count`` elements; -1: all."""
-        return transformations.Take(self, count)
+        return _made("Take", self, count)
 
     def skip(self, count: int) -> Dataset:
         """Return all but the first ``count`` elements; -1: none."""
-        return transformations.Skip(self, count)
+        return _made("Skip", self, count)
 
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Return every ``num_shards``-th element, beginning with number ``index``.
 
         ``shard(SHARD_HINT, SHARD_HINT)`` is filled in by a strategy, under `AutoShardPolicy.HINT`.
         """
-        return transformations.Shard(self, num_shards, index)
+        return _made("Shard", self, num_shards, index)
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """Return this dataset's elements, then another's."""
-        return transformations.Concatenate(self, dataset)
+        return _made("Concatenate", self, dataset)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Return pairs of a number and an element."""
-        return transformations.Enumerate(self, start)
+        return _made("Enumerate", self, start)
 
     def window(
         self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
@@ -465,19 +489,8 @@ class Dataset:
         drop_remainder : bool
             Leave out windows of fewer elements.
         """
-        return windows.Window(self, size, shift, stride, drop_remainder)
+        return _made("Window", self, size, shift, stride, drop_remainder)
 
     def unbatch(self) -> Dataset:
         """Return the rows of every element."""
-        return batching.Unbatch(self)
-
-
-# The methods above need these modules, whose classes are kinds of `Dataset`.
-from pycollective.data import (  # noqa: E402
-    batching,
-    cache,
-    files,
-    sources,
-    transformations,
-    windows,
-)
+        return _made("Unbatch", self)

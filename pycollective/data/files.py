@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.data.dataset import Dataset
+from pycollective.data.dataset import Dataset, kind
 from pycollective.data.sources import TensorSlices
 from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec
 from pycollective.dtypes import string
 from pycollective.errors import InvalidArgumentError
+from pycollective.tensor import Tensor
 
-__all__ = ["TextLineDataset", "matching_files"]
 
-
+@kind
 def matching_files(patterns: Any) -> TensorSlices:
     """Return a dataset of the names of all files that match, sorted."""
     one = isinstance(patterns, (str, bytes, os.PathLike))
@@ -65,8 +65,6 @@ class TextLineDataset(Dataset):
 
 
 def _listed(filenames: Any) -> Any:
-    from pycollective.tensor import Tensor
-
     if isinstance(filenames, Tensor):
         filenames = filenames.array if filenames.ndim else filenames.numpy()
     return [filenames] if isinstance(filenames, (str, bytes)) else filenames

@@ -11,8 +11,6 @@ from pycollective.data.spec import TensorSpec
 from pycollective.errors import InvalidArgumentError, OutOfRangeError
 from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["NextElements", "Optional"]
-
 _NOTHING = object()
 
 

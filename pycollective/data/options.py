@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from typing import Any, ClassVar
 
-__all__ = ["SHARD_HINT", "AutoShardPolicy", "DistributeOptions", "Options"]
-
 #: As number of shards and as index in `Dataset.shard`: to be filled in under `AutoShardPolicy.HINT`.
 SHARD_HINT = -1
 

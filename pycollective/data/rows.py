@@ -16,22 +16,15 @@ from pycollective.array_backend import array_module
 from pycollective.data.spec import component_names
 from pycollective.errors import InvalidArgumentError
 
-__all__ = ["Rows", "cut_anew", "number_of_rows", "regroup", "shuffled"]
-
 Indices = Any
 
 _DRAWS = 4096  # random numbers drawn at a time
 
 
 class Rows(NamedTuple):
-    """Arrays, and the order in which their rows are elements.
+    """Arrays ``columns`` of one length, and the order in which their rows are elements.
 
-    Attributes
-    ----------
-    columns : nest of arrays
-        All of the same length.
-    blocks : callable
-        Returns an iterator over arrays of row numbers: one after the other they are the order.
+    ``blocks()`` returns an iterator over arrays of row numbers: one after the other they are the order.
     """
 
     columns: Any
@@ -123,13 +116,7 @@ def shuffled_blocks(
 
 
 def number_of_rows(batch: Any) -> int:
-    """Return the number of rows of a batch, which all its arrays must have.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an array has no axes, or two differ in length; the components are named.
-    """
+    """Return the number of rows of a batch, which all its arrays must have."""
     leaves = nest.flatten(batch)
     if leaves[0].ndim and all(leaf.shape[:1] == leaves[0].shape[:1] for leaf in leaves):
         return len(leaves[0])

@@ -24,7 +24,9 @@ from pycollective.data.batching import Rebatch, RebatchByBatch, Unbatch
 from pycollective.data.cache import Cache, FileCache
 from pycollective.data.dataset import Dataset
 from pycollective.data.files import TextLineDataset
+from pycollective.data.functions import Interleave
 from pycollective.data.options import AutoShardPolicy
+from pycollective.data.ordering import Shard, Shuffle
 from pycollective.data.rows import Rows
 from pycollective.data.sources import Generated, SingleElement, TensorSlices
 from pycollective.data.spec import (
@@ -33,25 +35,9 @@ from pycollective.data.spec import (
     TensorSpec,
     component_names,
 )
-from pycollective.data.transformations import (
-    AssertCardinality,
-    Interleave,
-    Prefetch,
-    Shard,
-    Shuffle,
-    WithOptions,
-)
+from pycollective.data.transformations import AssertCardinality, Prefetch, WithOptions
 from pycollective.dtypes import string
 from pycollective.errors import InvalidArgumentError, NotFoundError
-
-__all__ = [
-    "Share",
-    "batch_size_of",
-    "batch_sizes_for_worker",
-    "describe",
-    "share_of_worker",
-    "starving",
-]
 
 _log = logging.getLogger("pycollective")
 
@@ -110,16 +96,11 @@ class ShardOfFiles(Shard):
 
 
 def shard_by_file(dataset: Dataset, num_workers: int, worker_index: int) -> Dataset:
-    """Return the same dataset, reading only a worker's files.
+    """Return the same dataset, reading only a worker's files; raise NotFoundError if it reads others.
 
     Files are names that go into `TextLineDataset`, or into the function of `Dataset.interleave` or
     `Dataset.flat_map`: a function of a string is taken for one that reads a file. What shuffles the
     names does so among the worker's own, so that workers need not agree on the order.
-
-    Raises
-    ------
-    NotFoundError
-        If elements come from anywhere else.
     """
     if isinstance(dataset, AssertCardinality):
         if num_workers > 1:
@@ -174,20 +155,12 @@ def fill_in_hints(dataset: Dataset, num_workers: int, worker_index: int) -> Data
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker reads.
+    """The part of a dataset that one worker reads.
 
-    Attributes
-    ----------
-    dataset : Dataset
-        Its elements are the worker's mini-batches; a step takes one for each of its replicas.
-    policy : AutoShardPolicy
-        The policy that was used: never AUTO.
-    sizes : list of int, or None
-        With the stream rule, the numbers of rows of its mini-batches, used in turn.
-    batch_size : int or None
-        The rows of a global batch, where they are known.
-    cardinality : int
-        The number of steps; -1 infinite, -2 unknown.
+    ``dataset`` yields the worker's mini-batches, one for each of its replicas and step. ``policy`` is
+    never AUTO. ``sizes`` are the rows of the mini-batches under the stream rule, used in turn, else
+    None. ``batch_size`` are the rows of a global batch, if known, ``cardinality`` is the number of
+    steps.
     """
 
     dataset: Dataset
@@ -200,22 +173,13 @@ class Share:
 def share_of_worker(
     dataset: Dataset, num_workers: int, worker_index: int, num_replicas_in_sync: int
 ) -> Share:
-    """Return what a worker reads of a dataset of global batches.
+    """Return the part of a dataset of global batches that worker ``worker_index`` (w) of W reads.
 
     The dataset's `AutoShardPolicy` decides, as in TensorFlow: OFF, everything. FILE, its own files.
     HINT, what ``shard(SHARD_HINT, SHARD_HINT)`` in the dataset leaves. DATA, of all the mini-batches
     number w, w + W, w + 2 W and so on. AUTO is FILE where the dataset reads files, else DATA.
     Under DATA, also with one worker, and where the size of the batches is not known beforehand, each
     batch is cut by itself; else rows are cut as a stream.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        Elements are global batches.
-    num_workers, worker_index : int
-        How many input pipelines there are (W), and which one this is (w).
-    num_replicas_in_sync : int
-        All workers' replicas (N).
 
     Raises
     ------

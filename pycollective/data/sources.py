@@ -10,15 +10,14 @@ import numpy as np
 
 from pycollective import nest
 from pycollective.array_backend import array_module, copy, is_array
-from pycollective.data.dataset import Dataset, as_element
+from pycollective.data.dataset import Dataset, as_element, kind
 from pycollective.data.rows import Rows
 from pycollective.data.spec import UNKNOWN_SPEC, TensorSpec, component_names, spec_of
 from pycollective.dtypes import as_dtype, string
 from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["Generated", "Numbers", "SingleElement", "TensorSlices", "signature_of"]
 
-
+@kind
 class TensorSlices(Dataset):
     """The rows of arrays."""
 
@@ -47,13 +46,13 @@ class TensorSlices(Dataset):
         return self._rows().elements()
 
     def cardinality(self) -> int:
-        """Return the length of the arrays."""
         return self._length
 
     def _make_spec(self) -> Any:
         return nest.map_structure(lambda a: TensorSpec(a.shape[1:], a.dtype), self._columns)
 
 
+@kind
 class SingleElement(Dataset):
     """One element."""
 
@@ -64,13 +63,13 @@ class SingleElement(Dataset):
         yield self._element
 
     def cardinality(self) -> int:
-        """Return 1."""
         return 1
 
     def _make_spec(self) -> Any:
         return spec_of(self._element)
 
 
+@kind
 class Generated(Dataset):
     """What a function yields."""
 
@@ -115,7 +114,8 @@ class Generated(Dataset):
         return UNKNOWN_SPEC if self._signature is None else self._signature
 
 
-class Numbers(TensorSlices):
+@kind
+class Range(TensorSlices):
     """The numbers of a range."""
 
     def __init__(self, args: tuple[int, ...], output_type: Any) -> None:
@@ -126,34 +126,3 @@ class Numbers(TensorSlices):
                 raise ValueError(f"Dataset.range{args}: {[*number]} does not fit dtype {dtype}")
         start, stop, step = numbers.start, numbers.stop, numbers.step
         super().__init__(np.arange(start, stop, step, dtype=np.int64).astype(dtype))
-
-
-def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
-    """Return the signature that `Dataset.from_generator` was given, in whichever spelling."""
-    if types is None and shapes is None:
-        return signature
-    if signature is not None:
-        name = "output_types" if types is not None else "output_shapes"
-        raise TypeError(
-            f"The `{name}` argument can not be used together with the `output_signature` argument."
-        )
-    if types is None:
-        raise TypeError(
-            "To specify the output signature you need to provide either the `output_signature` "
-            "argument or the `output_types` argument."
-        )
-
-    def specs(kind: Any, shape: Any) -> Any:
-        if not isinstance(kind, (tuple, dict)):
-            return TensorSpec(shape, kind)
-        keys = list(kind) if isinstance(kind, dict) else range(len(kind))
-        if shape is not None and len(shape) != len(kind):
-            raise TypeError(
-                f"from_generator: output_shapes {shapes!r} do not have the structure of output_types "
-                f"{types!r}"
-            )
-        return nest.rebuild(
-            kind, [specs(kind[k], None if shape is None else shape[k]) for k in keys]
-        )
-
-    return specs(types, shapes)

@@ -11,17 +11,6 @@ from pycollective import nest
 from pycollective.dtypes import as_dtype, float32, string
 from pycollective.tensor import TensorShape
 
-__all__ = [
-    "AUTOTUNE",
-    "INFINITE_CARDINALITY",
-    "UNKNOWN_CARDINALITY",
-    "UNKNOWN_SPEC",
-    "TensorSpec",
-    "common_spec",
-    "component_names",
-    "spec_of",
-]
-
 #: In place of a number: choose one.
 AUTOTUNE = -1
 
@@ -95,13 +84,7 @@ UNKNOWN_SPEC = TensorSpec(None, None)
 
 
 def common_spec(one: Any, other: Any) -> Any:
-    """Return what two specs have in common: lengths and dtypes that differ are unknown.
-
-    Raises
-    ------
-    ValueError
-        If the structures differ.
-    """
+    """Return what two specs have in common: lengths and dtypes that differ are unknown."""
 
     def common(a: TensorSpec, b: Any) -> TensorSpec:
         if not isinstance(b, TensorSpec):
@@ -128,3 +111,34 @@ def component_names(structure: Any, name: str = "element") -> Any:
     children = structure.values() if isinstance(structure, Mapping) else structure
     names = (component_names(c, f"{name}[{k!r}]") for k, c in zip(keys, children, strict=True))
     return nest.rebuild(structure, names)
+
+
+def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
+    """Return the signature that `Dataset.from_generator` was given, in whichever spelling."""
+    if types is None and shapes is None:
+        return signature
+    if signature is not None:
+        name = "output_types" if types is not None else "output_shapes"
+        raise TypeError(
+            f"The `{name}` argument can not be used together with the `output_signature` argument."
+        )
+    if types is None:
+        raise TypeError(
+            "To specify the output signature you need to provide either the `output_signature` "
+            "argument or the `output_types` argument."
+        )
+
+    def specs(kind: Any, shape: Any) -> Any:
+        if not isinstance(kind, (tuple, dict)):
+            return TensorSpec(shape, kind)
+        keys = list(kind) if isinstance(kind, dict) else range(len(kind))
+        if shape is not None and len(shape) != len(kind):
+            raise TypeError(
+                f"from_generator: output_shapes {shapes!r} do not have the structure of output_types "
+                f"{types!r}"
+            )
+        return nest.rebuild(
+            kind, [specs(kind[k], None if shape is None else shape[k]) for k in keys]
+        )
+
+    return specs(types, shapes)

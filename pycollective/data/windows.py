@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pycollective import nest
-from pycollective.data.dataset import Dataset
+from pycollective.data.dataset import Dataset, kind
 from pycollective.data.spec import UNKNOWN_SPEC, common_spec, spec_of
-from pycollective.data.transformations import Transformed, at_least
-
-__all__ = ["Window"]
+from pycollective.data.transformed import Transformed, at_least
 
 
 class _Kept(Dataset):
@@ -24,7 +22,6 @@ class _Kept(Dataset):
         return iter(self._arrays)
 
     def cardinality(self) -> int:
-        """Return the number of elements of the window."""
         return len(self._arrays)
 
     def _make_spec(self) -> Any:
@@ -34,6 +31,7 @@ class _Kept(Dataset):
         return spec
 
 
+@kind
 class Window(Transformed):
     """Datasets of several elements each; one for each component of the elements."""
 
@@ -63,7 +61,6 @@ class Window(Transformed):
                 next(itertools.islice(elements, missing, missing), None)
 
     def cardinality(self) -> int:
-        """Return the number of windows."""
         count = self._source.cardinality()
         if count < 0:
             return count

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pycollective import nn
-from pycollective.keras import configs
-from pycollective.keras.backend import find
+from pycollective.keras.configs import Kind, deserialize_any
+from pycollective.keras.registration import publish
 from pycollective.nn import (
     elu,
     gelu,
@@ -100,6 +100,7 @@ def relu(
 _KNOWN: dict[str, Any] = {
     name: globals()[name] for name in __all__ if name not in ("deserialize", "get", "serialize")
 }
+_KIND = Kind("activation", _KNOWN, "a callable(tensor)")
 #: Functions of `pycollective.nn` that stand for one of these, which layers look for.
 _SAME = {nn.relu: relu, nn.leaky_relu: leaky_relu, ops.exp: exponential}
 _NAMES = {function: name for name, function in reversed(_KNOWN.items())}
@@ -108,7 +109,7 @@ _NAMES = {function: name for name, function in reversed(_KNOWN.items())}
 def serialize(activation: Any) -> Any:
     """Return the name of an activation; of one that is not in this module, a dictionary."""
     name = _NAMES.get(activation)
-    return configs.serialize(activation) if name is None else name
+    return _KIND.serialize(activation) if name is None else name
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
@@ -116,8 +117,8 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
     if isinstance(config, Mapping) and "config" in config:
         name = config.get("class_name")
         if isinstance(name, str) and name != "function" and name not in _KNOWN:
-            return configs.deserialize_any(config, custom_objects)
-    return configs.deserialize(config, "activation", _KNOWN, custom_objects)
+            return deserialize_any(config, custom_objects)
+    return _KIND.deserialize(config, custom_objects)
 
 
 def get(identifier: Any) -> Callable[[Any], Any]:
@@ -130,12 +131,9 @@ def get(identifier: Any) -> Callable[[Any], Any]:
     """
     if identifier is None:
         return linear
-    if isinstance(identifier, str):
-        activation: Callable[[Any], Any] = find("activation", _KNOWN, identifier)
-        return activation
-    if isinstance(identifier, Mapping):
-        identifier = deserialize(identifier)
-    if callable(identifier):
-        function: Callable[[Any], Any] = _SAME.get(identifier, identifier)
-        return function
-    raise ValueError(f"{identifier!r} is no activation; give a name or a callable(tensor)")
+    found = deserialize(identifier) if isinstance(identifier, Mapping) else _KIND.get(identifier)
+    function: Callable[[Any], Any] = _SAME.get(found, found)
+    return function
+
+
+publish("keras.activations", globals(), __all__)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pycollective.dtypes import as_dtype
-from pycollective.keras import configs
 
 __all__ = ["clear_session", "epsilon", "floatx", "set_epsilon", "set_floatx", "unique_name"]
 
@@ -70,20 +68,3 @@ def clear_session() -> None:
     """Let automatic names begin again."""
     with _names_lock:
         _names.clear()
-
-
-def find(kind: str, known: dict[str, Any], name: str) -> Any:
-    """Return what is known under ``name``, or raise ``ValueError`` with what there is."""
-    found = known.get(name)
-    if found is None:
-        raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(sorted(known))}")
-    return found
-
-
-def resolve(kind: str, known: dict[str, Any], identifier: Any) -> Any:
-    """Return an object for what stands for it: its name, its class or its config; else itself."""
-    if isinstance(identifier, str):
-        return find(kind, known, identifier)()
-    if isinstance(identifier, Mapping):
-        return configs.deserialize(identifier, kind, known)
-    return identifier() if isinstance(identifier, type) else identifier

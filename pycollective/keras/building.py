@@ -8,8 +8,6 @@ from typing import Any
 
 from pycollective.distribute.context import created_once, current_mode
 
-__all__ = ["build_scope_of_new"]
-
 
 def build_scope_of_new() -> Callable[[Any], AbstractContextManager[Any]]:
     """Return the scope, a function of the object, in which an object made here is to be built.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from pycollective.keras import configs
-from pycollective.keras.backend import epsilon, name_of_class, resolve
+from pycollective.keras.backend import epsilon
+from pycollective.keras.configs import Configured, Kind, by_name
+from pycollective.keras.registration import publish
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class Constraint:
+class Constraint(Configured):
     """Base class: one of your own overrides `__call__`.
 
     Optimizers call it after they have updated a variable, with the new value, and store what it
@@ -36,21 +36,11 @@ class Constraint:
         """Return the weight as it shall be: the same shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} must override __call__()")
 
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make one of what `get_config` returned."""
-        return cls(**config)
-
 
 class NonNeg(Constraint):
     """Negative numbers become 0."""
 
     def __call__(self, w: Any) -> Tensor:
-        """Return the weight without what is negative."""
         return ops.maximum(as_tensor(w), 0)
 
 
@@ -65,7 +55,6 @@ class _Norm(Constraint):
         raise NotImplementedError
 
     def __call__(self, w: Any) -> Tensor:
-        """Return the scaled weight."""
         weight = as_tensor(w)
         norms = ops.sqrt(ops.reduce_sum(ops.square(weight), axis=self.axis, keepdims=True))
         return weight * (self.wanted(norms) / (norms + epsilon()))
@@ -83,29 +72,23 @@ class MaxNorm(_Norm):
         ``[0, 1, 2]`` for each filter of `Conv2D`.
     """
 
+    _config_names = ("max_value", "axis")
+
     def __init__(self, max_value: float = 2, axis: Any = 0) -> None:
         super().__init__(axis)
         self.max_value = max_value
 
     def wanted(self, norms: Tensor) -> Tensor:
-        """Return the norms, cut off."""
         return ops.clip_by_value(norms, 0, self.max_value)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"max_value": self.max_value, "axis": self.axis}
 
 
 class UnitNorm(_Norm):
     """Vectors along ``axis`` are scaled to norm 1."""
 
-    def wanted(self, norms: Tensor) -> float:
-        """Return 1."""
-        return 1.0
+    _config_names = ("axis",)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"axis": self.axis}
+    def wanted(self, norms: Tensor) -> float:
+        return 1.0
 
 
 class MinMaxNorm(_Norm):
@@ -121,6 +104,8 @@ class MinMaxNorm(_Norm):
         As for `MaxNorm`.
     """
 
+    _config_names = ("min_value", "max_value", "rate", "axis")
+
     def __init__(
         self, min_value: float = 0.0, max_value: float = 1.0, rate: float = 1.0, axis: Any = 0
     ) -> None:
@@ -130,18 +115,8 @@ class MinMaxNorm(_Norm):
         self.rate = rate
 
     def wanted(self, norms: Tensor) -> Tensor:
-        """Return the norms, moved towards the interval."""
         inside = ops.clip_by_value(norms, self.min_value, self.max_value)
         return inside * self.rate + norms * (1 - self.rate)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {
-            "min_value": self.min_value,
-            "max_value": self.max_value,
-            "rate": self.rate,
-            "axis": self.axis,
-        }
 
 
 max_norm = MaxNorm
@@ -149,31 +124,8 @@ min_max_norm = MinMaxNorm
 non_neg = NonNeg
 unit_norm = UnitNorm
 
-_KNOWN: dict[str, Any] = {}
-for _class in (MaxNorm, MinMaxNorm, NonNeg, UnitNorm):
-    _KNOWN[_class.__name__] = _KNOWN[name_of_class(_class)] = _class
-
-
-def serialize(constraint: Any) -> Any:
-    """Return a constraint as a dictionary (None stays None)."""
-    return configs.serialize(constraint)
-
-
-def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the constraint that `serialize` described."""
-    return configs.deserialize(config, "constraint", _KNOWN, custom_objects)
-
-
-def get(identifier: Any) -> Callable[[Any], Any] | None:
-    """Return a constraint: itself, or one by its name (``"non_neg"``) or config.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name, or what is neither a name, a config nor callable.
-    """
-    found = resolve("constraint", _KNOWN, identifier)
-    if found is None or callable(found):
-        constraint: Callable[[Any], Any] | None = found
-        return constraint
-    raise ValueError(f"{identifier!r} is no constraint; give a name or a callable(weight)")
+_KIND = Kind("constraint", by_name(MaxNorm, MinMaxNorm, NonNeg, UnitNorm), "a callable(weight)")
+serialize = _KIND.serialize
+deserialize = _KIND.deserialize
+get = _KIND.get
+publish("keras.constraints", globals(), __all__)

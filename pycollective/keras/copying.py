@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
-__all__ = ["CopiedByConfig"]
+from pycollective.keras.serialization import deserialize_keras_object, serialize_with_own, sharing
+from pycollective.train.checkpoint import contents_of
+from pycollective.train.files import Contents
+from pycollective.train.restoration import Restoration, variables_of
+from pycollective.train.trackable import Trackable
 
 
-class CopiedByConfig:
+class CopiedByConfig(Trackable):
     """Base of objects that are pickled and copied as their configs and the values of their variables.
 
     A copy has variables of its own. A pickled object is made again in the strategy whose scope it is
@@ -15,15 +20,27 @@ class CopiedByConfig:
     """
 
     def __reduce__(self) -> Any:
-        from pycollective.keras.saving.copies import reduced
-
-        return reduced(self)
+        stored, own = serialize_with_own(self)
+        # The class is there for its module alone: unpickling imports it, and so publishes its name.
+        module = None if type(self) in own.values() else type(self)
+        return _rebuilt, (stored, own, contents_of(self), module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        from pycollective.keras.saving.copies import copied
-
-        memo[id(self)] = made = copied(self)
+        strategies = (variable.distribute_strategy for _, variable in variables_of(self))
+        strategy = next((each for each in strategies if each is not None), None)
+        function, arguments = self.__reduce__()
+        with nullcontext() if strategy is None else strategy.scope():
+            memo[id(self)] = made = function(*arguments)
         return made
 
     def __copy__(self) -> Any:
         return self.__deepcopy__({})
+
+
+def _rebuilt(stored: Any, own: dict[str, Any], contents: Contents, _: type | None) -> Any:
+    with sharing():
+        made = deserialize_keras_object(stored, own)
+    # Variables that are made later, such as the slots of an optimizer, start with their values too.
+    restoration = Restoration(f"copy of {type(made).__name__}", contents)
+    restoration.carry_out(restoration.plan(made, 0))
+    return made

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from pycollective.tensor import Tensor, Variable
 
-__all__ = ["dry_run", "in_dry_run", "keep_values"]
-
 
 class _Thread(threading.local):
     #: In a dry run: the components of variables by their ids, each with the value to go back to.

@@ -14,10 +14,11 @@ import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.dtypes import as_dtype
-from pycollective.keras import configs
-from pycollective.keras.backend import floatx, name_of_class, resolve
+from pycollective.keras.backend import floatx
+from pycollective.keras.configs import Configured, Kind, array_or_number, by_name
+from pycollective.keras.registration import publish
 from pycollective.tensor import Tensor
-from pycollective.tensor.random import default_generator
+from pycollective.tensor.random import default_generator, truncated
 
 __all__ = [
     "Constant",
@@ -59,19 +60,11 @@ __all__ = [
 Shape = tuple[int, ...]
 
 
-class Initializer:
+class Initializer(Configured):
     """Base class: one of your own overrides `values`."""
 
     def __call__(self, shape: Any, dtype: Any = None) -> Tensor:
-        """Return the values to start from.
-
-        Parameters
-        ----------
-        shape
-            The lengths of the axes.
-        dtype
-            By default ``floatx()``.
-        """
+        """Return the values to start from, for a shape; the dtype is by default ``floatx()``."""
         sizes = tuple(int(n) for n in shape)
         return Tensor(
             np.asarray(self.values(sizes)).astype(as_dtype(floatx() if dtype is None else dtype))
@@ -80,15 +73,6 @@ class Initializer:
     def values(self, shape: Shape) -> Array:
         """Return an array of this shape."""
         raise NotImplementedError(f"{type(self).__name__} must override values()")
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make one of what `get_config` returned."""
-        return cls(**config)
 
     def clone(self) -> Any:
         """Return another one like it."""
@@ -99,7 +83,6 @@ class Zeros(Initializer):
     """All values are 0."""
 
     def values(self, shape: Shape) -> Array:
-        """Return zeros."""
         return np.zeros(shape)
 
 
@@ -107,63 +90,47 @@ class Ones(Initializer):
     """All values are 1."""
 
     def values(self, shape: Shape) -> Array:
-        """Return ones."""
         return np.ones(shape)
 
 
 class Constant(Initializer):
     """All values are ``value``, which may also be an array that broadcasts to the shape."""
 
+    _config_names = ("value",)
+
     def __init__(self, value: Any = 0.0) -> None:
         self.value = value
 
     def values(self, shape: Shape) -> Array:
-        """Return the value in each place."""
         return np.broadcast_to(np.asarray(self.value), shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"value": plain(self.value)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make one of what `get_config` returned."""
         return cls(array_or_number(config["value"]))
 
 
 class Identity(Initializer):
-    """``gain`` on the diagonal of a matrix, 0 elsewhere.
+    """``gain`` on the diagonal of a matrix, 0 elsewhere."""
 
-    Raises
-    ------
-    ValueError
-        In a call, if the shape is not that of a matrix.
-    """
+    _config_names = ("gain",)
 
     def __init__(self, gain: float = 1.0) -> None:
         self.gain = gain
 
     def values(self, shape: Shape) -> Array:
-        """Return the matrix."""
         if len(shape) != 2:
             raise ValueError(f"Identity makes matrices, not values of shape {shape}")
         return self.gain * np.eye(*shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"gain": self.gain}
 
 
 class _Random(Initializer):
     """Base of what draws; with a seed each call gives the same values, as in Keras 3."""
 
+    _config_names: tuple[str, ...] = ("seed",)
+
     def __init__(self, seed: Any = None) -> None:
         # Keras stores a generator, where one was given as the seed, as an object of its own.
         self.seed: int | None = seed["config"]["seed"] if isinstance(seed, Mapping) else seed
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"seed": self.seed}
 
     def _generator(self) -> np.random.Generator:
         return default_generator() if self.seed is None else np.random.default_rng(self.seed)
@@ -172,17 +139,14 @@ class _Random(Initializer):
 class RandomNormal(_Random):
     """Normally distributed values."""
 
+    _config_names = ("mean", "stddev", "seed")
+
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         super().__init__(seed)
         self.mean = mean
         self.stddev = stddev
 
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"mean": self.mean, "stddev": self.stddev, **super().get_config()}
-
     def values(self, shape: Shape) -> Array:
-        """Draw."""
         return self._generator().normal(self.mean, self.stddev, shape)
 
 
@@ -190,12 +154,13 @@ class TruncatedNormal(RandomNormal):
     """Normally distributed values, none further than two ``stddev`` from ``mean``."""
 
     def values(self, shape: Shape) -> Array:
-        """Draw, and draw again what is outside."""
-        return self.mean + self.stddev * _truncated(self._generator(), shape)
+        return self.mean + self.stddev * truncated(self._generator(), shape)
 
 
 class RandomUniform(_Random):
     """Values that are equally likely from ``minval`` to ``maxval``."""
+
+    _config_names = ("minval", "maxval", "seed")
 
     def __init__(
         self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None
@@ -204,12 +169,7 @@ class RandomUniform(_Random):
         self.minval = minval
         self.maxval = maxval
 
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"minval": self.minval, "maxval": self.maxval, **super().get_config()}
-
     def values(self, shape: Shape) -> Array:
-        """Draw."""
         return self._generator().uniform(self.minval, self.maxval, shape)
 
 
@@ -218,19 +178,15 @@ class Orthogonal(_Random):
 
     They are those of a matrix of normally distributed numbers (Saxe et al., 2014); all axes but the
     last count as rows.
-
-    Raises
-    ------
-    ValueError
-        In a call, if the shape has fewer than two axes.
     """
+
+    _config_names = ("gain", "seed")
 
     def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
         super().__init__(seed)
         self.gain = gain
 
     def values(self, shape: Shape) -> Array:
-        """Draw."""
         if len(shape) < 2:
             raise ValueError(f"Orthogonal needs at least two axes, got shape {shape}")
         rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -239,10 +195,6 @@ class Orthogonal(_Random):
         q = q * np.sign(np.diagonal(r))
         matrix: Array = self.gain * (q if rows >= columns else q.T)
         return matrix.reshape(shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"gain": self.gain, **super().get_config()}
 
 
 _DISTRIBUTIONS = ("uniform", "truncated_normal", "untruncated_normal")
@@ -265,12 +217,9 @@ class VarianceScaling(_Random):
     input_axes, output_axes
         Which axes of the shape are inputs and outputs. By default the last but one and the last,
         each times the axes before (of a window).
-
-    Raises
-    ------
-    ValueError
-        For an unknown mode or distribution, or a scale that is not positive.
     """
+
+    _config_names: tuple[str, ...] = ("scale", "mode", "distribution", "seed")
 
     def __init__(
         self,
@@ -297,7 +246,6 @@ class VarianceScaling(_Random):
         self.output_axes = output_axes
 
     def values(self, shape: Shape) -> Array:
-        """Draw."""
         fan_in, fan_out = fans(shape)
         if self.input_axes is not None and self.output_axes is not None:
             fan_in = math.prod(shape[axis] for axis in self.input_axes)
@@ -312,23 +260,19 @@ class VarianceScaling(_Random):
             return generator.normal(0.0, math.sqrt(variance), shape)
         # What is cut off beyond two standard deviations is missing from the variance.
         stddev = math.sqrt(variance) / 0.87962566103423978
-        return stddev * _truncated(generator, shape)
+        return stddev * truncated(generator, shape)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        own = {"scale": self.scale, "mode": self.mode, "distribution": self.distribution}
-        return {**own, **self._common_config()}
-
-    def _common_config(self) -> dict[str, Any]:
         # Older releases of Keras 3 do not know the axes, and refuse what they do not know.
         axes = {"input_axes": self.input_axes, "output_axes": self.output_axes}
         given = {name: list(value) for name, value in axes.items() if value is not None}
-        return {"seed": self.seed, **given}
+        return {**super().get_config(), **given}
 
 
 class _Scaled(VarianceScaling):
     """Base of those that only choose `VarianceScaling`'s arguments."""
 
+    _config_names: tuple[str, ...] = ("seed",)
     _choice: tuple[float, str, str]
 
     def __init__(
@@ -338,10 +282,6 @@ class _Scaled(VarianceScaling):
         output_axes: Sequence[int] | None = None,
     ) -> None:
         super().__init__(*self._choice, seed, input_axes, output_axes)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return self._common_config()
 
 
 class GlorotUniform(_Scaled):
@@ -389,35 +329,6 @@ def fans(shape: Shape) -> tuple[int, int]:
     return shape[-2] * window, shape[-1] * window
 
 
-def _truncated(generator: np.random.Generator, shape: Shape) -> Array:
-    draw = np.asarray(generator.standard_normal(shape))
-    outside = np.abs(draw) > 2
-    while outside.any():
-        draw[outside] = generator.standard_normal(int(outside.sum()))
-        outside = np.abs(draw) > 2
-    return draw
-
-
-def plain(value: Any) -> Any:
-    """Return a number or an array as Keras's files hold it."""
-    if isinstance(value, Tensor):
-        value = value.numpy()
-    if isinstance(value, np.ndarray) and value.ndim:
-        content = {"value": value.tolist(), "dtype": value.dtype.name}
-        return {"class_name": "__numpy__", "config": content}
-    return value.item() if isinstance(value, (np.ndarray, np.generic)) else value
-
-
-def array_or_number(value: Any) -> Any:
-    """Return what `plain` stands for; also a tensor of Keras's."""
-    if not isinstance(value, Mapping):
-        return value
-    if value.get("class_name") not in ("__numpy__", "__tensor__"):
-        raise ValueError(f"{value!r} stands for no number and no array")
-    content = value["config"]
-    return np.asarray(content["value"], as_dtype(content["dtype"]))
-
-
 zeros = Zeros
 ones = Ones
 constant = Constant
@@ -434,42 +345,23 @@ he_normal = HeNormal
 lecun_uniform = LecunUniform
 lecun_normal = LecunNormal
 
-_KNOWN: dict[str, Any] = {
-    "normal": RandomNormal,
-    "one": Ones,
-    "uniform": RandomUniform,
-    "zero": Zeros,
-    "IdentityInitializer": Identity,
-    "OrthogonalInitializer": Orthogonal,
-}
-for _class in (
-    Zeros,
-    Ones,
-    Constant,
-    Identity,
-    Orthogonal,
-    RandomNormal,
-    TruncatedNormal,
-    RandomUniform,
-    VarianceScaling,
-    GlorotUniform,
-    GlorotNormal,
-    HeUniform,
-    HeNormal,
-    LecunUniform,
-    LecunNormal,
-):
-    _KNOWN[_class.__name__] = _KNOWN[name_of_class(_class)] = _class
-
-
-def serialize(initializer: Any) -> Any:
-    """Return an initializer as a dictionary (None stays None)."""
-    return configs.serialize(initializer)
-
-
-def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the initializer that `serialize` described."""
-    return configs.deserialize(config, "initializer", _KNOWN, custom_objects)
+_KIND = Kind(
+    "initializer",
+    {
+        "normal": RandomNormal,
+        "one": Ones,
+        "uniform": RandomUniform,
+        "zero": Zeros,
+        "IdentityInitializer": Identity,
+        "OrthogonalInitializer": Orthogonal,
+    }
+    | by_name(Zeros, Ones, Constant, Identity, Orthogonal, RandomNormal, TruncatedNormal)
+    | by_name(RandomUniform, VarianceScaling, GlorotUniform, GlorotNormal)
+    | by_name(HeUniform, HeNormal, LecunUniform, LecunNormal),
+    "a callable(shape, dtype)",
+)
+serialize = _KIND.serialize
+deserialize = _KIND.deserialize
 
 
 def get(identifier: Any) -> Callable[..., Any] | None:
@@ -482,8 +374,8 @@ def get(identifier: Any) -> Callable[..., Any] | None:
     """
     if isinstance(identifier, (np.ndarray, Tensor)):
         return Constant(identifier)
-    found = resolve("initializer", _KNOWN, identifier)
-    if found is None or callable(found):
-        initializer: Callable[..., Any] | None = found
-        return initializer
-    raise ValueError(f"{identifier!r} is no initializer; give a name or a callable(shape, dtype)")
+    initializer: Callable[..., Any] | None = _KIND.get(identifier)
+    return initializer
+
+
+publish("keras.initializers", globals(), __all__)

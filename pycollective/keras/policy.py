@@ -9,12 +9,12 @@ import numpy as np
 
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx
-
-__all__ = ["DTypePolicy", "dtype_policy", "policy_of", "set_dtype_policy"]
+from pycollective.keras.registration import public
 
 _MIXED = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
+@public("keras")
 class DTypePolicy:
     """In which type a layer computes, and in which its variables are.
 

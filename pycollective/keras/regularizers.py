@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from pycollective.keras import configs
-from pycollective.keras.backend import resolve
+from pycollective.keras.configs import Configured, Kind
+from pycollective.keras.registration import publish
 from pycollective.nn.losses import sum_of_squares
 from pycollective.tensor import Tensor, as_tensor, ops
 
@@ -26,7 +25,7 @@ __all__ = [
 ]
 
 
-class Regularizer:
+class Regularizer(Configured):
     """Base class: one of your own overrides `__call__`."""
 
     def __call__(self, x: Any) -> Tensor:
@@ -34,30 +33,21 @@ class Regularizer:
         raise NotImplementedError(f"{type(self).__name__} must override __call__()")
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        raise NotImplementedError(f"{type(self).__name__} must override get_config()")
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make one of what `get_config` returned."""
-        return cls(**config)
+        if not self._config_names:
+            raise NotImplementedError(f"{type(self).__name__} must override get_config()")
+        return super().get_config()
 
 
 class L1L2(Regularizer):
-    """``l1 * sum(|x|) + l2 * sum(x²)``.
+    """``l1 * sum(|x|) + l2 * sum(x²)``."""
 
-    Raises
-    ------
-    ValueError
-        If a factor is negative or no finite number.
-    """
+    _config_names: tuple[str, ...] = ("l1", "l2")
 
     def __init__(self, l1: float = 0.0, l2: float = 0.0) -> None:
         self.l1 = _factor("l1", l1)
         self.l2 = _factor("l2", l2)
 
     def __call__(self, x: Any) -> Tensor:
-        """Return the penalty for a weight: a scalar in its dtype."""
         weight = as_tensor(x)
         parts = []
         if self.l1:
@@ -66,42 +56,29 @@ class L1L2(Regularizer):
             parts.append(sum_of_squares(weight, self.l2))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"l1": self.l1, "l2": self.l2}
-
 
 class L1(L1L2):
     """``l1 * sum(|x|)``."""
 
+    _config_names = ("l1",)
+
     def __init__(self, l1: float = 0.01) -> None:
         super().__init__(l1=l1)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"l1": self.l1}
 
 
 class L2(L1L2):
     """``l2 * sum(x²)``."""
 
+    _config_names = ("l2",)
+
     def __init__(self, l2: float = 0.01) -> None:
         super().__init__(l2=l2)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"l2": self.l2}
-
 
 class OrthogonalRegularizer(Regularizer):
-    """The mean absolute cosine between the rows, or columns, of a matrix, times ``factor``.
+    """The mean absolute cosine between the rows, or columns, of a matrix, times ``factor``."""
 
-    Raises
-    ------
-    ValueError
-        If ``factor`` is negative or no finite number, ``mode`` is unknown, or the weight is no
-        matrix.
-    """
+    _config_names = ("factor", "mode")
 
     def __init__(self, factor: float = 0.01, mode: str = "rows") -> None:
         self.factor = _factor("factor", factor)
@@ -110,7 +87,6 @@ class OrthogonalRegularizer(Regularizer):
         self.mode = mode
 
     def __call__(self, inputs: Any) -> Tensor:
-        """Return the penalty for a weight: a scalar in its dtype."""
         matrix = as_tensor(inputs)
         if matrix.ndim != 2:
             raise ValueError(
@@ -126,10 +102,6 @@ class OrthogonalRegularizer(Regularizer):
         cosines = ops.abs(ops.matmul(unit, unit, transpose_b=True))
         others = ops.reduce_sum(cosines) - ops.reduce_sum(ops.square(unit))
         return others * (self.factor / (vectors * (vectors - 1)))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets."""
-        return {"factor": self.factor, "mode": self.mode}
 
 
 def l1_l2(l1: float = 0.01, l2: float = 0.01) -> L1L2:
@@ -149,30 +121,26 @@ def _factor(name: str, value: float) -> float:
     return factor
 
 
-_KNOWN: dict[str, Any] = {
-    "L1": L1,
-    "L2": L2,
-    "L1L2": L1L2,
-    "OrthogonalRegularizer": OrthogonalRegularizer,
-    "l1": L1,
-    "l2": L2,
-    "l1_l2": l1_l2,
-    "l1l2": L1L2,
-    "orthogonal_regularizer": OrthogonalRegularizer,
-}
+_KIND = Kind(
+    "regularizer",
+    {
+        "L1": L1,
+        "L2": L2,
+        "L1L2": L1L2,
+        "OrthogonalRegularizer": OrthogonalRegularizer,
+        "l1": L1,
+        "l2": L2,
+        "l1_l2": l1_l2,
+        "l1l2": L1L2,
+        "orthogonal_regularizer": OrthogonalRegularizer,
+    },
+    "a callable(weight)",
+)
+serialize = _KIND.serialize
+deserialize = _KIND.deserialize
 
 
-def serialize(regularizer: Any) -> Any:
-    """Return a regularizer as a dictionary (None stays None)."""
-    return configs.serialize(regularizer)
-
-
-def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the regularizer that `serialize` described."""
-    return configs.deserialize(config, "regularizer", _KNOWN, custom_objects)
-
-
-def get(identifier: Any) -> Callable[[Any], Any] | None:
+def get(identifier: Any) -> Any:
     """Return a regularizer: itself, or one by its name (``"l2"``) or config.
 
     Raises
@@ -180,8 +148,8 @@ def get(identifier: Any) -> Callable[[Any], Any] | None:
     ValueError
         For an unknown name, or what is neither a name, a config nor callable.
     """
-    found = resolve("regularizer", _KNOWN, identifier)
-    if found is None or callable(found):
-        regularizer: Callable[[Any], Any] | None = found
-        return regularizer
-    raise ValueError(f"{identifier!r} is no regularizer; give a name or a callable(weight)")
+    found = _KIND.get(identifier)
+    return l1_l2() if found is l1_l2 else found
+
+
+publish("keras.regularizers", globals(), __all__)

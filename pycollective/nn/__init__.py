@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .activations import (
@@ -25,7 +26,6 @@ from .activations import (
     softsign,
     tanh,
 )
-from .average_pooling import avg_pool2d
 from .conv import conv2d, conv2d_relu_max_pool
 from .depthwise import depthwise_conv2d, grouped_conv2d
 from .losses import (
@@ -40,7 +40,7 @@ from .normalization import (
     moments,
     normalize_batch,
 )
-from .pooling import max_pool2d
+from .pooling import avg_pool2d, max_pool2d
 from .resizing import resize_bilinear, upsample_nearest
 from .transposed import conv2d_transpose
 
@@ -96,10 +96,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # TensorFlow keeps the loss scaling here; it needs the strategy in force, a room above this one.
+    # TensorFlow has the loss scaling here. It needs the strategy in force: it stands above this
+    # package, which is loaded without it.
     if name in ("compute_average_loss", "scale_regularization_loss"):
-        from pycollective.distribute import loss_scaling
-
+        loss_scaling = importlib.import_module("pycollective.distribute.loss_scaling")
         # From now on it is found without this function, which every step would call.
         globals()[name] = getattr(loss_scaling, name)
         return globals()[name]

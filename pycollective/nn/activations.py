@@ -88,13 +88,6 @@ def add_relu(x: Any, y: Any) -> Tensor:
     ----------
     x, y
         Floating-point tensors of one dtype, whose shapes broadcast.
-
-    Raises
-    ------
-    TypeError
-        If dtypes differ, or are not floating-point.
-    ValueError
-        If shapes do not broadcast.
     """
     first, second = operands(x, y)
     a, b = first.array, second.array
@@ -324,11 +317,6 @@ def dropout(x: Any, rate: float, noise_shape: Any = None, seed: int | None = Non
         None for an axis: as ``x``.
     seed
         Each seed has its own generator.
-
-    Raises
-    ------
-    ValueError
-        If ``rate`` is not in 0 to 1, without 1, or ``noise_shape`` does not fit.
     """
     tensor = as_tensor(x)
     a = tensor.array

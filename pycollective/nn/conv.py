@@ -24,6 +24,7 @@ from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
 from . import cudnn
+from .blocks import Blocks, Gradients
 from .halves import in_float32
 from .pooling import max_pool2d
 from .sums import column_sums
@@ -41,11 +42,6 @@ from .window import (
     windows,
 )
 
-__all__ = ["conv2d", "conv2d_relu_max_pool"]
-
-# Patches of one block take about so many bytes: with its product and the filters they stay in the
-# second-level cache.
-_BLOCK_BYTES = 1 << 20
 # Where the kernel without patches beats im2col and BLAS (measured): with few numbers in a patch
 # and, given the widest registers, as long as the filters stay in the first-level cache.
 _DIRECT_PATCH = 32
@@ -108,85 +104,6 @@ def _window_of_shapes(
 # Compiled ----------------------------------------------------------------------------------------
 
 
-class _Blocks:
-    """How a convolution is cut into blocks of output rows; a row is one of ``n * out_h``."""
-
-    def __init__(self, x: Array, w: Array, window: Window, unit: int = 1) -> None:
-        self.x = x
-        self.window = window
-        self.out_h: int = window.out_h
-        self.out_w: int = window.out_w
-        self.filters = w.shape[3]
-        self.patch = w.size // w.shape[3]
-        self.matrix = w.reshape(self.patch, self.filters)
-        self.rows = x.shape[0] * self.out_h
-        # A 1 x 1 kernel at every pixel: the image's own rows are the patches.
-        self.pointwise = (
-            self.patch == x.shape[3]
-            and (window.stride_h, window.stride_w) == (1, 1)
-            and (self.out_h, self.out_w) == x.shape[1:3]
-        )
-        row_bytes = self.out_w * max(self.patch, self.filters) * x.itemsize
-        step = max(_BLOCK_BYTES // row_bytes, 1)
-        # Whole images where they fit, else whole units (a unit: the rows of one pooling window).
-        self.step = step // self.out_h * self.out_h or max(step // unit, 1) * unit
-
-    def spans(self) -> list[tuple[int, int]]:
-        """Return first row and last + 1 of each block."""
-        return [(r, min(r + self.step, self.rows)) for r in range(0, self.rows, self.step)]
-
-    def pixels(self, matrix: Array, first: int, last: int) -> Array:
-        """Return a block of a matrix that has a row for each output pixel."""
-        return matrix[first * self.out_w : last * self.out_w]
-
-    def columns(self, rows: int) -> Array:
-        """Return scratch memory for the patches of so many rows."""
-        return workspace.scratch("columns", (rows * self.out_w, self.patch), self.x.dtype)
-
-    def patches(self, first: int, last: int) -> Array:
-        """Return the patches of a block, ``[pixels, patch]``."""
-        if self.pointwise:
-            return self.pixels(self.x.reshape(-1, self.patch), first, last)
-        columns = self.columns(last - first)
-        kernels.im2col(self.x, columns, self.window, first, last - first)
-        return columns
-
-
-class _Gradients:
-    """Sums the gradients of filters and images block by block."""
-
-    def __init__(self, blocks: _Blocks, w: Array, need_x: bool, need_w: bool) -> None:
-        self.blocks = blocks
-        x = blocks.x
-        self.dw = np.zeros(w.shape, w.dtype) if need_w else None
-        self.part = (
-            workspace.scratch("part", blocks.matrix.shape, w.dtype) if need_w else blocks.matrix
-        )
-        self.dx = workspace.empty(x.shape, x.dtype) if need_x else None
-        self.cleared = 0
-
-    def add(self, dz: Array, first: int, last: int) -> None:
-        """Take in the gradient of a block of the product, ``[pixels, filters]``."""
-        blocks = self.blocks
-        if self.dw is not None:
-            np.matmul(blocks.patches(first, last).T, dz, out=self.part)
-            dw = self.dw.reshape(self.part.shape)
-            np.add(dw, self.part, out=dw)
-        if self.dx is None:
-            return
-        if blocks.pointwise:
-            out = blocks.pixels(self.dx.reshape(-1, blocks.patch), first, last)
-            np.matmul(dz, blocks.matrix.T, out=out)
-            return
-        # Images are cleared when their turn comes, to be in cache when the patches are added.
-        images = -(-last // blocks.out_h)
-        self.dx[self.cleared : images] = 0
-        self.cleared = images
-        columns = blocks.columns(last - first)
-        np.matmul(dz, blocks.matrix.T, out=columns)
-        kernels.col2im(columns, self.dx, blocks.window, first, last - first)
-
-
 def _direct(w: Array) -> bool:
     """Whether the kernel without patches is the faster one."""
     filters = w.shape[3]
@@ -222,7 +139,7 @@ def _compiled_forward(x: Array, w: Array, b: Array | None, window: Window, relu:
     if x.dtype == FLOAT32:
         kernels.blocked_forward(x, w, b, y, None, window, None, relu)
         return y
-    blocks = _Blocks(x, w, window)
+    blocks = Blocks(x, w, window)
     matrix = y.reshape(-1, blocks.filters)
     for first, last in blocks.spans():
         z = blocks.pixels(matrix, first, last)
@@ -258,8 +175,8 @@ def _compiled_backward(
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.blocked_gradient(x, w, g, y, None, dx, dw, db, window, None)
         return dx, dw, db
-    blocks = _Blocks(x, w, window)
-    gradients = _Gradients(blocks, w, need_x, need_w)
+    blocks = Blocks(x, w, window)
+    gradients = Gradients(blocks, w, need_x, need_w)
     upstream = g.reshape(-1, blocks.filters)
     result = None if y is None else y.reshape(upstream.shape)
     for first, last in blocks.spans():
@@ -321,7 +238,7 @@ def _pooled_forward(x: Array, w: Array, b: Array | None, plan: _Pooled) -> tuple
     if kernel is not None:
         kernel(x, w, b, y, codes, plan.window, plan.pool, True)
         return y, codes
-    blocks = _Blocks(x, w, plan.window, plan.size[0])
+    blocks = Blocks(x, w, plan.window, plan.size[0])
     results = y.reshape(-1, plan.out_w * blocks.filters)
     taps = codes.reshape(results.shape)
     for first, last in blocks.spans():
@@ -372,8 +289,8 @@ def _pooled_backward(
         dx, dw = _empty_gradients(x, w, need_x, need_w)
         kernels.blocked_gradient(x, w, g, None, codes, dx, dw, db, plan.window, plan.pool)
         return dx, dw, db
-    blocks = _Blocks(x, w, plan.window, plan.size[0])
-    gradients = _Gradients(blocks, w, need_x, need_w)
+    blocks = Blocks(x, w, plan.window, plan.size[0])
+    gradients = Gradients(blocks, w, need_x, need_w)
     upstream = g.reshape(-1, plan.out_w * blocks.filters)
     taps = codes.reshape(upstream.shape)
     for first, last in blocks.spans():
@@ -494,13 +411,6 @@ def conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, filters]``.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit, a size is not positive, or the kernel is larger than the image.
-    TypeError
-        If dtypes differ.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")
@@ -542,11 +452,6 @@ def conv2d_relu_max_pool(
     -------
     Tensor
         ``[n, out_h // pool_h, out_w // pool_w, filters]``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As `conv2d`, and if the pooling window is larger than the convolution's result.
     """
     inputs, (xa, wa, ba) = _tensors(x, w, bias)
     window = _conv_window(xa, wa, ba, strides, padding, dilations)

@@ -9,25 +9,12 @@ from ..array_backend import Array
 from ..workspace import workspace
 from .window import compiled, native
 
-__all__ = ["forward"]
-
 
 def forward(logits: Array, labels: Array, gradient: bool) -> tuple[Array, Array | None]:
-    """Return the loss of each row and, if asked for, its derivative by the logits.
+    """Return the loss of each row of logits ``[rows, classes]``, and its derivative if asked for.
 
-    Parameters
-    ----------
-    logits
-        NumPy array ``[rows, classes]`` of float32 or float64.
-    labels
-        Integers ``[rows]`` in ``[0, classes)``.
-    gradient
-        Whether ``softmax(logits) - onehot(labels)`` is wanted.
-
-    Raises
-    ------
-    ValueError
-        If a label is out of range, or the arrays are not of these kinds.
+    The arrays are NumPy's, of float32 or float64; labels are integers in ``[0, classes)``. The
+    derivative is ``softmax(logits) - onehot(labels)``.
     """
     if not compiled(logits):
         raise ValueError(f"logits must be NumPy float32 or float64, got dtype {logits.dtype}")

@@ -23,8 +23,6 @@ import numpy as np
 from ..array_backend import Array, array_module
 from .window import Window, behind
 
-__all__ = ["forward", "gradients", "library_version"]
-
 _log = logging.getLogger("pycollective")
 
 #: By the names of the arrays' types.
@@ -39,14 +37,9 @@ class _Plan(NamedTuple):
 
 
 class _Kept(threading.local):
-    """What belongs to one thread, because a handle serves one at a time.
+    """The handles (by device) and plans of one thread: a handle serves one thread at a time.
 
-    Attributes
-    ----------
-    handles
-        By device.
-    plans
-        By operation, device, types, shapes and window; None where cuDNN has no engine.
+    A plan is kept by operation, device, types, shapes and window; None where cuDNN has no engine.
     """
 
     def __init__(self) -> None:
@@ -173,16 +166,9 @@ def _filters_first(w: Array) -> Array:
 
 
 def forward(x: Array, w: Array, window: Window) -> Array | None:
-    """Return the convolution of a GPU's arrays, or None where cuDNN is not to be had.
+    """Return the convolution of a GPU's images ``x`` with filters ``w``, or None without cuDNN.
 
-    Parameters
-    ----------
-    x
-        Images ``[n, height, width, channels]``.
-    w
-        Filters ``[kernel_h, kernel_w, channels, filters]`` of the same dtype.
-    window
-        The geometry of the filters over the images.
+    The layouts are ``[n, height, width, channels]`` and ``[kernel_h, kernel_w, channels, filters]``.
     """
     if _library() is None:
         return None
@@ -197,14 +183,7 @@ def gradients(
 ) -> tuple[Array | None, Array | None]:
     """Return the gradients by images and filters; None for what is not needed or not to be had.
 
-    Parameters
-    ----------
-    g
-        The gradient by the result, ``[n, out_h, out_w, filters]``.
-    x, w, window
-        As for `forward`.
-    need_x, need_w
-        Which gradients are wanted.
+    ``g`` is the gradient by the result, ``[n, out_h, out_w, filters]``; the rest is as in `forward`.
     """
     if _library() is None:
         return None, None

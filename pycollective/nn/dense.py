@@ -17,8 +17,6 @@ from .activations import bias_add
 from .activations import relu as relu_of
 from .window import FLOAT32, compiled, native
 
-__all__ = ["dense"]
-
 # Factors with more numbers do not stay in caches: BLAS, which cuts products into blocks both ways,
 # is faster there.
 _LARGEST = 1 << 20
@@ -27,21 +25,7 @@ _LARGEST = 1 << 20
 def dense(x: Any, w: Any, bias: Any = None, activation: str | None = None) -> Tensor:
     """Return ``x @ w + bias``, cut off at 0 with ``activation="relu"``.
 
-    Parameters
-    ----------
-    x
-        ``[n, inputs]``.
-    w
-        ``[inputs, units]``.
-    bias
-        ``[units]``.
-    activation
-        None or ``"relu"``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If shapes do not fit, or dtypes differ.
+    The shapes are ``[n, inputs]``, ``[inputs, units]`` and ``[units]``, all of one dtype.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")

@@ -13,10 +13,7 @@ from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from .conv import conv2d
 from .halves import in_float32
-from .taps import checked_window, padded_zeros, taps, unpadded
-from .window import Pair, Window, padded
-
-__all__ = ["depthwise_conv2d", "grouped_conv2d"]
+from .window import Pair, Window, checked_window, padded, padded_zeros, taps, unpadded
 
 
 def _forward(x: Array, w: Array, window: Window) -> Array:
@@ -64,13 +61,6 @@ def depthwise_conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, channels * multiplier]``: the results of a channel stand side by side.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit, a size is not positive, or the kernel is larger than the image.
-    TypeError
-        If dtypes differ.
     """
     images, filters = as_tensor(input), as_tensor(filter)
     x, w = images.array, filters.array
@@ -127,11 +117,6 @@ def grouped_conv2d(
     -------
     Tensor
         ``[n, out_h, out_w, filters]``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As `conv2d`, and if channels or filters cannot be divided.
     """
     images, filters = as_tensor(x), as_tensor(w)
     channels, count = images.shape[-1], filters.shape[-1]

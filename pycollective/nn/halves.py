@@ -11,8 +11,6 @@ import numpy as np
 from ..tensor.ops import cast
 from ..tensor.tensor import Tensor, as_tensor
 
-__all__ = ["in_float32"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from ..array_backend import Array, array_module, beside
 
-__all__ = ["ELEMENTS", "defines", "index_type", "launch"]
-
 _THREADS = 256
 _BLOCKS = 1 << 16
 

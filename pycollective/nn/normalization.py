@@ -240,13 +240,6 @@ def normalize_batch(
     tuple of Tensor
         The result, in the shape and dtype of ``x``; mean and variance, ``[channels]``, as constants
         in float32 or float64. Those of nothing are 0.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit, or for another activation.
-    TypeError
-        If ``x`` is not of a floating-point dtype.
     """
     if activation not in (None, "relu"):
         raise ValueError(f"activation must be None or 'relu', got {activation!r}")
@@ -325,13 +318,6 @@ def layer_normalization(
     -------
     Tensor
         The shape and dtype of ``x``.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit.
-    TypeError
-        If ``x`` is not of a floating-point dtype.
     """
     values = as_tensor(x)
     axes = sorted(axes_of(axis, values.ndim, "layer_normalization"))

@@ -15,8 +15,6 @@ from ..array_backend import Array, empty, on_host
 from .launching import defines, index_type, launch
 from .sums import column_sums
 
-__all__ = ["combine", "fits", "gradient_factors", "gradient_sums", "moments", "scale", "source"]
-
 _KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 
 _SOURCE = """

@@ -1,4 +1,4 @@
-"""Max pooling. The forward pass keeps which tap of each window held the maximum."""
+"""Max pooling, whose forward pass keeps which tap of each window held the maximum, and means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _nn as kernels
-from ..array_backend import Array, array_module
+from ..array_backend import Array, array_module, asarray
 from ..tensor.tape import record
 from ..tensor.tensor import Tensor, as_tensor
 from ..workspace import workspace
@@ -17,16 +17,18 @@ from .window import (
     Pair,
     Window,
     add_windows,
+    checked_window,
     compiled,
-    is_same,
-    make_window,
     native,
     padded,
+    padded_zeros,
     pair,
+    taps,
+    unpadded,
     windows,
 )
 
-__all__ = ["max_pool2d"]
+__all__ = ["avg_pool2d", "max_pool2d"]
 
 
 # Compiled ----------------------------------------------------------------------------------------
@@ -57,22 +59,22 @@ def _lowest(dtype: np.dtype[Any]) -> Any:
     return False if dtype.kind == "b" else -np.inf
 
 
-def _taps(x: Array, window: Window, fill: Any) -> Array:
+def _all_taps(x: Array, window: Window, fill: Any) -> Array:
     """Return ``[n, out_h, out_w, taps, channels]``, with ``fill`` for taps outside of the image."""
     view = windows(padded(x, window, fill), window)
-    taps = window.kernel_h * window.kernel_w
-    return view.reshape(*view.shape[:3], taps, x.shape[3])
+    size = window.kernel_h * window.kernel_w
+    return view.reshape(*view.shape[:3], size, x.shape[3])
 
 
 def _generic_forward(x: Array, window: Window) -> tuple[Array, Array]:
     xp = array_module(x)
-    taps = _taps(x, window, _lowest(x.dtype))
-    inside = _taps(xp.ones((1, *x.shape[1:3], 1), bool), window, False)
+    values = _all_taps(x, window, _lowest(x.dtype))
+    inside = _all_taps(xp.ones((1, *x.shape[1:3], 1), bool), window, False)
     # NaN differs from itself. Where every value of a window is the lowest there is, padding must
     # not be taken for the maximum.
-    hits = ((taps == taps.max(axis=3, keepdims=True)) | (taps != taps)) & inside
+    hits = ((values == values.max(axis=3, keepdims=True)) | (values != values)) & inside
     codes = hits.argmax(axis=3)
-    y = xp.take_along_axis(taps, codes[:, :, :, None], axis=3)[:, :, :, 0]
+    y = xp.take_along_axis(values, codes[:, :, :, None], axis=3)[:, :, :, 0]
     return y, codes
 
 
@@ -130,29 +132,54 @@ def max_pool2d(
     -------
     Tensor
         ``[n, out_h, out_w, channels]``.
-
-    Raises
-    ------
-    ValueError
-        If ``x`` is not a batch of images, a size is not positive, or the window is larger than
-        the image.
     """
     images = as_tensor(x)
     array = images.array
-    if array.ndim != 4:
-        raise ValueError(
-            f"max_pool2d needs images [n, height, width, channels], got shape {array.shape}"
-        )
     size = pair(pool_size, "pool_size")
-    steps = size if strides is None else pair(strides, "strides")
-    try:
-        window = make_window(array.shape[1:], size, steps, (1, 1), is_same(padding))
-    except ValueError as error:
-        raise ValueError(f"max_pool2d of images {array.shape}: {error}") from None
+    steps = size if strides is None else strides
+    window = checked_window("max_pool2d", array, size, steps, padding)
     y, codes = max_pool_forward(array, window)
     shape = array.shape
 
     def vjp(g: Array, need: tuple[bool, ...]) -> Sequence[Any]:
         return (max_pool_backward(g, codes, shape, window),)
+
+    return record(y, (images,), vjp)
+
+
+def _counts(shape: tuple[int, ...], window: Window, like: Array) -> Array:
+    """Return how many pixels of the image each window has in it, ``[out_h, out_w, 1]``."""
+    ones = padded_zeros((1, *shape[1:3], 1), window, np.zeros(0))
+    unpadded(ones, shape, window)[...] = 1
+    counts = sum(tap for _, _, tap in taps(ones, window))
+    return asarray(counts, like.dtype, like=like)
+
+
+def avg_pool2d(
+    x: Any, pool_size: Pair = 2, strides: Pair | None = None, padding: str = "VALID"
+) -> Tensor:
+    """Take the mean of each window, as ``tf.nn.avg_pool2d`` does.
+
+    Parameters, result and errors are those of `max_pool2d`.
+    """
+    images = as_tensor(x)
+    a = images.array
+    if a.dtype.kind not in "fV":
+        raise TypeError(f"avg_pool2d needs floating-point images, got {a.dtype}; use cast()")
+    size = pair(pool_size, "pool_size")
+    window = checked_window("avg_pool2d", a, size, size if strides is None else strides, padding)
+    shape = a.shape
+    counts = _counts(shape, window, a)
+    y = array_module(a).zeros((shape[0], window.out_h, window.out_w, shape[3]), a.dtype)
+    for _, _, tap in taps(padded(a, window, 0), window):
+        y += tap
+    y /= counts
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        share = g / counts
+        total = padded_zeros(shape, window, a)
+        for _, _, tap in taps(total, window):
+            tap += share
+        return (unpadded(total, shape, window),)
 
     return record(y, (images,), vjp)

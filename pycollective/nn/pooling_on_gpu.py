@@ -14,8 +14,6 @@ from ..array_backend import Array, array_module, empty, on_host
 from .launching import defines, index_type, launch
 from .window import Window
 
-__all__ = ["backward", "fits", "forward", "source"]
-
 _SHAPE = np.dtype(
     [
         (name, np.int32)

@@ -10,8 +10,6 @@ from ..array_backend import Array, asarray
 from ..tensor import ops
 from ..tensor.tensor import Tensor, as_tensor
 
-__all__ = ["resize_bilinear", "upsample_nearest"]
-
 
 def upsample_nearest(images: Any, size: tuple[int, int]) -> Tensor:
     """Return images in which each pixel is repeated ``size[0]`` times down, ``size[1]`` across."""

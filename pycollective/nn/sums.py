@@ -10,8 +10,6 @@ import numpy as np
 from ..array_backend import Array, empty, on_host
 from .launching import defines, launch
 
-__all__ = ["column_sums", "source"]
-
 #: As many rows a thread adds in one pass.
 _RUN = 64
 _KINDS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))

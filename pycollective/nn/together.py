@@ -15,8 +15,6 @@ import numpy as np
 
 from ..array_backend import Array, array_module, beside, device_of, empty, on_host
 
-__all__ = ["adam", "copies", "fits", "next_scale", "put_back", "sgd", "source", "times", "unscaled"]
-
 #: Rows of a table, which has to stay below 4096 bytes with the other arguments of a launch.
 _ROWS = 96
 _THREADS = 256

@@ -13,8 +13,6 @@ from .conv import conv2d
 from .halves import in_float32
 from .window import Pair, is_same, pair
 
-__all__ = ["conv2d_transpose", "spread_conv2d"]
-
 #: Rows above and below, or columns left and right.
 Sides = tuple[int, int]
 
@@ -44,23 +42,9 @@ def spread_conv2d(
 ) -> Tensor:
     """Convolve images that are spread by the strides with filters turned by half a turn.
 
-    Parameters
-    ----------
-    x
-        Images ``[n, height, width, channels]``.
-    w
-        Filters ``[kernel_h, kernel_w, filters, channels]``.
-    strides
-        The distance of the pixels in the spread images.
-    sides
-        How many rows of zeros are put above and below, and columns left and right.
-    dilations
-        Steps between the taps of the filters.
-
-    Returns
-    -------
-    Tensor
-        ``[n, out_h, out_w, filters]``.
+    Images ``[n, height, width, channels]``, filters ``[kernel_h, kernel_w, filters, channels]``.
+    ``strides`` are the distances of the pixels in the spread images, ``sides`` the rows of zeros above
+    and below, and the columns left and right, ``dilations`` the steps between the taps of the filters.
     """
     images, filters = as_tensor(x), as_tensor(w)
     if images.ndim != 4 or filters.ndim != 4 or images.shape[3] != filters.shape[3]:
@@ -98,11 +82,6 @@ def conv2d_transpose(
     -------
     Tensor
         An array of ``output_shape``.
-
-    Raises
-    ------
-    ValueError
-        If the convolution of images of that shape does not have the shape of ``input``.
     """
     images, kernel = as_tensor(input), as_tensor(filters)
     steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")

@@ -15,8 +15,6 @@ from ..array_backend import Array, array_module, on_host
 from . import together
 from .window import compiled, native
 
-__all__ = ["adagrad_update", "adam_update", "multiply", "rmsprop_update", "sgd_update"]
-
 
 def _check(param: Array, **others: Array | None) -> None:
     for name, array in others.items():
@@ -64,21 +62,8 @@ def adam_update(
     """Take one step of Adam (Kingma and Ba, 2015; in the form of Keras), in place.
 
     ``m += (grad - m)(1 - beta1)``, ``v += (grad² - v)(1 - beta2)``,
-    ``param -= alpha m / (sqrt(v) + epsilon)``.
-
-    Parameters
-    ----------
-    params, ms, vs
-        Parameters and their running means of gradient and squared gradient; all are changed.
-    grads
-        The gradients; they are not changed.
-    alpha
-        ``learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)`` in step ``t`` = 1, 2, …
-
-    Raises
-    ------
-    ValueError, TypeError
-        If shapes or dtypes differ.
+    ``param -= alpha m / (sqrt(v) + epsilon)``, where ``alpha`` is
+    ``learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)`` in step ``t`` = 1, 2, …
     """
     if kernels.alike((params, grads, ms, vs)):
         kernels.adam_update(params, grads, ms, vs, alpha, beta1, beta2, epsilon)
@@ -110,18 +95,6 @@ def sgd_update(
     Without velocities: ``param -= rate grad``. With them:
     ``velocity = momentum velocity - rate grad``, then ``param += velocity`` or, with ``nesterov``,
     ``param += momentum velocity - rate grad``.
-
-    Parameters
-    ----------
-    params, velocities
-        Parameters and their running steps; both are changed.
-    grads
-        The gradients; they are not changed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If shapes or dtypes differ.
     """
     if kernels.alike((params, grads) if velocities is None else (params, grads, velocities)):
         kernels.sgd_update(params, grads, velocities, rate, momentum, nesterov)
@@ -160,22 +133,8 @@ def rmsprop_update(
     """Take one step of RMSprop (Hinton, 2012; in the form of Keras), in place.
 
     ``v = rho v + (1 - rho) grad²``, ``step = rate grad / sqrt(v + epsilon)``, ``param -= step``.
-
-    Parameters
-    ----------
-    param, v
-        The parameter and the running mean of the squared gradient; both are changed.
-    grad
-        The gradient; it is not changed.
-    mean
-        With it, ``mean = rho mean + (1 - rho) grad``, whose square is taken off ``v`` in the step.
-    speed
-        With it, ``momentum speed`` is added to the step, and ``speed = step``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If shapes or dtypes differ.
+    With ``mean``: ``mean = rho mean + (1 - rho) grad``, whose square is taken off ``v`` in the step.
+    With ``speed``: ``momentum speed`` is added to the step, and ``speed = step``.
     """
     _check(param, grad=grad, v=v, mean=mean, speed=speed)
     if compiled(grad) and _in_place(param, v, mean, speed):
@@ -200,18 +159,6 @@ def adagrad_update(param: Array, grad: Array, a: Array, rate: float, epsilon: fl
     """Take one step of Adagrad (Duchi et al., 2011; in the form of Keras), in place.
 
     ``a += grad²``, ``param -= rate grad / sqrt(a + epsilon)``.
-
-    Parameters
-    ----------
-    param, a
-        The parameter and the sum of the squared gradients; both are changed.
-    grad
-        The gradient; it is not changed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If shapes or dtypes differ.
     """
     _check(param, grad=grad, a=a)
     if compiled(grad) and _in_place(param, a):

@@ -6,28 +6,13 @@ The geometry is a ``kernels.Window``; the rules for "VALID" and "SAME" are Tenso
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import _nn as kernels
 from ..array_backend import Array, array_module
-
-__all__ = [
-    "FLOAT32",
-    "Pair",
-    "Window",
-    "add_windows",
-    "behind",
-    "compiled",
-    "is_same",
-    "make_window",
-    "native",
-    "padded",
-    "pair",
-    "windows",
-]
 
 Window: TypeAlias = kernels.Window
 #: A size for height and width.
@@ -93,12 +78,19 @@ def native(array: Array) -> Array:
     return np.array(array, order="C", copy=True)
 
 
+def _reach(window: Window) -> tuple[int, int]:
+    """Return how many rows and columns the windows cover, counted from the first padded one."""
+    return (
+        (window.out_h - 1) * window.stride_h + (window.kernel_h - 1) * window.dilation_h + 1,
+        (window.out_w - 1) * window.stride_w + (window.kernel_w - 1) * window.dilation_w + 1,
+    )
+
+
 def behind(window: Window, image: tuple[int, ...]) -> tuple[int, int]:
     """Return how far the window reaches beyond the last row and column of ``[n, height, width, …]``."""
-    reach_h = (window.out_h - 1) * window.stride_h + (window.kernel_h - 1) * window.dilation_h + 1
-    reach_w = (window.out_w - 1) * window.stride_w + (window.kernel_w - 1) * window.dilation_w + 1
-    bottom = max(reach_h - window.pad_top - image[1], 0)
-    return bottom, max(reach_w - window.pad_left - image[2], 0)
+    height, width = _reach(window)
+    bottom = max(height - window.pad_top - image[1], 0)
+    return bottom, max(width - window.pad_left - image[2], 0)
 
 
 def padded(x: Array, window: Window, fill: Any) -> Array:
@@ -138,29 +130,53 @@ def windows(x: Array, window: Window) -> Array:
 
 def add_windows(values: Array, image: tuple[int, ...], window: Window) -> Array:
     """Return images with each value added at the place that `windows` shows it from."""
-    xp = array_module(values)
-    n, out_h, out_w = values.shape[:3]
+    total = padded_zeros(image, window, values)
+    for i, j, tap in taps(total, window):
+        tap += values[:, :, :, i, j]
+    return unpadded(total, image, window)
+
+
+def checked_window(
+    name: str, x: Array, kernel: tuple[int, int], strides: Pair, padding: str, dilations: Pair = 1
+) -> Window:
+    """Return the geometry of a window over images, or raise what names the operation and shapes."""
+    if x.ndim != 4:
+        raise ValueError(f"{name} needs images [n, height, width, channels], got shape {x.shape}")
+    steps, gaps = pair(strides, "strides"), pair(dilations, "dilations")
+    try:
+        return make_window(x.shape[1:], kernel, steps, gaps, is_same(padding))
+    except ValueError as error:
+        raise ValueError(f"{name} of images {x.shape}: {error}") from None
+
+
+def padded_zeros(shape: tuple[int, ...], window: Window, like: Array) -> Array:
+    """Return zeros for images of a shape with what the windows reach around them."""
+    height, width = _reach(window)
+    zeros: Array = array_module(like).zeros(
+        (
+            shape[0],
+            max(height, window.pad_top + shape[1]),
+            max(width, window.pad_left + shape[2]),
+            shape[3],
+        ),
+        like.dtype,
+    )
+    return zeros
+
+
+def unpadded(x: Array, shape: tuple[int, ...], window: Window) -> Array:
+    """Return the images of a shape inside of what `padded_zeros` made."""
+    top, left = window.pad_top, window.pad_left
+    return x[:, top : top + shape[1], left : left + shape[2]]
+
+
+def taps(x: Array, window: Window) -> Iterator[tuple[int, int, Array]]:
+    """Yield row, column and ``[n, out_h, out_w, channels]`` of each tap; views of padded images."""
     step_h, step_w = window.stride_h, window.stride_w
-    height = max(
-        image[1] + window.pad_top,
-        (out_h - 1) * step_h + (window.kernel_h - 1) * window.dilation_h + 1,
-    )
-    width = max(
-        image[2] + window.pad_left,
-        (out_w - 1) * step_w + (window.kernel_w - 1) * window.dilation_w + 1,
-    )
-    total = xp.zeros((n, height, width, image[3]), values.dtype)
     for i in range(window.kernel_h):
+        top = i * window.dilation_h
+        rows = slice(top, top + (window.out_h - 1) * step_h + 1, step_h)
         for j in range(window.kernel_w):
-            top, left = i * window.dilation_h, j * window.dilation_w
-            total[
-                :,
-                top : top + (out_h - 1) * step_h + 1 : step_h,
-                left : left + (out_w - 1) * step_w + 1 : step_w,
-            ] += values[:, :, :, i, j]
-    result: Array = total[
-        :,
-        window.pad_top : window.pad_top + image[1],
-        window.pad_left : window.pad_left + image[2],
-    ]
-    return result
+            left = j * window.dilation_w
+            columns = slice(left, left + (window.out_w - 1) * step_w + 1, step_w)
+            yield i, j, x[:, rows, columns]

@@ -12,8 +12,6 @@ from ..array_backend import Array
 from .tape import GradientTape, paused, record_many
 from .tensor import Tensor, as_tensor
 
-__all__ = ["custom_gradient"]
-
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that returns its result and the function for its gradient.

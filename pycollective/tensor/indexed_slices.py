@@ -11,8 +11,6 @@ from ..array_backend import array_module, scatter_add, to_numpy
 from .shape import TensorShape
 from .tensor import Tensor, as_tensor
 
-__all__ = ["IndexedSlices", "concatenated_slices"]
-
 
 class IndexedSlices:
     """Rows of a large tensor that is zero elsewhere, such as the gradient of an embedding.
@@ -93,17 +91,8 @@ class IndexedSlices:
 def concatenated_slices(parts: Sequence[IndexedSlices], divided_by: int = 1) -> IndexedSlices:
     """Return the sum of several `IndexedSlices`: their rows one after the other, on the host.
 
-    Parameters
-    ----------
-    parts : sequence of IndexedSlices
-        Of one dtype and row shape, with any number of rows. Equal indices stay: they add up.
-    divided_by : int
-        What the rows are divided by: the number of parts for a mean.
-
-    Raises
-    ------
-    ValueError
-        If dtypes, row shapes or dense shapes differ.
+    The rows are divided by ``divided_by``: the number of parts for a mean. Equal indices stay: they add
+    up. Parts of other dtypes, row shapes or dense shapes raise ValueError.
     """
     first = parts[0]
     for number, part in enumerate(parts):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..array_backend import Array
 from ..dtypes import as_dtype, float32
 from .ops.arrays import shape_of
 from .tape import record
@@ -120,13 +121,18 @@ def truncated_normal(
 ) -> Tensor:
     """Return normally distributed numbers, none further than two ``stddev`` from ``mean``."""
     kind = _floats(dtype, "truncated_normal")
-    generator = _generator_for(seed)
-    draw = np.asarray(generator.standard_normal(shape_of(shape)))
+    draw = truncated(_generator_for(seed), shape_of(shape))
+    return Tensor((draw * np.asarray(stddev) + np.asarray(mean)).astype(kind))
+
+
+def truncated(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Return an array of normally distributed numbers, drawn again until none is beyond 2."""
+    draw: Array = np.asarray(generator.standard_normal(shape))
     outside = np.abs(draw) > 2
     while outside.any():
         draw[outside] = generator.standard_normal(int(outside.sum()))
         outside = np.abs(draw) > 2
-    return Tensor((draw * np.asarray(stddev) + np.asarray(mean)).astype(kind))
+    return draw
 
 
 def uniform(

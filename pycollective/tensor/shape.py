@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any, SupportsIndex
 
-__all__ = ["TensorShape", "shape_of_array"]
-
 
 class TensorShape(tuple[Any, ...]):
     """The lengths of the axes: a tuple with TensorFlow's methods.

@@ -13,24 +13,31 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from .. import nest
 from ..array_backend import Array, array_module, asarray, copy, filled
-from ..workspace import workspace
-from .multiple import Multiple, add_to
+from .multiple import Multiple, add_to, compute
 from .tensor import Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from .variable import Variable
-
-__all__ = ["GradientTape", "Vjp", "paused", "record", "record_many", "recording"]
 
 #: ``vjp(g, need)`` returns, for each input, the gradient of ``sum(g * output)`` by that input, or
 #: None where ``need`` says that nobody asks for it.
 Vjp: TypeAlias = Callable[[Array, tuple[bool, ...]], Sequence[Any]]
+
+
+class Watchable(Protocol):
+    """A variable, as a tape sees it."""
+
+    _trainable: bool
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements."""
+
+    def _current(self) -> Tensor:
+        """Return the present value, which is another tensor after each assignment."""
 
 
 class _ThreadState(threading.local):
@@ -195,7 +202,7 @@ class GradientTape:
         self._tracked: set[int] = set()
         self._nodes: list[_Node] = []
         # By identity of the variable: itself, and the keys of the values that were read from it.
-        self._variables: dict[int, tuple[Variable, dict[int, None]]] = {}
+        self._variables: dict[int, tuple[Watchable, dict[int, None]]] = {}
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
@@ -229,7 +236,7 @@ class GradientTape:
                 self._variables.setdefault(id(source), (source, {}))
                 self._watch_read(source, source._current())
 
-    def _watch_read(self, variable: Variable, value: Tensor) -> None:
+    def _watch_read(self, variable: Watchable, value: Tensor) -> None:
         """Note that ``value`` was read from ``variable``; called when a variable is read."""
         entry = self._variables.get(id(variable))
         if entry is None:
@@ -241,7 +248,7 @@ class GradientTape:
             entry[1][key] = None
             self._tracked.add(key)
 
-    def watched_variables(self) -> tuple[Variable, ...]:
+    def watched_variables(self) -> tuple[Any, ...]:  # of Variable, which is defined above tapes
         """Return the variables that this tape watches, in the order they were first seen."""
         return tuple(variable for variable, _ in self._variables.values())
 
@@ -345,7 +352,7 @@ class GradientTape:
         resolved = [_resolve(source, "connected") for source in nest.flatten(sources)]
         return [not active.isdisjoint(self._keys_of(source)) for source in resolved]
 
-    def _keys_of(self, source: Tensor | Variable) -> tuple[int, ...]:
+    def _keys_of(self, source: Tensor | Watchable) -> tuple[int, ...]:
         if isinstance(source, Tensor):
             return (source._key,) if source._key in self._tracked else ()
         entry = self._variables.get(id(source))
@@ -456,7 +463,7 @@ def _sum(a: Any, b: Any) -> Array:
     """Return the sum of two gradients, neither of which is written to."""
     if a.__class__ is Multiple:
         return a.plus(b)
-    total: Array = b.plus(a) if b.__class__ is Multiple else workspace.compute(np.add, a, b)
+    total: Array = b.plus(a) if b.__class__ is Multiple else compute(np.add, a, b)
     return total
 
 
@@ -512,13 +519,13 @@ def _no_second_order(_gradient: Array, _need: tuple[bool, ...]) -> Sequence[Any]
     )
 
 
-def _resolve(source: Any, caller: str) -> Tensor | Variable:
+def _resolve(source: Any, caller: str) -> Tensor | Watchable:
     """Return the tensor or the variable of this replica that ``source`` stands for."""
     if isinstance(source, Tensor):
         return source
     local = getattr(source, "_local", None)
     if local is not None:
-        variable: Variable = local()
+        variable: Watchable = local()
         return variable
     if hasattr(source, "__tensor__"):
         return as_tensor(source)

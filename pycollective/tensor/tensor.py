@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +10,6 @@ import numpy as np
 from ..array_backend import Array, asarray, is_array, to_numpy
 from ..dtypes import as_dtype, is_supported
 from .shape import TensorShape, shape_of_array
-
-__all__ = ["Operators", "Tensor", "as_tensor"]
 
 
 class Operators:
@@ -27,6 +25,8 @@ class Operators:
     __hash__ = object.__hash__
 
     if TYPE_CHECKING:
+        #: `pycollective.tensor.ops.stack`
+        stack: Callable[..., Tensor]
 
         def __add__(self, other: Any) -> Tensor: ...
         def __radd__(self, other: Any) -> Tensor: ...
@@ -253,11 +253,9 @@ def _is_plain(value: Any) -> bool:
 
 def _pack(values: Any, dtype: Any) -> Tensor:
     """Stack a list that holds tensors; its scalars take the dtype of the first tensor."""
-    from .ops import stack
-
     tensors = [item for item in values if not _is_plain(item)]
     first = as_tensor(tensors[0], dtype)
-    return stack([as_tensor(item, dtype, like=first) for item in values])
+    return Operators.stack([as_tensor(item, dtype, like=first) for item in values])
 
 
 def _convert(value: Any, dtype: Any, like: Tensor | None) -> Array:

@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..array_backend import Array, array_module, asarray, beside, copy, to_numpy
+from ..array_backend import Array, asarray, beside, copy, to_numpy
 from ..errors import InvalidArgumentError
 from .indexed_slices import IndexedSlices
+from .ops.arrays import cast, identity
+from .scattering import SCATTER
 from .shape import TensorShape
 from .tape import new_key, thread_state
 from .tensor import Operators, Tensor, as_tensor
@@ -243,15 +245,11 @@ class Variable(Operators, metaclass=_VariableMeta):
                 tape._watch_read(self, tensor)
         reads_as = thread_state.reads_as
         if reads_as is not None and self._trainable and tensor.array.dtype.kind in "fV":
-            from .ops import cast
-
             return cast(tensor, reads_as)
         return tensor
 
     def value(self) -> Tensor:
         """Return the present value; later assignments do not change it."""
-        from .ops import identity
-
         return identity(self)
 
     def read_value(self) -> Tensor:
@@ -264,6 +262,11 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self._local()._current().__array__(dtype, copy)
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the variable belongs to, or None."""
+        return self._distribute_strategy
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -391,7 +394,7 @@ class Variable(Operators, metaclass=_VariableMeta):
 
     def _scatter(self, method: str, slices: Any) -> Variable:
         index, rows = self._checked_rows(slices, method)
-        self.update_inplace(lambda own: _SCATTER[method](own, index, rows))
+        self.update_inplace(lambda own: SCATTER[method](own, index, rows))
         return self
 
     def _checked_rows(self, slices: Any, method: str) -> tuple[Array, Array]:
@@ -504,51 +507,6 @@ class Variable(Operators, metaclass=_VariableMeta):
             f"<tf.Variable '{self._name}' shape={value.shape} dtype={value.dtype}, "
             f"numpy={value.numpy()!r}>"
         )
-
-
-def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
-    """Return what applies a function to some rows in place, once for each index."""
-
-    def apply(own: Array, index: Array, rows: Array) -> None:
-        getattr(array_module(own), ufunc).at(own, index, rows)
-
-    return apply
-
-
-_divide_floats = _at("divide")
-
-
-def _divide(own: Array, index: Array, rows: Array) -> None:
-    """Divide rows; integers are rounded towards zero, by magnitudes and signs."""
-    if own.dtype.kind not in "iu":
-        _divide_floats(own, index, rows)
-        return
-    module = array_module(own)
-    places, back = module.unique(index, return_inverse=True)
-    parts = own[places]
-    signs = module.sign(parts)
-    module.multiply.at(signs, back, module.sign(rows))
-    unsigned = np.dtype(
-        f"u{own.itemsize}"
-    )  # the magnitude of the least integer is none of its dtype
-    sizes = module.abs(parts).astype(unsigned)
-    module.floor_divide.at(sizes, back, module.abs(rows).astype(unsigned))
-    own[places] = sizes.astype(own.dtype) * signs
-
-
-def _set_rows(own: Array, index: Array, rows: Array) -> None:
-    own[index] = rows
-
-
-_SCATTER: dict[str, Callable[[Array, Array, Array], Any]] = {
-    "scatter_add": _at("add"),
-    "scatter_sub": _at("subtract"),
-    "scatter_mul": _at("multiply"),
-    "scatter_div": _divide,
-    "scatter_min": _at("minimum"),
-    "scatter_max": _at("maximum"),
-    "scatter_update": _set_rows,
-}
 
 
 def update_together(variables: Sequence[Variable], update: Callable[[list[Array]], Any]) -> None:

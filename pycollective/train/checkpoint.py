@@ -19,15 +19,6 @@ from pycollective.train.restoration import Restoration, listed, variables_of
 from pycollective.train.state import add_to_state, get_checkpoint_state
 from pycollective.train.trackable import Trackable, children_of, is_trackable
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointMismatchError",
-    "CheckpointStatus",
-    "contents_of",
-    "require_same",
-    "workers_of",
-]
-
 
 class CheckpointMismatchError(CheckpointError, AssertionError):
     """A checkpoint and the objects that it was restored to do not have the same parts."""
@@ -123,9 +114,9 @@ class Checkpoint(Trackable):
     def write(self, file_prefix: str | os.PathLike[str]) -> str:
         """Write a checkpoint with exactly this path; no number, no note. Returns the path."""
         _require_outside_replicas("write")
-        return self._write_noted(file_prefix, False)
+        return self.write_noted(file_prefix, False)
 
-    def _write_noted(self, file_prefix: str | os.PathLike[str], note: bool) -> str:
+    def write_noted(self, file_prefix: str | os.PathLike[str], note: bool) -> str:
         """Write as `write` does; with ``note`` it is the directory's latest then."""
         path = os.fspath(file_prefix)
         self._begin_together("write", path)
@@ -364,7 +355,7 @@ def _require_outside_replicas(method: str) -> None:
 def workers_of(root: Checkpoint) -> Workers:
     """Return the processes that the variables under ``root`` belong to."""
     for _, variable in variables_of(root):
-        strategy = variable._distribute_strategy
+        strategy = variable.distribute_strategy
         if strategy is not None:
             found: Workers = strategy.extended.workers
             if found.count > 1 or found.somebody_waits:

@@ -30,17 +30,6 @@ from pycollective.array_backend import Array
 from pycollective.atomic_files import write_atomically
 from pycollective.errors import CheckpointError
 
-__all__ = [
-    "Contents",
-    "Node",
-    "is_bare_name",
-    "is_complete",
-    "parse_json",
-    "read_files",
-    "remove_files",
-    "write_files",
-]
-
 DATA_SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".index.json"
 _FORMAT = "pycollective checkpoint"
@@ -68,14 +57,7 @@ class Contents(NamedTuple):
 def write_files(path: str, contents: Contents) -> None:
     """Write a checkpoint; what ``path`` held before stays intact until the new one is complete.
 
-    The caller holds the lock of the folder, which exists.
-
-    Raises
-    ------
-    ImportError
-        If safetensors is not installed.
-    OSError
-        If the disk does not take the files.
+    The caller holds the lock of the folder, which exists. Safetensors is needed.
     """
     data = _safetensors().save(contents.tensors)
     digest = hashlib.sha256(data).hexdigest()
@@ -177,13 +159,7 @@ def is_bare_name(name: object) -> bool:
 
 
 def parse_json(path: str, raw: bytes) -> Any:
-    """Return the parsed JSON of a file.
-
-    Raises
-    ------
-    CheckpointError
-        If it is no JSON, or nested too deeply.
-    """
+    """Return the parsed JSON of a file."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -24,14 +24,6 @@ from pycollective.tensor import Tensor, Variable, as_tensor, random
 from pycollective.tensor.ops.arrays import shape_of
 from pycollective.train.trackable import Trackable
 
-__all__ = [
-    "Algorithm",
-    "Generator",
-    "create_rng_state",
-    "get_global_generator",
-    "set_global_generator",
-]
-
 
 class Algorithm(enum.Enum):
     """How random numbers follow from a state. THREEFRY is TensorFlow's; it is not implemented."""

@@ -8,8 +8,6 @@ from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import is_bare_name, is_complete, remove_files
 from pycollective.train.state import get_checkpoint_state, latest_checkpoint, write_state
 
-__all__ = ["CheckpointManager"]
-
 
 class CheckpointManager:
     """Saves numbered checkpoints in a directory, and deletes the oldest.

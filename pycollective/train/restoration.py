@@ -17,26 +17,16 @@ from pycollective.tensor import Variable
 from pycollective.train.files import Contents, Node
 from pycollective.train.trackable import Trackable, children_of
 
-__all__ = ["Plan", "Restoration", "listed", "variables_of"]
-
 _log = logging.getLogger(__name__)
 
 
 class Plan(NamedTuple):
     """What a restoration will do to an object and its parts.
 
-    Attributes
-    ----------
-    pairs
-        Variables, and the nodes that have their values.
-    holders
-        Objects that lack parts, and the nodes that have them.
-    problems
-        Variables whose saved values have another shape or dtype, for messages.
-    complete
-        Whether every saved value has its variable.
-    places
-        Each object, its node, the name of a part, and that part.
+    ``pairs`` are variables and the nodes that have their values, ``holders`` objects that lack parts and
+    the nodes that have them. ``problems`` name variables whose saved values have another shape or dtype.
+    ``complete`` says whether every saved value has its variable. ``places`` has each object, its node,
+    the name of a part, and that part.
     """
 
     pairs: list[tuple[Variable, int]]
@@ -47,15 +37,7 @@ class Plan(NamedTuple):
 
 
 class Restoration:
-    """A checkpoint on its way into objects, some of which may not exist yet.
-
-    Parameters
-    ----------
-    path
-        The name of the checkpoint, for messages.
-    contents
-        The saved objects and values.
-    """
+    """A checkpoint on its way into objects, some of which may not exist yet; messages have its path."""
 
     def __init__(self, path: str, contents: Contents) -> None:
         self.path = path

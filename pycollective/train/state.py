@@ -12,14 +12,6 @@ from pycollective.atomic_files import write_atomically
 from pycollective.errors import CheckpointError
 from pycollective.train.files import is_bare_name, is_complete, parse_json
 
-__all__ = [
-    "CheckpointState",
-    "add_to_state",
-    "get_checkpoint_state",
-    "latest_checkpoint",
-    "write_state",
-]
-
 _log = logging.getLogger(__name__)
 STATE_FILE = "checkpoint"
 

@@ -12,17 +12,6 @@ from pycollective.tensor import Variable
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "Restore",
-    "Trackable",
-    "children_of",
-    "containers_of",
-    "is_trackable",
-    "parts_of",
-    "structure_changed",
-    "structure_stamp",
-]
-
 
 class Restore(Protocol):
     """What a restored checkpoint offers to objects that are completed later."""
@@ -121,16 +110,10 @@ class Trackable:
     ) -> Variable:
         """Make a variable that belongs to this object.
 
-        Parameters
-        ----------
-        name
-            The name in checkpoints; made unique among the object's variables.
-        initial_value
-            A function without arguments. It is not called if a restored checkpoint has the value.
-        label
-            The variable's own name.
-        **options
-            ``shape`` and ``dtype`` of the value, and further arguments of `Variable`.
+        Its name in checkpoints is ``name``, made unique among the object's variables, its own
+        ``label``. ``initial_value`` is a function; it is not called if a restored checkpoint has
+        the value. Options are ``shape`` and ``dtype`` of the value, and further arguments of
+        `Variable`.
         """
         unique, number = name, 0
         while unique in self._variables:
@@ -170,6 +153,11 @@ def parts_of(value: Any) -> Iterator[Any]:
             yield child
         else:
             yield from parts_of(child)
+
+
+def attributes_of(owner: Trackable) -> dict[str, Any]:
+    """Return the attributes of an object that hold its parts, or did, by name."""
+    return {name: getattr(owner, name, None) for name in owner._tracked}
 
 
 def containers_of(owner: Trackable) -> list[Any]:

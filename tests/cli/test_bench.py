@@ -8,12 +8,14 @@ import math
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 from fast_cases import some_fast
 
 from pycollective import _core, local_group, tuning
+from pycollective.benchmark import load
 from pycollective.benchmark.cases import COLLECTIVES, PARTS, Arrays, Case, algorithms_of
 from pycollective.benchmark.measure import Row, measure
 from pycollective.benchmark.tune import choose
@@ -94,8 +96,9 @@ def test_a_forced_transport(tmp_path, capfdbinary, monkeypatch):
         assert bench("-e", "8", "--json", str(report)) == 0
         assert json.loads(report.read_text())["transport"] == named
     monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", "pigeon")
-    with pytest.raises(SystemExit, match="PYCOLLECTIVE_TRANSPORT='pigeon'"):
+    with pytest.raises(SystemExit):
         bench("-e", "8")
+    assert b"PYCOLLECTIVE_TRANSPORT='pigeon'" in capfdbinary.readouterr().err
 
 
 def test_registered_memory(tmp_path, capfdbinary):
@@ -191,11 +194,11 @@ def test_a_rank_that_fails_ends_the_run(monkeypatch):
         bench("-c", "broadcast", "-e", "8")
 
 
-def test_options_that_do_not_fit_together(monkeypatch):
+def test_options_that_do_not_fit_together(capsys):
     for words, text in (
         ("-b 1M -e 1K", "sizes must grow"),
         ("-b 2 -e 1K", "from at least 4 bytes"),
-        ("-f 1", "--factor must be at least 2"),
+        ("-f 1", "not a whole number from 2"),
         ("-a bus", "no algorithm is called 'bus' here"),
         ("-c reduce -a chain", "no algorithm is called 'chain' here"),
         ("-d float32 -o xor", "xor"),
@@ -203,14 +206,16 @@ def test_options_that_do_not_fit_together(monkeypatch):
         ("-e 100000G", "larger than the memory of this machine"),
         ("--tune", "leaves no place"),
     ):
-        with pytest.raises(SystemExit, match=text):
+        with pytest.raises(SystemExit) as ended:
             bench(*words.split())
+        assert ended.value.code == 2 and text in capsys.readouterr().err
 
 
 def test_a_plot(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     picture = tmp_path / "bench.svg"
-    assert bench("-e", "64", "--plot", str(picture)) == 2
+    with pytest.raises(SystemExit):
+        bench("-e", "64", "--plot", str(picture))
     assert "pip install 'pycollective[plot]'" in capsys.readouterr().err
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
@@ -218,6 +223,31 @@ def test_a_plot(tmp_path, capsys, monkeypatch):
     text = picture.read_text()
     assert "<svg" in text
     assert "# drawn to" in capsys.readouterr().out
+
+
+def test_the_load_of_this_host_is_read():
+    time, host, own = load._now()
+    again = load._now()
+    assert again[0] >= time and again[1] >= host > 0 and again[2] >= own > 0
+
+
+@pytest.mark.parametrize(("others", "warned"), [(0.0, False), (1.5, True)])
+def test_a_busy_machine_gives_a_warning(capsys, monkeypatch, tmp_path, others, warned):
+    """The 7 s of the group itself do not count, once for both ranks, which are one process."""
+    ranks = threading.local()
+
+    def now():
+        begin = not hasattr(ranks, "began")
+        ranks.began = True
+        return np.zeros(3) if begin else np.array([10, 10 * others + 7, 7])
+
+    monkeypatch.setattr(load, "_now", now)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    report = tmp_path / "bench.json"
+    assert bench("-e", "8", "--json", str(report)) == 0
+    said = "other programs used 1.5 of 4 cores meanwhile" in capsys.readouterr().out
+    assert said == warned
+    assert json.loads(report.read_text())["cores_of_other_programs"] == pytest.approx(others)
 
 
 # --tune ---------------------------------------------------------------------------------------
@@ -259,7 +289,9 @@ def test_tune_writes_a_table_that_groups_use(tmp_path, capsys, monkeypatch, capl
     monkeypatch.setenv(tuning.TUNING, str(file))
     assert bench("--tune", "-b", "64", "-e", "4K", "-f", "64", "-n", "2") == 0
     assert f"# for groups of 2 ranks (threads) on this machine: {file}" in capsys.readouterr().out
-    tables = json.loads(file.read_text())["tables"]
+    content = json.loads(file.read_text())
+    tables = content["tables"]
+    assert content["past_cache_from"] > 0
     assert {what for what, _, _ in tables["thread"]["2"]} == {
         "all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter",
     }  # fmt: skip
@@ -293,6 +325,33 @@ def called(comm):
         call(array)
         found.append(comm.describe().split("rank 1")[0])
     return found
+
+
+@pytest.fixture
+def copies():
+    yield
+    _core.set_past_cache_from(0)
+
+
+def test_wronggo_past_the_caches_from_the_measured_size_on(table, copies):
+    usual = _core.past_cache_from()
+    local_group(2)
+    assert _core.past_cache_from() == usual  # of which the file says nothing
+    tuning.save(table, "threads", 2, [], "0", past_cache_from=12_345)
+    local_group(2)
+    assert _core.past_cache_from() == 12_345
+    tuning.save(table, "TCP", 2, [], "0")
+    assert json.loads(table.read_text())["past_cache_from"] == 12_345
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "much"])
+def test_a_wrong_size_of_copies_makes_the_file_useless(table, copies, caplog, wrong):
+    content = json.loads(table.read_text())
+    table.write_text(json.dumps({**content, "past_cache_from": wrong}))
+    usual = _core.past_cache_from()
+    local_group(2)
+    assert _core.past_cache_from() == usual
+    assert "not a number of bytes" in caplog.text
 
 
 def test_rows_rule_what_auto_does(table, on_ranks):

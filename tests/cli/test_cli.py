@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -12,17 +14,34 @@ from pycollective import algorithms
 from pycollective.cli import main
 
 
+def refused(capsys, words):
+    """Give the command line words that it refuses, and return the error."""
+    with pytest.raises(SystemExit) as ended:
+        main(words.split() if isinstance(words, str) else words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: pycollective")
+    return said
+
+
 def test_help_teaches(capsys):
-    for words, expected in (
-        (["--help"], "pycollective train"),
-        (["train", "--help"], "data: auto"),
-        (["bench", "--help"], "busbw"),
-        (["simulate", "--help"], "infiniband-nvlink"),
+    for command, expected in (
+        ("", "pycollective train"),
+        ("train", "data: auto"),
+        ("bench", "busbw"),
+        ("simulate", "infiniband-nvlink"),
+        ("run", "script.py"),
+        ("doctor", "TF_CONFIG"),
+        ("timeline", "PYCOLLECTIVE_TIMELINE"),
+        ("completion", "~/.bashrc"),
     ):
         with pytest.raises(SystemExit) as ended:
-            main(words)
+            main([*command.split(), "--help"])
         assert ended.value.code == 0
-        assert expected in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert expected in said
+        examples = re.split("examples?:\n", said)[1]
+        assert f"pycollective {command}" in examples
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert re.match(r"pycollective \d+\.\d+\.\d+ \(C", capsys.readouterr().out)
@@ -66,23 +85,25 @@ def test_data_that_are_not_there(tmp_path, capsys):
      ["simulate", "--root", "-1"], ["simulate", "--plot", "x.bmp"], ["simulate", "--json", "/"],
      ["bench", "-n", "1025"], ["bench", "-n", "²"], ["bench", "--plot", "x.bmp"],
      ["bench", "--json", "nowhere/x.json"], ["bench", "-b", "9" * 16],
+     ["simulate", "-n", "4,5,0"], ["simulate", "-c", "shout"], ["simulate", "-f", "1"],
      ["run", "-n", "1025", "x.py"], ["run", "-n", "9" * 5000, "x.py"],
      ["train", "--learning-rate", "-1"], ["train", "--learning-rate", "inf"],
      ["train", "--replicas", "20000"], ["train", "--seed", "-1"], ["train", "--seed", str(2**32)],
      ["doctor", "--timeout", "nan"], []],
 )  # fmt: skip
 def test_bad_options_are_refused_with_the_usage(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert "usage: pycollective" in capsys.readouterr().err
+    refused(capsys, words)
 
 
 def test_options_that_do_not_fit_together(capsys, tmp_path):
-    with pytest.raises(SystemExit, match="has one replica"):
-        main(["train", "--strategy", "one_device", "--replicas", "2", "--data", "digits"])
-    with pytest.raises(SystemExit, match="--batch-size 3 leaves some of the 4 replicas without"):
-        main(["train", "--replicas", "4", "--batch-size", "3", "--data", "digits"])
+    for words, text in (
+        ("train --strategy one_device --replicas 2 --data digits", "has one replica"),
+        ("train -n 4 --batch-size 3 --data digits", "--batch-size 3 leaves some of the 4 replicas"),
+        ("run -n 2 nowhere.py", "there is no script 'nowhere.py'"),
+        ("run -n 2", "give a script"),
+        (f"timeline merge x -o {tmp_path}/nowhere/x", "there is no such folder"),
+    ):
+        assert text in refused(capsys, words)
 
 
 @pytest.mark.parametrize("place", ["", "below"])
@@ -147,26 +168,110 @@ def test_simulate_with_numbers_of_ones_own(capsys):
     (row,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     assert row.split()[:3] == ["5", "0", "dissemination"]
     assert main("simulate --collective broadcast --root 4 --ranks 5 -b 1K -e 1K".split()) == 0
-    with pytest.raises(SystemExit, match="root 5 is not among the 5 ranks"):
-        main("simulate --collective broadcast --root 5 --ranks 5".split())
 
 
 def test_simulate_draws(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     file = tmp_path / "s.svg"
-    assert main(["simulate", "--ranks", "2,4", "--plot", str(file)]) == 0
-    assert f"# drawn in {file}" in capsys.readouterr().out
-    assert "<svg" in file.read_text()
+    for words in ("--ranks 2,4", "-c barrier", "-c barrier broadcast -n 2 3"):
+        assert main(f"simulate {words} --plot {file}".split()) == 0
+        assert f"# drawn to {file}" in capsys.readouterr().out
+        assert "<svg" in file.read_text()
+        file.unlink()
 
 
-def test_simulate_says_what_is_wrong():
+def test_simulate_says_what_is_wrong(capsys):
     for words, message in (
-        ("--algorithm bus", "no all_reduce algorithm is called 'bus'; there are ring"),
-        ("--collective bus", "no collective is called 'bus'"),
+        ("--algorithm bus", "no algorithm is called 'bus' here (all_reduce: ring"),
+        ("-a hierarchical -c broadcast", "no algorithm is called 'hierarchical' here (broadcast"),
+        ("--collective bus", "'bus' is none of all_reduce"),
         ("-b 1M -e 1K", "sizes must grow"),
-        ("-f 1", "-f must be at least 2"),
-        ("--root 3 --ranks 8,2", "root 3 is not among the 2 ranks"),
+        ("-f 1", "not a whole number from 2"),
+        ("--root 3 --ranks 8,2 -c reduce", "root 3 is not among the 2 ranks"),
+        ("--root 5 --ranks 5 -c broadcast", "root 5 is not among the 5 ranks"),
+        ("--root 1", "all_reduce has no root"),
         ("--cluster this-machine --ranks 65", "at most 64 threads"),
     ):
-        with pytest.raises(SystemExit, match=message):
-            main(["simulate", *words.split()])
+        assert message in refused(capsys, f"simulate {words}")
+
+
+def lines(capsys):
+    return [line.split() for line in capsys.readouterr().out.splitlines() if line[0] != "#"]
+
+
+def test_simulate_several_collectives_and_hierarchical_where_hosts_have_several_ranks(capsys):
+    words = "simulate -n 4 -c all_reduce broadcast -b 64 -e 64 --ranks-per-host 2 --verify"
+    assert main(words.split()) == 0
+    names = [("all_reduce", name) for name in [*algorithms.names("all_reduce"), "hierarchical"]]
+    names += [("broadcast", name) for name in algorithms.names("broadcast")]
+    assert [(row[0], row[3]) for row in lines(capsys)] == names
+    assert main("simulate -n 4 -b 64 -e 64".split()) == 0
+    assert "hierarchical" not in [row[2] for row in lines(capsys)]
+
+
+OWN = """
+from pycollective.algorithms import algorithm, copy, input, output, recv, recv_reduce, send
+
+@algorithm(num_chunks=1)
+def star(rank, size):
+    if rank == 0:
+        yield copy(input[0], output[0])
+        for peer in range(1, size):
+            yield recv_reduce(peer, output[0], output[0])
+        for peer in range(1, size):
+            yield send(peer, output[0])
+    else:
+        yield send(0, input[0])
+        yield recv(0, output[0])
+
+@algorithm(num_chunks=1)
+def wrong(rank, size):
+    yield copy(input[0], output[0])
+"""
+
+
+def test_algorithms_of_a_users_file_are_timed_and_simulated(tmp_path, capsys):
+    file, broken = tmp_path / "own.py", tmp_path / "broken.py"
+    file.write_text(OWN)
+    broken.write_text("import nothing_of_that_name")
+    for command, place in ("bench -n 3 --seconds 0.01 -w 1", 4), ("simulate -n 3", 2):
+        few = f"{command} -b 64 -e 64"
+        assert main(f"{few} -a ring,{file}:star".split()) == 0
+        assert [row[place] for row in lines(capsys)] == ["ring", "star"]
+        assert "star is an algorithm of all_reduce" in refused(
+            capsys, f"{few} -c broadcast -a {file}:star"
+        )
+        assert "it defines star, wrong" in refused(capsys, f"{few} -a {file}:sun")
+        assert "No module named 'nothing_of" in refused(capsys, f"{few} -a {broken}:star")
+        assert "FileNotFoundError" in refused(capsys, f"{few} -a {tmp_path}/none.py:star")
+    assert "rank 0" in refused(capsys, f"bench -n 2 -a {file}:wrong")
+    assert "rank 0" in refused(capsys, f"simulate -n 2 -a {file}:wrong --verify")
+
+
+def test_train_writes_its_epochs_as_json(tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    report = tmp_path / "epochs.json"
+    words = f"train --data digits --epochs 1 --checkpoint-dir {tmp_path} --json {report}"
+    assert main(words.split()) == 0
+    found = json.loads(report.read_text())
+    (epoch,) = found["results"]
+    assert (found["command"], found["replicas"], epoch["number"]) == ("pycollective train", 2, 1)
+    assert f"loss {epoch['loss']:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_commands_and_their_options(shell, capsys):
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("simulate", "--ranks-per-host", "ethernet-10g", "--checkpoint-dir"):
+        assert word in script
+    if shell == "bash":
+        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_completion_without_shtab_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install 'pycollective[completion]'" in capsys.readouterr().err

@@ -75,7 +75,17 @@ def test_freed_memory_is_used_again(comms):
     assert comms[0].empty(99_000).ctypes.data == place
 
 
-def test_ten_thousand_arrays_cost_no_descriptor(comms):
+def test_long_results_are_shared_and_own_their_memory(comms, on_ranks):
+    def work(comm):
+        long, short = comm.all_reduce(np.ones(100_000)), comm.all_reduce(np.ones(10))
+        assert _core.is_shared(long) and not _core.is_shared(short)
+        assert long.flags.owndata and (comm.all_reduce(long) == 4).all()
+        return True
+
+    assert on_ranks(comms, work) == [True, True]
+
+
+def test_ten_thousand_arrays_cost_no_descriptor_and_leave_nothing(comms):
     before = len(os.listdir("/proc/self/fd"))
     arrays = [comms[0].empty(16) for _ in range(10_000)]
     assert len(os.listdir("/proc/self/fd")) == before
@@ -83,6 +93,10 @@ def test_ten_thousand_arrays_cost_no_descriptor(comms):
     for i, x in enumerate(arrays):
         x.fill(i)
     assert all((x == i).all() for i, x in enumerate(arrays))
+    places = {x.ctypes.data for x in arrays}
+    del x, arrays
+    again = [comms[0].empty(16) for _ in range(10_000)]
+    assert {x.ctypes.data for x in again} == places
 
 
 def test_arrays_beyond_the_arena_are_ordinary(on_ranks):

@@ -447,8 +447,21 @@ def test_ctrl_c_ends_long_work(ctrl_c, work):
         timer.join()
 
 
+def test_hierarchical_is_that_of_the_clusters_hosts():
+    hosts = [0, 1, 0, 1, 0]
+    spread = Cluster.of_hosts(["a", "b", "a", "b", "a"], Link(1e-6), Link(1e-5, 1e9))
+    assert spread.hosts == hosts and Cluster.flat(2, Link(1e-6)).hosts == [0, 1]
+    result = simulate("hierarchical", spread, 1 << 20)
+    by_hand = simulate(algorithms.hierarchical(hosts), spread, 1 << 20)
+    assert (result.algorithm, result.seconds) == ("hierarchical", by_hand.seconds)
+    assert result.seconds < time_of("ring", spread, 1 << 20)
+    with pytest.raises(ValueError, match="hierarchical"):
+        simulate("hierarchical", spread, 1 << 20, "broadcast")
+
+
 def test_plots_are_files(tmp_path):
     pytest.importorskip("matplotlib")
+    marks = {"size of the array": ["1 KiB", "1 MiB"], "ranks": ["2", "4", "8"]}
     for name, ranks, sizes, start in (
         ("a.png", [2, 4, 8], [1 << 10, 1 << 20], b"\x89PNG"),
         ("b.svg", [4], [1 << 10, 1 << 20], b"<?xml"),
@@ -466,6 +479,9 @@ def test_plots_are_files(tmp_path):
             assert [line.get_label() for line in axes.lines] == ["ring", "ring"]
             core, mine = axes.lines
             np.testing.assert_array_equal(core.get_ydata(), mine.get_ydata())
+            shown = [text.get_text() for text in axes.get_xticklabels()]
+            assert shown == marks[axes.get_xlabel()]
+            assert axes.get_legend() is None and len(figure.legends) == 1  # below the axes
     want = [time_of("ring", Cluster.ethernet_10g(4), size) for size in (1 << 10, 1 << 20)]
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), want)
 

@@ -56,6 +56,11 @@ def collectives(comm: pc.Communicator, x: Floats) -> Floats:
     assert_type(comm.barrier(async_op=True), pc.Work[None])
     assert_type(comm.empty((2, 3), np.float32), Floats)
     assert_type(comm.empty(3), NDArray[Any])
+    request = pc.Persistent(comm.all_reduce, x, out=x)
+    assert_type(request, pc.Persistent[Floats])
+    assert_type(request.start().wait(), Floats)
+    assert_type(pc.Persistent(comm.barrier)(), None)
+    pc.Persistent(comm.all_reduce, x, algoritm="ring")  # type: ignore[arg-type]
     assert_type(comm.split(0), pc.Communicator | None)
     assert_type(comm.split(0, async_op=True).result(), pc.Communicator | None)
     comm.Allreduce(x)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from device_arrays import DeviceArray
 
 from pycollective import distribute, keras
 from pycollective.keras import callbacks, layers
-from pycollective.keras.training.numbers import Numbers
+from pycollective.keras.training.numbers import DeviceLogs
 
 RANDOM = np.random.default_rng(3)
 IMAGES = RANDOM.random((10, 8, 8, 1), np.float32)
@@ -127,7 +127,7 @@ def test_who_looks_at_a_step_gets_floats(cupy):
     model = convolutional(STRATEGIES["mirrored"]())
     watch = Fetches(cupy)
     fitted(model, watch, epochs=1)
-    assert all(isinstance(logs, Numbers) for logs in watch.logs)
+    assert all(isinstance(logs, DeviceLogs) for logs in watch.logs)
     fetched = cupy.fetched
     assert list(watch.logs[0]) == ["loss", "accuracy"] and len(watch.logs[0]) == 2
     assert cupy.fetched == fetched

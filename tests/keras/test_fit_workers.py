@@ -155,6 +155,7 @@ def test_two_workers_save_whole_models(tmp_path):
 
 
 def test_two_workers(tmp_path):
+    pytest.importorskip("tensorboard")
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     status, straight = trained(program, tmp_path / "straight")

@@ -6,7 +6,7 @@ from fitting import mirrored
 
 from pycollective import keras
 from pycollective.keras import layers
-from pycollective.keras.fusion import ConvReluPool
+from pycollective.keras.layers.fusion import ConvReluPool
 from pycollective.tensor import GradientTape, ops
 
 RANDOM = np.random.default_rng(3)

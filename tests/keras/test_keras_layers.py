@@ -8,7 +8,7 @@ import pytest
 
 from pycollective import distribute, keras, nn
 from pycollective.keras import layers
-from pycollective.keras.fusion import ConvReluPool, WithRelu, steps_of
+from pycollective.keras.layers.fusion import ConvReluPool, WithRelu, steps_of
 from pycollective.tensor import GradientTape, Variable, as_tensor, ops
 
 RNG = np.random.default_rng(5)

@@ -157,7 +157,6 @@ def test_files_are_written_and_read_without_pickles(tmp_path, monkeypatch):
         keras.callbacks.ModelCheckpoint(tmp_path / "one", save_weights_only=True),
         keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=1, delete_checkpoint=False),
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
-        keras.callbacks.TensorBoard(tmp_path / "logs", histogram_freq=1),
     ]
     data = tf.data.Dataset.from_tensor_slices((X, TARGETS)).batch(8).cache(str(tmp_path / "cached"))
     model.fit(data, epochs=2, verbose=0, callbacks=saves)

@@ -9,7 +9,7 @@ import pytest
 
 from pycollective import keras
 from pycollective.keras import layers
-from pycollective.keras.fusion import ConvReluPool
+from pycollective.keras.layers.fusion import ConvReluPool
 
 
 def said(name, needed, shape):

@@ -34,12 +34,14 @@ def test_registered_memory(gpus, capsys):
     assert sum("CommRegister" in line for line in gpus.log()) > 0
 
 
-def test_what_cannot_be_timed(gpus, monkeypatch):
-    with pytest.raises(SystemExit, match="has no --tune: NCCL chooses"):
+def test_what_cannot_be_timed(gpus, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
         cli.main(["bench", "--device", "gpu", "--tune"])
+    assert "has no --tune: NCCL chooses" in capsys.readouterr().err
     monkeypatch.setattr(array_backend, "gpu_count", lambda: (0, "no driver"))
-    with pytest.raises(SystemExit, match=r"there is no GPU .no driver"):
+    with pytest.raises(SystemExit):
         cli.main(["bench", "--device", "gpu"])
+    assert "there is no GPU (no driver" in capsys.readouterr().err
 
 
 def test_doctor_names_the_library(gpus, monkeypatch, capsys, fake_path, tmp_path):

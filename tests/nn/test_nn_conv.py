@@ -9,6 +9,7 @@ import nn_reference as reference
 import numpy as np
 import pytest
 
+from pycollective.nn import blocks as blocks_module
 from pycollective.nn import conv as conv_module
 from pycollective.nn.conv import conv2d, conv2d_relu_max_pool
 from pycollective.nn.pooling import max_pool2d
@@ -51,7 +52,7 @@ def assert_close(actual: Any, expected: Any, dtype: str) -> None:
 @pytest.fixture(params=["usual blocks", "one row a block"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "one row a block":
-        monkeypatch.setattr(conv_module, "_BLOCK_BYTES", 1)
+        monkeypatch.setattr(blocks_module, "_BLOCK_BYTES", 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

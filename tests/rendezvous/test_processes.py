@@ -261,10 +261,10 @@ def test_bad_commands(tmp_path, capsys, monkeypatch):
 
     for forced, text in (("thread", "processes talk through"), ("pigeon", "there are 'shm'")):
         monkeypatch.setenv("PYCOLLECTIVE_TRANSPORT", forced)
-        with pytest.raises(SystemExit, match=text):
-            main(["run", "-n", "2", "script.py"])
+        with pytest.raises(SystemExit):
+            main(["run", "-n", "2", "program"])
+        assert text in capsys.readouterr().err
     monkeypatch.delenv("PYCOLLECTIVE_TRANSPORT")
-    with pytest.raises(SystemExit, match="give a script"):
-        main(["run", "-n", "2"])
-    with pytest.raises(SystemExit, match="cannot start"):
+    with pytest.raises(SystemExit):
         main(["run", "-n", "2", str(Path(tmp_path) / "nothing")])
+    assert "cannot start" in capsys.readouterr().err

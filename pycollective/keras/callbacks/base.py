@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Callback"]
-
 Logs = dict[str, Any]
 
 
@@ -41,7 +39,7 @@ class Callback:
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Hear that `Model.fit` ends, with the numbers of the last epoch."""
 
-    def _abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
         """Hear that `Model.fit` ends with an error; `on_train_end` is not called then."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:

@@ -13,14 +13,6 @@ import numpy as np
 from pycollective.keras.callbacks.base import Callback
 from pycollective.keras.metrics import direction_of
 
-__all__ = [
-    "EarlyStopping",
-    "LearningRateScheduler",
-    "Monitor",
-    "ReduceLROnPlateau",
-    "TerminateOnNaN",
-]
-
 Logs = dict[str, Any]
 
 
@@ -43,7 +35,6 @@ class TerminateOnNaN(Callback):
         self.raise_error = raise_error
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Look at the loss."""
         loss = (logs or {}).get("loss")
         if loss is not None and not math.isfinite(loss):
             if self.raise_error:
@@ -86,7 +77,6 @@ class LearningRateScheduler(Callback):
             self._takes_rate = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Set the learning rate."""
         optimizer = self.model.optimizer
         arguments = (epoch, float(optimizer.learning_rate)) if self._takes_rate else (epoch,)
         rate = self.schedule(*arguments)
@@ -101,7 +91,6 @@ class LearningRateScheduler(Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Add the learning rate to the epoch's numbers."""
         if logs is not None:
             logs["learning_rate"] = float(self.model.optimizer.learning_rate)
 
@@ -144,7 +133,9 @@ class Monitor(Callback):
 
     def _mode_of(self, name: str) -> str:
         """Return whether more or less of a number is better: by its metric, or by its name."""
-        known = {self.model._reported(m): m._direction for m in getattr(self.model, "metrics", ())}
+        known = {
+            self.model.reported_name(m): m.direction for m in getattr(self.model, "metrics", ())
+        }
         direction = known.get(name) or direction_of(name)
         if direction is None and (name == "loss" or name.endswith("_loss")):
             direction = "down"
@@ -216,11 +207,9 @@ class EarlyStopping(Monitor):
         self.best_weights: list[Any] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Begin anew."""
         self._forget()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Look at the number."""
         value = self.value_in(logs)
         if value is None or epoch < self.start_from_epoch:
             return
@@ -238,7 +227,6 @@ class EarlyStopping(Monitor):
             self.model.stop_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Restore the best weights, and say what was done."""
         if self.stopped_epoch and self.verbose:
             print(f"Epoch {self.stopped_epoch + 1}: early stopping")
         if self.best_weights is not None:
@@ -300,11 +288,9 @@ class ReduceLROnPlateau(Monitor):
         self.wait = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Begin anew."""
         self._forget()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Look at the number, and add the learning rate to the epoch's numbers."""
         optimizer = self.model.optimizer
         rate = float(optimizer.learning_rate)
         if logs is not None:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pycollective import plots
 from pycollective.keras.callbacks.base import EVENTS, Callback
 from pycollective.keras.callbacks.progress import ProgbarLogger
 
@@ -71,29 +72,24 @@ class History(Callback):
         ImportError
             If matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ImportError(
-                "History.plot needs matplotlib: pip install 'pycollective[plot]'"
-            ) from None
         known = [name for name in self.history if not name.startswith("val_")]
         chosen = known if names is None else list(names)
         missing = [name for name in chosen if name not in self.history]
         if missing or not chosen:
             raise ValueError(f"History.plot: there is no {missing or 'number'}; there are {known}")
-        figure = Figure(figsize=(5 * len(chosen), 4), layout="constrained")
-        for axes, name in zip(
-            figure.subplots(1, len(chosen), squeeze=False)[0], chosen, strict=True
-        ):
+        figure, every_axes = plots.panels(len(chosen), 5, 4)
+        kinds: dict[str, Any] = {}
+        for axes, name in zip(every_axes, chosen, strict=True):
             for label in (name, f"val_{name}"):
                 values = self.history.get(label)
                 if values is not None:
                     epochs = [epoch + 1 for epoch in self._epochs_of[label]]
-                    axes.plot(epochs, values, marker="o", label=label)
+                    (line,) = axes.plot(epochs, values, marker="o", label=label)
+                    kinds["training" if label == name else "validation"] = line
+            axes.locator_params("x", integer=True)
             axes.set_xlabel("epoch")
             axes.set_title(name)
-            axes.legend()
+        plots.show_legend(figure, [*kinds.values()], [*kinds])
         return figure
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -219,9 +215,10 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.set_model(model)
 
-    def _abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
+        """End what the callback has begun: training ends with this error."""
         for callback in self.callbacks:
-            callback._abandon(error)
+            callback.abandon(error)
 
     def __iter__(self) -> Any:
         return iter(self.callbacks)

@@ -8,8 +8,6 @@ from typing import Any
 
 from pycollective.keras.callbacks.base import Callback
 
-__all__ = ["ProgbarLogger"]
-
 Logs = dict[str, Any]
 
 #: Seconds between two live lines.
@@ -36,52 +34,41 @@ class ProgbarLogger(Callback):
         self._width = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Note that what is evaluated now is a validation, which has no line of its own."""
         self._training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Note that training is over."""
         self._training = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Print which epoch it is."""
         if self.params.get("epochs", 1) > 1:
             print(f"Epoch {epoch + 1}/{self.params['epochs']}", flush=True)
         self._restart()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Show the step on a terminal."""
         self._step(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Print the epoch's line."""
         self._finish(logs)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Begin, unless training goes on."""
         if not self._training:
             self._restart()
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Show the step on a terminal."""
         if not self._training:
             self._step(batch, logs)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Print the line."""
         if not self._training:
             self._finish(logs)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Begin."""
         self._restart()
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Show the step on a terminal."""
         self._step(batch, None)
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
-        """Print the line."""
         self._finish(None)
 
     def _step(self, batch: int, logs: Logs | None) -> None:

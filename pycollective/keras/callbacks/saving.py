@@ -20,8 +20,6 @@ from pycollective.train.files import remove_files
 from pycollective.train.manager import CheckpointManager
 from pycollective.train.state import STATE_FILE
 
-__all__ = ["BackupAndRestore", "ModelCheckpoint"]
-
 Logs = dict[str, Any]
 
 
@@ -96,20 +94,16 @@ class ModelCheckpoint(Monitor):
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Note the batch."""
         self._due.begin(batch)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Write a checkpoint if it is time."""
         if self._due.end(batch):
             self._save(logs, batch=batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write a checkpoint if it is time."""
         if self.save_freq == "epoch":
             self._save(logs)
 
@@ -187,7 +181,6 @@ class BackupAndRestore(Callback):
         self._handler: PreemptionCheckpointHandler | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Restore what was saved, if training was interrupted."""
         self._due = _Due(self.save_freq or "epoch")
         name = type(self).__name__
         self.model.distribute_strategy.extended.workers.begin_together(name, name)
@@ -222,18 +215,15 @@ class BackupAndRestore(Callback):
             self.model._initial_step = int(self._step)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Let an epoch that was interrupted go on with the sums it had."""
         for variable, value in self._restored:
             variable.assign(value)
         self._restored = []
         self._epoch.assign(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Note the batch."""
         self._due.begin(batch)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save if it is time."""
         self._step.assign(batch + 1)
         if batch + 1 == self.params.get("steps"):
             self._begin_epoch(int(self._epoch) + 1)
@@ -243,7 +233,6 @@ class BackupAndRestore(Callback):
             self._handler.run(lambda: None)  # the step is made; it is counted
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save if it is time."""
         self._begin_epoch(epoch + 1)
         if self.save_freq == "epoch":
             self._save()
@@ -257,7 +246,6 @@ class BackupAndRestore(Callback):
         self._manager.save()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Delete what was saved: training is complete."""
         if self._handler is not None:
             # Told since the last step: what the program does with the model has to wait, too.
             self._handler.save_checkpoint_if_preempted()
@@ -267,7 +255,7 @@ class BackupAndRestore(Callback):
             workers.write_once(self.backup_dir, self._delete)
         self._end_watch()
 
-    def _abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
         # An exit has its status, whatever more signals come.
         if not isinstance(error, SystemExit):
             self._end_watch()

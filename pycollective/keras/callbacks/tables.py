@@ -10,8 +10,6 @@ import numpy as np
 
 from pycollective.keras.callbacks.base import Callback
 
-__all__ = ["CSVLogger"]
-
 Logs = dict[str, Any]
 
 
@@ -40,7 +38,6 @@ class CSVLogger(Callback):
         self._has_header = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Open the file."""
         self._close()
         if not self.model.distribute_strategy.extended.should_save_summary:
             return
@@ -67,7 +64,6 @@ class CSVLogger(Callback):
         self._file.flush()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Close the file."""
         self._close()
 
     def _close(self) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pycollective.array_backend import Array
 from pycollective.keras.callbacks.base import Callback
-from pycollective.keras.callbacks.event_files import EventFile
+
+if TYPE_CHECKING:
+    from pycollective.keras.callbacks.event_files import EventFile
 
 __all__ = ["TensorBoard"]
 
@@ -24,9 +26,9 @@ _LARGEST_IMAGE = 512
 class TensorBoard(Callback):
     """Writes event files; ``tensorboard --logdir=logs`` shows them.
 
-    Nothing is needed for it; the files are written by hand. ``train`` and ``validation`` below
-    ``log_dir`` have a number ``epoch_<name>`` for each number of an epoch. Of several workers the
-    chief writes.
+    Needs the package tensorboard (``pip install 'pycollective[tensorboard]'``), and no TensorFlow.
+    ``train`` and ``validation`` below ``log_dir`` have a number ``epoch_<name>`` for each number of an
+    epoch. Of several workers the chief writes.
 
     Parameters
     ----------
@@ -49,6 +51,8 @@ class TensorBoard(Callback):
     ------
     ValueError
         For what is not available, or an ``update_freq`` that is none.
+    ImportError
+        If tensorboard or Pillow is not installed.
     """
 
     def __init__(
@@ -80,6 +84,14 @@ class TensorBoard(Callback):
                 f"TensorBoard: update_freq must be 'epoch', 'batch' or a positive integer, got "
                 f"{update_freq!r}"
             )
+        try:
+            from pycollective.keras.callbacks.event_files import EventFile
+        except ImportError as error:
+            raise ImportError(
+                "the TensorBoard callback needs the packages tensorboard and Pillow: "
+                f"pip install 'pycollective[tensorboard]' ({error})"
+            ) from error
+        self._make_file = EventFile
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
@@ -94,7 +106,7 @@ class TensorBoard(Callback):
         if not self.model.distribute_strategy.extended.should_save_summary:
             return None
         if run not in self._files:
-            self._files[run] = EventFile(os.path.join(self.log_dir, run))
+            self._files[run] = self._make_file(os.path.join(self.log_dir, run))
         return self._files[run]
 
     def _scalars(self, run: str, start: str, logs: Logs, step: int, end: str = "") -> None:
@@ -200,14 +212,14 @@ def _nodes(model: Any) -> list[tuple[str, str, list[str], dict[str, str]]]:
             inputs += [tensor.history.operation.name for tensor in node.input_tensors]
     nodes = []
     for layer, inputs in sources.values():
-        shape = getattr(layer, "_output_shape", None)
+        shape = getattr(layer, "output_shape", None)
         texts = {} if shape is None else {"output_shape": str(shape)}
         nodes.append((layer.name, type(layer).__name__, inputs, texts))
     return nodes
 
 
 def _picture(values: Array) -> Array | None:
-    """Return a weight as numbers ``[height, width, 1]``, or None if it has too many or none."""
+    """Return a weight as numbers ``[height, width]``, or None if it has too many or none."""
     image = values.squeeze()
     if image.ndim > 2:
         # Filters of convolutions beside each other: the last axis is that of the filters.
@@ -218,4 +230,4 @@ def _picture(values: Array) -> Array | None:
         return None
     if not np.isfinite(image).all():
         return None
-    return np.asarray(image[..., None])
+    return image

@@ -53,15 +53,9 @@ _LARGEST = 64 << 20  # bytes; the largest file has 26 MB
 class Collection:
     """A data set, and where it can be had.
 
-    Attributes
-    ----------
-    name, title
-        The name of its folder, and the one for people.
-    url, files
-        The address of a folder, and the files to download from it with their SHA-256.
-    label_sums
-        SHA-256 of the file of training labels, packed or unpacked: what tells this data set from
-        others whose files have the same names.
+    ``name`` is that of its folder, ``title`` the one for people; ``files`` have their SHA-256. One of
+    ``label_sums`` is the SHA-256 of the training labels, packed or unpacked: it tells this data set from
+    others whose files have the same names.
     """
 
     name: str
@@ -105,6 +99,40 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "pycollective"
 
 
+# The address and the SHA-256 are those that Keras publishes. The other fingerprint is of the
+# training labels as the original idx file has them, unpacked.
+MNIST = Collection(
+    name="mnist",
+    title="MNIST",
+    url="https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+    files={"mnist.npz": "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"},
+    label_sums=frozenset({"65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"}),
+)
+
+_TRAIN_LABELS = "b0197879cbda89f3dc7b894f9fd52b858e68ea4182b6947c9d8c2b67e5f18dcc"
+
+# The address is that of Keras, which publishes no checksums for these files, and the authors
+# publish MD5 only. These SHA-256 are what two public programs that share no code expect.
+FASHION_MNIST = Collection(
+    name="fashion_mnist",
+    title="Fashion-MNIST",
+    url="https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+    files={
+        "train-images-idx3-ubyte.gz": (
+            "08dc20ab1689590a0bcd66e874647b6ee8464e2d501b5a3f1f78831db19a3fdc"
+        ),
+        "train-labels-idx1-ubyte.gz": _TRAIN_LABELS,
+        "t10k-images-idx3-ubyte.gz": (
+            "78dcbbfb5a27efaf1b6c1d616caca68560be8766c5bffcb2791df9273a534229"
+        ),
+        "t10k-labels-idx1-ubyte.gz": (
+            "42bd18137a62d5998cdeae52bf3a0676ac6b706f5cf8439b47bb5b151ae3dccf"
+        ),
+    },
+    label_sums=frozenset({_TRAIN_LABELS}),
+)
+
+
 # Reading ------------------------------------------------------------------------------------------
 
 
@@ -127,9 +155,6 @@ def _complete(collection: Collection, folder: Path) -> bool:
 
 def _is_other(collection: Collection, folder: Path) -> bool:
     """Whether the idx files of the folder are known to be those of another data set."""
-    from .fashion_mnist import FASHION_MNIST
-    from .mnist import MNIST
-
     if (folder / f"{collection.name}.npz").is_file():
         return False
     path = _idx_path(folder, _IDX_NAMES[1])
@@ -301,21 +326,8 @@ def _download_missing(collection: Collection, folder: Path) -> None:
 def download(url: str, target: Path, checksum: str, largest: int | None = None) -> None:
     """Download a file; ``target`` is replaced when all of it is there and right, else untouched.
 
-    Parameters
-    ----------
-    url, target
-        From where to where.
-    checksum
-        SHA-256 of the file, in hexadecimal digits.
-    largest
-        After how many bytes the download is given up; by default 64 MiB.
-
-    Raises
-    ------
-    DataError
-        If the file is another than expected, or the transfer was interrupted.
-    OSError, http.client.HTTPException
-        If the server cannot be reached or answers with an error.
+    A file larger than ``largest`` bytes or of another SHA-256 than ``checksum``, and an interrupted
+    transfer, raise DataError; a server that cannot be reached raises OSError or HTTPException.
     """
     largest = _LARGEST if largest is None else largest
     digest = hashlib.sha256()

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ._files import Collection, Images, load
+from ._files import MNIST, Images, load
 
 __all__ = ["load_data"]
-
-# The address and the SHA-256 are those that Keras publishes. The other fingerprint is of the
-# training labels as the original idx file has them, unpacked.
-MNIST = Collection(
-    name="mnist",
-    title="MNIST",
-    url="https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
-    files={"mnist.npz": "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"},
-    label_sums=frozenset({"65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"}),
-)
 
 
 def load_data(path: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:

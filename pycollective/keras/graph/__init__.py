@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from pycollective.keras.graph import operators as operators  # symbolic tensors find them by name
 from pycollective.keras.graph.symbols import KerasTensor
 
 __all__ = ["KerasTensor"]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.keras.fusion import steps_of
 from pycollective.keras.graph.order import nodes_between, operations_of, with_inputs_of_its_own
 from pycollective.keras.graph.symbols import (
     KerasTensor,
@@ -19,37 +18,21 @@ from pycollective.keras.graph.symbols import (
     map_symbols,
 )
 from pycollective.keras.layers import Input, Layer
+from pycollective.keras.layers.fusion import steps_of
 from pycollective.tensor import Tensor, as_tensor, ops
-
-__all__ = ["Graph", "as_declared"]
 
 
 class Graph:
-    """The calls of layers between symbolic tensors.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Symbolic tensors, or nests of them.
+    """The calls of layers between symbolic ``inputs`` and ``outputs``, which may be nests.
 
     Attributes
     ----------
     inputs, outputs : list of KerasTensor
         Flat; those of dicts in the order of their sorted keys.
-    input_structure, output_structure
-        As they were given.
-    result_structure
-        What `run` returns: that of the outputs, or the only one of them.
-    nodes : list of Node
-        In an order in which the calls can be made.
-    operations : list
-        The layers and operations, in Keras's order.
-
-    Raises
-    ------
-    ValueError
-        If something else than a symbolic tensor is given, outputs depend on other inputs, or two
-        layers have the same name.
+    input_structure, output_structure, result_structure
+        As they were given; and what `run` returns: the outputs, or the only one of them.
+    nodes, operations : list
+        The calls in an order in which they can be made; layers and operations in Keras's order.
     """
 
     def __init__(self, inputs: Any, outputs: Any) -> None:
@@ -90,17 +73,7 @@ class Graph:
     def run(self, name: str, inputs: Any) -> Any:
         """Compute the outputs for inputs, which need not have exactly the structure declared.
 
-        Parameters
-        ----------
-        name
-            The model's, for errors.
-        inputs
-            Tensors.
-
-        Raises
-        ------
-        ValueError
-            If the inputs are others, or have other shapes, than was declared.
+        Other inputs, or other shapes, raise a ValueError with the model's ``name``.
         """
         plan = self._plan
         if plan is None:

@@ -6,46 +6,35 @@ Keras writes for the same operators.
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
 import numpy as np
 
 from pycollective.keras.backend import name_of_class, unique_name
-from pycollective.keras.graph.symbols import KerasTensor, Node, Shape, has_symbols, shape_of
+from pycollective.keras.graph.symbols import (
+    MODULE,
+    KerasTensor,
+    Node,
+    Shape,
+    has_symbols,
+    shape_of,
+)
+from pycollective.keras.registration import public
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = [
-    "OPERATIONS",
-    "Absolute",
-    "Add",
-    "FloorDivide",
-    "GetItem",
-    "Matmul",
-    "Mod",
-    "Multiply",
-    "Negative",
-    "Operation",
-    "Power",
-    "Subtract",
-    "TrueDivide",
-]
+_operation = functools.partial(public, MODULE, registered=True)
 
 
 class Operation:
-    """An operation of a graph, element-wise unless `result_shape` says otherwise.
-
-    Parameters
-    ----------
-    name
-        By default the class's name with a number.
-    """
+    """An operation of a graph, element-wise unless `result_shape` says otherwise."""
 
     built = True
 
     def __init__(self, name: str | None = None) -> None:
         self.name = unique_name(name_of_class(type(self))) if name is None else str(name)
-        self._inbound_nodes: list[Node] = []
+        self.inbound_nodes: list[Node] = []
 
     def __call__(self, *values: Any) -> Any:
         """Compute the result; on symbolic tensors, record the call."""
@@ -114,57 +103,63 @@ class _Binary(Operation):
         return result
 
 
+@_operation()
 class Add(_Binary):
     """``x1 + x2``."""
 
     function = operator.add
 
 
+@_operation()
 class Subtract(_Binary):
     """``x1 - x2``."""
 
     function = operator.sub
 
 
+@_operation()
 class Multiply(_Binary):
     """``x1 * x2``."""
 
     function = operator.mul
 
 
+@_operation("Divide")
 class TrueDivide(_Binary):
     """``x1 / x2``."""
 
     function = operator.truediv
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the dtype of the result: a quotient of integers is none."""
         return dtype if dtype.kind in "fV" else np.dtype(np.float32)
 
 
+@_operation()
 class FloorDivide(_Binary):
     """``x1 // x2``."""
 
     function = operator.floordiv
 
 
+@_operation()
 class Mod(_Binary):
     """``x1 % x2``."""
 
     function = operator.mod
 
 
+@_operation()
 class Power(_Binary):
     """``x1 ** x2``."""
 
     function = operator.pow
 
 
+@_operation()
 class Matmul(Operation):
     """``x1 @ x2``: of matrices in the last two axes; those before broadcast."""
 
     def call(self, *values: Any) -> Tensor:
-        """Compute the result."""
         x1, x2 = map(as_tensor, values)
         left = x1 if x1.ndim > 1 else ops.expand_dims(x1, 0)
         result = left @ (x2 if x2.ndim > 1 else ops.expand_dims(x2, 1))
@@ -173,7 +168,6 @@ class Matmul(Operation):
         return result if x2.ndim > 1 else ops.squeeze(result, -1)
 
     def result_shape(self, *values: Any) -> Shape:
-        """Return the shape of the result."""
         first, second = map(shape_of, values)
         inside = first[-1:], second[-2:-1] or second
         # An axis of any length goes with each; a number has none.
@@ -186,27 +180,27 @@ class Matmul(Operation):
         return (*self._broadcast(first[:-2], second[:-2]), *first[-2:-1], *columns)
 
 
+@_operation()
 class Negative(Operation):
     """``-x``."""
 
     def call(self, *values: Any) -> Tensor:
-        """Compute the result."""
         return -as_tensor(values[0])
 
 
+@_operation("Abs")
 class Absolute(Operation):
     """``abs(x)``."""
 
     def call(self, *values: Any) -> Tensor:
-        """Compute the result."""
         return abs(as_tensor(values[0]))
 
 
+@_operation()
 class GetItem(Operation):
     """``x[key]``: integers, slices, ``...`` and None, as many as there are axes."""
 
     def call(self, *values: Any) -> Tensor:
-        """Compute the result."""
         x, key = values
         # In files a tuple is a list.
         return as_tensor(x)[tuple(key) if isinstance(key, list) else key]
@@ -250,21 +244,3 @@ class GetItem(Operation):
 
 def _is_index(key: Any) -> bool:
     return isinstance(key, (slice, int, np.integer)) and not isinstance(key, bool)
-
-
-#: By the names that files have for them.
-OPERATIONS: dict[str, type[Operation]] = {
-    "Abs": Absolute,
-    "Absolute": Absolute,
-    "Add": Add,
-    "Divide": TrueDivide,
-    "FloorDivide": FloorDivide,
-    "GetItem": GetItem,
-    "Matmul": Matmul,
-    "Mod": Mod,
-    "Multiply": Multiply,
-    "Negative": Negative,
-    "Power": Power,
-    "Subtract": Subtract,
-    "TrueDivide": TrueDivide,
-}

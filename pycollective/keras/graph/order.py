@@ -7,30 +7,14 @@ from typing import Any
 
 from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, symbols_in
 
-__all__ = ["nodes_between", "operations_of", "with_inputs_of_its_own"]
-
 
 def nodes_between(
     inputs: Sequence[KerasTensor], outputs: Sequence[KerasTensor]
 ) -> tuple[list[Node], list[Any]]:
     """Return the calls that outputs need, in an order in which they can be made, and what is called.
 
-    Parameters
-    ----------
-    inputs
-        Where the search ends.
-    outputs
-        Where it begins.
-
-    Returns
-    -------
-    nodes, operations
-        The second one in the order in which the search came upon them.
-
-    Raises
-    ------
-    ValueError
-        If an output depends on something that is none of the inputs.
+    The second list is in the order in which the search came upon them. An output that depends on
+    something that is none of the inputs raises ValueError.
     """
     known = {id(tensor) for tensor in inputs}
     done: set[int] = set()
@@ -99,16 +83,8 @@ def with_inputs_of_its_own(
 ) -> tuple[Any, Any]:
     """Return inputs and outputs of a copy of a graph that begins in the middle of another one.
 
-    The calls of layers between them are recorded anew, on inputs of their own.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Nests of symbolic tensors; some inputs are results of layers.
-    flat
-        The inputs in a list.
-    new_input
-        Makes a new input like a symbolic tensor.
+    Some of the ``inputs``, which ``flat`` has in a list, are results of layers. The calls between them
+    and the outputs are recorded anew, on inputs that ``new_input`` makes.
     """
     copies: dict[int, KerasTensor] = {
         id(tensor): tensor if tensor.node.is_input else new_input(tensor) for tensor in flat

@@ -10,37 +10,36 @@ import numpy as np
 from pycollective import nest
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import unique_name
-
-__all__ = [
-    "History",
-    "KerasTensor",
-    "Node",
-    "has_symbols",
-    "leaves_of",
-    "map_symbols",
-    "shape_of",
-    "symbols_in",
-]
+from pycollective.keras.registration import class_named
 
 Shape = tuple[int | None, ...]
+#: The module that files name for operations.
+MODULE = "keras.src.ops.numpy"
 
 
 class History(NamedTuple):
-    """What computes a symbolic tensor.
-
-    Attributes
-    ----------
-    operation
-        The layer, or the operation, that was called.
-    node_index
-        Which of its calls it was.
-    tensor_index
-        Which of the results of that call.
-    """
+    """The layer or operation that computed a tensor, the number of its call, and of the result."""
 
     operation: Any
     node_index: int
     tensor_index: int
+
+
+def _operation(name: str) -> Any:
+    """Return a new operation of this name, which the module `operators` publishes."""
+    return class_named(MODULE, name)()
+
+
+def _operators(name: str) -> tuple[Any, Any]:
+    """Return the methods of a binary operator: with a symbolic tensor on the left, on the right."""
+
+    def left(self: KerasTensor, other: Any) -> Any:
+        return _operation(name)(self, other)
+
+    def right(self: KerasTensor, other: Any) -> Any:
+        return _operation(name)(other, self)
+
+    return left, right
 
 
 class KerasTensor:
@@ -91,7 +90,7 @@ class KerasTensor:
     def node(self) -> Node:
         """The call that computes this tensor."""
         operation, node_index, _ = self.history
-        node: Node = operation._inbound_nodes[node_index]
+        node: Node = operation.inbound_nodes[node_index]
         return node
 
     def __repr__(self) -> str:
@@ -128,59 +127,20 @@ class KerasTensor:
 
     # Operators --------------------------------------------------------------------------------
 
-    def __add__(self, other: Any) -> Any:
-        return _operator("Add")(self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _operator("Add")(other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return _operator("Subtract")(self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _operator("Subtract")(other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return _operator("Multiply")(self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _operator("Multiply")(other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _operator("TrueDivide")(self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _operator("TrueDivide")(other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return _operator("FloorDivide")(self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return _operator("FloorDivide")(other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return _operator("Mod")(self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return _operator("Mod")(other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return _operator("Power")(self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return _operator("Power")(other, self)
-
-    def __matmul__(self, other: Any) -> Any:
-        return _operator("Matmul")(self, other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        return _operator("Matmul")(other, self)
+    __add__, __radd__ = _operators("Add")
+    __sub__, __rsub__ = _operators("Subtract")
+    __mul__, __rmul__ = _operators("Multiply")
+    __truediv__, __rtruediv__ = _operators("TrueDivide")
+    __floordiv__, __rfloordiv__ = _operators("FloorDivide")
+    __mod__, __rmod__ = _operators("Mod")
+    __pow__, __rpow__ = _operators("Power")
+    __matmul__, __rmatmul__ = _operators("Matmul")
 
     def __neg__(self) -> Any:
-        return _operator("Negative")(self)
+        return _operation("Negative")(self)
 
     def __abs__(self) -> Any:
-        return _operator("Absolute")(self)
+        return _operation("Absolute")(self)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, list):
@@ -188,26 +148,14 @@ class KerasTensor:
             raise TypeError(
                 f"{self} can be indexed by integers, slices, ... and None, not by {key}"
             )
-        return _operator("GetItem")(self, key)
-
-
-def _operator(name: str) -> Any:
-    from pycollective.keras.graph import operators
-
-    return getattr(operators, name)()
+        return _operation("GetItem")(self, key)
 
 
 class Node:
-    """One call of a layer or operation on symbolic tensors.
+    """One call of a layer or operation, which notes it, on symbolic tensors.
 
-    Parameters
-    ----------
-    operation
-        What was called; it notes the node.
-    args, kwargs
-        The arguments: nests with symbolic tensors in them.
-    outputs
-        A nest of the symbolic tensors that came out. They are told where they come from.
+    The arguments are nests with symbolic tensors in them, ``outputs`` is a nest of those that came out:
+    they are told where they come from.
     """
 
     def __init__(
@@ -219,8 +167,8 @@ class Node:
         self.outputs = outputs
         self.input_tensors = symbols_in((args, kwargs))
         self.output_tensors: list[KerasTensor] = leaves_of(outputs)
-        number = len(operation._inbound_nodes)
-        operation._inbound_nodes.append(self)
+        number = len(operation.inbound_nodes)
+        operation.inbound_nodes.append(self)
         for index, tensor in enumerate(self.output_tensors):
             tensor._keras_history = History(operation, number, index)
 

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pycollective.keras import activations, constraints, initializers, regularizers
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras import activations
+from pycollective.keras.layers.layer import SameShape
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
 
 
-class _Elementwise(Layer):
-    """Base of layers whose result has the shape of the input."""
-
-    _takes_one = True
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
-
-
-class Activation(_Elementwise):
+class Activation(SameShape):
     """Applies an activation function, given by name or as a function."""
 
     _config_names = ("activation",)
@@ -31,19 +22,12 @@ class Activation(_Elementwise):
         self.activation = activations.get(activation)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         outputs: Tensor = self.activation(inputs)
         return outputs
 
 
-class ReLU(_Elementwise):
-    """`activations.relu`, with its parameters.
-
-    Raises
-    ------
-    ValueError
-        If one of them is negative.
-    """
+class ReLU(SameShape):
+    """`activations.relu`, with its parameters."""
 
     _config_names = ("max_value", "negative_slope", "threshold")
 
@@ -60,18 +44,11 @@ class ReLU(_Elementwise):
         self.threshold = _positive("ReLU: threshold", threshold)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
 
 
-class LeakyReLU(_Elementwise):
-    """``x`` where it is positive, else ``negative_slope * x``.
-
-    Raises
-    ------
-    ValueError
-        If the slope is negative.
-    """
+class LeakyReLU(SameShape):
+    """``x`` where it is positive, else ``negative_slope * x``."""
 
     _config_names = ("negative_slope",)
 
@@ -80,11 +57,10 @@ class LeakyReLU(_Elementwise):
         self.negative_slope = _positive("LeakyReLU: negative_slope", negative_slope)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         return activations.leaky_relu(inputs, self.negative_slope)
 
 
-class PReLU(_Elementwise):
+class PReLU(SameShape):
     """``x`` where it is positive, else ``alpha * x`` with a trained ``alpha``.
 
     Parameters
@@ -93,8 +69,6 @@ class PReLU(_Elementwise):
         For the variable ``alpha``, of the shape of an example.
     shared_axes
         Axes along which there is one ``alpha`` for all places, such as ``[1, 2]`` for images.
-    **options
-        As for `Layer`.
     """
 
     _config_names = ("alpha_initializer", "alpha_regularizer", "alpha_constraint", "shared_axes")
@@ -108,9 +82,11 @@ class PReLU(_Elementwise):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.alpha_initializer = initializers.get(alpha_initializer)
-        self.alpha_regularizer = regularizers.get(alpha_regularizer)
-        self.alpha_constraint = constraints.get(alpha_constraint)
+        self._set(
+            alpha_initializer=alpha_initializer,
+            alpha_regularizer=alpha_regularizer,
+            alpha_constraint=alpha_constraint,
+        )
         self.shared_axes = [shared_axes] if isinstance(shared_axes, int) else shared_axes
 
     def build(self, input_shape: Any) -> None:
@@ -122,16 +98,9 @@ class PReLU(_Elementwise):
             raise self._incompatible(
                 tuple(input_shape), "known lengths of all axes that are not shared"
             )
-        self.alpha = self.add_weight(
-            "alpha",
-            shape,
-            initializer=self.alpha_initializer,
-            regularizer=self.alpha_regularizer,
-            constraint=self.alpha_constraint,
-        )
+        self.alpha = self._weight("alpha", shape)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         if len(inputs.shape) != self.alpha.ndim + 1 or any(
             n not in (1, m) for n, m in zip(self.alpha.shape, inputs.shape[1:], strict=True)
         ):
@@ -139,7 +108,7 @@ class PReLU(_Elementwise):
         return activations.relu(inputs) - self.alpha * activations.relu(-inputs)
 
 
-class ELU(_Elementwise):
+class ELU(SameShape):
     """``x`` where it is positive, else ``alpha * (exp(x) - 1)``."""
 
     _config_names = ("alpha",)
@@ -149,11 +118,10 @@ class ELU(_Elementwise):
         self.alpha = alpha
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         return activations.elu(inputs, self.alpha)
 
 
-class Softmax(_Elementwise):
+class Softmax(SameShape):
     """``exp(x)`` divided by the sum along ``axis``, or along several axes."""
 
     _config_names = ("axis",)
@@ -163,7 +131,6 @@ class Softmax(_Elementwise):
         self.axis = axis
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the activation of the inputs."""
         self.compute_output_shape(inputs.shape)
         if isinstance(self.axis, int):
             return activations.softmax(inputs, self.axis)
@@ -179,7 +146,6 @@ class Softmax(_Elementwise):
         return ops.transpose(ops.reshape(flat, moved.shape), back)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
         axes = (self.axis,) if isinstance(self.axis, int) else self.axis
         rank = len(input_shape)
         if any(not -rank <= axis < rank for axis in axes):

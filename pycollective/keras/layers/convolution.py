@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pycollective import nn
-from pycollective.keras import activations, constraints, initializers, regularizers
+from pycollective.keras import activations
 from pycollective.keras.layers.core import pair_of, positive
 from pycollective.keras.layers.images import (
     IMAGES,
@@ -14,7 +15,7 @@ from pycollective.keras.layers.images import (
     padding_of,
     places,
 )
-from pycollective.keras.layers.layer import Shape
+from pycollective.keras.layers.shapes import Shape
 from pycollective.nn.transposed import spread_conv2d
 from pycollective.tensor import Tensor, Variable, ops
 
@@ -28,6 +29,7 @@ class _Convolution(ImageLayer):
 
     kernel: Variable
     bias: Variable | None
+    activation: Callable[[Any], Any]
 
     def __init__(
         self,
@@ -36,11 +38,8 @@ class _Convolution(ImageLayer):
         padding: str,
         data_format: str | None,
         dilation_rate: Any,
-        activation: Any,
         use_bias: bool,
-        bias_initializer: Any,
-        bias_regularizer: Any,
-        bias_constraint: Any,
+        settings: dict[str, Any],
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -49,11 +48,8 @@ class _Convolution(ImageLayer):
         self.padding = padding_of(padding)
         self.data_format = data_format_of(data_format)
         self.dilation_rate = pair_of("dilation_rate", dilation_rate)
-        self.activation = activations.get(activation)
         self.use_bias = bool(use_bias)
-        self.bias_initializer = initializers.get(bias_initializer)
-        self.bias_regularizer = regularizers.get(bias_regularizer)
-        self.bias_constraint = constraints.get(bias_constraint)
+        self._set(**settings)
         self._channels = 0
 
     def _channels_of(self, input_shape: Any) -> int:
@@ -62,16 +58,10 @@ class _Convolution(ImageLayer):
             raise self._incompatible(tuple(input_shape), IMAGES)
         return int(input_shape[-1])
 
-    def _make_bias(self, length: int) -> None:
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                "bias",
-                (length,),
-                initializer=self.bias_initializer,
-                regularizer=self.bias_regularizer,
-                constraint=self.bias_constraint,
-            )
+    def _make_weights(self, kernel: tuple[int, int], length: int, settings: str = "kernel") -> None:
+        """Make the kernel, of these lengths besides those of the window, and the bias."""
+        self.kernel = self._weight("kernel", (*self.kernel_size, *kernel), settings)
+        self.bias = self._weight("bias", (length,)) if self.use_bias else None
 
     def _window(self) -> tuple[int, int]:
         """Return height and width of what the filters cover."""
@@ -141,32 +131,14 @@ class Conv2D(_Convolution):
         Penalties on them, and on the result.
     kernel_constraint, bias_constraint
         What they are held to.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; in a call, if the input's shape does not fit.
     """
 
-    _config_names = (
-        "filters",
-        "kernel_size",
-        "strides",
-        "padding",
-        "data_format",
-        "dilation_rate",
-        "groups",
-        "activation",
-        "use_bias",
-        "kernel_initializer",
-        "bias_initializer",
-        "kernel_regularizer",
-        "bias_regularizer",
-        "activity_regularizer",
-        "kernel_constraint",
-        "bias_constraint",
+    _config_names = tuple(
+        (
+            "filters kernel_size strides padding data_format dilation_rate groups activation "
+            "use_bias kernel_initializer bias_initializer kernel_regularizer bias_regularizer "
+            "activity_regularizer kernel_constraint bias_constraint"
+        ).split()
     )
 
     def __init__(
@@ -195,11 +167,16 @@ class Conv2D(_Convolution):
             padding,
             data_format,
             dilation_rate,
-            activation,
             use_bias,
-            bias_initializer,
-            bias_regularizer,
-            bias_constraint,
+            {
+                "activation": activation,
+                "kernel_initializer": kernel_initializer,
+                "bias_initializer": bias_initializer,
+                "kernel_regularizer": kernel_regularizer,
+                "bias_regularizer": bias_regularizer,
+                "kernel_constraint": kernel_constraint,
+                "bias_constraint": bias_constraint,
+            },
             activity_regularizer=activity_regularizer,
             **options,
         )
@@ -207,9 +184,6 @@ class Conv2D(_Convolution):
         self.groups = positive("groups", groups)
         if self.filters % self.groups:
             raise ValueError(f"filters ({filters}) must be divisible by groups ({groups})")
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.kernel_regularizer = regularizers.get(kernel_regularizer)
-        self.kernel_constraint = constraints.get(kernel_constraint)
 
     def build(self, input_shape: Any) -> None:
         """Make ``kernel`` and ``bias`` for images of this shape."""
@@ -219,14 +193,7 @@ class Conv2D(_Convolution):
                 tuple(input_shape), f"a number of channels that {self.groups} groups can share"
             )
         self._channels = channels
-        self.kernel = self.add_weight(
-            "kernel",
-            (*self.kernel_size, channels // self.groups, self.filters),
-            initializer=self.kernel_initializer,
-            regularizer=self.kernel_regularizer,
-            constraint=self.kernel_constraint,
-        )
-        self._make_bias(self.filters)
+        self._make_weights((channels // self.groups, self.filters), self.filters)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, out height, out width, filters]``."""
@@ -248,7 +215,6 @@ class Conv2D(_Convolution):
         return activated
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         return self._output_shape_of(input_shape, self.filters)
 
 
@@ -267,31 +233,14 @@ class DepthwiseConv2D(_Convolution):
         For the variable ``bias`` ``[channels * depth_multiplier]``.
     activity_regularizer
         A penalty on the result.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; in a call, if the input's shape does not fit.
     """
 
-    _config_names = (
-        "depth_multiplier",
-        "kernel_size",
-        "strides",
-        "padding",
-        "data_format",
-        "dilation_rate",
-        "activation",
-        "use_bias",
-        "depthwise_initializer",
-        "bias_initializer",
-        "depthwise_regularizer",
-        "bias_regularizer",
-        "activity_regularizer",
-        "depthwise_constraint",
-        "bias_constraint",
+    _config_names = tuple(
+        (
+            "depth_multiplier kernel_size strides padding data_format dilation_rate "
+            "activation use_bias depthwise_initializer bias_initializer depthwise_regularizer "
+            "bias_regularizer activity_regularizer depthwise_constraint bias_constraint"
+        ).split()
     )
 
     def __init__(
@@ -319,30 +268,26 @@ class DepthwiseConv2D(_Convolution):
             padding,
             data_format,
             dilation_rate,
-            activation,
             use_bias,
-            bias_initializer,
-            bias_regularizer,
-            bias_constraint,
+            {
+                "activation": activation,
+                "depthwise_initializer": depthwise_initializer,
+                "bias_initializer": bias_initializer,
+                "depthwise_regularizer": depthwise_regularizer,
+                "bias_regularizer": bias_regularizer,
+                "depthwise_constraint": depthwise_constraint,
+                "bias_constraint": bias_constraint,
+            },
             activity_regularizer=activity_regularizer,
             **options,
         )
         self.depth_multiplier = positive("depth_multiplier", depth_multiplier)
-        self.depthwise_initializer = initializers.get(depthwise_initializer)
-        self.depthwise_regularizer = regularizers.get(depthwise_regularizer)
-        self.depthwise_constraint = constraints.get(depthwise_constraint)
 
     def build(self, input_shape: Any) -> None:
         """Make ``kernel`` and ``bias`` for images of this shape."""
         self._channels = self._channels_of(input_shape)
-        self.kernel = self.add_weight(
-            "kernel",
-            (*self.kernel_size, self._channels, self.depth_multiplier),
-            initializer=self.depthwise_initializer,
-            regularizer=self.depthwise_regularizer,
-            constraint=self.depthwise_constraint,
-        )
-        self._make_bias(self._channels * self.depth_multiplier)
+        lengths = self._channels, self.depth_multiplier
+        self._make_weights(lengths, self._channels * self.depth_multiplier, "depthwise")
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, out height, out width, channels * depth_multiplier]``."""
@@ -357,7 +302,6 @@ class DepthwiseConv2D(_Convolution):
         )
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         channels = self._channels_of(input_shape)
         return self._output_shape_of(input_shape, channels * self.depth_multiplier)
 
@@ -367,8 +311,8 @@ class Conv2DTranspose(_Convolution):
 
     Parameters
     ----------
-    filters
-        How many; the length of the result's last axis.
+    filters, data_format, activation, use_bias
+        As for `Conv2D`.
     kernel_size, strides, dilation_rate
         Those of the convolution: an int, or (height, width). Strides and dilations cannot both be
         larger than 1.
@@ -377,41 +321,20 @@ class Conv2DTranspose(_Convolution):
     output_padding
         By how much the result is larger than it must be: an int, or (height, width), less than the
         strides. None: as large as the convolution with the other parameters makes it.
-    data_format, activation, use_bias
-        As for `Conv2D`.
-    kernel_initializer, bias_initializer
-        Where the variables ``kernel`` ``[height, width, filters, channels]`` and ``bias``
-        ``[filters]`` start.
-    kernel_regularizer, bias_regularizer, activity_regularizer
-        Penalties on them, and on the result.
-    kernel_constraint, bias_constraint
-        What they are held to.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; in a call, if the input's shape does not fit.
+    kernel_initializer, kernel_regularizer, kernel_constraint
+        For the variable ``kernel`` ``[height, width, filters, channels]``.
+    bias_initializer, bias_regularizer, bias_constraint
+        For the variable ``bias`` ``[filters]``.
+    activity_regularizer
+        A penalty on the result.
     """
 
-    _config_names = (
-        "filters",
-        "kernel_size",
-        "strides",
-        "padding",
-        "output_padding",
-        "data_format",
-        "dilation_rate",
-        "activation",
-        "use_bias",
-        "kernel_initializer",
-        "bias_initializer",
-        "kernel_regularizer",
-        "bias_regularizer",
-        "activity_regularizer",
-        "kernel_constraint",
-        "bias_constraint",
+    _config_names = tuple(
+        (
+            "filters kernel_size strides padding output_padding data_format dilation_rate "
+            "activation use_bias kernel_initializer bias_initializer kernel_regularizer "
+            "bias_regularizer activity_regularizer kernel_constraint bias_constraint"
+        ).split()
     )
 
     def __init__(
@@ -440,18 +363,20 @@ class Conv2DTranspose(_Convolution):
             padding,
             data_format,
             dilation_rate,
-            activation,
             use_bias,
-            bias_initializer,
-            bias_regularizer,
-            bias_constraint,
+            {
+                "activation": activation,
+                "kernel_initializer": kernel_initializer,
+                "bias_initializer": bias_initializer,
+                "kernel_regularizer": kernel_regularizer,
+                "bias_regularizer": bias_regularizer,
+                "kernel_constraint": kernel_constraint,
+                "bias_constraint": bias_constraint,
+            },
             activity_regularizer=activity_regularizer,
             **options,
         )
         self.filters = positive("filters", filters)
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.kernel_regularizer = regularizers.get(kernel_regularizer)
-        self.kernel_constraint = constraints.get(kernel_constraint)
         self.output_padding = _output_padding(output_padding, self.strides)
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:
             raise ValueError(
@@ -462,14 +387,7 @@ class Conv2DTranspose(_Convolution):
     def build(self, input_shape: Any) -> None:
         """Make ``kernel`` and ``bias`` for images of this shape."""
         self._channels = self._channels_of(input_shape)
-        self.kernel = self.add_weight(
-            "kernel",
-            (*self.kernel_size, self.filters, self._channels),
-            initializer=self.kernel_initializer,
-            regularizer=self.kernel_regularizer,
-            constraint=self.kernel_constraint,
-        )
-        self._make_bias(self.filters)
+        self._make_weights((self.filters, self._channels), self.filters)
 
     def _must_fit(self, shape: Any) -> None:
         # Images of any size have a transpose, but for none.
@@ -498,7 +416,6 @@ class Conv2DTranspose(_Convolution):
         )
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._must_fit(input_shape)
         height, width = (
             None if n is None else (n - 1) * stride + 1 + sum(zeros) - extent + 1

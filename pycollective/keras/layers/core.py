@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.keras import activations, constraints, initializers, regularizers
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras import activations
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 from pycollective.nn.dense import dense
 from pycollective.tensor import Tensor, ops
 
@@ -34,25 +35,15 @@ class Dense(Layer):
         What they are held to.
     **options
         As for `Layer`; ``input_dim=n`` means ``input_shape=(n,)``.
-
-    Raises
-    ------
-    ValueError
-        If ``units`` is not positive; in a call, if the last axis does not fit the kernel.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
-    _config_names = (
-        "units",
-        "activation",
-        "use_bias",
-        "kernel_initializer",
-        "bias_initializer",
-        "kernel_regularizer",
-        "bias_regularizer",
-        "kernel_constraint",
-        "bias_constraint",
+    _config_names = tuple(
+        (
+            "units activation use_bias kernel_initializer bias_initializer kernel_regularizer "
+            "bias_regularizer kernel_constraint bias_constraint"
+        ).split()
     )
     _fixed = (("lora_rank", None), ("lora_alpha", None), ("quantization_config", None))
 
@@ -77,12 +68,9 @@ class Dense(Layer):
         self.units = positive("units", units)
         self.activation = activations.get(activation)
         self.use_bias = bool(use_bias)
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.bias_initializer = initializers.get(bias_initializer)
-        self.kernel_regularizer = regularizers.get(kernel_regularizer)
-        self.bias_regularizer = regularizers.get(bias_regularizer)
-        self.kernel_constraint = constraints.get(kernel_constraint)
-        self.bias_constraint = constraints.get(bias_constraint)
+        self._set(kernel_initializer=kernel_initializer, bias_initializer=bias_initializer)
+        self._set(kernel_regularizer=kernel_regularizer, bias_regularizer=bias_regularizer)
+        self._set(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
         self._inputs = 0
 
     def build(self, input_shape: Any) -> None:
@@ -92,22 +80,8 @@ class Dense(Layer):
                 tuple(input_shape), "a last axis of a known length of at least 1"
             )
         self._inputs = int(input_shape[-1])
-        self.kernel = self.add_weight(
-            "kernel",
-            (self._inputs, self.units),
-            initializer=self.kernel_initializer,
-            regularizer=self.kernel_regularizer,
-            constraint=self.kernel_constraint,
-        )
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                "bias",
-                (self.units,),
-                initializer=self.bias_initializer,
-                regularizer=self.bias_regularizer,
-                constraint=self.bias_constraint,
-            )
+        self.kernel = self._weight("kernel", (self._inputs, self.units))
+        self.bias = self._weight("bias", (self.units,)) if self.use_bias else None
 
     def call(self, inputs: Tensor) -> Tensor:
         """Compute the result: the input's shape with ``units`` as its last length."""
@@ -156,27 +130,15 @@ class Embedding(Layer):
         Only False: there are no masks here.
     weights
         The table, or a list with it.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
-    IndexError
-        In a call, if an integer is no row of the table.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
-    _config_names = (
-        "input_dim",
-        "output_dim",
-        "embeddings_initializer",
-        "embeddings_regularizer",
-        "activity_regularizer",
-        "embeddings_constraint",
-        "mask_zero",
+    _config_names = tuple(
+        (
+            "input_dim output_dim embeddings_initializer embeddings_regularizer "
+            "activity_regularizer embeddings_constraint mask_zero"
+        ).split()
     )
     _fixed = (("lora_rank", None), ("lora_alpha", None), ("quantization_config", None))
     _converts = False
@@ -195,9 +157,11 @@ class Embedding(Layer):
         super().__init__(**options)
         self.input_dim = positive("input_dim", input_dim)
         self.output_dim = positive("output_dim", output_dim)
-        self.embeddings_initializer = initializers.get(embeddings_initializer)
-        self.embeddings_regularizer = regularizers.get(embeddings_regularizer)
-        self.embeddings_constraint = constraints.get(embeddings_constraint)
+        self._set(
+            embeddings_initializer=embeddings_initializer,
+            embeddings_regularizer=embeddings_regularizer,
+            embeddings_constraint=embeddings_constraint,
+        )
         if mask_zero:
             raise ValueError(
                 "Embedding: mask_zero=True is not supported, because layers and losses know no "
@@ -210,13 +174,7 @@ class Embedding(Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Make ``embeddings``; the shape does not matter."""
-        self.embeddings = self.add_weight(
-            "embeddings",
-            (self.input_dim, self.output_dim),
-            initializer=self.embeddings_initializer,
-            regularizer=self.embeddings_regularizer,
-            constraint=self.embeddings_constraint,
-        )
+        self.embeddings = self._weight("embeddings", (self.input_dim, self.output_dim))
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the rows: the shape of the inputs with ``output_dim`` behind it."""
@@ -241,11 +199,9 @@ class Identity(Layer):
     _keeps_dtype = True
 
     def call(self, inputs: Any) -> Any:
-        """Return the inputs."""
         return inputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the same shape."""
         return input_shape
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pycollective.keras.layers.layer import Layer, Shape
-
-__all__ = ["IMAGES", "ImageLayer", "data_format_of", "padding_of", "places"]
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 
 IMAGES = "images of shape [n, height, width, channels]"
 
@@ -40,7 +39,7 @@ def places(length: int | None, window: int, stride: int, padding: str) -> int | 
 class ImageLayer(Layer):
     """A layer that takes images."""
 
-    _takes_one = True
+    takes_one_tensor = True
 
     def _check_images(self, shape: Any) -> None:
         """Raise unless this is the shape of images."""
@@ -61,5 +60,4 @@ class ImageLayer(Layer):
             )
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         raise NotImplementedError

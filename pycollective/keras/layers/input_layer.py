@@ -8,13 +8,14 @@ from typing import Any
 from pycollective.distribute.context import get_strategy
 from pycollective.keras.backend import floatx
 from pycollective.keras.graph.symbols import KerasTensor, Node
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import SameShape
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor
 
 __all__ = ["Input", "InputLayer"]
 
 
-class InputLayer(Layer):
+class InputLayer(SameShape):
     """Where examples come in; it does nothing else.
 
     Parameters
@@ -33,12 +34,6 @@ class InputLayer(Layer):
         The older name of ``shape``.
     sparse, ragged, optional
         Only False: there are no such tensors here, and no input may be missing.
-
-    Raises
-    ------
-    ValueError
-        If there is no shape or two, or the replicas of the strategy in force cannot share a batch
-        equally.
     """
 
     def __init__(
@@ -77,7 +72,6 @@ class InputLayer(Layer):
         Node(self, (), {}, KerasTensor(self.batch_shape, self._dtype, name=self._name))
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
         return {
             "batch_shape": self.batch_shape,
             "dtype": self._dtype.name,
@@ -86,12 +80,7 @@ class InputLayer(Layer):
         }
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs."""
         return inputs
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
 
 
 def Input(

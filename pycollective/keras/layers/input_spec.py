@@ -32,11 +32,6 @@ class InputSpec:
         The key of the input, if the inputs are in a dict.
     optional
         Only for Keras's sake: no input may be missing.
-
-    Raises
-    ------
-    ValueError
-        If ``axes`` has a number beyond ``ndim`` or ``max_ndim``.
     """
 
     def __init__(

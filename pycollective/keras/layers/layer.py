@@ -5,23 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pycollective import nest
-from pycollective.array_backend import Array
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
-from pycollective.keras import activations, constraints, initializers, regularizers
+from pycollective.keras import constraints, initializers, regularizers
 from pycollective.keras.backend import name_of_class, unique_name
 from pycollective.keras.building import build_scope_of_new
-from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.dry_run import dry_run, in_dry_run, keep_values
 from pycollective.keras.graph.symbols import Node, has_symbols
-from pycollective.keras.metrics.metric import Metric
+from pycollective.keras.layers.described import Described
+from pycollective.keras.layers.holder import Holder, any_added_loss, variables_in
+from pycollective.keras.layers.recording import record
+from pycollective.keras.layers.shapes import Shape, is_shape, map_shapes, shapes_of, without_batch
 from pycollective.keras.policy import DTypePolicy, policy_of
 from pycollective.tensor import (
     Tensor,
@@ -32,30 +33,7 @@ from pycollective.tensor import (
     ops,
 )
 from pycollective.tensor.tape import thread_state
-from pycollective.train.trackable import (
-    Trackable,
-    containers_of,
-    is_trackable,
-    parts_of,
-    structure_changed,
-    structure_stamp,
-)
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["Layer"]
-
-Shape = tuple[int | None, ...]
-
-
-#: What belongs to a setting by the end of its name.
-_ROOMS: dict[str, Any] = {
-    "activation": activations,
-    "constraint": constraints,
-    "initializer": initializers,
-    "regularizer": regularizers,
-}
+from pycollective.train.trackable import is_trackable, structure_changed
 
 
 class _Calls(threading.local):
@@ -68,11 +46,9 @@ class _Calls(threading.local):
 _calls = _Calls()
 #: Stands for inputs that were not given.
 _MISSING: Any = object()
-#: Set by the first add_loss of the process: until then no call looks for values to forget.
-_any_added_loss = False
 
 
-class Layer(CopiedByConfig, Trackable):
+class Layer(Described, Holder):
     """A function with variables.
 
     A layer of one's own overrides `call`, and `build` to make its variables once the input's shape
@@ -100,11 +76,7 @@ class Layer(CopiedByConfig, Trackable):
     first call of any.
     """
 
-    _untracked = frozenset({"_regularized", "_output_shape", "_built_shapes", "_inbound_nodes"})
-    #: The attributes that the config holds; None: the arguments of the constructor.
-    _config_names: tuple[str, ...] | None = None
-    #: Settings of Keras's that configs may hold, and the only value that they can have here.
-    _fixed: tuple[tuple[str, Any], ...] = ()
+    _untracked = frozenset({"_regularized", "_output_shape", "_built_shapes", "inbound_nodes"})
     #: Whether `call` takes an argument ``training``.
     _takes_training = False
     #: Whether there is a `build` to be called before the first `call`.
@@ -118,7 +90,7 @@ class Layer(CopiedByConfig, Trackable):
     #: The inputs that calls take: an `InputSpec`, or a list or dict of them; None: any.
     input_spec: Any = None
     #: Whether a list of inputs is refused.
-    _takes_one = False
+    takes_one_tensor = False
     #: Whether integers that come in also come out.
     _keeps_dtype = False
 
@@ -130,15 +102,6 @@ class Layer(CopiedByConfig, Trackable):
             names = tuple(inspect.signature(cls.build).parameters)[1:]
             cls._build_names = names if len(names) > 1 else None
             type.__setattr__(cls, "build", _built_once(cls.build))
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Keep the arguments, of which the config is made where no class says how."""
-        self = super().__new__(cls, *args, **kwargs)
-        if cls._config_names is None and cls.get_config.__module__.startswith(
-            "pycollective.keras."
-        ):
-            object.__setattr__(self, "_arguments", (args, kwargs))
-        return self
 
     def __init__(
         self,
@@ -158,7 +121,7 @@ class Layer(CopiedByConfig, Trackable):
         #: The shapes of the inputs that the layer was built for.
         self._built_shapes: Any = None
         #: The calls on symbolic tensors.
-        self._inbound_nodes: list[Node] = []
+        self.inbound_nodes: list[Node] = []
         self._regularized: list[tuple[Callable[[Any], Any], Variable]] = []
         self._added_losses = threading.local()
         mode = current_mode()
@@ -222,86 +185,6 @@ class Layer(CopiedByConfig, Trackable):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self._name}, built={self.built}>"
-
-    # Configs ---------------------------------------------------------------------------------
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, as values that JSON can hold, by Keras 3's names.
-
-        A class of one's own that takes only numbers, texts, and lists or dicts of them need not
-        override it. The name is left out where the constructor of such a class takes none.
-
-        Raises
-        ------
-        NotImplementedError
-            If the constructor got something else, and the class does not override this method.
-        """
-        names = self._config_names
-        own = self._given() if names is None else {name: self._stored(name) for name in names}
-        config = {
-            "name": self._name,
-            "trainable": self._trainable,
-            "dtype": {
-                "module": "keras",
-                "class_name": "DTypePolicy",
-                "config": self._policy.get_config(),
-                "registered_name": None,
-            },
-            **own,
-        }
-        if "_arguments" in self.__dict__:
-            taken = inspect.signature(type(self).__init__).parameters
-            if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
-                config = {name: value for name, value in config.items() if name in taken}
-        if self.activity_regularizer is not None:
-            config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
-        return config
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make a layer of what `get_config` returned, here or in Keras.
-
-        Raises
-        ------
-        ValueError
-            If Keras was told something that is not here.
-        """
-        given = dict(config)
-        for name, only in cls._fixed:
-            value = given.pop(name, only)
-            if value != only:
-                raise ValueError(
-                    f"{cls.__name__}: {name}={value!r} is not supported; only {only!r} is"
-                )
-        return cls(**given)
-
-    def _stored(self, name: str) -> Any:
-        """Return an attribute as configs hold it: what its name ends with says what it is."""
-        value = getattr(self, name)
-        for kind, room in _ROOMS.items():
-            if name.endswith(kind):
-                return room.serialize(value)
-        return initializers.plain(value)
-
-    def _given(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, if no class of one's own says what to store."""
-        if "_arguments" not in self.__dict__:
-            return {}
-        args, kwargs = self.__dict__["_arguments"]
-        bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
-        given = dict(list(bound.arguments.items())[1:])
-        for name, parameter in bound.signature.parameters.items():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                given.update(given.pop(name, {}))
-        for name in ("activity_regularizer", "dtype", "input_shape", "name", "trainable"):
-            given.pop(name, None)
-        for name, value in given.items():
-            if not _is_plain(value):
-                raise NotImplementedError(
-                    f"{type(self).__name__} must override get_config(): its argument {name!r} is a "
-                    f"{type(value).__name__}, which no config can hold as it is"
-                )
-        return given
 
     # Building --------------------------------------------------------------------------------
 
@@ -376,12 +259,21 @@ class Layer(CopiedByConfig, Trackable):
             self._regularized.append((penalty, variable))
         return variable
 
-    def _ensure_built(self, input_shape: Any) -> None:
+    def _weight(self, name: str, shape: Any, settings: str = "", **options: Any) -> Variable:
+        """Make a variable with the initializer, regularizer and constraint that the layer has for it.
+
+        ``settings`` is how the names of these attributes begin, if not with the variable's name.
+        """
+        for kind in ("initializer", "regularizer", "constraint"):
+            options[kind] = getattr(self, f"{settings or name}_{kind}")
+        return self.add_weight(name, shape, **options)
+
+    def ensure_built(self, input_shape: Any) -> None:
         """Build the layer if nobody has, in the scope of the strategy in which it was made."""
         with self._creation(self):
             if self.built:
                 return
-            if self._takes_one and not (input_shape is None or is_shape(input_shape)):
+            if self.takes_one_tensor and not (input_shape is None or is_shape(input_shape)):
                 raise self._incompatible(input_shape, "one tensor")
             variables, regularized = dict(self._variables), list(self._regularized)
             self._building = True
@@ -400,9 +292,9 @@ class Layer(CopiedByConfig, Trackable):
                 self._building = False
             self._resume_restore()
             if in_dry_run():
-                keep_values(_variables_in(self))
+                keep_values(variables_in(self))
             if input_shape is not None:
-                self._built_shapes = map_shapes(_without_batch, input_shape)
+                self._built_shapes = map_shapes(without_batch, input_shape)
             self.built = True
 
     def _build_for(self, shapes: Any) -> None:
@@ -417,10 +309,10 @@ class Layer(CopiedByConfig, Trackable):
     def _shapes_to_build(self, inputs: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the shapes that a call with these arguments builds the layer for."""
         if self._build_names is None:
-            return _shapes(inputs)
+            return shapes_of(inputs)
         given = inspect.signature(self.call).bind_partial(inputs, *args, **kwargs).arguments
         arguments = {name: given.get(name.removesuffix("_shape")) for name in self._build_names}
-        return {name: _shapes(value) for name, value in arguments.items() if value is not None}
+        return {name: shapes_of(value) for name, value in arguments.items() if value is not None}
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Return the shapes that the layer was built for, or None if it has nothing to build."""
@@ -436,7 +328,7 @@ class Layer(CopiedByConfig, Trackable):
             return
         shapes = map_shapes(tuple, shapes)
         if self._has_build:
-            self._ensure_built(shapes)
+            self.ensure_built(shapes)
         if not all(layer.built for layer in self._flatten_layers()):
             Layer.compute_output_shape(self, shapes)
 
@@ -458,11 +350,9 @@ class Layer(CopiedByConfig, Trackable):
 
         Parameters
         ----------
-        inputs
-            A tensor or what can be made one, or a nest of these. It may also be given by the name
-            that it has in `call`.
-        *args, **kwargs
-            Handed to `call`; arrays in them become tensors, as ``inputs`` does.
+        inputs, *args, **kwargs
+            Handed to `call`; what can be made a tensor becomes one. ``inputs`` may be a nest, and may be
+            given by the name that it has in `call`.
         training
             Whether this is a step of training; by default what holds for the layer around this one.
         """
@@ -470,11 +360,11 @@ class Layer(CopiedByConfig, Trackable):
             inputs = self._first_of(kwargs)
         if inputs.__class__ is not Tensor or inputs.array.dtype is not self._dtype:
             if has_symbols(inputs):
-                return self._recorded(inputs, args, kwargs, training)
+                return record(self, (inputs, *args), kwargs, training)
             inputs = self._to_inputs(inputs)
         if args or kwargs:
             if has_symbols((args, kwargs)):
-                return self._recorded(inputs, args, kwargs, training)
+                return record(self, (inputs, *args), kwargs, training)
             args = nest.map_structure(self._to_argument, args)
             kwargs = nest.map_structure(self._to_argument, kwargs)
         # The batch of a dry run has one example, whatever is declared.
@@ -482,10 +372,10 @@ class Layer(CopiedByConfig, Trackable):
             self._check_inputs(inputs)
         first = not self.built
         if first:
-            self._ensure_built(self._shapes_to_build(inputs, args, kwargs))
+            self.ensure_built(self._shapes_to_build(inputs, args, kwargs))
         calls = _calls
         outside = calls.training
-        if not calls.depth and _any_added_loss:
+        if not calls.depth and any_added_loss():
             self._forget_losses()
         calls.depth += 1
         reads_as, thread_state.reads_as = thread_state.reads_as, self._reads_as
@@ -505,18 +395,8 @@ class Layer(CopiedByConfig, Trackable):
         if self.activity_regularizer is not None:
             self._penalize(outputs)
         if first:
-            self._output_shape = map_shapes(_without_batch, _shapes(outputs))
+            self._output_shape = map_shapes(without_batch, shapes_of(outputs))
         return outputs
-
-    def _recorded(
-        self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
-    ) -> Any:
-        """Note the call on symbolic tensors; return what describes its result."""
-        from pycollective.keras.graph.recording import record
-
-        if training is not None:
-            kwargs = {**kwargs, "training": training}
-        return record(self, (inputs, *args), kwargs)
 
     def _to_inputs(self, inputs: Any) -> Any:
         """Make tensors of the inputs; floating-point ones get the layer's dtype."""
@@ -524,8 +404,8 @@ class Layer(CopiedByConfig, Trackable):
             return self._to_input(inputs)
         if isinstance(inputs, (list, tuple)) and not any(_is_array_like(item) for item in inputs):
             return self._to_input(inputs)
-        if self._takes_one:
-            raise self._incompatible(_shapes(inputs), "one tensor")
+        if self.takes_one_tensor:
+            raise self._incompatible(shapes_of(inputs), "one tensor")
         return nest.map_structure(self._to_input, inputs)
 
     def _to_input(self, value: Any) -> Tensor:
@@ -582,6 +462,10 @@ class Layer(CopiedByConfig, Trackable):
 
     # Shapes ----------------------------------------------------------------------------------
 
+    def knows_output_shape(self) -> bool:
+        """Return True if the class says what shape its result has, without a call."""
+        return type(self).compute_output_shape is not Layer.compute_output_shape
+
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the shape of the result for inputs of a shape (None: any length).
 
@@ -591,23 +475,19 @@ class Layer(CopiedByConfig, Trackable):
         def zeros(shape: Shape) -> Tensor:
             return Tensor(np.zeros([1 if n is None else n for n in shape], self._dtype))
 
-        return map_shapes(_without_batch, _shapes(self._called_dry(map_shapes(zeros, input_shape))))
+        return map_shapes(
+            without_batch, shapes_of(self._called_dry(map_shapes(zeros, input_shape)))
+        )
 
     def _called_dry(self, *args: Any, **kwargs: Any) -> Any:
         """Return the results of a call that leaves variables, metrics and losses as they are."""
         layers = self._flatten_layers()
-        with dry_run([variable for layer in layers for variable in _variables_in(layer)]):
+        with dry_run([variable for layer in layers for variable in variables_in(layer)]):
             return self(*args, **kwargs)
 
     @property
     def input(self) -> Any:
-        """The symbolic tensors that the layer was first called on.
-
-        Raises
-        ------
-        AttributeError
-            If it never was called on any.
-        """
+        """The symbolic tensors that the layer was first called on."""
         args = self._first_node("input").args
         return args[0] if args else self.output
 
@@ -617,11 +497,11 @@ class Layer(CopiedByConfig, Trackable):
         return self._first_node("output").outputs
 
     def _first_node(self, attribute: str) -> Node:
-        if not self._inbound_nodes:
+        if not self.inbound_nodes:
             raise AttributeError(
                 f"layer {self._name!r} has no {attribute}: it was never called on a symbolic tensor"
             )
-        return self._inbound_nodes[0]
+        return self.inbound_nodes[0]
 
     @property
     def input_shape(self) -> Any:
@@ -630,293 +510,10 @@ class Layer(CopiedByConfig, Trackable):
 
     @property
     def output_shape(self) -> Any:
-        """The shape of the result of the first call, with None for the batch.
-
-        Raises
-        ------
-        AttributeError
-            If the layer was never called or built by a model.
-        """
+        """The shape of the result of the first call, with None for the batch."""
         if self._output_shape is None:
             raise AttributeError(f"layer {self._name!r} was never called: it has no output shape")
         return self._output_shape
-
-    # Weights ---------------------------------------------------------------------------------
-
-    def _sublayers(self) -> Iterator[Layer]:
-        """Yield the layers directly inside, in the order of their definition, each once."""
-        return iter(_Inside(self).layers)
-
-    def _own_variables(self) -> list[Variable]:
-        """Return the variables that are this layer's, not those of layers inside."""
-        return _Inside(self).variables
-
-    def _walk(self) -> list[tuple[Layer, list[Variable]]]:
-        """Return this layer and all layers inside, each once, with the variables that are its own."""
-        known = self._present_walk()
-        return [(self, known.variables), *known.inside]
-
-    def _present_walk(self) -> _Walk:
-        """Return what is inside; found anew only when the structure has changed."""
-        stamp = structure_stamp()
-        known: _Walk | None = self.__dict__.get("_known_walk")
-        if known is None or known.stamp is not stamp or not known.holds():
-            known = _Walk(self, stamp)
-            object.__setattr__(self, "_known_walk", known)
-        return known
-
-    def _flatten_layers(self) -> Iterator[Layer]:
-        """Yield this layer and all layers inside, each once."""
-        for layer, _ in self._walk():
-            yield layer
-
-    def _all_variables(self) -> list[tuple[Variable, bool]]:
-        """Return each variable once, and whether it is trained."""
-        found: dict[int, tuple[Variable, bool]] = {}
-        for layer, variables in self._walk():
-            for variable in variables:
-                trained = variable.trainable and layer._trainable
-                found.setdefault(id(variable), (variable, trained))
-        return list(found.values())
-
-    @property
-    def trainable_weights(self) -> list[Variable]:
-        """The variables that are trained, in the order of their definition."""
-        known = self._present_walk()
-        if known.trained is None:
-            known.trained = [variable for variable, trained in self._all_variables() if trained]
-        return list(known.trained)
-
-    @property
-    def non_trainable_weights(self) -> list[Variable]:
-        """The variables that are not trained, in the order of their definition."""
-        return [variable for variable, trained in self._all_variables() if not trained]
-
-    @property
-    def weights(self) -> list[Variable]:
-        """All variables, layer by layer, of each those first that can be trained; as in Keras."""
-        found: dict[int, Variable] = {}
-        for _, variables in self._walk():
-            for variable in sorted(variables, key=lambda v: not v.trainable):
-                found.setdefault(id(variable), variable)
-        return list(found.values())
-
-    variables = weights
-    trainable_variables = trainable_weights
-    non_trainable_variables = non_trainable_weights
-
-    def count_params(self) -> int:
-        """Return how many numbers the variables hold.
-
-        Raises
-        ------
-        ValueError
-            If the layer is not built yet.
-        """
-        if not self.built:
-            raise ValueError(
-                f"layer {self._name!r} has no weights yet: it is not built; call it on an input, "
-                "or build(input_shape)"
-            )
-        return sum(int(np.prod(v.shape)) for v in self.weights)
-
-    def get_weights(self) -> list[Array]:
-        """Return copies of all variables' values, in the order of `weights`."""
-        return [np.asarray(variable.numpy()) for variable in self.weights]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set all variables, in the order of `weights`; in every replica.
-
-        Raises
-        ------
-        ValueError
-            If the number of values or a shape is wrong; then nothing is changed.
-        """
-        variables = self.weights
-        if len(weights) != len(variables):
-            hint = "" if self.built else "; it is not built yet: call it on an input first"
-            raise ValueError(
-                f"set_weights: layer {self._name!r} has {len(variables)} weights, got "
-                f"{len(weights)} values{hint}"
-            )
-        values = [np.asarray(value) for value in weights]
-        for variable, value in zip(variables, values, strict=True):
-            if value.shape != variable.shape:
-                raise ValueError(
-                    f"set_weights: weight {variable.name!r} of layer {self._name!r} has shape "
-                    f"{variable.shape}, the value has shape {value.shape}"
-                )
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-
-    def _stored_variables(self) -> list[Variable]:
-        """Return the layer's own variables in the order of a file: those that can be trained first."""
-        own = self._own_variables()
-        return [v for v in own if v.trainable] + [v for v in own if not v.trainable]
-
-    def save_own_variables(self, store: Any) -> None:
-        """Put what a file has of this layer, without the layers inside, into a dict of arrays.
-
-        By default that are its own variables, as ``"0"``, ``"1"``, …. A layer of one's own that
-        stores something else overrides this together with `load_own_variables`.
-        """
-        for number, variable in enumerate(self._stored_variables()):
-            store[str(number)] = np.asarray(variable.numpy())
-
-    def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Take back what `save_own_variables` put into a dict of arrays.
-
-        Raises
-        ------
-        ValueError
-            If there are other variables than the layer has, or of other shapes; then nothing is
-            changed.
-        """
-        variables = self._stored_variables()
-        values = [np.asarray(store[key]) for key in sorted(store, key=int)]
-        expected, found = ([tuple(each.shape) for each in group] for group in (variables, values))
-        if expected != found:
-            raise ValueError(
-                f"layer {self._name!r} has variables of shapes {expected}, the stored ones have {found}"
-            )
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-
-    def add_variable(
-        self,
-        shape: Any,
-        initializer: Any = None,
-        dtype: Any = None,
-        trainable: bool = True,
-        **options: Any,
-    ) -> Variable:
-        """Make a variable of this layer; as `add_weight`, with ``name`` and others as ``options``."""
-        return self.add_weight(
-            options.pop("name", None), shape, dtype, initializer, trainable=trainable, **options
-        )
-
-    # Metrics ---------------------------------------------------------------------------------
-
-    def _own_metrics(self) -> list[Metric]:
-        """Return the metrics that are attributes of this layer and of the layers inside."""
-        inside = [part for layer in self._flatten_layers() for part in parts_of(layer)]
-        return list({id(part): part for part in inside if isinstance(part, Metric)}.values())
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """The metrics that are attributes of this layer and of the layers inside."""
-        return self._own_metrics()
-
-    @property
-    def metrics_variables(self) -> list[Variable]:
-        """The variables of `metrics`, which are not among `variables`."""
-        return [variable for metric in self.metrics for variable in metric.variables]
-
-    # Losses ----------------------------------------------------------------------------------
-
-    def add_loss(self, loss: Any) -> None:
-        """Add a tensor, or several, to the `losses` of the present call.
-
-        The values belong to the thread (replica) that added them, until it calls the layer, or the
-        model around it, again.
-        """
-        global _any_added_loss
-        if in_dry_run():
-            return
-        _any_added_loss = True
-        values = loss if isinstance(loss, (list, tuple)) else [loss]
-        kept = self._added_losses.__dict__.setdefault("values", [])
-        kept.extend(as_tensor(value) for value in values)
-
-    def _forget_losses(self) -> None:
-        for layer in self._flatten_layers():
-            layer._added_losses.__dict__.clear()
-
-    @property
-    def losses(self) -> list[Tensor]:
-        """The losses that were added in the last call, and the penalties on weights.
-
-        Penalties are computed here, from this replica's variables: inside a `GradientTape` block
-        their gradients can be asked for.
-        """
-        found: list[Tensor] = []
-        for layer, _ in self._walk():
-            if _any_added_loss:
-                found += layer._added_losses.__dict__.get("values", ())
-            if layer._trainable and layer._regularized:
-                kept = [(penalty, v) for penalty, v in layer._regularized if v.trainable]
-                found += [penalty(variable) for penalty, variable in kept]
-        return found
-
-
-def _variables_in(layer: Layer) -> list[Variable]:
-    """Return the variables of a layer and of its metrics, without those of the layers inside."""
-    parts = list(parts_of(layer))
-    own = [part for part in parts if isinstance(part, Variable)]
-    return [*own, *(v for part in parts if isinstance(part, Metric) for v in part.variables)]
-
-
-class _Inside:
-    """The layers, each once, and the variables directly inside a layer, or a container in it."""
-
-    def __init__(self, layer: Layer) -> None:
-        found: dict[int, Layer] = {}
-        self.variables: list[Variable] = []
-        for part in parts_of(layer):
-            if isinstance(part, Layer):
-                found.setdefault(id(part), part)
-            elif isinstance(part, Variable):
-                self.variables.append(part)
-        self.layers = list(found.values())
-
-
-class _Walk:
-    """What is inside a layer, and what tells that it still is.
-
-    The layer itself is not kept: it would never be freed by the count of its references.
-    """
-
-    def __init__(self, root: Layer, stamp: object) -> None:
-        self.stamp = stamp
-        self.variables: list[Variable] = []
-        self.inside: list[tuple[Layer, list[Variable]]] = []
-        #: The variables that are trained, once somebody has asked.
-        self.trained: list[Variable] | None = None
-        self._containers: list[tuple[Any, list[int]]] = []
-        seen: set[int] = set()
-        stack = [root]
-        while stack:
-            layer = stack.pop()
-            if id(layer) in seen:
-                continue
-            seen.add(id(layer))
-            found = _Inside(layer)
-            if layer is root:
-                self.variables = found.variables
-            else:
-                self.inside.append((layer, found.variables))
-            for value in containers_of(layer):
-                self._containers.append((value, _identities(value)))
-            # A layer that is in two others stands where the first one has it.
-            stack.extend(reversed(found.layers))
-
-    def holds(self) -> bool:
-        """Whether lists and dicts that were looked into still hold what they did."""
-        return all([_identities(container) == held for container, held in self._containers])
-
-
-def _identities(container: Any) -> list[int]:
-    values = container.values() if isinstance(container, Mapping) else container
-    return [id(value) for value in values]
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold a value."""
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _built_once(build: Callable[..., None]) -> Callable[..., None]:
@@ -927,42 +524,22 @@ def _built_once(build: Callable[..., None]) -> Callable[..., None]:
         if self._building:
             build(self, *args, **kwargs)
         elif self._build_names is None:
-            self._ensure_built(next(iter((*args, *kwargs.values())), None))
+            self.ensure_built(next(iter((*args, *kwargs.values())), None))
         else:
             given = inspect.signature(build).bind(self, *args, **kwargs).arguments
-            self._ensure_built(dict(list(given.items())[1:]))
+            self.ensure_built(dict(list(given.items())[1:]))
 
     return building
 
 
-def is_shape(value: Any) -> bool:
-    """Whether ``value`` is the shape of one tensor, not a nest of shapes."""
-    return isinstance(value, (list, tuple)) and all(
-        n is None or isinstance(n, (int, np.integer)) for n in value
-    )
-
-
-def map_shapes(function: Callable[[Shape], Any], shapes: Any) -> Any:
-    """Apply ``function`` to each shape in a nest of shapes."""
-    if is_shape(shapes):
-        return function(tuple(shapes))
-    if isinstance(shapes, Mapping):
-        return {key: map_shapes(function, shape) for key, shape in shapes.items()}
-    return [map_shapes(function, shape) for shape in shapes]
-
-
-def _shapes(values: Any) -> Any:
-    """Return the shapes of the tensors in a nest."""
-    if isinstance(values, Mapping):
-        return {key: _shapes(value) for key, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [_shapes(value) for value in values]
-    return tuple(np.shape(values) if not hasattr(values, "shape") else values.shape)
-
-
-def _without_batch(shape: Shape) -> Shape:
-    return (None, *shape[1:]) if shape else ()
-
-
 def _is_array_like(value: Any) -> bool:
     return hasattr(value, "shape") or hasattr(value, "__tensor__")
+
+
+class SameShape(Layer):
+    """A layer whose result has the shape of its input."""
+
+    takes_one_tensor = True
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tuple(input_shape)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycollective import nn
-from pycollective.keras.layers.layer import Layer, Shape, is_shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape, is_shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = [
@@ -55,7 +56,6 @@ class _Elementwise(_Merge):
         raise NotImplementedError
 
     def call(self, inputs: Any) -> Tensor:
-        """Return the combination of all inputs."""
         return self._merged(self._aligned(inputs))
 
     def _aligned(self, inputs: Any) -> list[Tensor]:
@@ -72,7 +72,6 @@ class _Elementwise(_Merge):
         ]
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape that the shapes broadcast to (None: any length)."""
         shapes = self._shapes_of(input_shape)
         needed = "shapes that broadcast, and equal numbers of rows"
         batches = {shape[0] if shape else 1 for shape in shapes} - {None}
@@ -117,7 +116,6 @@ class Subtract(_Elementwise):
         return inputs[0] - inputs[1]
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape that the two shapes broadcast to (None: any length)."""
         shapes = self._shapes_of(input_shape)
         if len(shapes) != 2:
             raise self._mismatch(shapes, "two inputs")
@@ -162,13 +160,11 @@ class Concatenate(_Merge):
         self.axis = int(axis)
 
     def call(self, inputs: Any) -> Tensor:
-        """Return the joined tensor."""
         single = isinstance(inputs, Tensor)
         self.compute_output_shape(inputs.shape if single else [x.shape for x in inputs])
         return ops.concat(inputs, self.axis)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the first shape, with the sum of the lengths along the axis (None: any length)."""
         shapes = self._shapes_of(input_shape)
         needed = f"shapes that differ along axis {self.axis} only"
         ranks = {len(shape) for shape in shapes}

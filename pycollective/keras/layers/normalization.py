@@ -12,8 +12,8 @@ from pycollective import nn
 from pycollective.array_backend import asarray
 from pycollective.distribute.context import get_replica_context
 from pycollective.distribute.replica_context import ReplicaContext
-from pycollective.keras import constraints, initializers, regularizers
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras import initializers
+from pycollective.keras.layers.layer import SameShape
 from pycollective.tensor import (
     Tensor,
     Variable,
@@ -26,10 +26,8 @@ from pycollective.tensor import (
 __all__ = ["BatchNormalization", "LayerNormalization"]
 
 
-class _Normalization(Layer):
+class _Normalization(SameShape):
     """What both have in common: ``gamma`` and ``beta``."""
-
-    _takes_one = True
 
     gamma: Variable | None
     beta: Variable | None
@@ -39,12 +37,7 @@ class _Normalization(Layer):
         epsilon: float,
         center: bool,
         scale: bool,
-        beta_initializer: Any,
-        gamma_initializer: Any,
-        beta_regularizer: Any,
-        gamma_regularizer: Any,
-        beta_constraint: Any,
-        gamma_constraint: Any,
+        settings: dict[str, Any],
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -53,41 +46,20 @@ class _Normalization(Layer):
         self.epsilon = float(epsilon)
         self.center = bool(center)
         self.scale = bool(scale)
-        self.beta_initializer = initializers.get(beta_initializer)
-        self.gamma_initializer = initializers.get(gamma_initializer)
-        self.beta_regularizer = regularizers.get(beta_regularizer)
-        self.gamma_regularizer = regularizers.get(gamma_regularizer)
-        self.beta_constraint = constraints.get(beta_constraint)
-        self.gamma_constraint = constraints.get(gamma_constraint)
+        self._set(**settings)
         self.gamma = self.beta = None
 
     def _make_parameters(self, shape: tuple[int, ...]) -> None:
         if self.scale:
-            self.gamma = self.add_weight(
-                "gamma",
-                shape,
-                initializer=self.gamma_initializer,
-                regularizer=self.gamma_regularizer,
-                constraint=self.gamma_constraint,
-            )
+            self.gamma = self._weight("gamma", shape)
         if self.center:
-            self.beta = self.add_weight(
-                "beta",
-                shape,
-                initializer=self.beta_initializer,
-                regularizer=self.beta_regularizer,
-                constraint=self.beta_constraint,
-            )
+            self.beta = self._weight("beta", shape)
 
     def _length(self, shape: Any, axis: int) -> int:
         """Return the length of an axis, or raise what says that there is none."""
         if not -len(shape) <= axis < len(shape) or shape[axis] is None:
             raise self._incompatible(tuple(shape), f"a known length of axis {axis}")
         return int(shape[axis])
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
 
 
 class BatchNormalization(_Normalization):
@@ -105,14 +77,10 @@ class BatchNormalization(_Normalization):
         Whether ``beta`` is added, and ``gamma`` multiplied with.
     beta_initializer, gamma_initializer, moving_mean_initializer, moving_variance_initializer
         Where the variables, ``[channels]``, start.
-    beta_regularizer, gamma_regularizer
-        Penalties on them.
-    beta_constraint, gamma_constraint
-        What they are held to.
+    beta_regularizer, gamma_regularizer, beta_constraint, gamma_constraint
+        Penalties on them, and what they are held to.
     synchronized
         Whether the batch is that of all replicas, or each replica's own.
-    **options
-        As for `Layer`.
 
     Raises
     ------
@@ -126,21 +94,12 @@ class BatchNormalization(_Normalization):
     rows changes nothing. With ``synchronized`` all replicas must call the layer.
     """
 
-    _config_names = (
-        "axis",
-        "momentum",
-        "epsilon",
-        "center",
-        "scale",
-        "beta_initializer",
-        "gamma_initializer",
-        "moving_mean_initializer",
-        "moving_variance_initializer",
-        "beta_regularizer",
-        "gamma_regularizer",
-        "beta_constraint",
-        "gamma_constraint",
-        "synchronized",
+    _config_names = tuple(
+        (
+            "axis momentum epsilon center scale beta_initializer gamma_initializer "
+            "moving_mean_initializer moving_variance_initializer beta_regularizer "
+            "gamma_regularizer beta_constraint gamma_constraint synchronized"
+        ).split()
     )
     _fixed = (("renorm", False), ("renorm_clipping", None))
 
@@ -166,12 +125,14 @@ class BatchNormalization(_Normalization):
             epsilon,
             center,
             scale,
-            beta_initializer,
-            gamma_initializer,
-            beta_regularizer,
-            gamma_regularizer,
-            beta_constraint,
-            gamma_constraint,
+            {
+                "beta_initializer": beta_initializer,
+                "gamma_initializer": gamma_initializer,
+                "beta_regularizer": beta_regularizer,
+                "gamma_regularizer": gamma_regularizer,
+                "beta_constraint": beta_constraint,
+                "gamma_constraint": gamma_constraint,
+            },
             **options,
         )
         self.axis = int(axis)
@@ -183,12 +144,10 @@ class BatchNormalization(_Normalization):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make a layer of what `get_config` returned, here or in Keras."""
         # It says something only with renorm=True, which is refused.
         return super().from_config({k: v for k, v in config.items() if k != "renorm_momentum"})
 
     def build(self, input_shape: Any) -> None:
-        """Make the variables for inputs of this shape."""
         self._channels = self._length(input_shape, self.axis)
         shape = (self._channels,)
         self._make_parameters(shape)
@@ -297,28 +256,13 @@ class LayerNormalization(_Normalization):
         Whether ``beta`` is added, and ``gamma`` multiplied with; they have the lengths of ``axis``.
     beta_initializer, gamma_initializer, beta_regularizer, gamma_regularizer, beta_constraint, gamma_constraint
         For these variables.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    TypeError
-        If ``axis`` is neither an int nor a list of ints.
-    ValueError
-        In a call, if the input's shape does not fit.
     """  # noqa: E501
 
-    _config_names = (
-        "axis",
-        "epsilon",
-        "center",
-        "scale",
-        "beta_initializer",
-        "gamma_initializer",
-        "beta_regularizer",
-        "gamma_regularizer",
-        "beta_constraint",
-        "gamma_constraint",
+    _config_names = tuple(
+        (
+            "axis epsilon center scale beta_initializer gamma_initializer beta_regularizer "
+            "gamma_regularizer beta_constraint gamma_constraint"
+        ).split()
     )
     _fixed = (("rms_scaling", False),)
 
@@ -340,12 +284,14 @@ class LayerNormalization(_Normalization):
             epsilon,
             center,
             scale,
-            beta_initializer,
-            gamma_initializer,
-            beta_regularizer,
-            gamma_regularizer,
-            beta_constraint,
-            gamma_constraint,
+            {
+                "beta_initializer": beta_initializer,
+                "gamma_initializer": gamma_initializer,
+                "beta_regularizer": beta_regularizer,
+                "gamma_regularizer": gamma_regularizer,
+                "beta_constraint": beta_constraint,
+                "gamma_constraint": gamma_constraint,
+            },
             **options,
         )
         if isinstance(axis, (list, tuple)):
@@ -359,7 +305,6 @@ class LayerNormalization(_Normalization):
         self._lengths: tuple[int, ...] = ()
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
         return {**super().get_config(), **dict(self._fixed)}
 
     def _lengths_of(self, shape: Any) -> tuple[int, ...]:
@@ -372,7 +317,6 @@ class LayerNormalization(_Normalization):
         self._make_parameters(self._lengths)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the normalized inputs."""
         shape = inputs.array.shape
         if self._lengths_of(shape) != self._lengths:
             raise self._incompatible(

@@ -7,7 +7,7 @@ from typing import Any
 from pycollective import nn
 from pycollective.keras.layers.core import pair_of
 from pycollective.keras.layers.images import ImageLayer, data_format_of, padding_of, places
-from pycollective.keras.layers.layer import Shape
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = [
@@ -25,7 +25,7 @@ class _Pooling(ImageLayer):
 
     def __init__(
         self,
-        pool_size: Any,
+        pool_size: Any = (2, 2),
         strides: Any = None,
         padding: str = "valid",
         data_format: str | None = None,
@@ -38,7 +38,6 @@ class _Pooling(ImageLayer):
         self.data_format = data_format_of(data_format)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_extent(input_shape, *self.pool_size, self.padding)
         height, width = (
             places(n, k, s, self.padding)
@@ -60,19 +59,7 @@ class MaxPooling2D(_Pooling):
         ``"valid"``: windows stay inside the image. ``"same"``: they may reach beyond it.
     data_format
         Only ``"channels_last"``.
-    **options
-        As for `Layer`.
     """
-
-    def __init__(
-        self,
-        pool_size: Any = (2, 2),
-        strides: Any = None,
-        padding: str = "valid",
-        data_format: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(pool_size, strides, padding, data_format, **options)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return ``[n, out height, out width, channels]``."""
@@ -101,8 +88,6 @@ class _GlobalPooling(ImageLayer):
         Only ``"channels_last"``.
     keepdims
         Whether height and width stay, with length 1.
-    **options
-        As for `Layer`.
     """
 
     _config_names = ("data_format", "keepdims")
@@ -118,7 +103,6 @@ class _GlobalPooling(ImageLayer):
         self._check_extent(shape, 1, 1, "valid")
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_pixels(input_shape)
         middle = (1, 1) if self.keepdims else ()
         return (input_shape[0], *middle, input_shape[3])

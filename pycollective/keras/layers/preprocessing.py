@@ -9,12 +9,13 @@ import numpy as np
 
 from pycollective import nn
 from pycollective.array_backend import Array, asarray
-from pycollective.keras import initializers
 from pycollective.keras.backend import epsilon
+from pycollective.keras.configs import array_or_number
 from pycollective.keras.layers.core import positive
 from pycollective.keras.layers.images import ImageLayer, data_format_of
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer, SameShape
 from pycollective.keras.layers.seeded import Seeded
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, Variable, ops, random
 
 __all__ = ["Normalization", "RandomCrop", "RandomFlip", "Rescaling"]
@@ -27,18 +28,16 @@ class Rescaling(Layer):
     ----------
     scale, offset
         Numbers, or arrays that broadcast against the inputs.
-    **options
-        As for `Layer`.
     """
 
-    _takes_one = True
+    takes_one_tensor = True
 
     _config_names = ("scale", "offset")
 
     def __init__(self, scale: Any, offset: Any = 0.0, **options: Any) -> None:
         super().__init__(**options)
-        self.scale = initializers.array_or_number(scale)
-        self.offset = initializers.array_or_number(offset)
+        self.scale = array_or_number(scale)
+        self.offset = array_or_number(offset)
 
     def _check(self, shape: Any) -> None:
         for name, value in (("scale", self.scale), ("offset", self.offset)):
@@ -48,7 +47,6 @@ class Rescaling(Layer):
                 raise self._incompatible(tuple(shape), f"axes for {name} of shape {lengths}")
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the scaled inputs."""
         self._check(inputs.shape)
         x = ops.cast(inputs, self._dtype)
         scale, offset = (
@@ -57,12 +55,11 @@ class Rescaling(Layer):
         return x * scale + offset
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
         self._check(input_shape)
         return tuple(input_shape)
 
 
-class Normalization(Layer):
+class Normalization(SameShape):
     """``(inputs - mean) / sqrt(variance)``, with mean and variance of data.
 
     Parameters
@@ -73,16 +70,7 @@ class Normalization(Layer):
         What is known of the data. Without them, `adapt` finds out; before, nothing is changed.
     invert
         Whether the layer goes back: ``mean + inputs * sqrt(variance)``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If only one of mean and variance is given; in a call, if the input's shape does not fit.
     """
-
-    _takes_one = True
 
     _config_names = ("axis", "invert")
 
@@ -106,7 +94,6 @@ class Normalization(Layer):
         self._adapted: list[Variable] = []
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
         mean, variance = (
             None if value is None else value.tolist()
             for value in (self.input_mean, self.input_variance)
@@ -142,11 +129,6 @@ class Normalization(Layer):
         ----------
         data
             An array, or batches of inputs (a `Dataset`, say); of tuples the first part counts.
-
-        Raises
-        ------
-        ValueError
-            If the layer was made with mean and variance, or there is no data.
         """
         if self.input_mean is not None:
             raise ValueError(
@@ -156,7 +138,7 @@ class Normalization(Layer):
         count, mean, squares = 0, np.zeros(()), np.zeros(())
         for batch in batches:
             values = np.asarray(batch[0] if isinstance(batch, tuple) else batch, np.float64)
-            self._ensure_built(values.shape)
+            self.ensure_built(values.shape)
             if self._lengths_of(values.shape) != self._lengths:
                 raise self._incompatible(values.shape, f"axes {self.axis} to have {self._lengths}")
             axes = tuple(i for i in range(values.ndim) if i not in self._kept)
@@ -200,16 +182,11 @@ class Normalization(Layer):
         return [mean, ops.maximum(ops.sqrt(variance), epsilon())]
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the normalized inputs."""
         if self._lengths_of(inputs.shape) != self._lengths:
             raise self._incompatible(inputs.shape, f"axes {self.axis} to have {self._lengths}")
         x = ops.cast(inputs, self._dtype)
         mean, deviation = self._statistics(x)
         return mean + x * deviation if self.invert else (x - mean) / deviation
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)
 
 
 _MODES = ("horizontal_and_vertical", "horizontal", "vertical")
@@ -227,13 +204,6 @@ class RandomFlip(Seeded, ImageLayer):
         Where the random numbers start; each replica draws its own.
     data_format
         Only ``"channels_last"``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If the mode is unknown; in a call, if the input is not images.
     """
 
     _config_names = ("data_format", "seed", "mode")
@@ -252,7 +222,6 @@ class RandomFlip(Seeded, ImageLayer):
         self.data_format = data_format_of(data_format)
 
     def call(self, inputs: Tensor, training: bool = True) -> Tensor:
-        """Return the images, mirrored or not."""
         self._check_images(inputs.shape)
         x = ops.cast(inputs, self._dtype)
         if not training:
@@ -279,13 +248,6 @@ class RandomCrop(Seeded, ImageLayer):
         Where the random numbers start; each replica draws its own.
     data_format
         Only ``"channels_last"``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If a size is not positive; in a call, if the input is not images.
     """
 
     _config_names = ("data_format", "height", "width", "seed")
@@ -321,6 +283,5 @@ class RandomCrop(Seeded, ImageLayer):
         return nn.resize_bilinear(middle, self.height, self.width)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_images(input_shape)
         return (input_shape[0], self.height, self.width, input_shape[3])

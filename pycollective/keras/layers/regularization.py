@@ -8,8 +8,9 @@ from typing import Any
 from pycollective import nn
 from pycollective.keras import regularizers
 from pycollective.keras.layers.core import positive
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import SameShape
 from pycollective.keras.layers.seeded import Seeded
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor
 
 __all__ = ["ActivityRegularization", "Dropout"]
@@ -28,17 +29,7 @@ class Dropout(Seeded):
     seed
         Where the random numbers start. Each replica draws its own, which follow from the seed and
         the replica's number, so that a run can be repeated.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If ``rate`` is not in 0 to 1, without 1, or ``noise_shape`` has other numbers than positive
-        ones; in a call, if it does not fit the input.
     """
-
-    _takes_one = True
 
     _config_names = ("rate", "seed", "noise_shape")
 
@@ -68,7 +59,6 @@ class Dropout(Seeded):
             return nn.dropout(inputs, self.rate, self.noise_shape)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
         noise, shape = self.noise_shape, tuple(input_shape)
         if noise is not None and (
             len(noise) != len(shape)
@@ -80,10 +70,8 @@ class Dropout(Seeded):
         return shape
 
 
-class ActivityRegularization(Layer):
+class ActivityRegularization(SameShape):
     """Returns its inputs, on which there is a penalty: `regularizers.L1L2`."""
-
-    _takes_one = True
 
     _config_names = ("l1", "l2")
 
@@ -93,15 +81,9 @@ class ActivityRegularization(Layer):
         self.l2 = l2
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor gets, by Keras 3's names."""
         config = super().get_config()
         del config["activity_regularizer"]
         return config
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs."""
         return inputs
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)

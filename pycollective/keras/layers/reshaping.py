@@ -9,7 +9,8 @@ from typing import Any
 from pycollective import nn
 from pycollective.keras.layers.core import pair_of
 from pycollective.keras.layers.images import ImageLayer, data_format_of
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import Layer
+from pycollective.keras.layers.shapes import Shape
 from pycollective.tensor import Tensor, ops
 
 __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
@@ -18,10 +19,8 @@ __all__ = ["Flatten", "Permute", "Reshape", "UpSampling2D", "ZeroPadding2D"]
 class Flatten(Layer):
     """Joins all axes but the first; ``data_format`` can only be ``"channels_last"``."""
 
-    _takes_one = True
-
+    takes_one_tensor = True
     _keeps_dtype = True
-
     _config_names = ("data_format",)
 
     def __init__(self, data_format: str | None = None, **options: Any) -> None:
@@ -36,7 +35,6 @@ class Flatten(Layer):
         return ops.reshape(inputs, (shape[0], math.prod(shape[1:])))
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the batch and the product of the other lengths."""
         batch, *rest = input_shape
         return (batch, None if None in rest else math.prod(rest))
 
@@ -48,14 +46,10 @@ class Reshape(Layer):
     ----------
     target_shape
         The shape of an example; one length may be -1 and follows from the others.
-    **options
-        As for `Layer`.
     """
 
-    _takes_one = True
-
+    takes_one_tensor = True
     _keeps_dtype = True
-
     _config_names = ("target_shape",)
 
     def __init__(self, target_shape: Sequence[int], **options: Any) -> None:
@@ -74,7 +68,6 @@ class Reshape(Layer):
         return ops.reshape(inputs, self.compute_output_shape(shape))
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the batch and the target shape, with -1 replaced."""
         batch, *rest = input_shape
         target = self.target_shape
         if None in rest:
@@ -100,19 +93,10 @@ class Permute(Layer):
     ----------
     dims
         The axes, counted from 1.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If ``dims`` is not a permutation; in a call, if the input has another number of axes.
     """
 
-    _takes_one = True
-
+    takes_one_tensor = True
     _keeps_dtype = True
-
     _config_names = ("dims",)
 
     def __init__(self, dims: Sequence[int], **options: Any) -> None:
@@ -124,12 +108,10 @@ class Permute(Layer):
             )
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the inputs with their axes in the new order."""
         self.compute_output_shape(inputs.shape)
         return ops.transpose(inputs, (0, *self.dims))
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the lengths in the new order."""
         if len(input_shape) != len(self.dims) + 1:
             raise self._incompatible(tuple(input_shape), f"examples with {len(self.dims)} axes")
         return (input_shape[0], *(input_shape[axis] for axis in self.dims))
@@ -144,13 +126,6 @@ class ZeroPadding2D(ImageLayer):
         An int, (height, width), or ((top, bottom), (left, right)).
     data_format
         Only ``"channels_last"``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If ``padding`` is none of these, or negative; in a call, if the input is not images.
     """
 
     _keeps_dtype = True
@@ -172,12 +147,10 @@ class ZeroPadding2D(ImageLayer):
         self.data_format = data_format_of(data_format)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the larger images."""
         self._check_images(inputs.shape)
         return ops.pad(inputs, [(0, 0), *self.padding, (0, 0)])
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_images(input_shape)
         n, *lengths, channels = input_shape
         height, width = (
@@ -198,13 +171,6 @@ class UpSampling2D(ImageLayer):
         Only ``"channels_last"``.
     interpolation
         ``"nearest"``: pixels are repeated; or ``"bilinear"``.
-    **options
-        As for `Layer`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; in a call, if the input is not images.
     """
 
     _config_names = ("size", "data_format", "interpolation")
@@ -226,7 +192,6 @@ class UpSampling2D(ImageLayer):
             )
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the larger images."""
         _, height, width, _ = self.compute_output_shape(inputs.shape)
         if self.interpolation == "nearest":
             return nn.upsample_nearest(inputs, self.size)
@@ -234,7 +199,6 @@ class UpSampling2D(ImageLayer):
         return nn.resize_bilinear(inputs, height, width)
 
     def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the shape of the result for images of a shape (None: any length)."""
         self._check_images(input_shape)
         n, *lengths, channels = input_shape
         height, width = (

@@ -8,21 +8,17 @@ from typing import Any
 import numpy as np
 
 from pycollective.distribute.context import current_mode
-from pycollective.keras.layers.layer import Layer, Shape
+from pycollective.keras.layers.layer import SameShape
 from pycollective.tensor.random import default_generator, generator_scope
 
-__all__ = ["Seeded"]
 
-
-class Seeded(Layer):
+class Seeded(SameShape):
     """A layer with a seed, from which each replica's own random numbers follow.
 
     Parameters
     ----------
     seed
         Where the random numbers start. Without one, it comes from the default generator.
-    **options
-        As for `Layer`.
     """
 
     def __init__(self, seed: int | None = None, **options: Any) -> None:
@@ -32,7 +28,6 @@ class Seeded(Layer):
         self._entropy = seed
 
     def build(self, input_shape: Any) -> None:
-        """Settle the seed, if none was given, by the default generator."""
         if self._entropy is None:
             self._entropy = int(default_generator().integers(0, 2**63))
 
@@ -50,7 +45,3 @@ class Seeded(Layer):
             generator = np.random.default_rng([self._entropy, replica])
             self._generators[replica] = generator
         return generator_scope(generator)
-
-    def compute_output_shape(self, input_shape: Any) -> Shape:
-        """Return the same shape."""
-        return tuple(input_shape)

@@ -14,17 +14,11 @@ import numpy as np
 from pycollective.distribute.context import has_strategy
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.configs import Kind
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = [
-    "Loss",
-    "Reduction",
-    "averages_of_replicas",
-    "broadcast_weights",
-    "in_loss_dtype",
-    "matched",
-    "same_rank",
-]
+#: The losses by name: the package adds them.
+LOSSES = Kind("loss", {}, "a callable(y_true, y_pred)")
 
 
 class Reduction(str, enum.Enum):
@@ -137,16 +131,12 @@ class Loss:
         return cls(**config)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
-        """Return the loss.
+        """Return the loss of what came out, against what should.
 
         Parameters
         ----------
-        y_true
-            What should come out.
-        y_pred
-            What came out.
-        sample_weight
-            A weight for each example, or a scalar.
+        y_true, y_pred, sample_weight
+            Targets, predictions, and a weight for each example, or a scalar.
 
         Raises
         ------
@@ -174,13 +164,7 @@ _USE_SUM_OR_NONE = (
 
 
 def broadcast_weights(sample_weight: Any, values: Tensor) -> Tensor:
-    """Return weights in the dtype and rank of values: one for each, or one for each example.
-
-    Raises
-    ------
-    ValueError
-        If they do not fit.
-    """
+    """Return weights in the dtype and rank of values: one for each, or one for each example."""
     weights = as_tensor(sample_weight, like=values)
     if weights.dtype != values.dtype:
         weights = ops.cast(weights, values.dtype)
@@ -230,11 +214,6 @@ def matched(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
     """Return both as tensors of one floating-point dtype and shape.
 
     A last axis of length 1 that only one has does not count.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ; broadcasting would pair examples with the answers of others.
     """
     predicted = as_tensor(y_pred)
     if predicted.dtype.kind not in "fV":

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pycollective.keras import configs
 from pycollective.keras.losses import functions
-from pycollective.keras.losses.loss import Loss, Reduction
+from pycollective.keras.losses.loss import LOSSES, Loss, Reduction
 from pycollective.tensor import Tensor
 
 __all__ = [
@@ -61,22 +60,17 @@ class LossFunctionWrapper(Loss):
         self._settings = kwargs
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
-        """Return the loss of each example."""
         return self.fn(y_true, y_pred, **self._settings)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        own = {} if isinstance(self, _Known) else {"fn": configs.serialize(self.fn)}
+        own = {} if isinstance(self, _Known) else {"fn": LOSSES.serialize(self.fn)}
         return {**super().get_config(), **own, **self._settings}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Return the loss that `get_config` described."""
-        from pycollective.keras.losses import deserialize
-
         arguments = dict(config)
         if "fn" in arguments:
-            arguments["fn"] = deserialize(arguments["fn"])
+            arguments["fn"] = LOSSES.deserialize(arguments["fn"])
         return cls(**arguments)
 
 

@@ -10,7 +10,7 @@ from pycollective.array_backend import Array, asarray
 from pycollective.dtypes import as_dtype
 from pycollective.keras.backend import floatx
 from pycollective.keras.losses.loss import matched
-from pycollective.keras.metrics.metric import MeanMetricWrapper
+from pycollective.keras.metrics.metric import MeanMetricWrapper, MeanOf
 from pycollective.tensor import Tensor, as_tensor
 
 __all__ = [
@@ -68,11 +68,6 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
         Class numbers, of the shape of ``y_pred`` without its last axis (or with 1 there).
     y_pred
         ``[..., classes]``.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit.
     """
     labels, predicted = _labelled(y_true, y_pred)
     return _as_floats(predicted.argmax(axis=-1) == labels)
@@ -152,19 +147,17 @@ def _as_floats(right: Any) -> Tensor:
 # Metrics ------------------------------------------------------------------------------------------
 
 
-class Accuracy(MeanMetricWrapper):
+class Accuracy(MeanOf):
     """How often predictions equal the answers."""
 
-    _direction = "up"
-
-    def __init__(self, name: str | None = "accuracy", dtype: Any = None) -> None:
-        super().__init__(accuracy, name, dtype)
+    direction = "up"
+    _of = staticmethod(accuracy)
 
 
 class BinaryAccuracy(MeanMetricWrapper):
     """How often a prediction is on the right side of ``threshold``."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self,
@@ -175,28 +168,24 @@ class BinaryAccuracy(MeanMetricWrapper):
         super().__init__(binary_accuracy, name, dtype, threshold=float(threshold))
 
 
-class CategoricalAccuracy(MeanMetricWrapper):
+class CategoricalAccuracy(MeanOf):
     """How often the largest prediction stands where the largest of ``y_true`` does."""
 
-    _direction = "up"
-
-    def __init__(self, name: str | None = "categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(categorical_accuracy, name, dtype)
+    direction = "up"
+    _of = staticmethod(categorical_accuracy)
 
 
-class SparseCategoricalAccuracy(MeanMetricWrapper):
+class SparseCategoricalAccuracy(MeanOf):
     """How often the class with the largest prediction is the label."""
 
-    _direction = "up"
-
-    def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(sparse_categorical_accuracy, name, dtype)
+    direction = "up"
+    _of = staticmethod(sparse_categorical_accuracy)
 
 
 class TopKCategoricalAccuracy(MeanMetricWrapper):
     """How often the right class, as the largest of ``y_true``, is among the ``k`` best ones."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None
@@ -207,7 +196,7 @@ class TopKCategoricalAccuracy(MeanMetricWrapper):
 class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
     """How often the label is among the ``k`` best classes."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self,

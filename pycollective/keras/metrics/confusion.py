@@ -42,38 +42,12 @@ def counts(
     label_weights: Any = None,
     by_label: bool = False,
 ) -> list[Array]:
-    """Return the weights of true positives, false positives, true and false negatives.
+    """Return the weights of true positives, false positives, true and false negatives, by threshold.
 
-    Parameters
-    ----------
-    y_true
-        Zero is no, everything else yes.
-    y_pred
-        Predictions, of the same shape; above a threshold they are yes.
-    thresholds
-        In any order.
-    sample_weight
-        A weight for each example, or each prediction, or None.
-    dtype
-        What is compared and returned.
-    top_k
-        Only the largest so many along the last axis may be yes.
-    class_id
-        Only this place of the last axis is looked at.
-    label_weights
-        A weight for each place of the last axis.
-    by_label
-        Whether the places of the last axis are counted each by itself.
-
-    Returns
-    -------
-    list of ndarray
-        Of shape ``[thresholds]``, or ``[thresholds, labels]``.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit.
+    Predictions above a threshold are yes; in ``y_true`` zero is no. Only the ``top_k`` largest along the
+    last axis may be yes, and only the place ``class_id`` of it counts. ``label_weights`` are those
+    of its places. With ``by_label`` each place is counted by itself, and results have the shape
+    ``[thresholds, labels]``. Shapes that do not fit raise ValueError.
     """
     predicted = ops.cast(y_pred, dtype)
     true, predicted = same_rank(as_tensor(y_true), predicted)
@@ -198,15 +172,8 @@ class _Counted(Metric):
         sample_weight
             A weight for each example, or each prediction.
         """
-        found = counts(
-            y_true,
-            y_pred,
-            self.thresholds,
-            sample_weight,
-            self.dtype,
-            self.top_k,
-            self.class_id,
-        )
+        options = self.dtype, self.top_k, self.class_id
+        found = counts(y_true, y_pred, self.thresholds, sample_weight, *options)
         kept = [(case, a) for case, a in zip(_CASES, found, strict=True) if case in self._kept]
         add_to_sums([getattr(self, case) for case, _ in kept], [amount for _, amount in kept])
 
@@ -220,46 +187,44 @@ class _Count(_Counted):
         super().__init__(thresholds, None, None, name, dtype)
 
     def result(self) -> Tensor:
-        """Return the count: a number, or one for each threshold."""
         return self._alone(as_tensor(getattr(self, self._kept[0])).array)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {**super().get_config(), "thresholds": self.init_thresholds}
 
 
 class TruePositives(_Count):
     """How many yes are right, by weight."""
 
-    _direction = "up"
+    direction = "up"
     _kept = ("true_positives",)
 
 
 class FalsePositives(_Count):
     """How many yes are wrong, by weight."""
 
-    _direction = "down"
+    direction = "down"
     _kept = ("false_positives",)
 
 
 class TrueNegatives(_Count):
     """How many no are right, by weight."""
 
-    _direction = "up"
+    direction = "up"
     _kept = ("true_negatives",)
 
 
 class FalseNegatives(_Count):
     """How many no are wrong, by weight."""
 
-    _direction = "down"
+    direction = "down"
     _kept = ("false_negatives",)
 
 
 class _Ratio(_Counted):
     """The share of the true positives in these and another case."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self,
@@ -272,12 +237,10 @@ class _Ratio(_Counted):
         super().__init__(thresholds, top_k, class_id, name, dtype)
 
     def result(self) -> Tensor:
-        """Return the share, 0 of nothing: a number, or one for each threshold."""
         right, wrong = (as_tensor(getattr(self, case)).array for case in self._kept)
         return self._alone(ratio(right, right + wrong))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {
             **super().get_config(),
             "thresholds": self.init_thresholds,
@@ -337,14 +300,9 @@ class AUC(Metric):
         By label: with ``multi_label`` of its area, else of its predictions.
     from_logits
         Whether predictions are logits; otherwise they are probabilities.
-
-    Raises
-    ------
-    ValueError
-        For an unknown curve or method, fewer than 2 thresholds, or thresholds outside of 0 to 1.
     """
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self,
@@ -428,7 +386,6 @@ class AUC(Metric):
         add_to_sums([getattr(self, case) for case in _CASES], found)
 
     def result(self) -> Tensor:
-        """Return the area: a scalar."""
         if self.true_positives is None:
             return Tensor(np.zeros((), self.dtype))
         found = (as_tensor(getattr(self, case)).array for case in _CASES)
@@ -457,7 +414,6 @@ class AUC(Metric):
         return area
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         config = {
             **super().get_config(),
             "num_thresholds": self.num_thresholds,

@@ -6,7 +6,7 @@ from typing import Any
 
 from pycollective.keras import losses
 from pycollective.keras.losses.loss import matched
-from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, ratio
+from pycollective.keras.metrics.metric import Mean, MeanMetricWrapper, MeanOf, ratio
 from pycollective.tensor import Tensor, as_tensor, ops
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 class BinaryCrossentropy(MeanMetricWrapper):
     """The mean of `losses.binary_crossentropy`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BinaryCrossentropy(MeanMetricWrapper):
 class CategoricalCrossentropy(MeanMetricWrapper):
     """The mean of `losses.categorical_crossentropy`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class CategoricalCrossentropy(MeanMetricWrapper):
 class SparseCategoricalCrossentropy(MeanMetricWrapper):
     """The mean of `losses.sparse_categorical_crossentropy`."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(
         self,
@@ -95,104 +95,71 @@ class SparseCategoricalCrossentropy(MeanMetricWrapper):
         )
 
 
-class KLDivergence(MeanMetricWrapper):
+class KLDivergence(MeanOf):
     """The mean of `losses.kl_divergence`."""
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "kl_divergence", dtype: Any = None) -> None:
-        super().__init__(losses.kl_divergence, name, dtype)
+    _of = staticmethod(losses.kl_divergence)
 
 
-class Poisson(MeanMetricWrapper):
+class Poisson(MeanOf):
     """The mean of `losses.poisson`."""
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "poisson", dtype: Any = None) -> None:
-        super().__init__(losses.poisson, name, dtype)
+    _of = staticmethod(losses.poisson)
 
 
-class MeanSquaredError(MeanMetricWrapper):
+class MeanSquaredError(MeanOf):
     """The mean of `losses.mean_squared_error`."""
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "mean_squared_error", dtype: Any = None) -> None:
-        super().__init__(losses.mean_squared_error, name, dtype)
+    _of = staticmethod(losses.mean_squared_error)
 
 
-class MeanAbsoluteError(MeanMetricWrapper):
+class MeanAbsoluteError(MeanOf):
     """The mean of `losses.mean_absolute_error`."""
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "mean_absolute_error", dtype: Any = None) -> None:
-        super().__init__(losses.mean_absolute_error, name, dtype)
+    _of = staticmethod(losses.mean_absolute_error)
 
 
-class MeanAbsolutePercentageError(MeanMetricWrapper):
+class MeanAbsolutePercentageError(MeanOf):
     """The mean of `losses.mean_absolute_percentage_error`."""
 
-    _direction = "down"
-
-    def __init__(
-        self, name: str | None = "mean_absolute_percentage_error", dtype: Any = None
-    ) -> None:
-        super().__init__(losses.mean_absolute_percentage_error, name, dtype)
+    _of = staticmethod(losses.mean_absolute_percentage_error)
 
 
-class MeanSquaredLogarithmicError(MeanMetricWrapper):
+class MeanSquaredLogarithmicError(MeanOf):
     """The mean of `losses.mean_squared_logarithmic_error`."""
 
-    _direction = "down"
-
-    def __init__(
-        self, name: str | None = "mean_squared_logarithmic_error", dtype: Any = None
-    ) -> None:
-        super().__init__(losses.mean_squared_logarithmic_error, name, dtype)
+    _of = staticmethod(losses.mean_squared_logarithmic_error)
 
 
-class LogCoshError(MeanMetricWrapper):
+class LogCoshError(MeanOf):
     """The mean of `losses.log_cosh`."""
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "logcosh", dtype: Any = None) -> None:
-        super().__init__(losses.log_cosh, name, dtype)
+    _of = staticmethod(losses.log_cosh)
+    _called = "logcosh"
 
 
-class Hinge(MeanMetricWrapper):
+class Hinge(MeanOf):
     """The mean of `losses.hinge`."""
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "hinge", dtype: Any = None) -> None:
-        super().__init__(losses.hinge, name, dtype)
+    _of = staticmethod(losses.hinge)
 
 
-class SquaredHinge(MeanMetricWrapper):
+class SquaredHinge(MeanOf):
     """The mean of `losses.squared_hinge`."""
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "squared_hinge", dtype: Any = None) -> None:
-        super().__init__(losses.squared_hinge, name, dtype)
+    _of = staticmethod(losses.squared_hinge)
 
 
-class CategoricalHinge(MeanMetricWrapper):
+class CategoricalHinge(MeanOf):
     """The mean of `losses.categorical_hinge`."""
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "categorical_hinge", dtype: Any = None) -> None:
-        super().__init__(losses.categorical_hinge, name, dtype)
+    _of = staticmethod(losses.categorical_hinge)
 
 
 class CosineSimilarity(MeanMetricWrapper):
     """The mean cosine of the angle between vectors; the loss of this name is its negative."""
 
-    _direction = "up"
+    direction = "up"
 
     def __init__(
         self, name: str | None = "cosine_similarity", dtype: Any = None, axis: int = -1
@@ -207,7 +174,7 @@ def _cosine(y_true: Any, y_pred: Any, axis: int) -> Tensor:
 class RootMeanSquaredError(Mean):
     """The root of the mean squared difference."""
 
-    _direction = "down"
+    direction = "down"
 
     def __init__(self, name: str | None = "root_mean_squared_error", dtype: Any = None) -> None:
         super().__init__(name, dtype)
@@ -220,6 +187,5 @@ class RootMeanSquaredError(Mean):
         super().update_state(ops.square(predicted - true), sample_weight)
 
     def result(self) -> Tensor:
-        """Return the root of the mean: a scalar."""
         total, count = as_tensor(self.total).array, as_tensor(self.count).array
         return ops.sqrt(ratio(total, count))

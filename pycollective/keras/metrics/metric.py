@@ -13,8 +13,9 @@ import numpy as np
 from pycollective.array_backend import Array, beside, on_host
 from pycollective.distribute.context import current_mode
 from pycollective.dtypes import as_dtype
-from pycollective.keras import configs, initializers
+from pycollective.keras import initializers
 from pycollective.keras.backend import floatx, name_of_class, unique_name
+from pycollective.keras.configs import Kind
 from pycollective.keras.copying import CopiedByConfig
 from pycollective.keras.losses.loss import broadcast_weights
 from pycollective.tensor import (
@@ -27,7 +28,8 @@ from pycollective.tensor import (
 from pycollective.tensor.variable import update_together
 from pycollective.train.trackable import Trackable, parts_of
 
-__all__ = ["Mean", "MeanMetricWrapper", "Metric", "Sum", "add_to_sums", "ratio"]
+#: The metrics, and functions that are taken for metrics, by name: the package adds them.
+METRICS = Kind("metric", {}, "a Metric")
 
 
 class Metric(CopiedByConfig, Trackable):
@@ -46,7 +48,7 @@ class Metric(CopiedByConfig, Trackable):
     """
 
     #: ``"up"`` where more is better, ``"down"`` where less is; what callbacks monitor by.
-    _direction: str | None = None
+    direction: str | None = None
 
     def __init__(self, dtype: Any = None, name: str | None = None) -> None:
         self.name = unique_name(name_of_class(type(self))) if name is None else str(name)
@@ -143,13 +145,7 @@ class Metric(CopiedByConfig, Trackable):
         return self.result()
 
     def _parts(self) -> list[Variable | Metric]:
-        """Return the variables and metrics directly inside, each once.
-
-        Raises
-        ------
-        ValueError
-            If the replicas would count in a variable of which only the first copy is read.
-        """
+        """Return the variables and metrics directly inside, each once."""
         found = {id(part): part for part in parts_of(self)}
         parts = [part for part in found.values() if isinstance(part, (Variable, Metric))]
         for part in parts:
@@ -171,6 +167,14 @@ class Metric(CopiedByConfig, Trackable):
 
     weights = variables
 
+    def _beside_sums(self) -> AbstractContextManager[Any]:
+        """Return the context in which the result is computed where the sums lie."""
+        first = next(iter(self._variables.values()), None)
+        if first is None:
+            return nullcontext()
+        copy = first.values[0] if hasattr(first, "values") else first
+        return beside(copy._current().array)
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {"name": self.name, "dtype": str(self._dtype)}
@@ -186,22 +190,13 @@ class Metric(CopiedByConfig, Trackable):
 
 def _loses_counts(variable: Variable) -> bool:
     """Whether what the replicas add to a variable is not added up when it is read."""
-    strategy = variable._distribute_strategy
+    strategy = variable.distribute_strategy
     return (
         strategy is not None
         and strategy.num_replicas_in_sync > 1
         and variable.aggregation is VariableAggregation.NONE
         and variable.synchronization is not VariableSynchronization.ON_READ
     )
-
-
-def _beside(metric: Metric) -> AbstractContextManager[Any]:
-    """Return the context in which a metric's result is computed where its sums lie."""
-    first = next(iter(metric._variables.values()), None)
-    if first is None:
-        return nullcontext()
-    copy = first.values[0] if hasattr(first, "values") else first
-    return beside(copy._current().array)
 
 
 def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
@@ -212,7 +207,7 @@ def _for_all_replicas(result: Callable[[Any], Tensor]) -> Callable[[Any], Tensor
         mode = current_mode()
         context = None if mode is None else mode.replica_context
         if context is None or context.num_replicas_in_sync == 1:
-            with _beside(self):
+            with self._beside_sums():
                 return result(self)
         value: Tensor = context.merge_call(lambda _strategy: result(self))
         return value
@@ -241,7 +236,6 @@ class Sum(Metric):
         add_to_sums((self.total,), (total,))
 
     def result(self) -> Tensor:
-        """Return the sum: a scalar."""
         return as_tensor(self.total)
 
 
@@ -274,7 +268,6 @@ class Mean(Metric):
         add_to_sums((self.total, self.count), (total, count))
 
     def result(self) -> Tensor:
-        """Return the mean: a scalar."""
         total, count = as_tensor(self.total).array, as_tensor(self.count).array
         return Tensor(ratio(total, count))
 
@@ -320,19 +313,27 @@ class MeanMetricWrapper(Mean):
         super().update_state(self._fn(y_true, y_pred, **self._fn_kwargs), sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        own = {"fn": configs.serialize(self._fn)} if type(self) is MeanMetricWrapper else {}
+        own = {"fn": METRICS.serialize(self._fn)} if type(self) is MeanMetricWrapper else {}
         return {**super().get_config(), **own, **self._fn_kwargs}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Return the metric that `get_config` described."""
-        from pycollective.keras.metrics import deserialize
-
         arguments = dict(config)
         if "fn" in arguments:
-            arguments["fn"] = deserialize(arguments["fn"])
+            arguments["fn"] = METRICS.deserialize(arguments["fn"])
         return cls(**arguments)
+
+
+class MeanOf(MeanMetricWrapper):
+    """Base of the means of one function of what should come out and what did."""
+
+    direction = "down"
+    #: The function, and the metric's name if that is not the function's.
+    _of: Callable[..., Any]
+    _called: str | None = None
+
+    def __init__(self, name: str | None = None, dtype: Any = None) -> None:
+        super().__init__(type(self)._of, self._called if name is None else name, dtype)
 
 
 def _weighted_sum(

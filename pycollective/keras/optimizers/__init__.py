@@ -11,6 +11,10 @@ from pycollective.keras.optimizers.named import KNOWN, deserialize, get, seriali
 from pycollective.keras.optimizers.optimizer import Optimizer
 from pycollective.keras.optimizers.rmsprop import RMSprop
 from pycollective.keras.optimizers.sgd import SGD
+from pycollective.keras.registration import publish
+
+publish("keras.optimizers", globals(), [name for name in globals() if name[0].isupper()])
+publish("keras.optimizers.schedules", vars(schedules), schedules.__all__)
 
 __all__ = [
     "SGD",

@@ -1,21 +1,13 @@
 """Models and objects as files and dictionaries, in the formats of Keras 3, under its names.
 
-`registration` knows classes of one's own; `public` ours by Keras's names; `objects` makes
-dictionaries of objects, and back; `graphs` those of functional models; `weights` is the HDF5 layout
-of weights, `archive` the ``.keras`` file around it, `models` what users call.
+`graphs` makes dictionaries of functional models; `weights` is the HDF5 layout of weights, `archive`
+the ``.keras`` file around it, `models` what users call.
 """
 
 from __future__ import annotations
 
-from pycollective.keras.saving.models import (
-    load_model,
-    load_weights,
-    model_from_json,
-    save_model,
-    save_weights,
-)
-from pycollective.keras.saving.objects import deserialize_keras_object, serialize_keras_object
-from pycollective.keras.saving.registration import (
+from pycollective.keras import mixed_precision as mixed_precision  # files may name its classes
+from pycollective.keras.registration import (
     CustomObjectScope,
     custom_object_scope,
     get_custom_objects,
@@ -23,6 +15,14 @@ from pycollective.keras.saving.registration import (
     get_registered_object,
     register_keras_serializable,
 )
+from pycollective.keras.saving.models import (
+    load_model,
+    load_weights,
+    model_from_json,
+    save_model,
+    save_weights,
+)
+from pycollective.keras.serialization import deserialize_keras_object, serialize_keras_object
 
 __all__ = [
     "CustomObjectScope",

@@ -10,10 +10,8 @@ import zipfile
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
-from pycollective import __version__
+from pycollective._core import __version__
 from pycollective.errors import CheckpointError
-
-__all__ = ["Parts", "pack", "unpack"]
 
 _METADATA = "metadata.json"
 _CONFIG = "config.json"
@@ -31,17 +29,7 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Parts(NamedTuple):
-    """What is in a ``.keras`` file.
-
-    Attributes
-    ----------
-    config
-        The model as a dictionary.
-    weights
-        The file of the weights.
-    assets
-        The files of layers, by their paths.
-    """
+    """The parts of a ``.keras`` file: the model as a dictionary, the weights, and layers' files."""
 
     config: dict[str, Any]
     weights: bytes

@@ -11,8 +11,6 @@ from pycollective.errors import CheckpointError
 from pycollective.keras.layers import Layer
 from pycollective.keras.saving.weights import owners_of
 
-__all__ = ["read_assets", "write_assets"]
-
 
 def write_assets(model: Layer) -> dict[str, bytes]:
     """Return the files that the parts of a model with ``save_assets`` write, by their paths."""
@@ -30,19 +28,8 @@ def write_assets(model: Layer) -> dict[str, bytes]:
 def read_assets(model: Layer, assets: Mapping[str, bytes], where: str) -> None:
     """Call ``load_assets`` of the parts of a model that have files among the assets.
 
-    Parameters
-    ----------
-    model
-        The model.
-    assets
-        Files by their paths, which do not lead out of a folder.
-    where
-        The name of the file that they come from, for messages.
-
-    Raises
-    ------
-    CheckpointError
-        If the paths contradict each other.
+    Assets are files by their paths, which do not lead out of a folder; paths that contradict each other
+    raise a CheckpointError that names the file ``where``.
     """
     if not assets:
         return

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 from pycollective.errors import CheckpointError
+from pycollective.keras.training.learner import Learner
 from pycollective.train.checkpoint import Checkpoint
 from pycollective.train.files import Contents, read_files
 from pycollective.train.restoration import Plan, Restoration
 from pycollective.train.trackable import children_of
 
-if TYPE_CHECKING:
-    from pycollective.keras.models import Model
 
-__all__ = ["read_checkpoint", "write_checkpoint"]
-
-
-def write_checkpoint(model: Model, path: str) -> None:
+def write_checkpoint(model: Learner, path: str) -> None:
     """Write a checkpoint of a model and its optimizer, which is the latest of its folder then."""
     chief = model.distribute_strategy.extended.should_checkpoint
-    Checkpoint(model=model)._write_noted(path, chief)
+    Checkpoint(model=model).write_noted(path, chief)
 
 
-def read_checkpoint(model: Model, path: str, skip_mismatch: bool) -> None:
+def read_checkpoint(model: Learner, path: str, skip_mismatch: bool) -> None:
     """Give a model, and its optimizer, the values of the part of a checkpoint that fits best.
 
     That part is the checkpoint's root or one of the root's parts, whatever the part's name. What the

@@ -9,14 +9,13 @@ from pycollective import nest
 from pycollective.keras.graph.graph import Graph
 from pycollective.keras.graph.symbols import KerasTensor, Node
 from pycollective.keras.layers import Layer
-from pycollective.keras.saving.objects import (
+from pycollective.keras.serialization import (
     StoredSymbol,
     deserialize_keras_object,
     serialize_keras_object,
     stored_symbol,
 )
-
-__all__ = ["graph_config", "is_graph_config", "tensors_of"]
+from pycollective.keras.training.learner import Learner
 
 _PARTS = ("layers", "input_layers", "output_layers")
 
@@ -29,7 +28,7 @@ def graph_config(graph: Graph) -> dict[str, Any]:
     numbers: dict[int, int] = {}
     for operation in graph.operations:
         inside = {id(node) for node in graph.nodes if node.operation is operation}
-        known = [node for node in operation._inbound_nodes if id(node) in inside]
+        known = [node for node in operation.inbound_nodes if id(node) in inside]
         numbers.update((id(node), number) for number, node in enumerate(known))
 
     def stored(leaf: Any) -> Any:
@@ -41,7 +40,7 @@ def graph_config(graph: Graph) -> dict[str, Any]:
     def calls(operation: Any) -> list[dict[str, Any]]:
         found = [
             node
-            for node in operation._inbound_nodes
+            for node in operation.inbound_nodes
             if id(node) in numbers and node.operation is operation and not node.is_input
         ]
         return [
@@ -71,13 +70,7 @@ def graph_config(graph: Graph) -> dict[str, Any]:
 
 
 def _is_functional(operation: Any) -> bool:
-    from pycollective.keras.models import Model, Sequential
-
-    return (
-        isinstance(operation, Model)
-        and not isinstance(operation, Sequential)
-        and operation._graph is not None
-    )
+    return getattr(operation, "is_functional", False)
 
 
 def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
@@ -95,13 +88,7 @@ def is_graph_config(config: Mapping[str, Any]) -> bool:
 
 
 def tensors_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Make the layers of a config, call them as it says, and return inputs and outputs.
-
-    Raises
-    ------
-    ValueError
-        If it refers to layers or calls that are not there.
-    """
+    """Make the layers of a config, call them as it says, and return inputs and outputs."""
     layers: dict[str, Any] = {}
     waiting: dict[str, list[Any]] = {}
     for stored in config["layers"]:
@@ -157,7 +144,7 @@ class _NotThereYetError(Exception):
 
 
 def _result(layer: Any, number: int, index: int) -> KerasTensor:
-    nodes: list[Node] = layer._inbound_nodes
+    nodes: list[Node] = layer.inbound_nodes
     if not 0 <= number < len(nodes):
         raise _NotThereYetError
     results = nodes[number].output_tensors
@@ -192,13 +179,11 @@ def _revived(history: Any, layers: Mapping[str, Any]) -> KerasTensor:
 
 def _known_kwargs(layer: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call without what Keras notes although nobody gave it."""
-    from pycollective.keras.models import Model
-
     given = dict(kwargs)
     if given.get("mask", 0) is None:
         del given["mask"]
     # Layers for which training matters have a default that is noted, and then not kept to; only
     # for models inside, training=False is somebody's wish.
-    if isinstance(layer, Layer) and not isinstance(layer, Model):
+    if isinstance(layer, Layer) and not isinstance(layer, Learner):
         given.pop("training", None)
     return given

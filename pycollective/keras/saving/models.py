@@ -8,34 +8,30 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pycollective.atomic_files import write_atomically
 from pycollective.distribute.context import current_mode, get_strategy
+from pycollective.distribute.workers import Workers
 from pycollective.errors import CheckpointError
 from pycollective.keras.saving.archive import Parts, pack, unpack
 from pycollective.keras.saving.assets import read_assets, write_assets
 from pycollective.keras.saving.checkpoints import read_checkpoint, write_checkpoint
-from pycollective.keras.saving.objects import (
+from pycollective.keras.saving.weights import read_weights, write_weights
+from pycollective.keras.serialization import (
     deserialize_keras_object,
     serialize_shared,
     sharing,
 )
-from pycollective.keras.saving.weights import read_weights, write_weights
+from pycollective.keras.training.learner import Learner
 from pycollective.train.checkpoint import require_same
 from pycollective.train.files import INDEX_SUFFIX, read_files
-
-if TYPE_CHECKING:
-    from pycollective.distribute.workers import Workers
-    from pycollective.keras.models import Model
-
-__all__ = ["load_model", "load_weights", "model_from_json", "save_model", "save_weights"]
 
 _Path = str | os.PathLike[str]
 
 
 def save_model(
-    model: Model, filepath: _Path, overwrite: bool = True, zipped: bool | None = None
+    model: Learner, filepath: _Path, overwrite: bool = True, zipped: bool | None = None
 ) -> None:
     """Write a model to a ``.keras`` file, in the format of Keras 3, which Keras loads.
 
@@ -145,7 +141,7 @@ def load_model(
     return model
 
 
-def save_weights(model: Model, filepath: _Path, overwrite: bool = True) -> None:
+def save_weights(model: Learner, filepath: _Path, overwrite: bool = True) -> None:
     """Write a model's weights, and its optimizer's variables, to a ``.weights.h5`` file.
 
     Parameters
@@ -185,7 +181,7 @@ def save_weights(model: Model, filepath: _Path, overwrite: bool = True) -> None:
     _write(model, path, write_weights(model))
 
 
-def load_weights(model: Model, filepath: _Path | None, skip_mismatch: bool = False) -> None:
+def load_weights(model: Learner, filepath: _Path | None, skip_mismatch: bool = False) -> None:
     """Give a model, and its optimizer, the values of a file or a checkpoint.
 
     Parameters
@@ -293,7 +289,7 @@ def _require_same(path: str, workers: Workers, call: str) -> None:
     require_same(workers.every(digest, found))
 
 
-def _require_built(model: Model, doing: str, how: str) -> None:
+def _require_built(model: Learner, doing: str, how: str) -> None:
     if not model.built:
         raise ValueError(
             f"You are {doing} weights {how} a model that has not yet been built. Try building the "
@@ -306,12 +302,12 @@ def _check_overwrite(path: str, overwrite: bool) -> None:
         raise FileExistsError(f"{path!r} exists, and overwrite=False was given")
 
 
-def _begin_together(model: Model, call: str, path: str) -> None:
+def _begin_together(model: Learner, call: str, path: str) -> None:
     """Return when every worker makes this call: values that are aggregated when read need all."""
     model.distribute_strategy.extended.workers.begin_together(f"Model.{call}({path!r})", call)
 
 
-def _write(model: Model, path: str, data: bytes) -> None:
+def _write(model: Learner, path: str, data: bytes) -> None:
     """Write a file that every worker of the model's strategy has made."""
 
     def write() -> None:

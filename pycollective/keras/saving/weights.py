@@ -21,9 +21,7 @@ from pycollective.keras.backend import name_of_class
 from pycollective.keras.layers import Layer
 from pycollective.keras.optimizers import Optimizer
 from pycollective.tensor import Variable
-from pycollective.train.trackable import Trackable
-
-__all__ = ["owners_of", "read_weights", "write_weights"]
+from pycollective.train.trackable import Trackable, attributes_of
 
 #: What Keras stores besides weights and optimizer, or stored once: nothing here takes it.
 _ELSEWHERE = ("seed_generator", "random_generator", "metrics", "_metrics", "_loss_tracker")
@@ -73,7 +71,7 @@ def _joined(path: str, name: str) -> str:
 
 def _attributes(value: Trackable) -> Iterable[tuple[str, Any]]:
     """Return what belongs to an object: first the layers of a model, private names last."""
-    attributes = {name: getattr(value, name, None) for name in value._tracked}
+    attributes = attributes_of(value)
     layers = getattr(value, "layers", None) if hasattr(value, "get_layer") else None
     if layers is not None:
         attributes["layers"] = layers
@@ -89,7 +87,7 @@ def _variables_of(owner: Any) -> list[Variable]:
     """Return an object's own variables in the order of the file."""
     if isinstance(owner, Optimizer):
         return list(owner.variables)
-    variables: list[Variable] = owner._stored_variables()
+    variables: list[Variable] = owner.stored_variables()
     return variables
 
 
@@ -97,13 +95,7 @@ def _variables_of(owner: Any) -> list[Variable]:
 
 
 def write_weights(model: Layer) -> bytes:
-    """Return the file of a model's weights, and of its optimizer's variables.
-
-    Raises
-    ------
-    ImportError
-        If h5py is not installed.
-    """
+    """Return the file of a model's weights, and of its optimizer's variables; h5py is needed."""
     h5py = _h5py()
     target = io.BytesIO()
     with h5py.File(target, "w") as file:
@@ -123,30 +115,11 @@ def write_weights(model: Layer) -> bytes:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def read_weights(
-    model: Layer, data: bytes, where: str, skip_mismatch: bool = False, optimizer: bool = True
-) -> None:
-    """Give a model the weights of a file.
+def read_weights(model: Layer, data: bytes, where: str, skip_mismatch: bool = False) -> None:
+    """Give a built model the weights of a file, and its optimizer the variables; messages say ``where``.
 
-    Parameters
-    ----------
-    model
-        It must be built.
-    data
-        The file.
-    where
-        Its name, for messages.
-    skip_mismatch
-        Whether what does not fit is left as it is, with a warning; otherwise it is an error.
-    optimizer
-        Whether the optimizer's variables are taken too.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is damaged, has links in it, or does not fit the model. Nothing is changed then.
-    ImportError
-        If h5py is not installed.
+    Layers that do not fit are left as they are, with a warning, if ``skip_mismatch``. Else, and for a
+    file that is damaged or has links in it, a CheckpointError is raised, and nothing is changed.
     """
     h5py = _h5py()
     pairs: list[tuple[Variable, Array]] = []
@@ -159,8 +132,7 @@ def read_weights(
                 stored = _group(h5py, file, _joined(path, "vars"), where)
                 taken.add(path)
                 if isinstance(owner, Optimizer):
-                    if optimizer:
-                        pairs += _optimizer_pairs(h5py, owner, stored, path, where)
+                    pairs += _optimizer_pairs(h5py, owner, stored, path, where)
                     continue
                 if type(owner).load_own_variables is not Layer.load_own_variables:
                     own.append((owner, _all_values(h5py, stored, where, len(data))))

@@ -29,8 +29,6 @@ from pycollective.keras.training.outputs import names_of, parts_of, with_gaps
 from pycollective.keras.training.share import current_share, share_of
 from pycollective.tensor import Tensor, as_tensor, ops
 
-__all__ = ["Compiled", "LossTracker"]
-
 
 class LossTracker(Mean):
     """The mean of a loss over all examples of an epoch, fed with each replica's summand of it."""
@@ -53,15 +51,7 @@ class LossTracker(Mean):
 
 @dataclass
 class _Term:
-    """One loss of an output.
-
-    Attributes
-    ----------
-    loss, weight
-        The loss, and the factor that it is multiplied by, or None.
-    tracker
-        Of this loss alone, if there are several.
-    """
+    """One loss of an output, its factor or None, and its tracker if there are several losses."""
 
     loss: Loss
     weight: float | None
@@ -70,17 +60,7 @@ class _Term:
 
 @dataclass
 class _Output:
-    """What is asked of one output.
-
-    Attributes
-    ----------
-    name
-        None if there is only one.
-    losses
-        The losses whose sum counts.
-    metrics, weighted_metrics
-        Without, and with, the weights of the examples.
-    """
+    """The losses, whose sum counts, and metrics of one output; its name is None if there is only one."""
 
     name: str | None
     losses: list[_Term]
@@ -95,24 +75,11 @@ class _Output:
 
 @dataclass
 class Compiled:
-    """The settings of `Model.compile`.
+    """The settings of `Model.compile`; names have become objects.
 
     Which loss and metric belongs to which output is settled by the first outputs there are.
-
-    Attributes
-    ----------
-    strategy
-        That of the model.
-    loss, loss_weights, metrics, weighted_metrics
-        As given; names have become objects. For several outputs in a list, or by name.
-    steps_per_execution
-        How many steps the replicas make before callbacks hear of it.
-    accumulate_steps
-        How many batches make one step of the optimizer.
-    output_names
-        The names of the layers that compute the outputs, in their structure, if the model knows.
-    tracker
-        Of the whole loss.
+    ``output_names`` are those of the layers that compute the outputs, in their structure, if known;
+    ``tracker`` is that of the whole loss.
     """
 
     strategy: Strategy
@@ -165,19 +132,9 @@ class Compiled:
     def loss_shares(self, y: Any, y_pred: Any, sample_weight: Any) -> list[Tensor]:
         """Return a replica's summands of the losses of the global batch, times their weights.
 
-        Parameters
-        ----------
-        y, y_pred
-            What should come out for this replica's examples, and what did.
-        sample_weight
-            A weight for each example, or None. Weighted losses are divided by the number of
-            examples, not by the sum of the weights, as Keras does.
-
-        Raises
-        ------
-        ValueError
-            If a ``y`` is missing, outputs and targets do not fit each other, or there is one loss
-            for all examples and weights for each.
+        Weighted losses are divided by the number of examples, not by the sum of the weights, as in
+        Keras. A missing ``y``, targets that do not fit the outputs, and weights where the loss is
+        one number for all examples raise ValueError.
         """
         if self.loss is None:
             return []
@@ -278,13 +235,7 @@ def _flat(given: Any) -> list[Any]:
 
 
 def _terms(name: str, loss: Any, weight: Any) -> list[_Term]:
-    """Return the losses of one output, and what they are multiplied by.
-
-    Raises
-    ------
-    ValueError
-        If there are several weights, but not one for each loss.
-    """
+    """Return the losses of one output with their weights; unequal numbers of them raise ValueError."""
     losses = nest.flatten(loss)
     weights = nest.flatten(weight) if nest.is_nested(weight) else [weight] * len(losses)
     if len(weights) != len(losses):
@@ -347,13 +298,7 @@ def _weights(sample_weight: Any, values: Tensor) -> Tensor:
 
 
 def metric_of(identifier: Any) -> Metric | None:
-    """Return a metric by its name, of a function of (y_true, y_pred), or as it is.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name.
-    """
+    """Return a metric by its name, of a function of (y_true, y_pred), or as it is."""
     if isinstance(identifier, str) and identifier.lower() in ("accuracy", "acc"):
         return MeanMetricWrapper(accuracy_by_shape, identifier)
     found = metrics.get(identifier)

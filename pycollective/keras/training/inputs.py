@@ -18,20 +18,11 @@ from pycollective.distribute.input import DistributedDataset, DistributedIterato
 from pycollective.distribute.strategy import Strategy
 from pycollective.distribute.values import DistributedValues, PerReplica
 from pycollective.keras.backend import floatx
-from pycollective.keras.training.share import Share
+from pycollective.keras.training.share import StepShare
 from pycollective.keras.utils.batches import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from pycollective.keras.utils.experimental import DatasetCreator
 from pycollective.keras.utils.py_dataset import PyDataset
 from pycollective.tensor import Tensor, as_tensor, ops
-
-__all__ = [
-    "batches_of",
-    "dealt_by_rows",
-    "share_of_element",
-    "split_off",
-    "values_of",
-    "weighted_by_class",
-]
 
 #: Examples in a batch of arrays unless told otherwise, as in Keras.
 _BATCH_SIZE = 32
@@ -41,15 +32,7 @@ _BATCH_SIZE = 32
 
 
 class _Batches(Generated):
-    """The batches that a function yields, anew for each epoch.
-
-    Parameters
-    ----------
-    passes
-        Called for each epoch.
-    count
-        How many there are.
-    """
+    """The batches that ``passes()`` yields, called anew for each epoch; their number is ``count``."""
 
     def __init__(self, passes: Callable[[], Iterable[Any]], count: int) -> None:
         # Some loaders of data yield lists of x and y, which are not meant as one array.
@@ -59,7 +42,6 @@ class _Batches(Generated):
         self._count = count
 
     def cardinality(self) -> int:
-        """Return how many there are."""
         return self._count
 
 
@@ -98,28 +80,12 @@ def batches_of(
 ) -> Any:
     """Return a dataset of global batches, distributed among the replicas of a strategy.
 
-    Parameters
-    ----------
-    strategy
-        That of the model.
-    x
-        Arrays (a nest of them: several inputs); or what has targets and weights in it: a `Dataset`
-        of global batches, a distributed dataset, a `PyDataset`, an iterator over global batches or
-        something else that can be iterated over again (``torch.utils.data.DataLoader``), a
-        `DatasetCreator`.
-    y, sample_weight, batch_size
-        With arrays only.
-    shuffle
-        With arrays the examples, with a `PyDataset` the batches are put into a new order.
-    at_most
-        How many batches are taken out of an iterator, which cannot begin anew: those made ready
-        ahead that nobody asks for would be lost to whoever goes on with it.
-
-    Raises
-    ------
-    ValueError
-        If arrays differ in length, there is no input, or something is given that does not go with
-        this kind of input.
+    ``x`` are arrays, in a nest for several inputs; or what has targets and weights in it: a `Dataset`
+    of global batches, a distributed dataset, a `PyDataset`, a `DatasetCreator`, an iterator over global
+    batches, or what can be iterated over again (``torch.utils.data.DataLoader``). ``y``,
+    ``sample_weight`` and ``batch_size`` go with arrays only. No more than ``at_most`` batches are taken
+    out of an iterator: those made ready ahead would be lost to whoever goes on with it. Input that does
+    not fit together raises ValueError.
     """
     if x is None:
         raise ValueError("there is no input: x is None")
@@ -228,13 +194,7 @@ def _holds_arrays(value: Any) -> bool:
 def split_off(
     x: Any, y: Any, sample_weight: Any, share: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, ...]]:
-    """Return the first part of arrays for training, and the last for validation.
-
-    Raises
-    ------
-    ValueError
-        If the share is not between 0 and 1, a part would be empty, or the input has no arrays.
-    """
+    """Return the first part of arrays for training, and the last for validation."""
     if _makes_batches(x):
         raise ValueError(
             "`validation_split` is only supported for Tensors or NumPy arrays, found "
@@ -258,25 +218,20 @@ def split_off(
 # Elements -----------------------------------------------------------------------------------------
 
 
-def share_of_element(strategy: Strategy, element: Any) -> Share:
+def share_of_element(strategy: Strategy, element: Any) -> StepShare:
     """Return how many examples each replica has in an element, and all of them together."""
     x, _, _ = unpack_x_y_sample_weight(element)
     first = nest.flatten(x)[0]
     parts = first.values if isinstance(first, DistributedValues) else (first,)
     rows = [int(part.shape[0]) if part.ndim else 1 for part in parts]
     total = strategy.extended.sum_over_workers(sum(rows))
-    return Share(rows[0] if len(rows) == 1 else PerReplica(rows), total)  # type: ignore[arg-type]
+    return StepShare(rows[0] if len(rows) == 1 else PerReplica(rows), total)  # type: ignore[arg-type]
 
 
 def weighted_by_class(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
     """Return what multiplies the weight of each example of a batch by that of its class.
 
     Classes that are not named have the weight 1, as in Keras 3.
-
-    Raises
-    ------
-    ValueError
-        If a key is no class number; later, for a batch without labels.
     """
     wrong = [k for k in class_weight if not (isinstance(k, (int, np.integer)) and k >= 0)]
     if wrong:

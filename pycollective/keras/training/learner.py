@@ -14,12 +14,11 @@ from pycollective.distribute.strategy import Strategy
 from pycollective.keras import optimizers
 from pycollective.keras.layers import Layer
 from pycollective.keras.metrics import Metric
+from pycollective.keras.serialization import deserialize_keras_object, serialize_keras_object
 from pycollective.keras.training.compiled import Compiled
 from pycollective.keras.training.share import reports, share_of
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
 from pycollective.tensor import GradientTape, Tensor, ops
-
-__all__ = ["Learner", "Logs"]
 
 #: Numbers by name.
 Logs = dict[str, Any]
@@ -41,7 +40,7 @@ class Learner(Layer):
         What `compile` was given. They may be set; nothing is traced or compiled in any case.
     """
 
-    _untracked = Layer._untracked | {"_compiled", "_compile_arguments"}
+    _untracked = Layer._untracked | {"_compiled", "compile_arguments"}
 
     compiled = False
     optimizer: Any = None
@@ -52,7 +51,7 @@ class Learner(Layer):
     _loss_takes_training = True
     _compiled: Compiled | None = None
     #: What `compile` was given, for files.
-    _compile_arguments: Mapping[str, Any] = {}
+    compile_arguments: Mapping[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -167,22 +166,18 @@ class Learner(Layer):
             arguments["auto_scale_loss"] = False
         if accumulate_steps != 1:
             arguments["accumulate_steps"] = accumulate_steps
-        self._compile_arguments = arguments
+        self.compile_arguments = arguments
         self.run_eagerly, self.jit_compile = bool(run_eagerly), jit_compile
         self.compiled = True
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return what `compile` was given, as what JSON can hold."""
-        from pycollective.keras.saving import serialize_keras_object
-
         return {
-            name: serialize_keras_object(value) for name, value in self._compile_arguments.items()
+            name: serialize_keras_object(value) for name, value in self.compile_arguments.items()
         }
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
         """Compile with what `get_compile_config` returned, here or in Keras."""
-        from pycollective.keras.saving import deserialize_keras_object
-
         known = inspect.signature(self.compile).parameters
         given = {
             name: deserialize_keras_object(value)
@@ -345,9 +340,10 @@ class Learner(Layer):
     @property
     def metrics_names(self) -> list[str]:
         """The names of `metrics`."""
-        return [self._reported(metric) for metric in self.metrics]
+        return [self.reported_name(metric) for metric in self.metrics]
 
-    def _reported(self, metric: Metric) -> str:
+    def reported_name(self, metric: Metric) -> str:
+        """Return the name that a metric has in logs."""
         return metric.name if self._compiled is None else self._compiled.reported(metric)
 
     def reset_metrics(self) -> None:
@@ -371,7 +367,7 @@ class Learner(Layer):
         results: Logs = {}
         for metric in self.metrics:
             value: Any = metric.result()
-            name = self._reported(metric)
+            name = self.reported_name(metric)
             results.update(value if isinstance(value, Mapping) else {name: value})
         return results
 

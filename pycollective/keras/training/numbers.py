@@ -13,13 +13,11 @@ from pycollective.array_backend import Array, on_host
 from pycollective.distribute.values import DistributedValues
 from pycollective.tensor import Tensor, as_tensor
 
-__all__ = ["LossWatch", "Numbers", "numbers_of"]
-
 #: So many losses on a device are kept before they are looked at.
 _WAITING = 1000
 
 
-class Numbers(dict[str, Any]):
+class DeviceLogs(dict[str, Any]):
     """A dict of numbers of which some are fetched from a device when the first value is read."""
 
     def __init__(self, found: Mapping[str, Any], waiting: Mapping[str, list[Tensor]]) -> None:
@@ -51,7 +49,7 @@ def _reading(name: str) -> Callable[..., Any]:
     """Return a method of dicts that reads values, behind the fetch of all that wait."""
     method = getattr(dict, name)
 
-    def read(self: Numbers, *args: Any, **kwargs: Any) -> Any:
+    def read(self: DeviceLogs, *args: Any, **kwargs: Any) -> Any:
         self._fetch()
         return method(self, *args, **kwargs)
 
@@ -63,23 +61,13 @@ for _name in (
     *("__delitem__", "__eq__", "__getitem__", "__ior__", "__ne__", "__or__", "__repr__", "__ror__"),
     *("clear", "copy", "get", "items", "pop", "popitem", "setdefault", "update", "values"),
 ):
-    setattr(Numbers, _name, _reading(_name))
+    setattr(DeviceLogs, _name, _reading(_name))
 
 
 def numbers_of(name: str, results: Any) -> dict[str, Any]:
-    """Return what a step returned as floats and arrays; what differs between replicas is added up.
+    """Return the dict that a step returned, as floats and arrays; replicas' values are added up.
 
-    Parameters
-    ----------
-    name
-        Of the step's method.
-    results
-        What it returned.
-
-    Raises
-    ------
-    TypeError
-        If that is no dict.
+    Anything but a dict raises a TypeError with the method's ``name``.
     """
     if not isinstance(results, Mapping):
         raise TypeError(
@@ -96,7 +84,7 @@ def numbers_of(name: str, results: Any) -> dict[str, Any]:
         else:
             waiting[str(key)] = parts
             found[str(key)] = None
-    return Numbers(found, waiting) if waiting else found
+    return DeviceLogs(found, waiting) if waiting else found
 
 
 def _number(parts: list[Tensor]) -> Any:
@@ -119,7 +107,7 @@ class LossWatch:
         """Take in the numbers of the steps from ``first`` to ``last``."""
         if self._warned:
             return
-        parts = logs.parts("loss") if isinstance(logs, Numbers) else []
+        parts = logs.parts("loss") if isinstance(logs, DeviceLogs) else []
         if not parts:
             self._judge(logs.get("loss"), epoch, first, last)
             return

@@ -7,24 +7,13 @@ from typing import Any
 
 from pycollective import nest
 
-__all__ = ["names_of", "parts_of", "with_gaps"]
-
 
 def names_of(outputs: Any, known: Any = None) -> Any:
     """Return a name for each output, in the structure of the outputs.
 
-    Parameters
-    ----------
-    outputs
-        What a model returned.
-    known
-        The names of the layers that computed the outputs, in the same structure, if they are known.
-
-    Returns
-    -------
-    str, or nest of str
-        The key of a dict, the layer of an item of a list, or ``output_1``, …. The names of outputs
-        further inside begin with the keys and places around them, joined by ``/``, as in Keras.
+    A name is the key of a dict, the layer of an item of a list (``known`` has the layers' names, in
+    the same structure), or ``output_1``, …. The names of outputs further inside begin with the keys
+    and places around them, joined by ``/``, as in Keras.
     """
     return _named(outputs, known, ())
 
@@ -48,23 +37,10 @@ def _named(outputs: Any, known: Any, path: tuple[Any, ...]) -> Any:
 
 
 def parts_of(what: str, value: Any, names: Any, lists: bool = False) -> list[Any]:
-    """Return a list with each output's own part.
+    """Return a list with each output's own part of a nest ``value``, or None for each.
 
-    Parameters
-    ----------
-    what
-        What is given, for messages.
-    value
-        A nest of it, or None.
-    names
-        Those of the outputs, as `names_of` returned them.
-    lists
-        Whether one output may have several in a list.
-
-    Raises
-    ------
-    ValueError
-        If the numbers or the names do not fit.
+    ``names`` are those of `names_of`; with ``lists``, one output may have several parts in a list.
+    Numbers or names that do not fit raise a ValueError that says ``what`` was given.
     """
     leaves = nest.flatten(names)
     if value is None:

@@ -10,18 +10,11 @@ from typing import NamedTuple
 from pycollective.distribute.context import get_strategy
 from pycollective.tensor import Tensor, ops
 
-__all__ = ["Share", "current_share", "held", "reports", "share_of"]
 
+class StepShare(NamedTuple):
+    """A replica's part of a step: its own examples, perhaps none, and those of all replicas.
 
-class Share(NamedTuple):
-    """A replica's part of a step.
-
-    Attributes
-    ----------
-    rows
-        The examples that this replica has; perhaps none.
-    total
-        The examples of all replicas; of all batches that make the step.
+    The total counts all batches that make the step.
     """
 
     rows: int
@@ -29,14 +22,14 @@ class Share(NamedTuple):
 
 
 class _Thread(threading.local):
-    share: Share | None = None
+    share: StepShare | None = None
     reports: bool = True
 
 
 _thread = _Thread()
 
 
-def current_share() -> Share | None:
+def current_share() -> StepShare | None:
     """Return this replica's part of the step that `Model.fit` makes, or None outside of one."""
     return _thread.share
 
@@ -47,7 +40,7 @@ def reports() -> bool:
 
 
 @contextmanager
-def held(share: Share, reports: bool = True) -> Iterator[None]:
+def held(share: StepShare, reports: bool = True) -> Iterator[None]:
     """Let a share be this thread's for the length of a block; and whether its step reports."""
     before = _thread.share, _thread.reports
     _thread.share, _thread.reports = share, reports

@@ -9,32 +9,13 @@ from typing import Any
 
 from pycollective.data import INFINITE_CARDINALITY
 
-__all__ = ["Steps"]
-
 
 class Steps:
-    """The steps of one epoch after the other.
+    """The steps of one epoch after the other, of a dataset or distributed dataset.
 
-    Parameters
-    ----------
-    batches
-        A dataset or distributed dataset.
-    limit
-        How many steps an epoch has; None: until the batches end.
-    argument
-        What the limit is called in messages.
-    goes_on
-        Whether an epoch that is shorter than the batches goes on where the last one stopped.
-
-    Attributes
-    ----------
-    total : int or None
-        The steps of an epoch, if they are known.
-
-    Raises
-    ------
-    ValueError
-        If the limit is not positive, or there is none although the batches never end.
+    An epoch has ``limit`` steps (called ``argument`` in messages), or lasts until the batches end. With
+    ``goes_on``, one that is shorter than the batches goes on where the last one stopped. ``total`` has
+    the steps of an epoch, if they are known. Batches that never end need a limit.
     """
 
     def __init__(
@@ -58,19 +39,9 @@ class Steps:
         self.total = limit if limit is not None else (size if size >= 0 else None)
 
     def epoch(self, at_once: int, begin: int = 0) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the number of a step and its batch, and those of the next ones, for one epoch.
+        """Yield the number of a step and ``at_once`` batches, its own first, for one epoch.
 
-        Parameters
-        ----------
-        at_once
-            How many batches are yielded together.
-        begin
-            How many batches are passed over.
-
-        Warns
-        -----
-        UserWarning
-            If there are fewer batches than the limit.
+        The first ``begin`` batches are passed over. Fewer batches than the limit are warned of.
         """
         iterator = iter(self._batches) if self._iterator is None else self._iterator
         self._iterator = None

@@ -20,11 +20,9 @@ from pycollective.keras.training.inputs import (
 )
 from pycollective.keras.training.learner import Learner, Logs
 from pycollective.keras.training.numbers import LossWatch, numbers_of
-from pycollective.keras.training.share import Share, held
+from pycollective.keras.training.share import StepShare, held
 from pycollective.keras.training.steps import Steps
 from pycollective.keras.utils.batches import unpack_x_y_sample_weight
-
-__all__ = ["Trainer"]
 
 
 class Trainer(Learner):
@@ -170,7 +168,7 @@ class Trainer(Learner):
                     settings, steps, validation, heard, prepare, initial_epoch, validation_freq
                 )
             except BaseException as error:
-                heard._abandon(error)
+                heard.abandon(error)
                 raise
         return self.history
 
@@ -410,20 +408,13 @@ class Trainer(Learner):
     ) -> Callable[[list[Any]], list[Any]]:
         """Return what makes a step with each of several elements, and returns the replicas' results.
 
-        The replicas make all of them without meeting in between, but where the steps do.
-
-        Parameters
-        ----------
-        step
-            What a replica does with an element.
-        together
-            So many elements in turn make one step of the optimizer, and one batch to the loss.
-        reports
-            Whether the steps have to say what the metrics have.
+        The replicas make all of them without meeting in between, but where the steps do. Each
+        ``together`` elements make one step of the optimizer, and one batch to the loss; ``reports``
+        says whether the steps have to return what the metrics have.
         """
         strategy = self.distribute_strategy
 
-        def replica(work: list[tuple[Any, Share]]) -> list[Any]:
+        def replica(work: list[tuple[Any, StepShare]]) -> list[Any]:
             results = []
             gathering = Gathering() if together > 1 else None
             for number, (data, share) in enumerate(work, 1):
@@ -444,13 +435,13 @@ class Trainer(Learner):
         return execute
 
 
-def _joined_shares(shares: list[Share], together: int) -> list[Share]:
+def _joined_shares(shares: list[StepShare], together: int) -> list[StepShare]:
     """Return shares in steps of so many batches each."""
     joined = []
     for first in range(0, len(shares), together):
         step = shares[first : first + together]
         total = sum(share.total for share in step)
-        joined += [Share(share.rows, total) for share in step]
+        joined += [StepShare(share.rows, total) for share in step]
     return joined
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective.array_backend import Array, to_numpy
+from pycollective.keras.backend import floatx
 from pycollective.keras.utils import experimental
 from pycollective.keras.utils.batches import (
     pack_x_y_sample_weight,
@@ -48,13 +49,7 @@ Sequence = PyDataset
 
 
 def set_random_seed(seed: int) -> None:
-    """Seed the random numbers of Python, NumPy and this package.
-
-    Raises
-    ------
-    ValueError
-        If ``seed`` is no int from 0 to 2**32 - 1.
-    """
+    """Seed the random numbers of Python, NumPy and this package."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be an int from 0 to 2**32 - 1, got {seed!r}")
     python_random.seed(int(seed))
@@ -76,14 +71,7 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Array:
     -------
     ndarray
         The shape of ``x`` with ``num_classes`` appended, of dtype ``floatx()``.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
-    from pycollective.keras.backend import floatx
-
     numbers = to_numpy(as_tensor(x).array)
     if numbers.ndim > 1 and numbers.shape[-1] == 1:
         numbers = numbers[..., 0]

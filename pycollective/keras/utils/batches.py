@@ -6,17 +6,9 @@ from typing import Any
 
 from pycollective import nest
 
-__all__ = ["pack_x_y_sample_weight", "unpack_x_y_sample_weight"]
-
 
 def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
-    """Return inputs, targets and weights of a batch, with None for what it does not have.
-
-    Raises
-    ------
-    ValueError
-        If it is a tuple of another length.
-    """
+    """Return inputs, targets and weights of a batch, with None for what it does not have."""
     if isinstance(data, list):
         data = tuple(data)
     if not isinstance(data, tuple):

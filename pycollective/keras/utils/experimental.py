@@ -19,11 +19,6 @@ class DatasetCreator:
         ``dataset_fn(InputContext)`` returns a `Dataset`.
     input_options : InputOptions, optional
         How the dataset is distributed.
-
-    Raises
-    ------
-    TypeError
-        If ``dataset_fn`` cannot be called.
     """
 
     def __init__(self, dataset_fn: Callable[..., Any], input_options: Any = None) -> None:

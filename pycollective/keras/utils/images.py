@@ -13,8 +13,6 @@ from pycollective.data import Dataset
 from pycollective.errors import DataError
 from pycollective.keras.utils.resizing import INTERPOLATIONS, cropped, padded, resized
 
-__all__ = ["image_dataset_from_directory"]
-
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 _MODES = {"grayscale": ("L", 1), "rgb": ("RGB", 3), "rgba": ("RGBA", 4)}
 _LABEL_MODES = ("int", "categorical", "binary", None)

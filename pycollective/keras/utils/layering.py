@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Layout", "layout"]
-
 _LANE = 12.0  # pixels, the width of a place for a line
 _SWEEPS = 12
 #: How much a place wants to stand below another (boxes below boxes, and lanes straight), and how firm
@@ -25,16 +23,9 @@ _Place = tuple[int, int, str]
 
 
 class Layout(NamedTuple):
-    """Where boxes and lines are; the first of two coordinates is across the rows.
+    """The corner of each box, by key, the points of each arrow's line, and the size of the picture.
 
-    Attributes
-    ----------
-    corners
-        The corner of each box with the smallest coordinates, by key.
-    lines
-        For each arrow the points that its line goes through.
-    size
-        The size of the picture.
+    The first of two coordinates is across the rows.
     """
 
     corners: dict[int, Point]
@@ -43,17 +34,10 @@ class Layout(NamedTuple):
 
 
 def layout(sizes: Mapping[int, Point], arrows: Sequence[tuple[int, int]], gap: float) -> Layout:
-    """Arrange boxes in rows.
+    """Arrange boxes in rows, ``gap`` apart.
 
-    Parameters
-    ----------
-    sizes
-        The extent of each box across and along the direction of the arrows, by key. Boxes come after
-        those that they read, as far as that is possible.
-    arrows
-        The keys of the boxes that each arrow joins.
-    gap
-        The distance of boxes, and of rows.
+    ``sizes`` has the extent of each box across and along the direction of the arrows, by key. Boxes come
+    after those that they read, as far as that is possible; ``arrows`` has pairs of keys.
     """
     row_of = _rows_of(sizes, arrows)
     routes = [_route(source, target, row_of) for source, target in arrows]

@@ -14,8 +14,6 @@ from pycollective.atomic_files import write_atomically
 from pycollective.keras.layers import Layer
 from pycollective.keras.utils.layering import layout
 
-__all__ = ["model_to_dot", "plot_model"]
-
 _LETTER = 7.5  # pixels, the width of a letter of 13 pixels in a font like Helvetica
 _LINE = 18  # pixels
 _GAP = 36.0  # pixels between boxes
@@ -150,7 +148,7 @@ def _collect(
     model: Any, options: _Options, boxes: dict[int, _Box], arrows: dict[tuple[int, int], None]
 ) -> tuple[list[int], list[int]]:
     """Add a model's layers; return the keys of those that read its inputs and make its outputs."""
-    graph = model._graph
+    graph = model.call_graph
     if graph is None:
         # What a model of one's own does with its layers is not known: they stand in a row.
         keys = [_add(layer, options, boxes) for layer in model.layers]
@@ -160,7 +158,7 @@ def _collect(
     for node in graph.nodes:
         operation = node.operation
         if id(operation) not in ends:
-            if options.nested and getattr(operation, "_graph", None) is not None:
+            if options.nested and getattr(operation, "call_graph", None) is not None:
                 ends[id(operation)] = _collect(operation, options, boxes, arrows)
             else:
                 key = _add(operation, options, boxes)
@@ -185,16 +183,16 @@ def _lines(layer: Any, options: _Options) -> Iterator[str]:
     if options.activations and activation is not None:
         yield f"Activation: {getattr(activation, '__name__', activation)}"
     if options.dtype:
-        dtype = layer.dtype if isinstance(layer, Layer) else layer._inbound_nodes[0].outputs.dtype
+        dtype = layer.dtype if isinstance(layer, Layer) else layer.inbound_nodes[0].outputs.dtype
         yield f"Dtype: {dtype}"
     if options.shapes:
-        if layer._inbound_nodes:
-            node = layer._inbound_nodes[0]
+        if layer.inbound_nodes:
+            node = layer.inbound_nodes[0]
             if node.input_tensors:
                 yield f"Input shape: {', '.join(str(t.shape) for t in node.input_tensors)}"
             yield f"Output shape: {', '.join(str(t.shape) for t in node.output_tensors)}"
         else:
-            shape = layer._output_shape
+            shape = getattr(layer, "output_shape", None)
             yield f"Output shape: {'?' if shape is None else shape}"
     if options.trainable and isinstance(layer, Layer) and layer.weights:
         yield "Trainable" if layer.trainable else "Non-trainable"

@@ -8,8 +8,6 @@ from typing import Any
 
 from pycollective.tensor.random import default_generator
 
-__all__ = ["PyDataset"]
-
 
 class PyDataset:
     """Base class: one of your own overrides ``__len__`` and ``__getitem__``.

@@ -13,8 +13,6 @@ import numpy as np
 
 from pycollective.array_backend import Array
 
-__all__ = ["INTERPOLATIONS", "cropped", "padded", "resized"]
-
 
 def _bilinear(x: Array) -> Array:
     weight: Array = np.maximum(1 - abs(x), 0)
@@ -74,21 +72,9 @@ def _taps(source: int, target: int, interpolation: str) -> tuple[Array, Array]:
 
 
 def resized(picture: Array, size: tuple[int, int], interpolation: str) -> Array:
-    """Return a picture in another size.
+    """Return a picture ``[height, width, channels]`` in another size, as float32.
 
-    Parameters
-    ----------
-    picture
-        ``[height, width, channels]``.
-    size
-        (height, width).
-    interpolation
-        One of `INTERPOLATIONS`.
-
-    Returns
-    -------
-    ndarray
-        float32 ``[*size, channels]``.
+    ``interpolation`` is one of `INTERPOLATIONS`.
     """
     result = picture
     for axis in (0, 1):

@@ -6,8 +6,6 @@ from typing import Any
 
 from pycollective.data import Dataset
 
-__all__ = ["split_dataset"]
-
 
 def split_dataset(
     dataset: Any,

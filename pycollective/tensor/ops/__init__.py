@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..tensor import Operators, Tensor
-from . import arrays, elementwise, reductions
+from . import arrays, elementwise, joining, reductions
 from .arrays import *  # noqa: F403
 from .elementwise import *  # noqa: F403
+from .joining import *  # noqa: F403
 from .reductions import *  # noqa: F403
 
 __all__: list[str] = []
 __all__ += arrays.__all__
 __all__ += elementwise.__all__
+__all__ += joining.__all__
 __all__ += reductions.__all__
 
 
@@ -54,10 +56,11 @@ def _install() -> None:
         "ge": elementwise.greater_equal,
         "eq": _equal,
         "ne": _not_equal,
-        "getitem": arrays.getitem,
+        "getitem": joining.getitem,
     }
     for name, operation in others.items():
         setattr(Operators, f"__{name}__", operation)
+    setattr(Operators, "stack", staticmethod(joining.stack))  # noqa: B010
 
 
 def _reflected(operation: Any) -> Any:

@@ -8,11 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...array_backend import Array, asarray
-from ...workspace import workspace
+from ..multiple import compute
 from ..tape import record, thread_state
 from ..tensor import Tensor, as_tensor
-
-__all__ = ["DIFFERENTIABLE", "binary", "differentiable", "operands", "sum_to_shape", "unary"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -134,7 +132,7 @@ def binary(
         b = y.array
         if a.dtype is not b.dtype:
             check_dtypes(name, x, y)
-        result = workspace.compute(forward, a, b) if ufunc else forward(a, b)
+        result = compute(forward, a, b) if ufunc else forward(a, b)
         if not thread_state.tapes:
             return Tensor(result)
         shape_a = a.shape

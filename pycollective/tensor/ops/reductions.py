@@ -216,13 +216,7 @@ def argmin(input: Any, axis: Any = None, output_type: Any = np.int64) -> Tensor:
 
 @differentiable
 def add_n(inputs: Any) -> Tensor:
-    """Return the sum of a list of tensors of one shape and dtype.
-
-    Raises
-    ------
-    ValueError
-        If the list is empty or the shapes differ.
-    """
+    """Return the sum of a list of tensors of one shape and dtype."""
     tensors = [as_tensor(item) for item in inputs]
     if not tensors:
         raise ValueError("add_n needs at least one tensor")

@@ -16,23 +16,15 @@ import numpy as np
 
 from pycollective.dtypes import as_dtype
 from pycollective.keras.graph.symbols import KerasTensor
-from pycollective.keras.saving.public import class_named, function_named, name_of
-from pycollective.keras.saving.registration import (
+from pycollective.keras.registration import (
     CustomObjectScope,
+    class_named,
+    function_named,
     get_registered_name,
     get_registered_object,
+    name_of,
 )
 from pycollective.tensor import Tensor
-
-__all__ = [
-    "StoredSymbol",
-    "deserialize_keras_object",
-    "serialize_keras_object",
-    "serialize_shared",
-    "serialize_with_own",
-    "sharing",
-    "stored_symbol",
-]
 
 _PLAIN = (str, int, float, bool)
 #: What Keras's `compile` does not take stands beside what it does, where Keras does not look.

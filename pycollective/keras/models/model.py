@@ -1,8 +1,7 @@
-"""`Model`, functional and of one's own, and `Sequential`."""
+"""`Model`, functional and of one's own."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,23 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.distribute.context import current_mode
-from pycollective.keras.fusion import steps_of
-from pycollective.keras.graph.graph import Graph, as_declared
+from pycollective.keras.graph.graph import Graph
 from pycollective.keras.graph.symbols import KerasTensor
-from pycollective.keras.layers import Embedding, InputLayer, Layer
-from pycollective.keras.layers.layer import Shape, is_shape, map_shapes
+from pycollective.keras.layers import Layer
+from pycollective.keras.layers.shapes import Shape, map_shapes
+from pycollective.keras.models.summary import summary_lines
+from pycollective.keras.registration import CustomObjectScope, public
 from pycollective.keras.saving.graphs import graph_config, is_graph_config, tensors_of
 from pycollective.keras.saving.models import (
-    load_model,
     load_weights,
-    model_from_json,
     save_model,
     save_weights,
 )
-from pycollective.keras.saving.objects import deserialize_keras_object, serialize_keras_object
-from pycollective.keras.saving.registration import CustomObjectScope
-from pycollective.keras.summary import summary_lines
+from pycollective.keras.serialization import serialize_keras_object
 from pycollective.keras.training.trainer import Trainer
 from pycollective.tensor import Tensor
 from pycollective.train.trackable import structure_changed
@@ -35,19 +30,9 @@ from pycollective.train.trackable import structure_changed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from pycollective.keras.cloning import clone_model
 
-__all__ = [
-    "Functional",
-    "Model",
-    "Sequential",
-    "clone_model",
-    "load_model",
-    "model_from_json",
-    "save_model",
-]
-
-
+@public("keras.models")
+@public("keras")
 class Model(Trainer):
     """A layer made of layers.
 
@@ -102,6 +87,16 @@ class Model(Trainer):
         self._output_shape = _shapes_of(graph.result_structure)
 
     # Graphs ----------------------------------------------------------------------------------
+
+    @property
+    def call_graph(self) -> Graph | None:
+        """The calls of layers that the model is made of, or None if it has no graph."""
+        return self._graph
+
+    @property
+    def is_functional(self) -> bool:
+        """Whether the model is made of symbolic tensors."""
+        return self._graph is not None
 
     def _require_graph(self, attribute: str) -> Graph:
         if self._graph is None:
@@ -178,13 +173,7 @@ class Model(Trainer):
         return list(self._sublayers()) if self._graph is None else self._graph.layers
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """Return a layer by its name or its place.
-
-        Raises
-        ------
-        ValueError
-            If there is none, or neither or both are given.
-        """
+        """Return a layer by its name or its place."""
         layers = self.layers
         if (name is None) == (index is None):
             raise ValueError("get_layer() needs either a name or an index")
@@ -320,219 +309,13 @@ class Model(Trainer):
             (print_fn or print)(line)
 
 
+@public("keras.models")
+@public("keras")
+@public("keras.src.models.functional", registered=True)
 class Functional(Model):
     """What ``Model(inputs, outputs)`` makes."""
 
     _config_names = ()
-
-
-class Sequential(Model):
-    """Layers, each called on the result of the one before.
-
-    Parameters
-    ----------
-    layers
-        The layers, in order. If the first one is an `Input` or has an ``input_shape``, the model is
-        built at once, otherwise by its first call.
-    trainable, name, dtype
-        As for `Layer`; the name is by default ``sequential`` with a number.
-
-    Raises
-    ------
-    TypeError
-        If something in ``layers`` is no layer.
-    ValueError
-        If a layer is there twice under one name.
-    """
-
-    _untracked = Model._untracked | {"_stack", "_steps", "_input_layer"}
-    _config_names = ()
-    #: What the input is converted to; None: the layers are called on nests, or not built.
-    _input_dtype: np.dtype[Any] | None = None
-
-    def __init__(
-        self,
-        layers: Sequence[Layer | KerasTensor] | None = None,
-        trainable: bool = True,
-        name: str | None = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(name=name, trainable=trainable, dtype=dtype)
-        self._stack: list[Layer] = []
-        self._input_layer: InputLayer | None = None
-        self._steps: list[Any] | None = None
-        for layer in layers or ():
-            self._append(layer)
-        self._build_if_declared()
-
-    def add(self, layer: Layer | KerasTensor) -> None:
-        """Put a layer at the end."""
-        self._append(layer)
-        self._build_if_declared()
-
-    def pop(self) -> Layer:
-        """Take the last layer off, and return it.
-
-        Raises
-        ------
-        TypeError
-            If there is no layer.
-        """
-        if not self._stack:
-            raise TypeError(f"model {self.name!r} has no layer to take off")
-        self._steps = None
-        layer = self._stack.pop()
-        structure_changed()
-        self.built = False
-        self._graph = None
-        self._input_dtype = None
-        self._build_if_declared()
-        return layer
-
-    def _append(self, layer: Any) -> None:
-        if isinstance(layer, KerasTensor):
-            layer = layer.history.operation
-        if not isinstance(layer, Layer):
-            raise TypeError(
-                f"Sequential: {layer!r} is no layer; give instances such as Dense(10), and wrap "
-                "functions in Activation"
-            )
-        if not self._stack and layer.input_shape is not None and self._input_shape is None:
-            self._input_shape = layer.input_shape
-        if isinstance(layer, InputLayer):
-            if self._stack or self._input_layer is not None:
-                raise ValueError(f"Sequential: {layer.name!r} is an Input, which can only be first")
-            self._input_layer = layer
-            return
-        if any(layer.name == other.name for other in self._stack):
-            raise ValueError(
-                f"Sequential: there is a layer {layer.name!r} already; names must differ"
-            )
-        self._stack.append(layer)
-        structure_changed()
-        self._steps = None
-        self._graph = None
-        self._input_dtype = None
-        self.built = False
-
-    def _build_if_declared(self) -> None:
-        if self._input_shape is not None and self._stack and not self.built:
-            self._ensure_built(self._input_shape)
-
-    @property
-    def layers(self) -> list[Layer]:
-        """The layers, without `Input`."""
-        return list(self._stack)
-
-    def _trackable_children(self) -> dict[str, Any]:
-        children = {"layers": self._stack, **super()._trackable_children()}
-        # The graph's layers would have the input among them, and may not be there yet.
-        children["layers"] = self._stack
-        return children
-
-    def build(self, input_shape: Any = None) -> None:
-        """Make the variables of all layers for inputs of a shape (None: any batch).
-
-        For a nest of shapes, and without a shape, the layers are built by the first call.
-        """
-        if input_shape is None or not is_shape(input_shape):
-            return
-        shape = tuple(input_shape)
-        self._input_shape = (None, *shape[1:])
-        declared = self._input_layer
-        self._input_dtype = self._dtype_of_input() if declared is None else declared.compute_dtype
-        if not _outside_replicas():
-            self._build_in_replica(shape)
-            return
-        if self._input_layer is None:
-            self._input_layer = InputLayer(batch_shape=self._input_shape, dtype=self._input_dtype)
-        first = tensor = self._input_layer.output
-        for layer in self._stack:
-            tensor = layer(tensor)
-        self._output_shape = nest.map_structure(lambda t: (None, *t.shape[1:]), tensor)
-        self._graph = Graph(first, tensor)
-
-    def _dtype_of_input(self) -> np.dtype[Any]:
-        """Return the dtype that inputs of no declared dtype are converted to."""
-        if not self._stack:
-            return self._dtype
-        first = self._stack[0]
-        if isinstance(first, Sequential):
-            return first._dtype_of_input()
-        # Rows of large tables have numbers that no float32 has.
-        return np.dtype(np.int64) if isinstance(first, Embedding) else first.compute_dtype
-
-    def _build_in_replica(self, shape: Shape) -> None:
-        for layer in self._stack:
-            layer._ensure_built(shape)
-            if type(layer).compute_output_shape is Layer.compute_output_shape:
-                # Asking would call the layer, which may wait for the other replicas, who wait for
-                # this one to build: this layer's successors are built when they are called.
-                return
-            shape = layer.compute_output_shape(shape)
-            layer._output_shape = (None, *shape[1:])
-        self._output_shape = (None, *shape[1:])
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the last layer's result."""
-        shape = input_shape
-        for layer in self._stack:
-            shape = layer.compute_output_shape(shape)
-        return shape
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what the model is made of, by Keras 3's names."""
-        layers = [self._input_layer, *self._stack] if self._input_layer else self._stack
-        config = {
-            **super().get_config(),
-            "layers": [serialize_keras_object(layer) for layer in layers],
-        }
-        if self._graph is not None:
-            config["build_input_shape"] = self._graph.inputs[0].shape
-        return config
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Make a model of what `get_config` returned, here or in Keras."""
-        if "name" not in config or "layers" not in config:
-            raise ValueError(
-                "A Sequential model configuration must be a dictionary containing the 'name' and "
-                f"'layers' keys. Received: config={config}"
-            )
-        with CustomObjectScope(custom_objects):
-            layers = [deserialize_keras_object(layer) for layer in config["layers"]]
-        options = {key: config[key] for key in ("name", "trainable", "dtype") if key in config}
-        model = cls(layers, **options)
-        shape = config.get("build_input_shape")
-        if shape and not model.built:
-            model.build(shape)
-        return model
-
-    def get_build_config(self) -> dict[str, Any] | None:
-        """Return the shape that the model was built for."""
-        return {"input_shape": self._input_shape or self._built_shapes} if self.built else None
-
-    def _to_inputs(self, inputs: Any) -> Any:
-        # A list or dict of one tensor is that tensor, as for any model of one input.
-        if self._stack and self._stack[0]._takes_one and nest.is_nested(inputs):
-            leaves = nest.flatten(inputs)
-            if len(leaves) == 1 and hasattr(leaves[0], "shape"):
-                inputs = leaves[0]
-        return super()._to_inputs(inputs)
-
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Call the layers one after the other; ``training`` is what holds around this call."""
-        if self._input_dtype is not None and not nest.is_nested(inputs):
-            assert self._input_shape is not None
-            inputs = as_declared(inputs, self._input_shape, self._input_dtype)
-        steps = self._steps
-        if steps is None:
-            steps = self._steps = steps_of(self._stack)
-        for step in steps:
-            inputs = step(inputs)
-        return inputs
 
 
 def _open(shapes: Any) -> Any:
@@ -542,15 +325,3 @@ def _open(shapes: Any) -> Any:
 
 def _shapes_of(structure: Any) -> Any:
     return nest.map_structure(lambda tensor: tensor.shape, structure)
-
-
-def _outside_replicas() -> bool:
-    mode = current_mode()
-    return mode is None or mode.replica_context is None
-
-
-def __getattr__(name: str) -> Any:
-    if name != "clone_model":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # It needs the classes above.
-    return importlib.import_module("pycollective.keras.cloning").clone_model

@@ -13,8 +13,6 @@ import numpy as np
 
 from pycollective.keras.layers.layer import Layer
 
-__all__ = ["summary_lines"]
-
 _CONTENT = 3  # what a column's border and its two spaces take
 
 
@@ -108,10 +106,10 @@ def _rows(
 
 
 def _shape(layer: Any) -> str:
-    if layer._inbound_nodes:
-        shapes = [str(tensor.shape) for tensor in layer._inbound_nodes[-1].output_tensors]
+    if layer.inbound_nodes:
+        shapes = [str(tensor.shape) for tensor in layer.inbound_nodes[-1].output_tensors]
         return shapes[0] if len(shapes) == 1 else f"[{', '.join(shapes)}]"
-    shape = getattr(layer, "_output_shape", None)
+    shape = getattr(layer, "output_shape", None)
     return "?" if shape is None else str(shape)
 
 
@@ -119,7 +117,7 @@ def _readings(layer: Any, graph: Any) -> str:
     inside = {id(node) for node in graph.nodes}
     read = [
         f"{tensor.history.operation.name}[{tensor.history.node_index}][{tensor.history.tensor_index}]"
-        for node in layer._inbound_nodes
+        for node in layer.inbound_nodes
         if id(node) in inside
         for tensor in node.input_tensors
     ]

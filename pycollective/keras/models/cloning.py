@@ -9,10 +9,9 @@ from pycollective.keras.graph.graph import Graph
 from pycollective.keras.graph.symbols import KerasTensor, leaves_of, map_symbols
 from pycollective.keras.layers import Input, InputLayer, Layer
 from pycollective.keras.metrics import Metric
-from pycollective.keras.models import Model, Sequential
+from pycollective.keras.models.model import Model
+from pycollective.keras.models.sequential import Sequential
 from pycollective.keras.optimizers import Optimizer
-
-__all__ = ["clone_model"]
 
 
 def clone_model(
@@ -89,7 +88,7 @@ def _clone(
 def _compiled_like(model: Model, clone: Any) -> Any:
     """Return a clone, compiled if its model is, with an optimizer and metrics of its own."""
     if model.compiled and not clone.compiled:
-        arguments = {name: _anew(value) for name, value in model._compile_arguments.items()}
+        arguments = {name: _anew(value) for name, value in model.compile_arguments.items()}
         clone.compile(**arguments)
         if clone.optimizer is not None and clone.built:
             clone.optimizer.build(clone.trainable_variables)

@@ -1,24 +1,94 @@
-"""Classes and functions of one's own, by the names that files have for them."""
+"""Classes and functions by the names that Keras's files have for them: the package's and a program's.
+
+A package publishes its classes and functions here, so that this module, and those that read and
+write files, import none of them.
+"""
 
 from __future__ import annotations
 
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, TypeVar
 
 __all__ = [
     "CustomObjectScope",
+    "class_named",
     "custom_object_scope",
     "custom_objects",
+    "function_named",
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
+    "name_of",
+    "public",
+    "publish",
     "register_keras_serializable",
 ]
 
 _T = TypeVar("_T")
+
+#: Modules of Keras whose functions are stored by their names alone.
+_FUNCTIONS = ("keras.activations", "keras.losses", "keras.metrics")
+#: What the package publishes, by Keras's module and name.
+_public: dict[tuple[str, str], Any] = {}
+#: Module, name and registered name that files have for a published class.
+_stored: dict[Any, tuple[str, str, str | None]] = {}
+
+
+def public(module: str, *aliases: str, registered: bool = False) -> Callable[[_T], _T]:
+    """Return a decorator that publishes a class by its own name, and by aliases, in a module of Keras.
+
+    Files have the first module under which a class is published. With ``registered`` they also have the
+    class's name as its registered name.
+    """
+
+    def decorate(target: Any) -> Any:
+        name = target.__name__
+        _stored.setdefault(target, (module, name, name if registered else None))
+        for each in (name, *aliases):
+            _public[module, each] = target
+        return target
+
+    return decorate
+
+
+def publish(module: str, members: Mapping[str, Any], names: Any) -> None:
+    """Publish those classes and functions among ``members`` that have one of these names."""
+    for name in names:
+        member = members[name]
+        if isinstance(member, type) and hasattr(member, "from_config"):
+            public(module, name)(member)
+        elif isinstance(member, FunctionType):
+            _public[module, name] = member
+
+
+def name_of(cls: type) -> tuple[str, str, str | None] | None:
+    """Return module, name and registered name of a published class in files, or None."""
+    return _stored.get(cls)
+
+
+def class_named(module: str, name: str) -> Any:
+    """Return the published class that a file names, or None.
+
+    Only what a package publishes is found: a file cannot name anything else.
+    """
+    # Some versions of Keras name the private module that defines a class.
+    found = _public.get((module, name))
+    if found is None and module.startswith("keras.src."):
+        found = _public.get(("keras", name))
+    return found if isinstance(found, type) else None
+
+
+def function_named(module: str | None, name: str) -> Any:
+    """Return the published function that a file names, or None."""
+    for each in _FUNCTIONS if module == "builtins" else (module,):
+        found = _public.get((each, name)) if each in _FUNCTIONS else None
+        if isinstance(found, FunctionType):
+            return found
+    return None
+
 
 _registered: dict[str, Any] = {}
 _names: dict[Any, str] = {}

@@ -7,37 +7,35 @@ from typing import Any
 import numpy as np
 
 from pycollective import nest
-from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, shape_of, symbols_in
-from pycollective.keras.layers.layer import Layer, is_shape, map_shapes
+from pycollective.keras.graph.symbols import KerasTensor, Node, map_symbols, symbols_in
+from pycollective.keras.layers.shapes import is_shape, map_shapes, shapes_of, without_batch
 from pycollective.tensor import Tensor
 
-__all__ = ["record"]
 
-
-def record(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Any:
     """Build a layer for symbolic inputs, note the call, and return what describes the result.
 
     The layer says what shape comes out; one that does not is called on zeros, a batch of one
     example.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit the layer.
     """
+    if training is not None:
+        kwargs = {**kwargs, "training": training}
     inputs = args[0]
-    shapes = _shapes(inputs)
+    shapes = shapes_of(inputs)
     if layer.input_spec is not None:
         layer._check_inputs(inputs)
     needed = layer._shapes_to_build(inputs, args[1:], kwargs)
     if not layer.built:
-        layer._ensure_built(needed)
-    elif layer._built_shapes not in (None, _without_batch(needed)) and _is_known(needed):
+        layer.ensure_built(needed)
+    elif layer._built_shapes not in (None, map_shapes(without_batch, needed)) and _is_known(needed):
         # Built for other inputs: whether these fit too, only the layer itself can say.
         _called_on_zeros(layer, args, kwargs)
-    asks = type(layer).compute_output_shape is not Layer.compute_output_shape
     alone = len(args) == 1 and not symbols_in(kwargs)
-    if asks and alone and all(inside.built for inside in layer._flatten_layers()):
+    if (
+        layer.knows_output_shape()
+        and alone
+        and all(inside.built for inside in layer._flatten_layers())
+    ):
         outputs = _described(layer, inputs, layer.compute_output_shape(shapes))
     else:
         outputs = nest.map_structure(
@@ -49,18 +47,6 @@ def record(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return outputs
 
 
-def _shapes(inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return {key: _shapes(value) for key, value in inputs.items()}
-    if isinstance(inputs, (list, tuple)):
-        return [_shapes(value) for value in inputs]
-    return shape_of(inputs)
-
-
-def _without_batch(shapes: Any) -> Any:
-    return map_shapes(lambda shape: (None, *shape[1:]), shapes)
-
-
 def _is_known(shapes: Any) -> bool:
     """Whether no length but that of the batch is open."""
     if is_shape(shapes):
@@ -68,7 +54,7 @@ def _is_known(shapes: Any) -> bool:
     return all(map(_is_known, shapes.values() if isinstance(shapes, dict) else shapes))
 
 
-def _described(layer: Layer, inputs: Any, shapes: Any) -> Any:
+def _described(layer: Any, inputs: Any, shapes: Any) -> Any:
     """Return symbolic tensors of these shapes."""
     if not is_shape(shapes):
         if isinstance(shapes, dict):
@@ -80,7 +66,7 @@ def _described(layer: Layer, inputs: Any, shapes: Any) -> Any:
     return KerasTensor(shapes, dtype)
 
 
-def _called_on_zeros(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _called_on_zeros(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def zeros(tensor: KerasTensor) -> Tensor:
         return Tensor(np.zeros([1 if n is None else n for n in tensor.shape], tensor.dtype))
 

@@ -22,8 +22,6 @@ from pycollective.keras.layers import (
 from pycollective.nn.conv import conv2d_relu_max_pool
 from pycollective.tensor import Tensor
 
-__all__ = ["ConvReluPool", "WithRelu", "steps_of"]
-
 
 def _is_relu(layer: Layer) -> bool:
     """Whether a layer does nothing but cut off what is negative."""
@@ -76,7 +74,7 @@ class ConvReluPool:
         """Return the pooled images."""
         conv, pool = self._conv, self._pool
         if not conv.built:
-            conv._ensure_built(inputs.shape)
+            conv.ensure_built(inputs.shape)
         images = conv.checked(inputs)
         shape = images.array.shape
         if shape[1:] != self._fitting:

@@ -1,0 +1,61 @@
+#include "executor/call_shape.h"
+
+#include <functional>
+#include <numeric>
+
+namespace pycollective {
+
+std::optional<CallShape> call_shape(Collective collective, const std::vector<std::int64_t>& shape,
+                                    int rank, int size, int root) {
+  const bool is_root = rank == root;
+  const auto items = static_cast<std::size_t>(
+      std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
+  if (items == 0) return {};
+  std::vector<std::int64_t> part = shape, whole = shape;
+  if (in_parts(collective)) {
+    if (shape.empty()) return {};
+    whole[0] *= size;
+    const bool is_cut = collective == Collective::reduce_scatter ||
+                        collective == Collective::all_to_all ||
+                        (collective == Collective::scatter && is_root);
+    if (is_cut && shape[0] % size != 0) return {};
+    if (is_cut) part[0] /= size;
+  }
+  const auto ranks = static_cast<std::size_t>(size);
+  CallShape made{shape, shape, items, items, items};
+  switch (collective) {
+    case Collective::reduce:
+      if (!is_root) made.outputs = 0;
+      break;
+    case Collective::broadcast:
+      if (!is_root) made.inputs = 0;
+      break;
+    case Collective::reduce_scatter:
+      made.result = part;
+      made.count = made.outputs = items / ranks;
+      break;
+    case Collective::scatter:
+      if (is_root) {
+        made.agreed = made.result = part;
+        made.count = made.outputs = items / ranks;
+      } else {
+        made.inputs = 0;
+      }
+      // The output may lack the first axis if it has one row.
+      while (!made.agreed.empty() && made.agreed[0] == 1) made.agreed.erase(made.agreed.begin());
+      break;
+    case Collective::gather:
+    case Collective::all_gather:
+      made.result = whole;
+      made.outputs = collective == Collective::gather && !is_root ? 0 : items * ranks;
+      break;
+    case Collective::all_to_all:
+      made.count = items / ranks;
+      break;
+    default:
+      break;
+  }
+  return made;
+}
+
+}  // namespace pycollective

@@ -1,0 +1,75 @@
+"""The load of other programs on the hosts of a group while the group is timed."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from pycollective.communicator import Communicator
+
+__all__ = ["OtherLoad", "warning"]
+
+_SHORTEST = 0.5
+"""Seconds. The system counts processor time in ticks of 10 ms, which are too long for less."""
+_BUSY = 0.1
+"""The share of a host's cores from which other programs disturb."""
+
+
+class OtherLoad:
+    """The processor time of other programs, from now on. Every rank makes one, and asks it, alike."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        comm.barrier()
+        self._begin = _now()
+
+    def cores(self) -> float | None:
+        """Return the cores that other programs used on average, on the host where they used most.
+
+        None: the time was too short, or the system does not say.
+        """
+        comm = self._comm
+        comm.barrier()
+        mine = np.array([os.getpid(), *(_now() - self._begin)])
+        found = comm.all_gather(mine).reshape(comm.size, -1)
+        used = []
+        for host in set(comm.hosts):
+            ranks = [rank for rank, other in enumerate(comm.hosts) if other == host]
+            ours = {row[0]: row[3] for row in found[ranks]}  # ranks may share a process
+            _, seconds, busy, _ = found[ranks[0]]
+            used.append((busy - sum(ours.values())) / seconds)
+        too_short = found[:, 1].min() < _SHORTEST
+        return None if too_short or np.isnan(used).any() else max(0.0, *used)
+
+
+def _now() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return seconds: the time, the processor time of the whole host, and that of this process."""
+    return np.array([time.monotonic(), _host_seconds(), time.process_time()])
+
+
+def _host_seconds() -> float:
+    """Return the processor time that all programs of this host have used; NaN where it is not known.
+
+    Interrupts do not count: in groups over TCP they serve the group itself.
+    """
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system, _idle, _iowait, _irq, _softirq, stolen = map(
+                int, file.readline().split()[1:9]
+            )
+    except (OSError, ValueError):
+        return float("nan")
+    return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def warning(others: float | None) -> str:
+    """Return a warning if other programs used this many cores, or nothing if they did not disturb."""
+    cores = os.cpu_count() or 1
+    if others is None or others < _BUSY * cores:
+        return ""
+    return (
+        f"other programs used {others:.1f} of {cores} cores meanwhile: these are the times of a busy "
+        "machine"
+    )

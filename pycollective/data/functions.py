@@ -1,0 +1,209 @@
+"""Transformations by functions of the program: `Map`, `Filter` and `Interleave`."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from pycollective import nest
+from pycollective.data.background import Prefetcher
+from pycollective.data.dataset import Dataset, as_element, kind
+from pycollective.data.spec import (
+    AUTOTUNE,
+    UNKNOWN_CARDINALITY,
+    UNKNOWN_SPEC,
+    TensorSpec,
+    common_spec,
+    spec_of,
+)
+from pycollective.data.transformed import (
+    Transformed,
+    at_least,
+    called,
+    checked_function,
+    number_or_auto,
+)
+from pycollective.dtypes import string
+from pycollective.tensor import as_tensor, random
+
+__all__ = ["Filter", "Interleave", "Map"]
+
+
+@kind
+class Map(Transformed):
+    """A function of every element."""
+
+    def __init__(
+        self, source: Dataset, function: Callable[..., Any], num_parallel_calls: int | None
+    ) -> None:
+        super().__init__(source)
+        self._function = checked_function("map", function)
+        calls = 1 if num_parallel_calls is None else num_parallel_calls
+        self._parallel = number_or_auto(calls, "num_parallel_calls")
+
+    def _call(self, element: Any) -> Any:
+        made = called(self._function, element)
+        if isinstance(made, list):
+            made = tuple(made)  # components, as in TensorFlow; `stack` makes one tensor of them
+        try:
+            return as_element(made, own=True)
+        except (TypeError, ValueError) as error:
+            name = getattr(self._function, "__name__", repr(self._function))
+            raise TypeError(f"map: what {name} returned is no element: {error}") from error
+
+    def _iter(self) -> Iterator[Any]:
+        if self._parallel == 1:
+            # Not map(): a StopIteration from the function would end it without a word.
+            return (self._call(element) for element in self._source._iter())
+        return self._iter_in_threads()
+
+    def _iter_in_threads(self) -> Iterator[Any]:
+        pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="pycollective-map")
+        waiting: deque[Future[Any]] = deque()
+        failure: Exception | None = None
+        source = self._source._iter()
+        try:
+            while failure is None or waiting:
+                while failure is None and len(waiting) <= self._parallel:
+                    try:
+                        waiting.append(pool.submit(self._call, next(source)))
+                    except Exception as error:  # its turn comes after the elements before it
+                        failure = error
+                if waiting:
+                    yield waiting.popleft().result()
+            if not isinstance(failure, StopIteration):
+                assert failure is not None
+                raise failure
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _make_spec(self) -> Any:
+        return _spec_of_result(
+            self._source.element_spec, lambda element: spec_of(self._call(element))
+        )
+
+    def _batch_size(self) -> int | None:
+        return None
+
+
+def _spec_of_result(source: Any, result: Callable[[Any], Any]) -> Any:
+    """Return the spec of what a function makes of zeros, by ``result``, which returns a spec.
+
+    Unknown lengths are tried with two values: those of the result that differ are unknown. One of the
+    two is 1, since no part of a tensor is shorter; where axes of that length are dropped, it is 2.
+    """
+    if any(s.shape is None or s.dtype is None for s in nest.flatten(source)):
+        return UNKNOWN_SPEC
+
+    def made_of(unknown: int) -> Any:
+        def zeros(s: TensorSpec) -> Any:
+            shape = [unknown if n is None else n for n in s.shape or ()]
+            return np.full(shape, b"", string) if s.dtype == string else np.zeros(shape, s.dtype)
+
+        return result(nest.map_structure(zeros, source))
+
+    try:
+        with random.generator_scope(np.random.default_rng(0)):
+            large = made_of(3)
+            spec = common_spec(made_of(1), large)
+            whole = all(s.shape is not None for s in nest.flatten(spec))
+            return spec if whole else common_spec(made_of(2), large)
+    except Exception:  # it may well do with its elements, if not with zeros
+        return UNKNOWN_SPEC
+
+
+@kind
+class Filter(Transformed):
+    """The elements for which a function is true."""
+
+    def __init__(self, source: Dataset, predicate: Callable[..., Any]) -> None:
+        super().__init__(source)
+        self._predicate = checked_function("filter", predicate)
+
+    def _iter(self) -> Iterator[Any]:
+        for element in self._source._iter():
+            answer = called(self._predicate, element)
+            said = as_tensor(answer)
+            if said.shape != () or said.dtype != np.bool_:
+                raise TypeError(f"filter: the predicate must return one bool, not {answer!r}")
+            if said:
+                yield element
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+
+@kind
+class Interleave(Transformed):
+    """Elements of several datasets in turn, each made of an element."""
+
+    def __init__(
+        self,
+        source: Dataset,
+        function: Callable[..., Any],
+        cycle_length: int | None,
+        block_length: int,
+        num_parallel_calls: int | None,
+    ) -> None:
+        super().__init__(source)
+        self._function = checked_function("interleave", function)
+        self._cycle = number_or_auto(
+            AUTOTUNE if cycle_length is None else cycle_length, "cycle_length"
+        )
+        self._block = at_least(block_length, 1, "block_length")
+        if num_parallel_calls is not None:
+            number_or_auto(num_parallel_calls, "num_parallel_calls")
+        self._ahead = num_parallel_calls is not None
+
+    def _open(self, element: Any) -> Dataset:
+        made = called(self._function, element)
+        if not isinstance(made, Dataset):
+            name = getattr(self._function, "__name__", repr(self._function))
+            raise TypeError(
+                f"interleave: `map_func` must return a `Dataset` object, {name} returned a "
+                f"{type(made).__name__}"
+            )
+        return made
+
+    def _start(self, element: Any) -> Iterator[Any]:
+        made = self._open(element)
+        return iter(Prefetcher(made._iter, self._block)) if self._ahead else made._iter()
+
+    def _iter(self) -> Iterator[Any]:
+        source = self._source._iter()
+        turns: list[Iterator[Any] | None] = [None] * self._cycle
+        more = True
+        place = 0
+        while more or any(turn is not None for turn in turns):
+            turn = turns[place]
+            if turn is None and more:
+                try:
+                    element = next(source)
+                except StopIteration:
+                    more = False
+                    continue
+                turn = turns[place] = self._start(element)
+            if turn is not None:
+                got = 0
+                for item in itertools.islice(turn, self._block):
+                    got += 1
+                    yield item
+                if got < self._block:
+                    turns[place] = turn = None
+            place = (place + 1) % self._cycle
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def _make_spec(self) -> Any:
+        return _spec_of_result(
+            self._source.element_spec, lambda element: self._open(element).element_spec
+        )
+
+    def _batch_size(self) -> int | None:
+        return None

@@ -1,0 +1,78 @@
+"""`Transformed`: the base of datasets that are made from another one.
+
+A new kind writes `_iter` (its elements from those of ``self._source``) and, where they change,
+`cardinality` and `_make_spec`. One that only orders rows is an `Ordered`: it is then done on indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any
+
+from pycollective import _core
+from pycollective.data.dataset import Dataset, as_tensors
+from pycollective.data.spec import AUTOTUNE
+from pycollective.errors import InvalidArgumentError
+
+
+def at_least(value: Any, least: int, name: str) -> int:
+    """Return an argument as an int: an int, or an integer tensor, variable or array without axes.
+
+    Raises
+    ------
+    TypeError
+        If the argument is something else.
+    InvalidArgumentError
+        If the number is below ``least``.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int of at least {least}, not {value!r}") from None
+    if number < least:
+        raise InvalidArgumentError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def number_or_auto(value: Any, name: str) -> int:
+    """Return a number of at least 1; for AUTOTUNE the number of cores."""
+    number = at_least(value, AUTOTUNE, name)
+    return _core.usable_cores() if number == AUTOTUNE else at_least(number, 1, name)
+
+
+def checked_function(name: str, function: Any) -> Any:
+    """Return the function that a transformation was given; raise TypeError if it is none."""
+    if not callable(function):
+        raise TypeError(f"{name} needs a function, not {type(function).__name__}")
+    return function
+
+
+def called(function: Callable[..., Any], element: Any) -> Any:
+    """Return what a function makes of an element; tuples are its arguments."""
+    value = as_tensors(element)
+    return function(*value) if type(value) is tuple else function(value)
+
+
+class Transformed(Dataset):
+    """A dataset made from one other; elements look like that one's unless said otherwise."""
+
+    def __init__(self, source: Dataset) -> None:
+        self._source = source
+
+    def _inputs(self) -> tuple[Dataset, ...]:
+        return (self._source,)
+
+    def _with_inputs(self, inputs: Sequence[Dataset]) -> Dataset:
+        return self._copy(_source=inputs[0])
+
+    def _make_spec(self) -> Any:
+        return self._source.element_spec
+
+    def cardinality(self) -> int:
+        return self._source.cardinality()
+
+    def _batch_size(self) -> int | None:
+        return self._source._batch_size()

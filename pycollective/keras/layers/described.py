@@ -1,0 +1,134 @@
+"""`Described`: layers as configs, and layers made of configs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pycollective.keras import activations, constraints, initializers, regularizers
+from pycollective.keras.configs import plain
+from pycollective.keras.copying import CopiedByConfig
+from pycollective.keras.policy import DTypePolicy
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: The package of a setting by the end of the setting's name.
+_PACKAGES: dict[str, Any] = {
+    "activation": activations,
+    "constraint": constraints,
+    "initializer": initializers,
+    "regularizer": regularizers,
+}
+
+
+class Described(CopiedByConfig):
+    """Base of `Layer`: the arguments of the constructor as a config."""
+
+    #: The attributes that the config holds; None: the arguments of the constructor.
+    _config_names: tuple[str, ...] | None = None
+    #: Settings of Keras's that configs may hold, and the only value that they can have here.
+    _fixed: tuple[tuple[str, Any], ...] = ()
+    _name: str
+    _trainable: bool
+    _policy: DTypePolicy
+    trainable: Any
+    activity_regularizer: Any
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls, *args, **kwargs)
+        if cls._config_names is None and cls.get_config.__module__.startswith(
+            "pycollective.keras."
+        ):
+            object.__setattr__(self, "_arguments", (args, kwargs))
+        return self
+
+    def _set(self, **settings: Any) -> None:
+        """Set attributes; those whose names end with a package's kind may be given by name."""
+        for name, value in settings.items():
+            for kind, package in _PACKAGES.items():
+                if name.endswith(kind):
+                    value = package.get(value)
+            setattr(self, name, value)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the constructor gets, as values that JSON can hold, by Keras 3's names.
+
+        A class of one's own that takes only numbers, texts, and lists or dicts of them need not
+        override it. The name is left out where the constructor of such a class takes none.
+
+        Raises
+        ------
+        NotImplementedError
+            If the constructor got something else, and the class does not override this method.
+        """
+        names = self._config_names
+        own = self._given() if names is None else {name: self._stored(name) for name in names}
+        config = {
+            "name": self._name,
+            "trainable": self._trainable,
+            "dtype": {
+                "module": "keras",
+                "class_name": "DTypePolicy",
+                "config": self._policy.get_config(),
+                "registered_name": None,
+            },
+            **own,
+        }
+        if "_arguments" in self.__dict__:
+            taken = inspect.signature(type(self).__init__).parameters
+            if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
+                config = {name: value for name, value in config.items() if name in taken}
+        if self.activity_regularizer is not None:
+            config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Make a layer of what `get_config` returned, here or in Keras."""
+        given = dict(config)
+        for name, only in cls._fixed:
+            value = given.pop(name, only)
+            if value != only:
+                raise ValueError(
+                    f"{cls.__name__}: {name}={value!r} is not supported; only {only!r} is"
+                )
+        return cls(**given)
+
+    def _stored(self, name: str) -> Any:
+        """Return an attribute as configs hold it: what its name ends with says what it is."""
+        value = getattr(self, name)
+        for kind, package in _PACKAGES.items():
+            if name.endswith(kind):
+                return package.serialize(value)
+        return plain(value)
+
+    def _given(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, if no class of one's own says what to store."""
+        if "_arguments" not in self.__dict__:
+            return {}
+        args, kwargs = self.__dict__["_arguments"]
+        bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
+        given = dict(list(bound.arguments.items())[1:])
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given.update(given.pop(name, {}))
+        for name in ("activity_regularizer", "dtype", "input_shape", "name", "trainable"):
+            given.pop(name, None)
+        for name, value in given.items():
+            if not _is_plain(value):
+                raise NotImplementedError(
+                    f"{type(self).__name__} must override get_config(): its argument {name!r} is a "
+                    f"{type(value).__name__}, which no config can hold as it is"
+                )
+        return given
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold a value."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -1,0 +1,301 @@
+"""`Holder`: the variables, metrics and losses of a layer and of the layers inside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective.array_backend import Array
+from pycollective.keras.dry_run import in_dry_run
+from pycollective.keras.metrics.metric import Metric
+from pycollective.tensor import Tensor, Variable, as_tensor
+from pycollective.train.trackable import Trackable, containers_of, parts_of, structure_stamp
+
+#: Set by the first add_loss of the process: until then no call looks for values to forget.
+_any_added_loss = False
+
+
+def any_added_loss() -> bool:
+    """Return True if some layer of the process has ever added a loss."""
+    return _any_added_loss
+
+
+class Holder(Trackable):
+    """Base of `Layer`: what it holds itself, and what the layers inside it hold."""
+
+    _name: str
+    _trainable: bool
+    built: bool
+    #: Penalties, each with the variable that it is on.
+    _regularized: list[tuple[Callable[[Any], Any], Variable]]
+    _added_losses: threading.local
+    add_weight: Callable[..., Variable]
+
+    def _sublayers(self) -> Iterator[Any]:
+        """Yield the layers directly inside, in the order of their definition, each once."""
+        return iter(_Inside(self).layers)
+
+    def _own_variables(self) -> list[Variable]:
+        """Return the variables that are this layer's, not those of layers inside."""
+        return _Inside(self).variables
+
+    def _walk(self) -> list[tuple[Holder, list[Variable]]]:
+        """Return this layer and all layers inside, each once, with the variables that are its own."""
+        known = self._present_walk()
+        return [(self, known.variables), *known.inside]
+
+    def _present_walk(self) -> _Walk:
+        """Return what is inside; found anew only when the structure has changed."""
+        stamp = structure_stamp()
+        known: _Walk | None = self.__dict__.get("_known_walk")
+        if known is None or known.stamp is not stamp or not known.holds():
+            known = _Walk(self, stamp)
+            object.__setattr__(self, "_known_walk", known)
+        return known
+
+    def _flatten_layers(self) -> Iterator[Holder]:
+        """Yield this layer and all layers inside, each once."""
+        for layer, _ in self._walk():
+            yield layer
+
+    def _all_variables(self) -> list[tuple[Variable, bool]]:
+        """Return each variable once, and whether it is trained."""
+        found: dict[int, tuple[Variable, bool]] = {}
+        for layer, variables in self._walk():
+            for variable in variables:
+                trained = variable.trainable and layer._trainable
+                found.setdefault(id(variable), (variable, trained))
+        return list(found.values())
+
+    @property
+    def trainable_weights(self) -> list[Variable]:
+        """The variables that are trained, in the order of their definition."""
+        known = self._present_walk()
+        if known.trained is None:
+            known.trained = [variable for variable, trained in self._all_variables() if trained]
+        return list(known.trained)
+
+    @property
+    def non_trainable_weights(self) -> list[Variable]:
+        """The variables that are not trained, in the order of their definition."""
+        return [variable for variable, trained in self._all_variables() if not trained]
+
+    @property
+    def weights(self) -> list[Variable]:
+        """All variables, layer by layer, of each those first that can be trained; as in Keras."""
+        found: dict[int, Variable] = {}
+        for _, variables in self._walk():
+            for variable in sorted(variables, key=lambda v: not v.trainable):
+                found.setdefault(id(variable), variable)
+        return list(found.values())
+
+    variables = weights
+    trainable_variables = trainable_weights
+    non_trainable_variables = non_trainable_weights
+
+    def count_params(self) -> int:
+        """Return how many numbers the variables hold.
+
+        Raises
+        ------
+        ValueError
+            If the layer is not built yet.
+        """
+        if not self.built:
+            raise ValueError(
+                f"layer {self._name!r} has no weights yet: it is not built; call it on an input, "
+                "or build(input_shape)"
+            )
+        return sum(int(np.prod(v.shape)) for v in self.weights)
+
+    def get_weights(self) -> list[Array]:
+        """Return copies of all variables' values, in the order of `weights`."""
+        return [np.asarray(variable.numpy()) for variable in self.weights]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set all variables, in the order of `weights`; in every replica.
+
+        Raises
+        ------
+        ValueError
+            If the number of values or a shape is wrong; then nothing is changed.
+        """
+        variables = self.weights
+        if len(weights) != len(variables):
+            hint = "" if self.built else "; it is not built yet: call it on an input first"
+            raise ValueError(
+                f"set_weights: layer {self._name!r} has {len(variables)} weights, got "
+                f"{len(weights)} values{hint}"
+            )
+        values = [np.asarray(value) for value in weights]
+        for variable, value in zip(variables, values, strict=True):
+            if value.shape != variable.shape:
+                raise ValueError(
+                    f"set_weights: weight {variable.name!r} of layer {self._name!r} has shape "
+                    f"{variable.shape}, the value has shape {value.shape}"
+                )
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def stored_variables(self) -> list[Variable]:
+        """Return the layer's own variables in the order of a file: those that can be trained first."""
+        own = self._own_variables()
+        return [v for v in own if v.trainable] + [v for v in own if not v.trainable]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Put what a file has of this layer, without the layers inside, into a dict of arrays.
+
+        By default that are its own variables, as ``"0"``, ``"1"``, …. A layer of one's own that
+        stores something else overrides this together with `load_own_variables`.
+        """
+        for number, variable in enumerate(self.stored_variables()):
+            store[str(number)] = np.asarray(variable.numpy())
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Take back what `save_own_variables` put into a dict of arrays.
+
+        Raises
+        ------
+        ValueError
+            If there are other variables than the layer has, or of other shapes; then nothing is
+            changed.
+        """
+        variables = self.stored_variables()
+        values = [np.asarray(store[key]) for key in sorted(store, key=int)]
+        expected, found = ([tuple(each.shape) for each in group] for group in (variables, values))
+        if expected != found:
+            raise ValueError(
+                f"layer {self._name!r} has variables of shapes {expected}, the stored ones have {found}"
+            )
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def add_variable(
+        self,
+        shape: Any,
+        initializer: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        **options: Any,
+    ) -> Variable:
+        """Make a variable of this layer; as `add_weight`, with ``name`` and others as ``options``."""
+        return self.add_weight(
+            options.pop("name", None), shape, dtype, initializer, trainable=trainable, **options
+        )
+
+    # Metrics ---------------------------------------------------------------------------------
+
+    def _own_metrics(self) -> list[Metric]:
+        """Return the metrics that are attributes of this layer and of the layers inside."""
+        inside = [part for layer in self._flatten_layers() for part in parts_of(layer)]
+        return list({id(part): part for part in inside if isinstance(part, Metric)}.values())
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that are attributes of this layer and of the layers inside."""
+        return self._own_metrics()
+
+    @property
+    def metrics_variables(self) -> list[Variable]:
+        """The variables of `metrics`, which are not among `variables`."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
+    # Losses ----------------------------------------------------------------------------------
+
+    def add_loss(self, loss: Any) -> None:
+        """Add a tensor, or several, to the `losses` of the present call.
+
+        The values belong to the thread (replica) that added them, until it calls the layer, or the
+        model around it, again.
+        """
+        global _any_added_loss
+        if in_dry_run():
+            return
+        _any_added_loss = True
+        values = loss if isinstance(loss, (list, tuple)) else [loss]
+        kept = self._added_losses.__dict__.setdefault("values", [])
+        kept.extend(as_tensor(value) for value in values)
+
+    def _forget_losses(self) -> None:
+        for layer in self._flatten_layers():
+            layer._added_losses.__dict__.clear()
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """The losses that were added in the last call, and the penalties on weights.
+
+        Penalties are computed here, from this replica's variables: inside a `GradientTape` block
+        their gradients can be asked for.
+        """
+        found: list[Tensor] = []
+        for layer, _ in self._walk():
+            if _any_added_loss:
+                found += layer._added_losses.__dict__.get("values", ())
+            if layer._trainable and layer._regularized:
+                kept = [(penalty, v) for penalty, v in layer._regularized if v.trainable]
+                found += [penalty(variable) for penalty, variable in kept]
+        return found
+
+
+def variables_in(layer: Holder) -> list[Variable]:
+    """Return the variables of a layer and of its metrics, without those of the layers inside."""
+    parts = list(parts_of(layer))
+    own = [part for part in parts if isinstance(part, Variable)]
+    return [*own, *(v for part in parts if isinstance(part, Metric) for v in part.variables)]
+
+
+class _Inside:
+    """The layers, each once, and the variables directly inside a layer, or a container in it."""
+
+    def __init__(self, layer: Holder) -> None:
+        found: dict[int, Holder] = {}
+        self.variables: list[Variable] = []
+        for part in parts_of(layer):
+            if isinstance(part, Holder):
+                found.setdefault(id(part), part)
+            elif isinstance(part, Variable):
+                self.variables.append(part)
+        self.layers = list(found.values())
+
+
+class _Walk:
+    """What is inside a layer, and what tells that it still is.
+
+    The layer itself is not kept: it would never be freed by the count of its references.
+    """
+
+    def __init__(self, root: Holder, stamp: object) -> None:
+        self.stamp = stamp
+        self.variables: list[Variable] = []
+        self.inside: list[tuple[Holder, list[Variable]]] = []
+        #: The variables that are trained, once somebody has asked.
+        self.trained: list[Variable] | None = None
+        self._containers: list[tuple[Any, list[int]]] = []
+        seen: set[int] = set()
+        stack = [root]
+        while stack:
+            layer = stack.pop()
+            if id(layer) in seen:
+                continue
+            seen.add(id(layer))
+            found = _Inside(layer)
+            if layer is root:
+                self.variables = found.variables
+            else:
+                self.inside.append((layer, found.variables))
+            for value in containers_of(layer):
+                self._containers.append((value, _identities(value)))
+            # A layer that is in two others stands where the first one has it.
+            stack.extend(reversed(found.layers))
+
+    def holds(self) -> bool:
+        """Whether lists and dicts that were looked into still hold what they did."""
+        return all([_identities(container) == held for container, held in self._containers])
+
+
+def _identities(container: Any) -> list[int]:
+    values = container.values() if isinstance(container, Mapping) else container
+    return [id(value) for value in values]

@@ -1,0 +1,185 @@
+"""Operations that join tensors, or take parts of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...array_backend import Array, array_module, asarray, is_array, on_host, scatter_add
+from ..tape import record
+from ..tensor import Tensor, as_tensor
+from ._define import check_dtypes, differentiable
+from .arrays import shape_of
+from .reductions import axes_of
+
+__all__ = ["concat", "gather", "getitem", "split", "stack", "unstack"]
+
+
+@differentiable
+def concat(values: Any, axis: Any) -> Tensor:
+    """Return the tensors of a list joined along an axis they have."""
+    tensors = _tensors("concat", values)
+    (place,) = axes_of(axis, tensors[0].ndim, "concat")
+    for tensor in tensors:
+        if _without(tensor.shape, place) != _without(tensors[0].shape, place):
+            raise ValueError(
+                f"concat: shapes {tensors[0].shape} and {tensor.shape} differ besides axis {place}"
+            )
+    ends = np.cumsum([tensor.shape[place] for tensor in tensors]).tolist()
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
+        starts = [0, *ends[:-1]]
+        return [
+            g[_along(place, slice(start, end))] if needed else None
+            for start, end, needed in zip(starts, ends, need, strict=True)
+        ]
+
+    return record(np.concatenate([t.array for t in tensors], axis=place), tuple(tensors), vjp)
+
+
+def _tensors(name: str, values: Any) -> list[Tensor]:
+    """Return a list of tensors of one dtype; scalars in it take the dtype of the first tensor."""
+    items = list(values)
+    if not items:
+        raise ValueError(f"{name} needs at least one tensor")
+    first = next((item for item in items if isinstance(item, Tensor)), None)
+    tensors = [as_tensor(item, like=first) for item in items]
+    check_dtypes(name, *tensors)
+    return tensors
+
+
+def _along(place: int, item: Any) -> tuple[Any, ...]:
+    """Return the index that is ``item`` for one axis and everything before it."""
+    return (*(slice(None),) * place, item)
+
+
+def _without(sizes: tuple[int, ...], place: int) -> tuple[int, ...]:
+    return sizes[:place] + sizes[place + 1 :]
+
+
+@differentiable
+def stack(values: Any, axis: Any = 0) -> Tensor:
+    """Return the tensors of a list, all of one shape, along a new axis."""
+    tensors = _tensors("stack", values)
+    (place,) = axes_of(axis, tensors[0].ndim + 1, "stack")
+    for tensor in tensors:
+        if tensor.shape != tensors[0].shape:
+            raise ValueError(f"stack: shapes {tensors[0].shape} and {tensor.shape} differ")
+
+    def vjp(g: Array, need: tuple[bool, ...]) -> list[Array | None]:
+        return [g[_along(place, i)] if needed else None for i, needed in enumerate(need)]
+
+    return record(np.stack([t.array for t in tensors], axis=place), tuple(tensors), vjp)
+
+
+@differentiable
+def unstack(value: Any, num: int | None = None, axis: Any = 0) -> list[Tensor]:
+    """Return the parts of a tensor along ``axis``, without that axis."""
+    x = as_tensor(value)
+    (place,) = axes_of(axis, x.ndim, "unstack")
+    if num is not None and num != x.shape[place]:
+        raise ValueError(f"unstack: num is {num}, but axis {place} of shape {x.shape} differs")
+    return [getitem(x, _along(place, i)) for i in range(x.shape[place])]
+
+
+@differentiable
+def split(value: Any, num_or_size_splits: Any, axis: Any = 0) -> list[Tensor]:
+    """Return a tensor cut along ``axis`` into n equal parts, or into parts of the given lengths."""
+    x = as_tensor(value)
+    (place,) = axes_of(axis, x.ndim, "split")
+    length = x.shape[place]
+    if isinstance(num_or_size_splits, int):
+        if num_or_size_splits < 1 or length % num_or_size_splits:
+            raise ValueError(
+                f"split: axis {place} of shape {x.shape} cannot be cut into {num_or_size_splits} "
+                "equal parts"
+            )
+        sizes = (length // num_or_size_splits,) * num_or_size_splits
+    else:
+        sizes = shape_of(num_or_size_splits)
+        if sizes.count(-1) == 1:
+            sizes = tuple(length - 1 - sum(sizes) if n == -1 else n for n in sizes)
+        if any(n < 0 for n in sizes) or sum(sizes) != length:
+            raise ValueError(
+                f"split: lengths {sizes} do not add up to axis {place} of shape {x.shape}"
+            )
+    ends = np.cumsum(sizes).tolist()
+    return [
+        getitem(x, _along(place, slice(end - n, end))) for n, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def _index_of(item: Any, like: Array) -> Any:
+    """Return one part of an index of the array ``like`` in NumPy's terms."""
+    if isinstance(item, slice):
+        parts = (item.start, item.stop, item.step)
+        return slice(*(None if p is None else p.__index__() for p in parts))
+    if item is None or item is Ellipsis or isinstance(item, (int, np.generic)):
+        return item
+    return asarray(as_tensor(item).array, like=like)
+
+
+@differentiable
+def getitem(tensor: Any, index: Any) -> Tensor:
+    """Return ``tensor[index]`` by NumPy's rules; index and bool tensors may be part of it."""
+    x = as_tensor(tensor)
+    a = x.array
+    places = tuple(_index_of(i, a) for i in (index if isinstance(index, tuple) else (index,)))
+    basic = not any(is_array(place) for place in places)
+    result = a[places]
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        full = array_module(a).zeros(a.shape, a.dtype)
+        if basic:
+            full[places] = g
+        else:
+            scatter_add(full, places, g)
+        return (full,)
+
+    return record(result, (x,), vjp)
+
+
+@differentiable
+def gather(params: Any, indices: Any, axis: Any = 0) -> Tensor:
+    """Return the parts of ``params`` at ``indices`` along ``axis``.
+
+    Raises
+    ------
+    IndexError
+        If an index is not in 0 to the length of the axis - 1.
+
+    Notes
+    -----
+    Floating-point numbers on a device are gathered without a look at the indices, which would mean to
+    wait for it: what an index outside would give is NaN there.
+    """
+    x = as_tensor(params)
+    a = x.array
+    index = asarray(as_tensor(indices).array, like=a)
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"gather needs integer indices, got {index.dtype}; use cast()")
+    (place,) = axes_of(axis, a.ndim, "gather")
+    wrong = None
+    if a.dtype.kind == "f" and not on_host(a):
+        wrong = (index < 0) | (index >= a.shape[place])
+        index = np.where(wrong, 0, index)
+    elif index.size and (index.min() < 0 or index.max() >= a.shape[place]):
+        raise IndexError(
+            f"gather: indices from {int(index.min())} to {int(index.max())} are not all in 0 to "
+            f"{a.shape[place] - 1}, axis {place} of shape {a.shape}"
+        )
+    places = _along(place, index)
+
+    def vjp(g: Array, _need: tuple[bool, ...]) -> tuple[Array]:
+        # In halves many small summands would be lost.
+        wide = np.float32 if a.dtype.itemsize == 2 else a.dtype
+        full = array_module(a).zeros(a.shape, wide)
+        scatter_add(full, places, g.astype(wide, copy=False))
+        return (full.astype(a.dtype, copy=False),)
+
+    result = np.take(a, index, axis=place)
+    if wrong is not None:
+        beyond = wrong.reshape((*wrong.shape, *(1,) * (a.ndim - place - 1)))
+        result = np.where(beyond, a.dtype.type(np.nan), result)
+    return record(result, (x,), vjp)

@@ -1,0 +1,55 @@
+"""What the ``scatter_…`` methods of a variable do to the rows at some indices of an array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..array_backend import Array, array_module
+
+
+def _at(ufunc: str) -> Callable[[Array, Array, Array], Any]:
+    """Return what applies a function to some rows in place, once for each index."""
+
+    def apply(own: Array, index: Array, rows: Array) -> None:
+        getattr(array_module(own), ufunc).at(own, index, rows)
+
+    return apply
+
+
+_divide_floats = _at("divide")
+
+
+def _divide(own: Array, index: Array, rows: Array) -> None:
+    """Divide rows; integers are rounded towards zero, by magnitudes and signs."""
+    if own.dtype.kind not in "iu":
+        _divide_floats(own, index, rows)
+        return
+    module = array_module(own)
+    places, back = module.unique(index, return_inverse=True)
+    parts = own[places]
+    signs = module.sign(parts)
+    module.multiply.at(signs, back, module.sign(rows))
+    unsigned = np.dtype(
+        f"u{own.itemsize}"
+    )  # the magnitude of the least integer is none of its dtype
+    sizes = module.abs(parts).astype(unsigned)
+    module.floor_divide.at(sizes, back, module.abs(rows).astype(unsigned))
+    own[places] = sizes.astype(own.dtype) * signs
+
+
+def _set_rows(own: Array, index: Array, rows: Array) -> None:
+    own[index] = rows
+
+
+SCATTER: dict[str, Callable[[Array, Array, Array], Any]] = {
+    "scatter_add": _at("add"),
+    "scatter_sub": _at("subtract"),
+    "scatter_mul": _at("multiply"),
+    "scatter_div": _divide,
+    "scatter_min": _at("minimum"),
+    "scatter_max": _at("maximum"),
+    "scatter_update": _set_rows,
+}
