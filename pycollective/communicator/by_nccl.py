@@ -300,7 +300,7 @@ class Nccl:
         self._agreed.add(what)
 
     def _registered(self, what: str, arrays: Sequence[Array]) -> str:
-        """Return words for the arrays that are registered memory, which must be the same on all ranks."""
+        """Return words for arrays in registered memory, which must be the same on all ranks."""
         if not self._nccl.memory:
             return ""
         found = [array for array in arrays if array.size]
