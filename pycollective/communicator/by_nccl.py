@@ -38,7 +38,7 @@ _WORDS = 400
 
 
 def exchange(member: Member, text: str, what: str) -> list[str]:
-    """Return what every rank says, through the core; of a long text the beginning, and a hash of it."""
+    """Return the texts of all ranks, by the core; of a long text its beginning and its hash."""
     words, room = text.encode(), _WORDS - 4
     if len(words) > room:
         mark = f"... (BLAKE2 of the whole: {hashlib.blake2b(words, digest_size=16).hexdigest()})"
@@ -300,7 +300,7 @@ class Nccl:
         self._agreed.add(what)
 
     def _registered(self, what: str, arrays: Sequence[Array]) -> str:
-        """Say which arrays are registered memory: NCCL needs it to be the same on all ranks."""
+        """Return words for arrays in registered memory, which must be the same on all ranks."""
         if not self._nccl.memory:
             return ""
         found = [array for array in arrays if array.size]
@@ -374,7 +374,7 @@ class Message(nccl.DeviceTask):
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, or will never be."""
+        """True if it is over, or will never be."""
         return self.error is not None or (self.operation is not None and self.operation.ended)
 
     def device_times(self) -> tuple[float, float] | None:
@@ -383,7 +383,7 @@ class Message(nccl.DeviceTask):
 
     @property
     def done(self) -> bool:
-        """Whether its result can be used on this thread's stream."""
+        """True if its result can be used on this thread's stream."""
         self.start()
         return self.operation is None or self.operation.done
 

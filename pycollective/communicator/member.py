@@ -264,7 +264,7 @@ class Member(_core.CommunicatorBase):
         """Take rows for algorithm="auto", the same on all ranks, before the first call."""
         self._core.prefer(choices)
 
-    # How every call is made ---------------------------------------------------------------------
+    # Every call ---------------------------------------------------------------------------------
 
     @property
     def _core(self) -> HostEngine:

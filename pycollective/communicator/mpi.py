@@ -131,7 +131,7 @@ class MPICore:
         self._under_way.append(task)
         return task
 
-    # How every call is made ---------------------------------------------------------------------
+    # Every call ---------------------------------------------------------------------------------
 
     def submit(self, call: Call) -> Work[None]:
         """Carry a call out; a collective once all ranks are found to call the same."""

@@ -190,7 +190,7 @@ class MPIGroup:
         """Let go in a forked child."""
 
     def calls(self, rank: int) -> int:
-        """Return how many collective calls a rank has begun, as far as this one knows."""
+        """Return the number of collective calls that a rank has begun, if it is this one; else 0."""
         return self._calls if rank == self.rank else 0
 
     def address(self, rank: int) -> str:
@@ -206,7 +206,7 @@ class MPIGroup:
         self._titles = list(titles)
 
     def describe(self) -> str:
-        """Say what this rank is doing; what the others do MPI does not tell."""
+        """Return this rank's name and its call; MPI does not tell those of other ranks."""
         return f"{self.title(self.rank)} {self._doing}"
 
     def split(self, color: int | None, key: int) -> MPIGroup | None:
