@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
-// F_SEAL_SEAL, so that no process adds others: F_SEAL_GROW would end the heap.
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
+// F_SEAL_SEAL: no process may add seals, because F_SEAL_GROW would break the arena's growth.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_SEAL;
 
 constexpr const char* kNoRoom =
@@ -49,13 +49,13 @@ void Mapping::use_huge_pages() const noexcept {
 }
 
 void Mapping::populate(std::byte* begin, std::size_t bytes) const noexcept {
-#ifdef MADV_POPULATE_WRITE                           // Linux 5.14
-  (void)madvise(begin, bytes, MADV_POPULATE_WRITE);  // begin is on a page; a hint, in any case
+#ifdef MADV_POPULATE_WRITE                           // since Linux 5.14
+  (void)madvise(begin, bytes, MADV_POPULATE_WRITE);  // a hint; begin is a multiple of the page size
 #else
   (void)begin, (void)bytes;
 #endif
-  // Huge pages where the system's settings give shared memory none: large arrays are copied twice
-  // as fast.
+  // Large arrays are copied twice as fast with huge pages. This also gets them where the system's
+  // settings give shared memory none.
   const auto first = round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage);
   const auto last = reinterpret_cast<std::uintptr_t>(begin + bytes) / kHugePage * kHugePage;
   if (first < last) (void)madvise(reinterpret_cast<void*>(first), last - first, kCollapse);
@@ -92,13 +92,14 @@ std::size_t SharedMemory::size() const {
 }
 
 Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
-  // Ranks grow the memory at the same time: it never gets shorter by that, because it is sealed.
+  // Other ranks may grow the memory at the same time. ftruncate() then fails instead of shrinking
+  // it, because the memory is sealed.
   if (size() < begin + bytes && ftruncate(descriptor_, static_cast<off_t>(begin + bytes)) != 0 &&
       size() < begin + bytes) {
     fail("cannot enlarge shared memory");
   }
-  // A huge page needs addresses that begin at a multiple of its size, as its place in the memory
-  // does.
+  // Huge pages need the address and the offset in the memory to be equal modulo the huge page's
+  // size.
   void* room = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) fail(kNoRoom);
   auto* first = static_cast<std::byte*>(room);
@@ -143,7 +144,7 @@ bool SharedMemory::isolate(const Mapping& mapping, std::byte* begin,
 void SharedMemory::detach(const Mapping& mapping, std::byte* begin,
                           std::size_t bytes) const noexcept {
   if (!isolate(mapping, begin, bytes)) return;
-  for (std::size_t at = 0; at < bytes; at += kPage) {  // which copies the page
+  for (std::size_t at = 0; at < bytes; at += kPage) {  // a write copies the page
     reinterpret_cast<volatile std::atomic<unsigned char>*>(begin + at)->fetch_or(0);
   }
 }
@@ -158,7 +159,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 
 SharedMemory::~SharedMemory() {
   if (descriptor_ < 0) return;
-  int error = errno;  // of what made an exception that passes here
+  int error = errno;  // close() must not change the errno of an exception that is under way
   close(descriptor_);
   errno = error;
 }
