@@ -20,8 +20,8 @@ constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
 // F_SEAL_SEAL: no process may add seals, because F_SEAL_GROW would break the arena's growth.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_SEAL;
 
-constexpr const char* kNoRoom =
-    "cannot map shared memory (memory, `ulimit -v` and vm.max_map_count bound it)";
+constexpr const char* kCannotMap =
+    "cannot map shared memory (free memory, `ulimit -v` and vm.max_map_count limit it)";
 
 [[noreturn]] void fail(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
@@ -63,9 +63,9 @@ void Mapping::populate(std::byte* begin, std::size_t bytes) const noexcept {
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
   SharedMemory made(memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (made.descriptor_ < 0) fail("cannot make shared memory (memfd_create)");
+  if (made.descriptor_ < 0) fail("cannot create shared memory (memfd_create)");
   if (ftruncate(made.descriptor_, static_cast<off_t>(bytes)) != 0) {
-    fail("cannot size shared memory");
+    fail("cannot set the size of shared memory");
   }
   if (fcntl(made.descriptor_, F_ADD_SEALS, kSeals) != 0) fail("cannot seal shared memory");
   return made;
@@ -80,14 +80,14 @@ SharedMemory SharedMemory::open(int descriptor) {
   if (seals < 0) fail("not a descriptor of shared memory");
   if ((seals & kSeals) != kSeals) {
     errno = EPERM;
-    fail("shared memory that is not sealed: another process could make it shorter");
+    fail("the shared memory is not sealed: another process could shrink it");
   }
   return found;
 }
 
 std::size_t SharedMemory::size() const {
   struct stat facts;
-  if (fstat(descriptor_, &facts) != 0) fail("cannot ask for the size of shared memory");
+  if (fstat(descriptor_, &facts) != 0) fail("cannot read the size of shared memory");
   return static_cast<std::size_t>(facts.st_size);
 }
 
@@ -100,10 +100,10 @@ Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
   }
   // Huge pages need the address and the offset in the memory to be equal modulo the huge page's
   // size.
-  void* room = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) fail(kNoRoom);
-  auto* first = static_cast<std::byte*>(room);
-  const auto address = reinterpret_cast<std::uintptr_t>(room);
+  void* space = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (space == MAP_FAILED) fail(kCannotMap);
+  auto* first = static_cast<std::byte*>(space);
+  const auto address = reinterpret_cast<std::uintptr_t>(space);
   const std::size_t before = (begin + kHugePage - address % kHugePage) % kHugePage;
   void* place = mmap(first + before, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
                      descriptor_, static_cast<off_t>(begin));
@@ -114,7 +114,7 @@ Mapping SharedMemory::map(std::uint64_t begin, std::size_t bytes) const {
   if (place == MAP_FAILED) {
     munmap(first + before, bytes);
     errno = error;
-    fail(kNoRoom);
+    fail(kCannotMap);
   }
   return Mapping(static_cast<std::byte*>(place), bytes, begin);
 }
