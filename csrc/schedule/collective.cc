@@ -5,8 +5,8 @@
 namespace pycollective {
 namespace {
 
-// The chunks of a buffer: all chunks, a part of every rank, one part, or none; on the root and on
-// the others.
+// The chunks of a buffer: all chunks, one part per rank, one part, or none. The root may differ
+// from the other ranks.
 enum class Has : std::uint8_t { chunks, parts, part, nothing };
 
 struct Promise {

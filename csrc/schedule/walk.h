@@ -1,5 +1,6 @@
-// What the readers of large schedules are made of: they walk through the steps of all ranks in one
-// thread, each rank as far as it can go, and hold no plan but only what is under way.
+// Shared parts of the verifier and the simulator for many ranks: they walk through the steps of all
+// ranks in one thread, each rank as far as it can go. Memory holds only the current state, not the
+// plans.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +14,10 @@
 
 namespace pycollective {
 
-// Told now and then which share of the steps is over; what it throws ends the walk.
+// Called regularly with the share of the steps that is done. An exception from it ends the walk.
 using Watch = std::function<void(double)>;
 
-// Where all ranks are.
+// The position of each rank in its steps.
 class Walk {
  public:
   Walk(const Algorithm& algorithm, int size, int repeats, const Watch& watch)
@@ -29,7 +30,7 @@ class Walk {
     }
   }
 
-  // Ranks that can perhaps go on, in the order in which that became known.
+  // The queue of ranks that may be able to continue.
   bool any() const { return queued_ > 0; }
   int pop() {
     if (int later = queued(8); later >= 0) __builtin_prefetch(of(later).step);
@@ -39,7 +40,7 @@ class Walk {
     of(r).queued = false;
     return r;
   }
-  // The rank `behind` places behind the next one; -1 if there is none.
+  // Returns the rank that is `behind` positions after the next one in the queue, or -1.
   int queued(std::size_t behind) const {
     if (behind >= queued_) return -1;
     std::size_t place = head_ + behind;
@@ -52,7 +53,7 @@ class Walk {
     std::size_t tail = head_ + queued_++;
     queue_[tail < queue_.size() ? tail : tail - queue_.size()] = r;
   }
-  // Rank r can go on when `peer` does something for it.
+  // Rank r waits until `peer` sends to it or receives from it.
   void wait(int r, int peer) { of(r).waits_for = peer; }
   void wake_if_waiting(int r, int peer) {
     if (of(r).waits_for == peer) wake(r);
@@ -69,7 +70,7 @@ class Walk {
       watch_(std::min(1.0, static_cast<double>(walked_) / total_));
     }
   }
-  // Begins the steps anew where they are to be repeated.
+  // Restarts the rank's steps if they are to be repeated. Returns false if not.
   bool repeat(int r) {
     if (of(r).repeated + 1 >= repeats_) return false;
     ++of(r).repeated;
@@ -79,7 +80,7 @@ class Walk {
   int repeated(int r) const { return of(r).repeated; }
   std::uint64_t walked() const { return walked_; }
 
-  // Who waits in which step, when nobody can go on; empty when all are done.
+  // Describes the ranks that wait, and their steps; empty if all ranks are done.
   std::string waiting() const {
     std::string text;
     for (int r = 0; r < size_; ++r) {
@@ -97,7 +98,7 @@ class Walk {
   static constexpr int kCounted = 16;
   struct Rank {
     Steps steps;
-    const Step* step = nullptr;  // the one that is next; nullptr when all are done
+    const Step* step = nullptr;  // the next step; nullptr when all are done
     int number = 0, repeated = 0, waits_for = -1;
     bool queued = false;
   };
@@ -107,7 +108,8 @@ class Walk {
     of(r).number = 0;
   }
 
-  // The steps of all ranks: those of the root are counted, the others judged by a few of them.
+  // Estimates the number of all ranks' steps: the root's are counted, the others extrapolated from
+  // a sample.
   double estimate() const {
     auto count = [&](int r) {
       double steps = 0;
@@ -131,11 +133,11 @@ class Walk {
   std::vector<int> queue_;
   std::size_t head_ = 0, queued_ = 0;
   std::uint64_t walked_ = 0;
-  double total_ = 0;  // steps, about; 0: not yet asked for
+  double total_ = 0;  // estimated number of steps; 0: not computed yet
 };
 
-// Messages under way. Those of an ordered pair of ranks keep their order. Each receiver has room
-// for one, which is all that a ring needs; the others go into a hash table.
+// Messages in flight, in order for each ordered pair of ranks. Each receiver has a box for one
+// message, which suffices for a ring; further messages are in a hash table.
 template <class Message>
 class Mail {
  public:
@@ -153,10 +155,10 @@ class Mail {
     put_other(key(from, to), message);
   }
 
-  // False when there is none.
+  // Returns false if there is no message.
   bool take(int from, int to, Message* message) {
     Box& box = boxes_[static_cast<std::size_t>(to)];
-    if (box.from == from) {  // older than what the table may have of this pair
+    if (box.from == from) {  // older than the pair's messages in the table
       box.from = -1;
       *message = box.message;
     } else if (box.others == 0 || !take_other(key(from, to), message)) {
@@ -176,7 +178,7 @@ class Mail {
 
   std::size_t count() const { return count_; }
 
-  // Some pair with a message under way.
+  // Returns the ranks of any message in flight.
   void any(int* from, int* to) const {
     for (std::size_t r = 0; r < boxes_.size(); ++r) {
       if (boxes_[r].from >= 0) *from = boxes_[r].from, *to = static_cast<int>(r);
@@ -198,7 +200,7 @@ class Mail {
   };
   struct Place {
     std::uint64_t key = kFree;
-    std::uint32_t first = 0, last = 0;  // the pair's messages, a list
+    std::uint32_t first = 0, last = 0;  // a list of the pair's messages
   };
   struct Node {
     Message message;
@@ -211,7 +213,7 @@ class Mail {
   std::size_t home(std::uint64_t key) const {
     return static_cast<std::size_t>(key * 0x9e3779b97f4a7c15 >> 20) & (places_.size() - 1);
   }
-  // The pair's place, or the free one where it belongs (linear probing).
+  // Returns the pair's entry, or the free entry for it (linear probing).
   std::size_t find(std::uint64_t key) const {
     std::size_t i = home(key);
     while (places_[i].key != kFree && places_[i].key != key) i = (i + 1) & (places_.size() - 1);
@@ -249,7 +251,7 @@ class Mail {
     return true;
   }
 
-  // Closes the gap, so that probing still finds what stood behind it.
+  // Closes the gap, so that linear probing still finds the entries after it.
   void erase(std::size_t gap) {
     --pairs_;
     std::size_t mask = places_.size() - 1;
