@@ -218,8 +218,7 @@ class Fingerprints {
     return seen;
   }
 
-  // Prefetches the cell that a rank's next step needs: the cells of different ranks are far apart
-  // in memory.
+  // The ranks' cells are far from each other: asks for the one that a rank's next step needs.
   void fetch(int r) const {
     if (walk_.done(r)) return;
     const Step& step = walk_.step(r);

@@ -30,7 +30,7 @@ class Walk {
     }
   }
 
-  // The queue of ranks that may be able to continue.
+  // Ranks that can perhaps go on, in the order in which that became known.
   bool any() const { return queued_ > 0; }
   int pop() {
     if (int later = queued(8); later >= 0) __builtin_prefetch(of(later).step);
@@ -40,7 +40,7 @@ class Walk {
     of(r).queued = false;
     return r;
   }
-  // Returns the rank that is `behind` positions after the next one in the queue, or -1.
+  // The rank `behind` places behind the next one; -1 if there is none.
   int queued(std::size_t behind) const {
     if (behind >= queued_) return -1;
     std::size_t place = head_ + behind;
@@ -53,7 +53,7 @@ class Walk {
     std::size_t tail = head_ + queued_++;
     queue_[tail < queue_.size() ? tail : tail - queue_.size()] = r;
   }
-  // Rank r waits until `peer` sends to it or receives from it.
+  // Rank r can go on when `peer` does something for it.
   void wait(int r, int peer) { of(r).waits_for = peer; }
   void wake_if_waiting(int r, int peer) {
     if (of(r).waits_for == peer) wake(r);
@@ -98,7 +98,7 @@ class Walk {
   static constexpr int kCounted = 16;
   struct Rank {
     Steps steps;
-    const Step* step = nullptr;  // the next step; nullptr when all are done
+    const Step* step = nullptr;  // the one that is next; nullptr when all are done
     int number = 0, repeated = 0, waits_for = -1;
     bool queued = false;
   };
@@ -133,7 +133,7 @@ class Walk {
   std::vector<int> queue_;
   std::size_t head_ = 0, queued_ = 0;
   std::uint64_t walked_ = 0;
-  double total_ = 0;  // estimated number of steps; 0: not computed yet
+  double total_ = 0;  // steps, about; 0: not yet asked for
 };
 
 // Messages in flight, in order for each ordered pair of ranks. Each receiver has a box for one

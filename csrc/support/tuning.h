@@ -60,8 +60,8 @@ inline constexpr std::size_t kWholeBytes = 4 * 1024;
 inline constexpr std::size_t pipe_block_bytes(std::size_t message) {
   return std::clamp<std::size_t>(message / 16, 16 * 1024, 128 * 1024);
 }
-// Up to this size a message is copied in and copied out even if the receiver can map the sender's
-// memory, because two cores then copy at the same time.
+// A longer message is copied in and copied out even if the receiver reaches its memory: two cores
+// copy at the same time then.
 inline constexpr std::size_t kMostLentMessageBytes = std::size_t{8} << 20;
 // Over TCP, the polls (system calls) for a message before the waiting rank yields.
 inline constexpr int kPipeSpins = 30;
