@@ -228,7 +228,7 @@ class Fingerprints {
     __builtin_prefetch(&cells_[place(r, is_input ? Buffer::output : span.buffer, span.first)]);
   }
 
-  // Returns false if the rank's next step does not fit its buffers. Called once for each step.
+  // Returns false if the rank's next step cannot be played. Called once for each step.
   bool fits(int r) {
     if (walk_.done(r)) return true;
     Misfit misfit = find_misfit(walk_.step(r), r, shape_);
