@@ -71,7 +71,7 @@ class DeviceCore:
         assert isinstance(member._family, Threads) and isinstance(group, _core.ThreadGroup)
         assert used is not None
         meeting, parcels = member._family.shared(
-            lambda: (_core.device.Meeting(group, used), Parcels())
+            lambda: (_core.device.CallMatcher(group, used), Parcels())
         )
         core = getattr(member._core, "plain", member._core)  # where calls are traced, it is behind
         self._caller = _core.device.Caller(core, meeting)

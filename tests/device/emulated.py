@@ -36,8 +36,8 @@ class World:
         self.streams = [100 if shared_streams else 100 + rank for rank in range(len(devices))]
         self.runtime = _core.device.EmulatedRuntime(cliques, seed)
         self.communicators = local_group(len(devices), timeout=DEADLINE)
-        meeting = _core.device.Meeting(self.communicators[0]._group, self.runtime)
-        self.callers = [_core.device.Caller(c._core, meeting) for c in self.communicators]
+        matcher = _core.device.CallMatcher(self.communicators[0]._group, self.runtime)
+        self.callers = [_core.device.Caller(c._core, matcher) for c in self.communicators]
         self.kept = []
 
     def own(self, rank, array):
