@@ -50,7 +50,7 @@ def test_a_library_that_is_named(nowhere, monkeypatch, fake_path, caplog):
 
 
 def test_a_named_library_that_is_none(nowhere, monkeypatch, tmp_path):
-    for name, why in ((tmp_path / "none.so", SYSTEM_HAS_NONE), ("libm.so.6", "so it is none")):
+    for name, why in ((tmp_path / "none.so", SYSTEM_HAS_NONE), ("libm.so.6", "it is not NCCL")):
         monkeypatch.setenv(finding.VARIABLE, str(name))
         with pytest.raises(NcclNotFoundError, match=f"cannot be used .{finding.VARIABLE}.*{why}"):
             finding.library()
