@@ -48,7 +48,7 @@ std::vector<Part> parts_of(int chunks, const Counts& counts, std::size_t count, 
   std::vector<std::size_t> each =
       counts.value_or(std::vector<std::size_t>(static_cast<std::size_t>(size), count));
   if (each.size() != static_cast<std::size_t>(size)) {
-    throw std::invalid_argument("one count for each rank");
+    throw std::invalid_argument("there must be one count for each rank");
   }
   if (chunks == 1) return {{0, each[static_cast<std::size_t>(rank)]}};
   std::vector<Part> parts = in_a_row(each);
@@ -245,7 +245,7 @@ void bind_device(py::module_& m) {
           "finish",
           [](Caller& self, Operation& operation) {
             InterpreterRelease release;
-            self.finish(operation, look_at_signals);
+            self.finish(operation, check_signals);
           },
           py::arg("operation"), "Wait until all ranks have called, or for the call's deadline.")
       .def(

@@ -19,7 +19,7 @@ namespace {
 using nccl::Comm;
 using nccl::Library;
 using Released = py::call_guard<InterpreterRelease>;
-using Address = std::uintptr_t;  // of device memory, a stream, or what NCCL gives out
+using Address = std::uintptr_t;  // of device memory, a stream, or an object of NCCL
 
 void* memory(Address address) { return reinterpret_cast<void*>(address); }
 nccl::Stream stream(Address address) { return reinterpret_cast<nccl::Stream>(address); }
@@ -164,7 +164,7 @@ void bind_nccl(py::module_& m) {
           "make_pre_mul_sum",
           [](Comm& self, const std::string& factor, int type) {
             if (factor.size() > 8) throw std::invalid_argument("a factor has at most 8 bytes");
-            char bytes[8] = {};  // NCCL reads as many as its type has
+            char bytes[8] = {};  // NCCL reads the bytes that the type has
             std::memcpy(bytes, factor.data(), factor.size());
             return self.make_pre_mul_sum(bytes, type);
           },

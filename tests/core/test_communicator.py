@@ -256,7 +256,7 @@ def test_ctrl_c_is_not_lost_while_a_dtype_is_named():
 def test_bad_arguments():
     (comm,) = local_group(1)
     with pytest.raises(
-        ValueError, match="unknown op 'avg'; there are: sum, prod, min, max, mean, and"
+        ValueError, match="unknown op 'avg'; choose one of: sum, prod, min, max, mean, and"
     ):
         comm.all_reduce(np.ones(2), "avg")
     with pytest.raises(ValueError, match="no all_reduce algorithm is called 'bus'"):

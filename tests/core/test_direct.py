@@ -172,7 +172,7 @@ def test_a_rank_that_does_not_come_is_waited_for(kind, size, on_ranks):
         comms[1].all_reduce(np.zeros(size))
 
 
-class TestShortWay:
+class TestFastPath:
     """What goes straight to the core, and what does not, give the same answers."""
 
     @pytest.fixture

@@ -327,8 +327,8 @@ def test_what_makes_no_sense_is_refused():
     for what, cluster, bytes, message in (
         (peerless, good, 64, "rank 0, step 0 .* no such peer among 2 ranks"),
         (outside, good, 64, "chunks outside 0:1"),
-        (peerless, Cluster.flat(3, link), 64, "a schedule among 2 ranks, not 3"),
-        ("bus", good, 64, "no all_reduce algorithm is called 'bus'; there are: ring"),
+        (peerless, Cluster.flat(3, link), 64, "the schedule is for 2 ranks, not for 3"),
+        ("bus", good, 64, "no all_reduce algorithm is called 'bus'; choose one of: ring"),
         ("ring", good, -1, "bytes must be 0 or more"),
         ("ring", good, 1 << 70, "bytes must be a number from 0 to"),
         ("ring", 0, 64, "at least 1 rank"),
