@@ -160,8 +160,7 @@ void bind_group(py::module_& m) {
       .def("join", &ShmGroup::join, py::arg("rank"), "Join the group as this rank.")
       .def("follow", &ShmGroup::follow, py::arg("other"),
            "From now on, a process that the other group loses is lost to this group too.")
-      .def("is_in", &ShmGroup::is_in, py::arg("rank"),
-           "Return True if a rank has joined and not left.")
+      .def("is_in", &ShmGroup::is_in, py::arg("rank"), "Whether a rank has joined and not left.")
       .def_property_readonly(
           "needing_fences", &ShmGroup::needing_fences,
           "The ranks whose wake-up needs a fence: they have not joined, or have no membarrier.");

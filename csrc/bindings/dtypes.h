@@ -14,9 +14,9 @@ namespace pycollective {
 // Returns nothing for a dtype that the core cannot reduce, e.g. numbers in the other byte order.
 std::optional<DType> find_dtype(const pybind11::dtype& dtype);
 
-// Returns the element type and the operation for arrays of `dtype`. Throws TypeError for a dtype
-// without reductions or without this operation, ValueError for an unknown operation; the messages
-// list the valid ones.
+// What to do with arrays of `dtype` when `op` is asked for. Throws TypeError for a dtype there is
+// no reduction for and for an operation that has no meaning for the dtype, ValueError for an
+// unknown operation; each says what there is.
 std::pair<DType, Op> reduction_of(const pybind11::dtype& dtype, const std::string& op);
 
 // Returns the element type of arrays to pack. Throws TypeError if the core does not have it.
