@@ -1,10 +1,10 @@
 // Direct (all-to-all) all-reduce: every rank exchanges messages with every other rank at once.
 //
 // The buffer has as many chunks as there are ranks, and rank i owns chunk i.
-//   scatter: every rank sends chunk i to its owner, beginning with the next rank's chunk;
-//   reduce:  the owner combines all contributions, its own included, in rank order, so that the
-//            bits of a result depend on the contributions alone;
-//   gather:  the owner sends the sum to every rank.
+//   Scatter: Every rank sends chunk i to its owner, beginning with the next rank's chunk.
+//   Reduce:  The owner combines all contributions, its own included, in rank order, so that the
+//            bits of a result depend on the contributions alone.
+//   Gather:  The owner sends the sum to every rank.
 // Cost: two rounds of size - 1 messages each. Each rank sends 2 (size - 1) / size of the buffer,
 // the minimum.
 //

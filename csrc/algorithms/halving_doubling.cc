@@ -3,12 +3,12 @@
 // operations in MPICH").
 //
 // Let p be the largest power of two up to size. The buffer has p chunks.
-//   fold in:  rank p + i sends its whole buffer to rank i, which adds it; rank p + i then waits.
-//   halving,  round j = 0 … log2 p - 1: ranks r and r XOR p / 2^(j+1) hold the same p / 2^j chunks.
+//   Fold in:  Rank p + i sends its whole buffer to rank i, which adds it. Rank p + i then waits.
+//   Halving,  round j = 0 … log2 p - 1: Ranks r and r XOR p / 2^(j+1) hold the same p / 2^j chunks.
 //             Each sends the half that the other keeps, and adds the received half to its own.
 //             Afterwards rank r holds the whole sum of chunk r.
-//   doubling: the same pairs, in reverse order, exchange all chunks that they hold.
-//   fold out: rank i sends the sum to rank p + i.
+//   Doubling: The same pairs, in reverse order, exchange all chunks that they hold.
+//   Fold out: Rank i sends the sum to rank p + i.
 // Cost: 2 log2 p rounds, in which each rank sends 2 (p - 1) / p of the buffer, the minimum. If size
 // is not a power of two, two more rounds move the whole buffer.
 #include <bit>

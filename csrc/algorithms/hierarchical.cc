@@ -3,9 +3,9 @@
 //
 // The buffer has as many lanes as the largest host has ranks. Lane l has one root on each host:
 // member l mod (ranks of the host). A lane has as many chunks as there are hosts.
-//   up:    every member sends each lane to the lane's root, which adds them in rank order;
-//   cross: the lane's roots on all hosts run a ring all-reduce of the lane's chunks;
-//   down:  each root sends the whole sum of its lanes to the other members.
+//   Up:    Every member sends each lane to the lane's root, which adds them in rank order.
+//   Cross: The lane's roots on all hosts run a ring all-reduce of the lane's chunks.
+//   Down:  Each root sends the whole sum of its lanes to the other members.
 // Each phase processes the lanes in order.
 //
 // Cost: 2 (hosts - 1) turns between hosts; each host sends 2 (hosts - 1) / hosts of the buffer to

@@ -1,4 +1,4 @@
-// Ring all-gather, the second half of the ring all-reduce: in turn t = 0 … size-2, rank r sends
+// Ring all-gather, the second half of the ring all-reduce. In turn t = 0 … size-2, rank r sends
 // part r - t to rank r + 1 and receives part r - t - 1 from rank r - 1.
 //
 // Cost: size - 1 turns; each rank sends size - 1 parts, the minimum.

@@ -196,7 +196,7 @@ bool CudaRuntime::reaches(int device, int other) {
       fail(status, "enabling access between devices " + between);
     }
     if (theirs.pool) {
-      // By default only a pool's own device can access it. Open this library's pool, and the
+      // Only a pool's own device can access it by default. Open this library's pool, and the
       // default pool, where other libraries may allocate arrays.
       cudaMemAccessDesc access{};
       access.location.type = cudaMemLocationTypeDevice;

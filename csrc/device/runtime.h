@@ -67,7 +67,7 @@ class Runtime {
                        int device, Stream stream) = 0;
 
   // Packs many small arrays into one, or unpacks them: converts the items' type and multiplies by
-  // `scale`. Few kernels, whatever the number of arrays.
+  // `scale`. Runs few kernels for any number of arrays.
   virtual void pack(void* packed, DType packed_type, const std::vector<Piece>& pieces,
                     DType piece_type, double scale, int device, Stream stream) = 0;
   virtual void unpack(const void* packed, DType packed_type, const std::vector<Piece>& pieces,

@@ -225,8 +225,8 @@ void sgd_update(float* p, const float* g, float* velocity, Index n, double rate,
                 bool nesterov);
 void sgd_update(double* p, const double* g, double* velocity, Index n, double rate, double momentum,
                 bool nesterov);
-// v = rho v + (1 - rho) g*g. mean = rho mean + (1 - rho) g, if not null (else mean is 0). step =
-// rate g / sqrt(v - mean*mean + epsilon) + momentum speed. speed = step, if not null. p -= step.
+// Squares: v = rho v + (1 - rho) g*g. Means, if not null: mean = rho mean + (1 - rho) g.
+// Step: step = rate g / sqrt(v - mean*mean + epsilon) + momentum speed; p -= step; speed = step.
 void rmsprop_update(float* p, const float* g, float* v, float* mean, float* speed, Index n,
                     double rate, double rho, double momentum, double epsilon);
 void rmsprop_update(double* p, const double* g, double* v, double* mean, double* speed, Index n,

@@ -153,7 +153,7 @@ PYCOLLECTIVE_NORMALIZE(double)
 
 namespace {
 
-// By column: means of `rows` rows, and sums of squared differences from the means.
+// For each column: means of `rows` rows, and sums of squared differences from the means.
 struct Moments {
   double rows = 0;
   std::vector<double> mean, squares;

@@ -33,8 +33,8 @@ struct HalfType;
 // An entry of the table. combine is nullptr if the type does not have the operation.
 //
 // Sums and products of ints wrap around. As in NumPy, min and max give NaN if either element is
-// NaN. and, or, xor are bitwise for ints and logical for bools, where every byte but 0 is true.
-// float16 and bfloat16 are combined in float32 and rounded once, to nearest even.
+// NaN. The operations and, or, xor are bitwise for ints and logical for bools, where every byte but
+// 0 is true. float16 and bfloat16 are combined in float32 and rounded once, to nearest even.
 struct Reduction {
   // target[i] = a[i] (op) b[i]. The target may be a or b, but must not overlap them otherwise.
   void (*combine)(void* target, const void* a, const void* b, std::size_t count) = nullptr;

@@ -13,17 +13,17 @@
 namespace pycollective {
 
 enum class Collective : std::uint8_t {
-  all_reduce,      // every rank gets the reduction of the ranks' buffers
-  reduce,          // the root gets the reduction
-  reduce_scatter,  // rank i gets part i of the reduction
-  broadcast,       // every rank gets the root's buffer
-  scatter,         // rank i gets part i of the root's buffer
-  gather,          // the root gets every rank's part
-  all_gather,      // every rank gets every rank's part
-  all_to_all,      // rank i gets part i of every rank's buffer
-  barrier,         // no rank leaves before every rank has entered
-  scan,            // rank i gets the reduction of the buffers of ranks 0 to i
-  exscan,          // rank i gets the reduction of ranks 0 to i - 1; rank 0 gets nothing
+  all_reduce,      // Every rank gets the reduction of the ranks' buffers.
+  reduce,          // The root gets the reduction.
+  reduce_scatter,  // Rank i gets part i of the reduction.
+  broadcast,       // Every rank gets the root's buffer.
+  scatter,         // Rank i gets part i of the root's buffer.
+  gather,          // The root gets every rank's part.
+  all_gather,      // Every rank gets every rank's part.
+  all_to_all,      // Rank i gets part i of every rank's buffer.
+  barrier,         // No rank leaves before every rank has entered.
+  scan,            // Rank i gets the reduction of the buffers of ranks 0 to i.
+  exscan,          // Rank i gets the reduction of ranks 0 to i - 1; rank 0 gets nothing.
 };
 inline constexpr int kCollectives = 11;
 // The first ones, which have a direct path over a board (executor/direct.h).

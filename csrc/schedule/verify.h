@@ -1,14 +1,14 @@
 // The verifier proves that a schedule fulfils its collective's contract.
 //
 // It executes all ranks symbolically. A chunk's value is the set of ranks whose contributions it
-// holds, so that "each contribution exactly once" is a property of sets. It rejects
-//   * a result that lacks or repeats a contribution, or that is in the wrong chunk,
-//   * a send without its receive, a receive without its send, different numbers of chunks,
-//   * a deadlock when each ordered pair of ranks can hold one unreceived message,
-//   * a write to a chunk that a peer may still read: messages must order the matching receive
-//     before the write (vector clocks; Lamport 1978, Mattern 1989),
-//   * a read of unwritten chunks, a write to the input, a chunk at another chunk's index, and
-//     wrong `completes` marks.
+// holds, so that "each contribution exactly once" is a property of sets. Errors are:
+//   Results:   A contribution is missing or repeated, or a chunk is at another chunk's index.
+//   Messages:  A send or a receive has no partner, or the numbers of chunks differ.
+//   Deadlocks: Ranks wait for each other when each ordered pair can hold one unreceived message.
+//   Races:     A write to a chunk that a peer may still read. Messages must order the matching
+//              receive before the write (vector clocks; Lamport 1978, Mattern 1989).
+//   Accesses:  A read of unwritten chunks, or a write to the input.
+//   Marks:     A wrong `completes`.
 // If an array has fewer items than there are chunks, the last chunks are empty and their messages
 // are not sent; `filled` simulates that.
 //

@@ -28,7 +28,7 @@ struct Handover {
   // True when the interpreter ends; the thread that ends it.
   std::atomic<bool> ending{false};
   std::atomic<std::thread::id> ender;
-  // Threads in a request for the GIL that began before the interpreter's end.
+  // Threads in a request for the GIL that began before the end of the interpreter.
   std::atomic<int> asking{0};
 };
 
@@ -48,7 +48,7 @@ constexpr std::size_t kThreadStateBytes = 64 * 1024;
          handover->vacant.exchange(false, std::memory_order_acquire);
 }
 
-// A request for the GIL. After the interpreter's end the constructor never returns.
+// A request for the GIL. After the end of the interpreter, the constructor never returns.
 class Asking {
  public:
   Asking() {

@@ -5,8 +5,8 @@
 // layer. The threads of this package therefore announce the release of the GIL to each other, and a
 // waiting thread spins for such an announcement before it asks CPython.
 //
-// CPython ends a thread that requests the GIL after the interpreter's end. Inside C++ frames that
-// aborts the process, so such threads block here instead.
+// CPython ends a thread that requests the GIL after the end of the interpreter. Inside C++ frames
+// that aborts the process, so such threads block here instead.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -40,7 +40,7 @@ class InterpreterLock {
 };
 
 // Each extension module calls this first when it is imported. The first call of the process creates
-// the shared state and registers a handler for the interpreter's end.
+// the shared state and registers a handler for the end of the interpreter.
 void share_interpreter_lock();
 
 }  // namespace pycollective

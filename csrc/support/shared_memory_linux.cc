@@ -159,7 +159,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 
 SharedMemory::~SharedMemory() {
   if (descriptor_ < 0) return;
-  int error = errno;  // close() must not change the errno of an exception that is under way
+  int error = errno;  // close() must not change the errno of an exception in flight
   close(descriptor_);
   errno = error;
 }
