@@ -42,7 +42,7 @@ class Host:
 
 
 @pytest.mark.parametrize(("dtype", "op"), TABLE, ids=lambda v: str(v))
-def test_combining(dtype, op):
+def test_combine_on_host_gives_the_bits_of_the_table(dtype, op):
     check_combinations(Host, fresh(), dtype, op)
 
 
@@ -53,7 +53,7 @@ def test_packing_converts_and_scales(packed, piece):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_packing_copies(dtype):
+def test_packing_equal_dtypes_copies(dtype):
     check_packings(Host, fresh(), dtype, dtype, 1.0)
 
 

@@ -17,7 +17,7 @@ JUNK = 0xAA
 
 
 def layouts(size):
-    """Return where the ranks are: each one's device, and each device's clique."""
+    """Return layouts: the device of each rank, and the clique of each device."""
     own = list(range(size))
     pairs = [rank // 2 for rank in own]
     return {
@@ -113,7 +113,7 @@ class Stream:
         self._local.present = self._before
 
     def wait_event(self, event):
-        """What CuPy's stand-in is asked for is done at once."""
+        """Do nothing: the stand-in for CuPy executes everything at once."""
 
     def synchronize(self):
         sys.modules["cupy"].emulated.run()
